@@ -1,0 +1,28 @@
+/* The only file that names memory orders.
+ *
+ * Shared memory is written by one process per field unless the field's own
+ * comment says otherwise. Fields are plain integers in the structs (cffi must be
+ * able to read the declarations); every access to a shared one goes through
+ * these, in C, and from Python through pyengine.native.
+ */
+#ifndef MS_ATOMICS_H
+#define MS_ATOMICS_H
+
+#include <stdint.h>
+
+/* Publish: everything this process wrote before is visible to who acquires it. */
+#define ms_store_release(address, value) __atomic_store_n((address), (value), __ATOMIC_RELEASE)
+/* Read a published value: what its writer wrote before it is visible afterwards. */
+#define ms_load_acquire(address) __atomic_load_n((address), __ATOMIC_ACQUIRE)
+/* The own field of this process, or a value whose staleness does no harm. */
+#define ms_load_relaxed(address) __atomic_load_n((address), __ATOMIC_RELAXED)
+#define ms_store_relaxed(address, value) __atomic_store_n((address), (value), __ATOMIC_RELAXED)
+/* Take and leave a flag in one step (latches); full order on both sides. */
+#define ms_exchange(address, value) __atomic_exchange_n((address), (value), __ATOMIC_SEQ_CST)
+#define ms_add(address, value) __atomic_add_fetch((address), (value), __ATOMIC_SEQ_CST)
+#define ms_compare_exchange(address, expected, value) \
+    __atomic_compare_exchange_n((address), (expected), (value), 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
+/* Between "I stored mine" and "I look at yours" (sleep or ring the bell). */
+#define ms_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+
+#endif

@@ -1,0 +1,54 @@
+"""Builds pyengine._native from the C concepts in this folder.
+
+Each concept X is a trio: X.cdef.h (what Python sees: plain declarations, no
+directives but #define NAME INTEGER), X.h (include guard, static asserts), X.c.
+cdef() and the compiler read the same X.cdef.h, so they cannot disagree.
+
+Set PYENGINE_SANITIZE=address to build with ASan and UBSan.
+"""
+
+import os
+from pathlib import Path
+
+from cffi import FFI
+
+HERE = Path(__file__).resolve().parent
+# setuptools wants source paths relative to the folder of setup.py.
+SOURCE_FOLDER = os.path.relpath(HERE, os.getcwd())
+
+# Concepts in order of dependence: a struct must be declared before it is used.
+CONCEPTS = (
+)
+
+WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
+
+
+def _flags() -> tuple[list[str], list[str]]:
+    if os.environ.get("PYENGINE_SANITIZE") == "address":
+        sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"]
+        return ["-std=gnu11", "-O1", *WARNINGS, *sanitize], sanitize
+    return ["-std=gnu11", "-O2", "-g", *WARNINGS], []
+
+
+def make_builder() -> FFI:
+    builder = FFI()
+    for concept in CONCEPTS:
+        builder.cdef((HERE / f"{concept}.cdef.h").read_text())
+    compile_flags, link_flags = _flags()
+    builder.set_source(
+        "pyengine._native",
+        "\n".join(f'#include "{concept}.h"' for concept in CONCEPTS),
+        sources=[os.path.join(SOURCE_FOLDER, f"{concept}.c") for concept in CONCEPTS],
+        include_dirs=[str(HERE)],
+        extra_compile_args=compile_flags,
+        extra_link_args=link_flags,
+        libraries=["rt", "pthread"],
+        depends=sorted(str(path) for path in HERE.glob("*.h")),
+    )
+    return builder
+
+
+ffibuilder = make_builder()
+
+if __name__ == "__main__":
+    ffibuilder.compile(verbose=True)

@@ -1,0 +1,112 @@
+"""Every error that pyengine raises on purpose.
+
+    EngineError                      exit code 1: the thing asked for failed
+    +-- UsageError                   2: the call or the settings are wrong; the text says what to change
+    |   +-- ConfigError              2: a setting is unknown or out of range
+    |   +-- NotAStoreError           2: the path does not hold a store
+    +-- CorruptionError              3: damage was found; nothing was changed
+    |   +-- FormatError              3: bytes that are no valid structure of the store
+    |   +-- StoreRefusedError        3: the store cannot be opened as it is (a segment of wrong length, a foreign file)
+    +-- StoreBusyError               5: another process owns the store
+    +-- DegradedError                6: the engine runs, but read-only or without some of its promises
+    +-- EngineUnavailableError       1: no running engine at this path, or it went away
+    +-- PutTimeoutError              1: a put did not finish in time; the result is indeterminate
+    +-- DiskError                    1: a system call on the store's files failed; carries errno and path
+    |   +-- FlushError               1: fdatasync or fsync failed: final, never retried
+    |   +-- DiskFullError            1: no room; the store resumes by itself once there is some
+
+InvariantError stands apart: our own promise was broken. The process stops;
+recovery is the cure.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of every command (DESIGN section 8)."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    CORRUPTION = 3
+    REPAIRED = 4
+    BUSY = 5
+    DEGRADED = 6
+    INTERRUPTED = 130
+
+
+class EngineError(Exception):
+    """Base of all errors that pyengine raises on purpose."""
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+
+class UsageError(EngineError):
+    """The call or the settings are wrong; the text says what to change."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ConfigError(UsageError):
+    """A setting is unknown or out of range."""
+
+
+class NotAStoreError(UsageError):
+    """The path does not hold a store."""
+
+
+class CorruptionError(EngineError):
+    """Damage was found; nothing was changed."""
+
+    exit_code = ExitCode.CORRUPTION
+
+
+class FormatError(CorruptionError):
+    """Bytes that are no valid structure of the store."""
+
+
+class StoreRefusedError(CorruptionError):
+    """The store cannot be opened as it is, and RocketMQ would refuse it too."""
+
+
+class StoreBusyError(EngineError):
+    """Another process owns the store."""
+
+    exit_code = ExitCode.BUSY
+
+
+class DegradedError(EngineError):
+    """The engine runs, but read-only or without some of its promises."""
+
+    exit_code = ExitCode.DEGRADED
+
+
+class EngineUnavailableError(EngineError):
+    """No running engine at this path, or it went away."""
+
+
+class PutTimeoutError(EngineError):
+    """A put did not finish in time; the result is indeterminate."""
+
+
+class DiskError(EngineError):
+    """A system call on the store's files failed."""
+
+    def __init__(self, message: str, *, errno: int = 0, path: str | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+        self.path = path
+
+
+class FlushError(DiskError):
+    """fdatasync or fsync failed. Final: the kernel has dropped the pages, so it is never retried."""
+
+
+class DiskFullError(DiskError):
+    """No room on the disk; the store resumes by itself once there is some."""
+
+
+class InvariantError(Exception):
+    """A promise of our own was broken; the process must stop."""

@@ -1,0 +1,1 @@
+"""What stands between processes: shared memory, latches, locks, sessions."""

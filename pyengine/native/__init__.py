@@ -1,0 +1,1 @@
+"""One thin module per C header: checks arguments, calls, raises."""

@@ -1,0 +1,1 @@
+"""What RocketMQ calls ServiceThreads: decide and act; no process handling."""

@@ -1,0 +1,1 @@
+"""One short main per process."""
