@@ -18,6 +18,11 @@ SOURCE_FOLDER = os.path.relpath(HERE, os.getcwd())
 
 # Concepts in order of dependence: a struct must be declared before it is used.
 CONCEPTS = (
+    "control",
+    "latch",
+    "flush",
+    "queue_table",
+    "session",
 )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]

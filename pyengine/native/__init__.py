@@ -1,1 +1,5 @@
-"""One thin module per C header: checks arguments, calls, raises."""
+"""One thin module per C header: checks arguments, calls, raises.
+
+Python never touches a shared field except through these: `struct.pack_into`
+promises no memory order.
+"""

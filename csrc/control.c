@@ -1,0 +1,117 @@
+#include "control.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "atomics.h"
+#include "futex.h"
+
+int64_t ms_control_bytes(void)
+{
+    return (int64_t)sizeof(struct ms_control);
+}
+
+int64_t ms_doorbells_bytes(void)
+{
+    return (int64_t)sizeof(struct ms_doorbells);
+}
+
+int ms_control_check(const struct ms_control *control, int64_t mapped_bytes)
+{
+    if (mapped_bytes < (int64_t)sizeof(struct ms_identity))
+        return -EMSGSIZE;
+    if (ms_load_acquire(&control->identity.magic) != MS_CONTROL_MAGIC)
+        return -EPROTO;
+    if (control->identity.layout_version != MS_CONTROL_LAYOUT_VERSION)
+        return -EBADMSG;
+    if (control->identity.control_bytes != sizeof(struct ms_control) ||
+        mapped_bytes < (int64_t)sizeof(struct ms_control))
+        return -EMSGSIZE;
+    return 0;
+}
+
+void ms_control_publish(struct ms_control *control, struct ms_doorbells *bells)
+{
+    bells->epoch = control->identity.epoch;
+    ms_store_release(&bells->magic, MS_DOORBELLS_MAGIC);
+    control->identity.layout_version = MS_CONTROL_LAYOUT_VERSION;
+    control->identity.control_bytes = sizeof(struct ms_control);
+    ms_store_release(&control->identity.magic, MS_CONTROL_MAGIC);
+}
+
+int64_t ms_load_i64(const int64_t *address) { return ms_load_acquire(address); }
+uint32_t ms_load_u32(const uint32_t *address) { return ms_load_acquire(address); }
+void ms_store_i64(int64_t *address, int64_t value) { ms_store_release(address, value); }
+void ms_store_u32(uint32_t *address, uint32_t value) { ms_store_release(address, value); }
+uint32_t ms_add_u32(uint32_t *address, int32_t by) { return ms_add(address, (uint32_t)by); }
+
+int ms_cas_u32(uint32_t *address, uint32_t expected, uint32_t value)
+{
+    return ms_compare_exchange(address, &expected, value);
+}
+
+int ms_cas_i64(int64_t *address, int64_t expected, int64_t value)
+{
+    return ms_compare_exchange(address, &expected, value);
+}
+
+int ms_control_freeze(struct ms_control *control, uint32_t kind, int32_t error_number, const char *reason)
+{
+    uint32_t expected = 0;
+    int first = ms_compare_exchange(&control->state.frozen, &expected, 1);
+    if (first) {
+        control->state.frozen_kind = kind;
+        control->state.frozen_errno = error_number;
+        strncpy((char *)control->state.reason, reason, sizeof control->state.reason - 1);
+        ms_store_release(&control->state.state, MS_STATE_READ_ONLY);
+        ms_store_release(&control->state.frozen, 2u);
+    }
+    ms_add(&control->flush_seq.value, 1);
+    ms_futex_wake_all(&control->flush_seq.value);
+    return first;
+}
+
+void ms_control_committed_slot(const struct ms_control *control, int64_t *wrote, int64_t *store_timestamp_ms)
+{
+    /* The writer fills the slot that is *not* current; what is read here stays
+     * untouched for at least one more pass. Seen the same pass before and after:
+     * at most the other slot was being filled. */
+    for (;;) {
+        int64_t pass = ms_load_acquire(&control->slot_pass.value);
+        const struct ms_commit_slot *slot = &control->slots[pass & 1];
+        *wrote = ms_load_relaxed(&slot->wrote);
+        *store_timestamp_ms = ms_load_relaxed(&slot->store_timestamp_ms);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (ms_load_relaxed(&control->slot_pass.value) == pass)
+            return;
+    }
+}
+
+void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, int64_t *store_timestamp_ms)
+{
+    for (;;) {
+        uint64_t pass = ms_load_acquire(&control->flusher.slot_pass);
+        const struct ms_flush_slot *slot = &control->flusher.slot[pass & 1];
+        *flushed = ms_load_relaxed(&slot->flushed);
+        *store_timestamp_ms = ms_load_relaxed(&slot->store_timestamp_ms);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (ms_load_relaxed(&control->flusher.slot_pass) == pass)
+            return;
+    }
+}
+
+void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells *bells, int64_t flushed, int64_t store_timestamp_ms)
+{
+    uint64_t pass = control->flusher.slot_pass;
+    struct ms_flush_slot *slot = &control->flusher.slot[(pass + 1) & 1];
+    ms_store_relaxed(&slot->flushed, flushed);
+    ms_store_relaxed(&slot->store_timestamp_ms, store_timestamp_ms);
+    ms_store_release(&control->flusher.slot_pass, pass + 1);
+    ms_store_release(&control->flushed.value, flushed);
+    ms_add(&control->flush_seq.value, 1);
+    /* A waiter counts itself, fences, and looks at flushed: either it sees the new
+     * value or this sees the waiter. */
+    ms_fence();
+    if (ms_load_relaxed(&bells->flush_waiters.has_notified) != 0)
+        ms_futex_wake_all(&control->flush_seq.value);
+}

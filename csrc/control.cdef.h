@@ -1,0 +1,282 @@
+/* The shared control block and the doorbells of one engine.
+ *
+ * Who: created by the supervisor at start, mapped by every worker read-write,
+ * by producers and readers read-only (their mapping has no PROT_WRITE, so a
+ * hostile one cannot scribble). The doorbells are writable by all and advisory
+ * only: the worst a liar can do there is to cost somebody one timed wait.
+ * Blocks on: nothing. After a crash: positions, commit slots, undo list and
+ * session table stand as the dead process left them; each comment below says
+ * who reads what from them.
+ *
+ * Every field has one writing process, named behind it, unless it says else.
+ * Positions are physical offsets in the whole commit log and only grow within
+ * an epoch. Each hot field has a line of its own (two cache lines: the adjacent
+ * line prefetcher pairs them).
+ */
+#define MS_LINE_BYTES 128
+#define MS_CONTROL_LAYOUT_VERSION 1
+#define MS_SESSION_SLOTS 1024
+#define MS_UNDO_MAX 4096
+#define MS_POOL_BUFFERS_MAX 64
+#define MS_REASON_BYTES 248
+#define MS_WORKER_KINDS 10
+
+/* Kinds of worker; the numbers stand in shared memory and in lock bytes. */
+#define MS_SUPERVISOR 0
+#define MS_WRITER 1
+#define MS_COMMITTER 2
+#define MS_FLUSHER 3
+#define MS_REPUTTER 4
+#define MS_ALLOCATOR 5
+#define MS_CHECKPOINTER 6
+#define MS_CLEANER 7
+#define MS_SCHEDULER 8
+#define MS_REPLICATOR 9
+
+/* State of the store. */
+#define MS_STATE_STOPPED 0
+#define MS_STATE_RECOVERING 1
+#define MS_STATE_RUNNING 2
+#define MS_STATE_READ_ONLY 3
+#define MS_STATE_DEGRADED 4
+#define MS_STATE_STOPPING 5
+
+/* How acknowledged bytes reach the file (DESIGN section 5). */
+#define MS_MODE_MAPPED 0
+#define MS_MODE_POOL 1
+#define MS_MODE_SYNC 2
+
+/* State of a worker. */
+#define MS_WORKER_ABSENT 0
+#define MS_WORKER_STARTING 1
+#define MS_WORKER_READY 2
+#define MS_WORKER_STOPPING 3
+#define MS_WORKER_FAILED 4
+
+/* State of a session slot: FREE->OPEN and OPEN->DEAD by the supervisor,
+ * DEAD->FREE by the writer once the ring is drained, OPEN->DEAD also by the
+ * writer when an entry is bad. All by compare-and-swap. */
+#define MS_SESSION_FREE 0
+#define MS_SESSION_OPEN 1
+#define MS_SESSION_DEAD 2
+
+struct ms_position {
+    int64_t value;
+    int8_t pad[120];
+};
+
+/* Written once by the supervisor before `magic`; constant afterwards. */
+struct ms_identity {
+    uint64_t magic;              /* stored last, with release: "MSCONTRL" */
+    uint32_t layout_version;
+    uint32_t control_bytes;      /* size of the whole block */
+    uint8_t store_uuid[16];      /* of config/engine-id */
+    uint8_t boot_id[16];
+    uint64_t epoch;              /* raised at each recovery */
+    uint64_t engine_id_device;   /* of config/engine-id: a copied folder differs */
+    uint64_t engine_id_inode;
+    int64_t segment_bytes;
+    int64_t session_ring_bytes_default;
+    int64_t max_message_bytes;
+    int64_t put_timeout_ms;
+    int64_t sync_flush_timeout_ms;
+    int32_t spin_writer_us;      /* 0: never spin */
+    int32_t spin_producer_us;
+    uint32_t mode;               /* MS_MODE_* */
+    uint32_t sessions_max;
+    uint32_t pool_buffers;
+    uint32_t replay_clock;       /* 1: the writer takes the store time from the entry */
+    uint32_t dispatch_at;        /* 0: committed (as 4.9), 1: confirm */
+    uint32_t role;               /* 0 ASYNC_MASTER, 1 SYNC_MASTER, 2 SLAVE */
+    int64_t created_ms;
+    int32_t sysv_semaphore_id;   /* SEM_UNDO count of living producers; -1 none */
+    int32_t reserved;
+    int8_t pad[96];
+};
+
+struct ms_state {
+    uint32_t state;              /* MS_STATE_*; supervisor, and whoever freezes */
+    uint32_t retired;            /* 1: another control block has taken over; supervisor */
+    uint32_t frozen;             /* 0, 1 being written, 2 reason readable; first failing worker, by CAS */
+    int32_t frozen_errno;
+    uint32_t frozen_kind;        /* MS_FLUSHER ... */
+    uint32_t refuse_puts;        /* supervisor: stopping; cleaner: disk full. Bits: 1 stopping, 2 disk full, 4 slave */
+    uint64_t queue_table_generation_offered; /* supervisor: a larger table stands ready */
+    int8_t pad[96];
+    int8_t reason[256];          /* UTF-8, NUL-terminated; of `frozen` or of read_only/degraded */
+};
+
+/* Two lines a worker: the first is the worker's own, the second the supervisor's. */
+struct ms_worker {
+    int64_t heartbeat_ns;        /* CLOCK_MONOTONIC; fed by progress, not by a timer */
+    int64_t start_time_ms;       /* process start (psutil create_time * 1000): pid reuse */
+    int32_t pid;
+    uint32_t state;              /* MS_WORKER_* */
+    int32_t cpu;                 /* last seen CPU, for the spin rule */
+    uint32_t incarnation;        /* +1 at each attach */
+    uint64_t passes;             /* rounds with work */
+    int64_t error_count;
+    int8_t pad[80];
+    uint32_t restarts;           /* supervisor */
+    int8_t pad2[124];
+};
+
+/* The writer's account of one pass. Slot `pass % 2` is filled, then
+ * `slot_pass` is stored with release: that store is the commit point. */
+struct ms_session_account {
+    uint64_t head;               /* ring bytes consumed */
+    uint64_t acked;              /* entries completed: the sequence number of the last one */
+};
+
+struct ms_commit_slot {
+    int64_t wrote;
+    int64_t store_timestamp_ms;  /* of the last record below wrote */
+    uint64_t queue_table_generation;
+    uint32_t sessions_high;      /* slots above were never used */
+    uint32_t reserved;
+    uint64_t put_messages;       /* since the epoch began */
+    uint64_t put_bytes;
+    int8_t pad[80];
+    struct ms_session_account sessions[1024];
+};
+
+/* Queue offsets changed by the pass that is not committed yet. A new writer
+ * puts them back when `pass` is the one after the committed slot's. */
+struct ms_undo {
+    uint64_t pass;
+    uint32_t count;              /* stored with release after the entry */
+    uint32_t reserved;
+    int8_t pad[112];
+    int64_t old_offset[4096];
+    uint32_t table_slot[4096];
+};
+
+struct ms_writer_lines {
+    int64_t intent_end;          /* nothing at or above has been touched by the pass; release before each copy */
+    int64_t wanted_end;          /* the allocator should have segments up to here */
+    int64_t pass_started_ms;     /* 0: no pass is running (RocketMQ's beginTimeInLock) */
+    int64_t clock_back_ms;       /* largest step back of the clock seen */
+    uint64_t refused;            /* entries answered with a status other than PUT_OK */
+    uint32_t sleeping_hint;
+    int32_t cpu;
+    uint64_t verified_flusher;   /* flusher incarnation for which the first descriptors synced clean */
+    uint64_t queue_table_wanted; /* slots asked of the supervisor; 0 none */
+    uint64_t pool_waits;         /* rolls that had to wait for a pool buffer */
+    uint64_t intended_pass;      /* pass that intent_end belongs to */
+    int8_t pad[48];
+};
+
+struct ms_allocator_line {
+    int64_t ready_end;           /* segments stand ready up to this offset */
+    int32_t error_number;        /* errno of the last failed allocation, 0 none */
+    uint32_t error_count;
+    int64_t populated_end;
+    int8_t pad[104];
+};
+
+/* (flushed, time of the last record below it) as one pair: slot `pass % 2`. */
+struct ms_flush_slot {
+    int64_t flushed;
+    int64_t store_timestamp_ms;
+};
+
+struct ms_flusher_lines {
+    uint64_t slot_pass;          /* release */
+    uint64_t incarnation;        /* a new flusher asks the writer to sync its first descriptors */
+    struct ms_flush_slot slot[2];
+    uint64_t syncs;
+    uint64_t sync_ns_total;
+    uint64_t sync_ns_max;
+    int8_t pad[56];
+};
+
+/* A number that waiters sleep on (futex); read-only for them. */
+struct ms_sequence {
+    uint32_t value;
+    int8_t pad[124];
+};
+
+struct ms_session_slot {
+    uint32_t state;              /* MS_SESSION_* */
+    uint32_t generation;         /* +1 at each opening; part of the object's name; supervisor */
+    int32_t pid;                 /* supervisor, from peer credentials */
+    uint32_t uid;
+    int64_t start_time_ms;
+    int64_t ring_bytes;
+    uint32_t bad_entry;          /* writer: why it closed the session, 0 fine */
+    uint32_t reserved;
+    int8_t pad[88];
+};
+
+/* segment_base -1: free. free->base by the writer, base->free by the committer. */
+struct ms_pool_buffer {
+    int64_t segment_base;
+    int8_t pad[120];
+};
+
+struct ms_control {
+    struct ms_identity identity;
+    struct ms_state state;
+    struct ms_position min_offset;   /* cleaner (supervisor at start) */
+    struct ms_position wrote;        /* writer */
+    struct ms_position committed;    /* committer (writer without pool) */
+    struct ms_position flushed;      /* flusher */
+    struct ms_position reput_from;   /* reputter */
+    struct ms_position confirm;      /* replicator */
+    struct ms_position received;     /* replicator, slave role */
+    struct ms_sequence flush_seq;    /* flusher after flushed moved; whoever freezes */
+    struct ms_sequence arrival_seq;  /* reputter after reput_from moved */
+    struct ms_sequence session_seq;  /* supervisor after the session table changed */
+    struct ms_writer_lines writer;
+    struct ms_position slot_pass;    /* writer: number of the committed pass */
+    struct ms_allocator_line allocator;
+    struct ms_flusher_lines flusher;
+    uint8_t index_progress[256];     /* reputter: struct ms_index_progress */
+    struct ms_worker workers[10];
+    struct ms_pool_buffer pool[64];
+    struct ms_session_slot sessions[1024];
+    struct ms_commit_slot slots[2];
+    struct ms_undo undo;
+};
+
+/* has_notified 1: the owner is awake or a wake-up is under way, ring no bell.
+ * has_notified 0: the owner has armed its latch and may sleep. */
+struct ms_doorbell {
+    uint32_t has_notified;
+    int8_t pad[124];
+};
+
+struct ms_doorbells {
+    uint64_t magic;
+    uint64_t epoch;
+    int8_t pad[112];
+    struct ms_doorbell latch[10];    /* by kind of worker */
+    struct ms_doorbell flush_waiters;   /* number of sleepers on flush_seq */
+    struct ms_doorbell arrival_waiters; /* number of sleepers on arrival_seq */
+};
+
+/* Offsets and sizes as the compiler sees them, for dump and tests. */
+int64_t ms_control_bytes(void);
+int64_t ms_doorbells_bytes(void);
+/* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
+int ms_control_check(const struct ms_control *control, int64_t mapped_bytes);
+/* Store the magic last: readers accept the block from here on. */
+void ms_control_publish(struct ms_control *control, struct ms_doorbells *bells);
+/* Single fields by address, with the order the field needs. */
+int64_t ms_load_i64(const int64_t *address);
+uint32_t ms_load_u32(const uint32_t *address);
+void ms_store_i64(int64_t *address, int64_t value);
+void ms_store_u32(uint32_t *address, uint32_t value);
+uint32_t ms_add_u32(uint32_t *address, int32_t by);
+/* 1 when `address` held `expected` and now holds `value`. */
+int ms_cas_u32(uint32_t *address, uint32_t expected, uint32_t value);
+int ms_cas_i64(int64_t *address, int64_t expected, int64_t value);
+/* First failure wins: freezes the store with errno and a reason, bumps flush_seq
+ * and wakes all who wait for durability. 1: this call froze it; 0: it was frozen. */
+int ms_control_freeze(struct ms_control *control, uint32_t kind, int32_t error_number, const char *reason);
+/* The committed slot as one consistent picture (wrote, store time); any process. */
+void ms_control_committed_slot(const struct ms_control *control, int64_t *wrote, int64_t *store_timestamp_ms);
+/* The flusher's pair as one consistent picture; any process. */
+void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, int64_t *store_timestamp_ms);
+/* The flusher: publish the pair, then `flushed`, then raise flush_seq and wake. */
+void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells *bells, int64_t flushed, int64_t store_timestamp_ms);

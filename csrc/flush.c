@@ -1,0 +1,106 @@
+#define _GNU_SOURCE
+#include "flush.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "futex.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define ZERO_PIECE 65536
+
+int ms_flush_fdatasync(int fd)
+{
+    return fdatasync(fd) == 0 ? 0 : -errno;
+}
+
+int ms_flush_fsync(int fd)
+{
+    return fsync(fd) == 0 ? 0 : -errno;
+}
+
+int ms_flush_pwrite_all(int fd, const uint8_t *from, int64_t length, int64_t at)
+{
+    while (length > 0) {
+        ssize_t done = pwrite(fd, from, (size_t)length, at);
+        if (done < 0) {
+            if (errno == EINTR)
+                continue;
+            return -errno;
+        }
+        if (done == 0)
+            return -ENOSPC;
+        from += done;
+        length -= done;
+        at += done;
+    }
+    return 0;
+}
+
+int ms_flush_allocate(int fd, int64_t offset, int64_t length)
+{
+    int why;
+    do
+        why = posix_fallocate(fd, offset, length);
+    while (why == EINTR);
+    return -why;
+}
+
+int64_t ms_flush_zero_range(int fd, int64_t offset, int64_t length)
+{
+    static const uint8_t zeros[ZERO_PIECE];
+    uint8_t piece[ZERO_PIECE];
+    int64_t written = 0;
+    while (length > 0) {
+        int64_t want = length < ZERO_PIECE ? length : ZERO_PIECE;
+        ssize_t got = pread(fd, piece, (size_t)want, offset);
+        if (got < 0) {
+            if (errno == EINTR)
+                continue;
+            return -errno;
+        }
+        if (got == 0)
+            return written; /* end of the file */
+        if (memcmp(piece, zeros, (size_t)got) != 0) {
+            int why = ms_flush_pwrite_all(fd, zeros, got, offset);
+            if (why != 0)
+                return why;
+            written += got;
+        }
+        offset += got;
+        length -= got;
+    }
+    return written;
+}
+
+int ms_memory_populate(uint8_t *base, int64_t length)
+{
+    return madvise(base, (size_t)length, MADV_POPULATE_WRITE) == 0 ? 0 : -errno;
+}
+
+int ms_memory_lock(const uint8_t *base, int64_t length)
+{
+    return mlock(base, (size_t)length) == 0 ? 0 : -errno;
+}
+
+int ms_memory_unlock(const uint8_t *base, int64_t length)
+{
+    return munlock(base, (size_t)length) == 0 ? 0 : -errno;
+}
+
+int ms_current_cpu(void)
+{
+    return sched_getcpu();
+}
+
+int64_t ms_clock_monotonic_ns(void)
+{
+    return ms_monotonic_ns();
+}

@@ -1,0 +1,25 @@
+/* System calls that make bytes durable or take their room.
+ *
+ * Who: flusher (fdatasync), committer and writer (pwrite), allocator and queue
+ * files (fallocate, populate), all workers that lock memory. Blocks on: the
+ * disk, so cffi's release of the GIL matters. Returns 0, or -errno. A failed
+ * sync is final: the kernel may have dropped the pages; the caller freezes the
+ * store and never calls again for the same bytes. After a crash: what returned
+ * 0 is on the disk, the rest may be.
+ */
+int ms_flush_fdatasync(int fd);
+int ms_flush_fsync(int fd);
+/* All `length` bytes or an error; short writes are continued (a full disk shows first as one). */
+int ms_flush_pwrite_all(int fd, const uint8_t *from, int64_t length, int64_t at);
+/* Really allocate [offset, offset+length) and extend the file. */
+int ms_flush_allocate(int fd, int64_t offset, int64_t length);
+/* Zero what is not zero already in [offset, offset+length): pages never touched stay untouched.
+ * Returns the number of bytes written, or -errno. */
+int64_t ms_flush_zero_range(int fd, int64_t offset, int64_t length);
+/* Bring pages of a writable mapping in, ready to be written; falls back to touching nothing (-errno told). */
+int ms_memory_populate(uint8_t *base, int64_t length);
+int ms_memory_lock(const uint8_t *base, int64_t length);
+int ms_memory_unlock(const uint8_t *base, int64_t length);
+/* sched_getcpu */
+int ms_current_cpu(void);
+int64_t ms_clock_monotonic_ns(void);

@@ -1,0 +1,58 @@
+#define _GNU_SOURCE
+#include "latch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <semaphore.h>
+#include <time.h>
+
+#include "atomics.h"
+#include "futex.h"
+
+void *ms_latch_open(const char *name, int *error_number)
+{
+    sem_t *semaphore = sem_open(name, 0);
+    *error_number = semaphore == SEM_FAILED ? errno : 0;
+    return semaphore == SEM_FAILED ? NULL : semaphore;
+}
+
+void ms_latch_close(void *semaphore)
+{
+    sem_close(semaphore);
+}
+
+void ms_latch_wakeup(struct ms_doorbell *bell, void *semaphore)
+{
+    /* Between the waker's position and this load: the owner clears the flag and
+     * then looks at positions, so one of the two sees the other. */
+    ms_fence();
+    if (ms_load_relaxed(&bell->has_notified) != 0)
+        return;
+    if (ms_exchange(&bell->has_notified, 1u) == 0)
+        sem_post(semaphore);
+}
+
+void ms_latch_arm(struct ms_doorbell *bell, void *semaphore)
+{
+    /* Drain before the flag: cleared first, a late waker's token would be eaten. */
+    while (sem_trywait(semaphore) == 0)
+        ;
+    ms_exchange(&bell->has_notified, 0u);
+}
+
+void ms_latch_disarm(struct ms_doorbell *bell)
+{
+    ms_exchange(&bell->has_notified, 1u);
+}
+
+int ms_latch_wait(struct ms_doorbell *bell, void *semaphore, int64_t timeout_ns)
+{
+    int64_t until_ns = ms_monotonic_ns() + timeout_ns;
+    struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
+    int woken = sem_clockwait(semaphore, CLOCK_MONOTONIC, &until);
+    int why = woken == 0 ? 0 : errno;
+    ms_latch_disarm(bell);
+    if (woken == 0)
+        return 1;
+    return why == EINTR ? -EINTR : 0;
+}

@@ -1,0 +1,42 @@
+#include "session.h"
+
+#include <errno.h>
+
+#include "atomics.h"
+
+static uint64_t ring_at(void)
+{
+    return (sizeof(struct ms_session) + 4095) & ~4095ULL;
+}
+
+int64_t ms_session_bytes(uint64_t ring_bytes)
+{
+    return (int64_t)(ring_at() + ring_bytes);
+}
+
+void ms_session_format(struct ms_session *session, uint64_t ring_bytes, uint32_t slot, uint32_t generation, uint64_t epoch)
+{
+    session->layout_version = MS_SESSION_LAYOUT_VERSION;
+    session->slot = slot;
+    session->generation = generation;
+    session->completions = MS_COMPLETIONS;
+    session->epoch = epoch;
+    session->ring_bytes = ring_bytes;
+    session->ring_at = ring_at();
+    ms_store_release(&session->magic, MS_SESSION_MAGIC);
+}
+
+int ms_session_check(const struct ms_session *session, int64_t mapped_bytes)
+{
+    if (mapped_bytes < (int64_t)sizeof(struct ms_session))
+        return -EMSGSIZE;
+    if (ms_load_acquire(&session->magic) != MS_SESSION_MAGIC)
+        return -EPROTO;
+    if (session->layout_version != MS_SESSION_LAYOUT_VERSION)
+        return -EBADMSG;
+    uint64_t ring_bytes = session->ring_bytes;
+    if (ring_bytes < 4096 || (ring_bytes & (ring_bytes - 1)) != 0 ||
+        mapped_bytes < ms_session_bytes(ring_bytes))
+        return -EMSGSIZE;
+    return 0;
+}

@@ -1,0 +1,28 @@
+#ifndef MS_SESSION_H
+#define MS_SESSION_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "control.h"
+#include "session.cdef.h"
+
+#define MS_SESSION_MAGIC 0x4d5353455353494fULL /* "MSSESSIO" */
+
+_Static_assert(sizeof(struct ms_entry) == 128, "entry header");
+_Static_assert(sizeof(struct ms_completion) == 64, "completion");
+_Static_assert(offsetof(struct ms_session, tail) == MS_LINE_BYTES, "session identity: one line");
+_Static_assert(offsetof(struct ms_session, waiting) == 2 * MS_LINE_BYTES, "tail: one line");
+_Static_assert(offsetof(struct ms_session, head) == 3 * MS_LINE_BYTES, "waiting: one line");
+_Static_assert(offsetof(struct ms_session, completion) == 4 * MS_LINE_BYTES, "head: one line");
+
+static inline uint8_t *ms_session_ring(struct ms_session *session, uint64_t ring_at)
+{
+    return (uint8_t *)session + ring_at;
+}
+
+static inline uint64_t ms_align8(uint64_t bytes)
+{
+    return (bytes + 7) & ~7ULL;
+}
+
+#endif

@@ -1,0 +1,154 @@
+"""The control block and the doorbells as Python sees them (csrc/control.cdef.h).
+
+A mapped block is a cffi pointer whose fields may be *named* here, but a shared
+field is read with load() and written with store(), which carry the memory order.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from pyengine._native import ffi, lib
+from pyengine.errors import EngineUnavailableError
+
+CONTROL_BYTES: int = lib.ms_control_bytes()
+DOORBELLS_BYTES: int = lib.ms_doorbells_bytes()
+
+SUPERVISOR = lib.MS_SUPERVISOR
+WRITER = lib.MS_WRITER
+COMMITTER = lib.MS_COMMITTER
+FLUSHER = lib.MS_FLUSHER
+REPUTTER = lib.MS_REPUTTER
+ALLOCATOR = lib.MS_ALLOCATOR
+CHECKPOINTER = lib.MS_CHECKPOINTER
+CLEANER = lib.MS_CLEANER
+SCHEDULER = lib.MS_SCHEDULER
+REPLICATOR = lib.MS_REPLICATOR
+
+STATE_STOPPED = lib.MS_STATE_STOPPED
+STATE_RECOVERING = lib.MS_STATE_RECOVERING
+STATE_RUNNING = lib.MS_STATE_RUNNING
+STATE_READ_ONLY = lib.MS_STATE_READ_ONLY
+STATE_DEGRADED = lib.MS_STATE_DEGRADED
+STATE_STOPPING = lib.MS_STATE_STOPPING
+
+MODE_MAPPED = lib.MS_MODE_MAPPED
+MODE_POOL = lib.MS_MODE_POOL
+MODE_SYNC = lib.MS_MODE_SYNC
+
+WORKER_ABSENT = lib.MS_WORKER_ABSENT
+WORKER_STARTING = lib.MS_WORKER_STARTING
+WORKER_READY = lib.MS_WORKER_READY
+WORKER_STOPPING = lib.MS_WORKER_STOPPING
+WORKER_FAILED = lib.MS_WORKER_FAILED
+
+SESSION_FREE = lib.MS_SESSION_FREE
+SESSION_OPEN = lib.MS_SESSION_OPEN
+SESSION_DEAD = lib.MS_SESSION_DEAD
+
+REFUSE_STOPPING = 1
+REFUSE_DISK_FULL = 2
+REFUSE_SLAVE = 4
+
+
+def view_control(memory) -> object:
+    """`struct ms_control *` over a mapping (mmap or buffer), not yet checked.
+
+    The caller keeps `memory` alive as long as the pointer is used.
+    """
+    return ffi.cast("struct ms_control *", ffi.from_buffer(memory))
+
+
+def view_doorbells(memory) -> object:
+    """`struct ms_doorbells *` over a writable mapping."""
+    return ffi.cast("struct ms_doorbells *", ffi.from_buffer(memory))
+
+
+def check_control(control, mapped_bytes: int) -> None:
+    """Raise EngineUnavailableError, naming what is wrong, unless this is a published block of our layout."""
+    code = lib.ms_control_check(control, mapped_bytes)
+    if code == -errno.EPROTO:
+        raise EngineUnavailableError("the control block is not published yet or is not ours (wrong magic)")
+    if code == -errno.EBADMSG:
+        raise EngineUnavailableError(
+            f"the control block has layout {control.identity.layout_version}, this pyengine speaks "
+            f"{lib.MS_CONTROL_LAYOUT_VERSION}: use the same version as the running engine"
+        )
+    if code:
+        raise EngineUnavailableError("the control block is too short")
+
+
+def load_position(position) -> int:
+    """Acquire-load of a `struct ms_position`: everything below the value is readable."""
+    return lib.ms_load_i64(ffi.addressof(position, "value"))
+
+
+def store_position(position, value: int) -> None:
+    """Release-store; the one writing process of the position calls it."""
+    lib.ms_store_i64(ffi.addressof(position, "value"), value)
+
+
+def load(struct, field: str) -> int:
+    """Acquire-load of a 32- or 64-bit field by name."""
+    address = ffi.addressof(struct, field)
+    if ffi.sizeof(ffi.typeof(address).item) == 4:
+        value = lib.ms_load_u32(ffi.cast("uint32_t *", address))
+        return value if ffi.typeof(address).item.cname.startswith("uint") else (value ^ 0x80000000) - 0x80000000
+    value = lib.ms_load_i64(ffi.cast("int64_t *", address))
+    return value if not ffi.typeof(address).item.cname.startswith("uint") else value & 0xFFFFFFFFFFFFFFFF
+
+
+def store(struct, field: str, value: int) -> None:
+    """Release-store of a 32- or 64-bit field by name."""
+    address = ffi.addressof(struct, field)
+    if ffi.sizeof(ffi.typeof(address).item) == 4:
+        lib.ms_store_u32(ffi.cast("uint32_t *", address), value & 0xFFFFFFFF)
+    else:
+        if value >= 1 << 63:
+            value -= 1 << 64
+        lib.ms_store_i64(ffi.cast("int64_t *", address), value)
+
+
+def compare_and_swap(struct, field: str, expected: int, value: int) -> bool:
+    """True when the field held `expected` and now holds `value`."""
+    address = ffi.addressof(struct, field)
+    if ffi.sizeof(ffi.typeof(address).item) == 4:
+        return bool(lib.ms_cas_u32(ffi.cast("uint32_t *", address), expected, value))
+    return bool(lib.ms_cas_i64(ffi.cast("int64_t *", address), expected, value))
+
+
+def add(struct, field: str, by: int = 1) -> int:
+    """Atomic add to an unsigned 32-bit field; the new value."""
+    return lib.ms_add_u32(ffi.cast("uint32_t *", ffi.addressof(struct, field)), by)
+
+
+def committed_slot(control) -> tuple[int, int]:
+    """(wrote, store time in ms of the last record below it), one consistent picture."""
+    pair = ffi.new("int64_t[2]")
+    lib.ms_control_committed_slot(control, pair, pair + 1)
+    return pair[0], pair[1]
+
+
+def flush_pair(control) -> tuple[int, int]:
+    """(flushed, store time in ms of the last record below it), one consistent picture."""
+    pair = ffi.new("int64_t[2]")
+    lib.ms_control_flush_pair(control, pair, pair + 1)
+    return pair[0], pair[1]
+
+
+def publish_flushed(control, bells, flushed: int, store_timestamp_ms: int) -> None:
+    """The flusher: publish the pair, move `flushed`, raise flush_seq, wake its sleepers."""
+    lib.ms_control_publish_flushed(control, bells, flushed, store_timestamp_ms)
+
+
+def freeze(control, kind: int, error_number: int, reason: str) -> bool:
+    """Turn the store read-only in every process, for good; True when this call was the first to do so.
+
+    The first failed sync freezes `flushed` (DESIGN promise 2): no retry.
+    """
+    return bool(lib.ms_control_freeze(control, kind, error_number, reason.encode()[:240]))
+
+
+def reason(control) -> str:
+    """Why the store is frozen, read-only or degraded; empty when it is not."""
+    return ffi.string(ffi.cast("char *", control.state.reason), 255).decode("utf-8", "replace")

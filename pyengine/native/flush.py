@@ -1,0 +1,83 @@
+"""Durability and room: the system calls behind them (csrc/flush.cdef.h)."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from pyengine._native import ffi, lib
+from pyengine.errors import DiskError, DiskFullError, FlushError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _raise(code: int, what: str, path: str | None, kind: type[DiskError] = DiskError) -> None:
+    number = -code
+    if number in _FULL and kind is DiskError:
+        kind = DiskFullError
+    where = f" {path}" if path else ""
+    raise kind(f"{what}{where}: {os.strerror(number)}", errno=number, path=path)
+
+
+def fdatasync(fd: int, path: str | None = None) -> None:
+    """Make the file's data durable, or raise FlushError, which is final."""
+    code = lib.ms_flush_fdatasync(fd)
+    if code:
+        _raise(code, "fdatasync", path, FlushError)
+
+
+def fsync(fd: int, path: str | None = None) -> None:
+    """Make the file (or the names in a folder) durable, or raise FlushError, which is final."""
+    code = lib.ms_flush_fsync(fd)
+    if code:
+        _raise(code, "fsync", path, FlushError)
+
+
+def pwrite_all(fd: int, data, at: int, path: str | None = None, length: int | None = None) -> None:
+    """Write all of `data` (bytes or a cffi pointer with `length`) at byte `at`; DiskFullError when there is no room."""
+    if length is None:
+        length = len(data)
+        data = ffi.from_buffer("uint8_t[]", data)
+    code = lib.ms_flush_pwrite_all(fd, data, length, at)
+    if code:
+        _raise(code, "write", path)
+
+
+def allocate(fd: int, offset: int, length: int, path: str | None = None) -> None:
+    """Really allocate [offset, offset+length), extending the file; DiskFullError when there is no room."""
+    code = lib.ms_flush_allocate(fd, offset, length)
+    if code:
+        _raise(code, "allocate", path)
+
+
+def zero_range(fd: int, offset: int, length: int, path: str | None = None) -> int:
+    """Zero what is not zero yet in [offset, offset+length); the number of bytes rewritten."""
+    done = lib.ms_flush_zero_range(fd, offset, length)
+    if done < 0:
+        _raise(done, "zero", path)
+    return done
+
+
+def populate(base, length: int) -> int:
+    """Bring pages of a writable mapping in ahead of use; 0 or the errno (harmless: the pages come later)."""
+    return -lib.ms_memory_populate(base, length)
+
+
+def lock_memory(base, length: int) -> int:
+    """mlock; 0 or the errno (ENOMEM or EPERM: the memlock limit is too low)."""
+    return -lib.ms_memory_lock(base, length)
+
+
+def unlock_memory(base, length: int) -> int:
+    """munlock; 0 or the errno."""
+    return -lib.ms_memory_unlock(base, length)
+
+
+def current_cpu() -> int:
+    """The CPU this process runs on at this moment."""
+    return lib.ms_current_cpu()
+
+
+def monotonic_ns() -> int:
+    """CLOCK_MONOTONIC in ns, comparable between processes of one boot."""
+    return lib.ms_clock_monotonic_ns()

@@ -1,0 +1,51 @@
+"""Next queue offset per (topic, queue id) in shared memory (csrc/queue_table.cdef.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyengine._native import ffi, lib
+from pyengine.errors import DiskFullError
+
+
+def table_bytes(slots: int) -> int:
+    """Size of a table of `slots` (a power of two)."""
+    return lib.ms_queue_table_bytes(slots)
+
+
+def view(memory) -> object:
+    """`struct ms_queue_table *` over a writable mapping that the caller keeps alive."""
+    return ffi.cast("struct ms_queue_table *", ffi.from_buffer(memory))
+
+
+def format_table(table, slots: int, generation: int) -> None:
+    """Make zeroed memory an empty table."""
+    lib.ms_queue_table_format(table, slots, generation)
+
+
+def set_offset(table, topic: str, queue_id: int, next_offset: int) -> None:
+    """Set a queue's next offset outside any pass (at start)."""
+    name = topic.encode()
+    if lib.ms_queue_table_set(table, name, len(name), queue_id, next_offset):
+        raise DiskFullError(f"the queue table of {table.slots} slots is full")
+
+
+def get_offset(table, topic: str, queue_id: int) -> int | None:
+    """The next offset of a queue, None when the table does not know it."""
+    name = topic.encode()
+    slot = lib.ms_queue_table_find(table, name, len(name), queue_id, 0)
+    return None if slot < 0 else table.slot[slot].next_offset
+
+
+def copy(to, source) -> None:
+    """Everything of `source` into the empty, larger table `to`."""
+    if lib.ms_queue_table_copy(to, source):
+        raise DiskFullError(f"the queue table of {to.slots} slots is full")
+
+
+def entries(table) -> Iterator[tuple[str, int, int]]:
+    """(topic, queue id, next offset) of every queue in the table."""
+    for number in range(table.slots):
+        slot = table.slot[number]
+        if slot.key_bytes:
+            yield bytes(ffi.buffer(slot.topic, slot.key_bytes)).decode(), slot.queue_id, slot.next_offset

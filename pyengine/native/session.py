@@ -1,0 +1,30 @@
+"""One producer's session object (csrc/session.cdef.h)."""
+
+from __future__ import annotations
+
+from pyengine._native import ffi, lib
+from pyengine.errors import EngineUnavailableError
+
+RING_BYTES_MIN = 64 * 1024
+
+
+def session_bytes(ring_bytes: int) -> int:
+    """Size of the object of a session with a ring of `ring_bytes` (a power of two)."""
+    return lib.ms_session_bytes(ring_bytes)
+
+
+def view(memory) -> object:
+    """`struct ms_session *` over a writable mapping that the caller keeps alive."""
+    return ffi.cast("struct ms_session *", ffi.from_buffer(memory))
+
+
+def format_session(session, ring_bytes: int, slot: int, generation: int, epoch: int) -> None:
+    """Make zeroed memory a session; readers accept it from here on."""
+    lib.ms_session_format(session, ring_bytes, slot, generation, epoch)
+
+
+def check_session(session, mapped_bytes: int) -> None:
+    """Raise EngineUnavailableError unless this is a session object of our layout."""
+    code = lib.ms_session_check(session, mapped_bytes)
+    if code:
+        raise EngineUnavailableError(f"the session object is not usable (code {code}): connect again")
