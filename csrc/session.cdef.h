@@ -42,7 +42,7 @@ struct ms_entry {
     uint32_t topic_bytes;
     uint32_t properties_bytes;
     uint32_t payload_bytes;      /* bodies, members, or the side object */
-    uint64_t reserved;
+    uint64_t reserved[2];
 };
 
 struct ms_completion {
