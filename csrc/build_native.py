@@ -23,6 +23,7 @@ CONCEPTS = (
     "flush",
     "queue_table",
     "session",
+    "new_file",
 )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]

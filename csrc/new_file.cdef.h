@@ -1,0 +1,17 @@
+/* Give a finished file its name, in one step.
+ *
+ * Runs in: whoever creates segments, queue files or index files. Blocks: for the
+ * disk's directory block at most. Returns 0, or -errno. Nothing existing is ever
+ * replaced: a name that is taken is -EEXIST.
+ *
+ * Why in C: linkat() must follow /proc/self/fd/N (AT_SYMLINK_FOLLOW), which
+ * Python's os.link cannot ask for, and AT_EMPTY_PATH needs a capability that
+ * ordinary users lack. renameat2(RENAME_NOREPLACE) has no Python name at all.
+ */
+
+/* `fd` was opened with O_TMPFILE on the file system of `folder_fd`.
+ * -ENOENT with a living folder means that /proc is not mounted. */
+int ms_new_file_link(int fd, int folder_fd, const char *name);
+
+/* Move `from` to `to` unless `to` exists. -EINVAL: this file system cannot say. */
+int ms_new_file_rename(const char *from, const char *to);

@@ -1,0 +1,277 @@
+"""New files appear complete or not at all (DESIGN promise 3).
+
+A segment directory may hold nothing but full-length files with proper names:
+RocketMQ refuses the whole store otherwise. So a file is created without a name
+(O_TMPFILE), given its length and its blocks, synced, and only then linked; the
+directory is synced last. A crash at any moment leaves either nothing or the
+finished file.
+
+Where the file system refuses O_TMPFILE (or /proc is missing) the file is built
+in a sibling of its directory, `.<directory>.new`, and renamed. A crash may leave
+that sibling behind; `sweep_unfinished` removes it at start. RocketMQ skips it:
+it lists only the directories it knows and, below a topic, only numeric names.
+
+Config files are replaced by rename, with the previous content kept as `.bak`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError
+from pyengine.native.new_file import link_unnamed, rename_exclusive
+
+Allocation = Literal["full", "none"] | int
+
+FILE_MODE = 0o644
+FOLDER_MODE = 0o755
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# What open(O_TMPFILE) answers where the kernel or the file system does not know it.
+_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
+
+
+def create_file(folder: Path | str, name: str, size_bytes: int, *, allocate: Allocation = "full") -> int:
+    """Create `folder/name` with `size_bytes` zeros, durable, and return a read-write descriptor.
+
+    `allocate` says how much of it gets real blocks now: "full", "none", or that many
+    bytes from the start. Missing directories are made and synced too. Raises
+    DiskFullError (nothing is left behind), DiskError with errno EEXIST when the name
+    is taken (the file there is untouched), FlushError when a sync failed.
+    """
+    folder = Path(folder)
+    if size_bytes < 0 or "/" in name or name in ("", ".", ".."):
+        raise InvariantError(f"create_file({folder}, {name!r}, {size_bytes})")
+    make_folders(folder)
+    try:
+        return _create_unnamed(folder, name, size_bytes, allocate)
+    except _TmpfileRefusedError:
+        return _create_in_sibling(folder, name, size_bytes, allocate)
+
+
+def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True) -> None:
+    """Replace `path` by `content`, durable, whole or not at all; the old content stays as `path.bak`.
+
+    `path` exists at every moment once it has existed (RocketMQ's own way has a gap).
+    Raises DiskFullError, DiskError or FlushError; the old file is then still in place.
+    """
+    path = Path(path)
+    make_folders(path.parent)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        try:
+            _write_all(descriptor, content)
+            _sync_file(descriptor, path)
+        finally:
+            os.close(descriptor)
+        if keep_backup:
+            _keep_backup(path)
+        os.rename(temporary, path)
+    except OSError as error:
+        _raise(error, f"cannot write {path}", path)
+    finally:
+        with contextlib.suppress(OSError):  # still there only if something failed
+            os.unlink(temporary)
+    sync_folder(path.parent)
+
+
+def make_folders(folder: Path | str) -> None:
+    """Make `folder` and its missing parents, each one synced into the directory that holds it."""
+    folder = Path(folder)
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        if folder.parent == folder:
+            break
+        folder = folder.parent
+    for made in reversed(missing):
+        try:
+            os.mkdir(made, FOLDER_MODE)
+        except FileExistsError:
+            if not made.is_dir():
+                raise DiskError(f"{made} is not a directory", errno=errno.ENOTDIR, path=str(made)) from None
+        except OSError as error:
+            _raise(error, f"cannot make directory {made}", made)
+        sync_folder(made.parent)
+
+
+def sync_folder(folder: Path | str) -> None:
+    """Make the names in `folder` durable, or raise FlushError (DiskFullError where the disk is full)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        _raise(error, f"cannot open directory {folder}", folder)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # some network file systems: directories cannot be synced
+            return
+        if error.errno in _FULL:
+            raise DiskFullError(f"no room to sync {folder}", errno=error.errno, path=str(folder)) from error
+        raise FlushError(f"fsync of directory {folder} failed: {error.strerror}",
+                         errno=error.errno or 0, path=str(folder)) from error
+    finally:
+        os.close(descriptor)
+
+
+def sweep_unfinished(root: Path | str) -> list[Path]:
+    """Remove what an interrupted create_file or write_config left below `root`; returns what was removed.
+
+    For the store's owner only, before any worker runs.
+    """
+    removed: list[Path] = []
+    root = Path(root)
+    for sibling in [*root.glob(".*.new"), *root.glob("consumequeue*/*/.*.new")]:
+        if not sibling.is_dir():
+            continue
+        for file in sorted(sibling.iterdir()):
+            file.unlink()
+            removed.append(file)
+        sibling.rmdir()
+        sync_folder(sibling.parent)
+    for temporary in sorted((root / "config").glob("*.tmp")):
+        temporary.unlink()
+        removed.append(temporary)
+    return removed
+
+
+class _TmpfileRefusedError(Exception):
+    """This file system or this system cannot do it; use the sibling directory."""
+
+
+def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocation) -> int:
+    folder_fd = _open_folder(folder)
+    try:
+        try:
+            descriptor = os.open(folder, os.O_RDWR | os.O_TMPFILE, FILE_MODE)
+        except OSError as error:
+            if error.errno in _NO_TMPFILE:
+                raise _TmpfileRefusedError from error
+            _raise(error, f"cannot create {folder / name}", folder / name)
+        try:
+            _give_length(descriptor, size_bytes, allocate, folder / name)
+            try:
+                link_unnamed(descriptor, folder_fd, name)
+            except OSError as error:
+                if error.errno == errno.ENOENT:  # no /proc
+                    raise _TmpfileRefusedError from error
+                _raise(error, f"cannot create {folder / name}", folder / name)
+            _sync_or_unlink(folder, folder / name)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+    finally:
+        os.close(folder_fd)
+
+
+def _create_in_sibling(folder: Path, name: str, size_bytes: int, allocate: Allocation) -> int:
+    sibling = folder.with_name(f".{folder.name}.new")
+    make_folders(sibling)
+    unfinished = sibling / name
+    target = folder / name
+    descriptor = -1
+    try:
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                unfinished.unlink()
+            descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
+            _give_length(descriptor, size_bytes, allocate, target)
+            _rename_new(unfinished, target)
+        except OSError as error:
+            _raise(error, f"cannot create {target}", target)
+        _sync_or_unlink(folder, target)
+        return descriptor
+    except BaseException:
+        if descriptor >= 0:
+            os.close(descriptor)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # another file may be in the making there
+            sibling.rmdir()
+
+
+def _rename_new(unfinished: Path, target: Path) -> None:
+    try:
+        rename_exclusive(unfinished, target)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # Each directory has one creating process, so look-then-rename has no rival.
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        os.rename(unfinished, target)
+
+
+def _give_length(descriptor: int, size_bytes: int, allocate: Allocation, path: Path) -> None:
+    try:
+        os.ftruncate(descriptor, size_bytes)
+        blocks_bytes = size_bytes if allocate == "full" else 0 if allocate == "none" else min(allocate, size_bytes)
+        if blocks_bytes:
+            os.posix_fallocate(descriptor, 0, blocks_bytes)
+    except OSError as error:
+        _raise(error, f"cannot create {path} with {size_bytes} bytes", path)
+    _sync_file(descriptor, path)
+
+
+def _sync_file(descriptor: int, path: Path) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno in _FULL:
+            _raise(error, f"cannot sync {path}", path)
+        raise FlushError(f"fsync of {path} failed: {error.strerror}",
+                         errno=error.errno or 0, path=str(path)) from error
+
+
+def _sync_or_unlink(folder: Path, path: Path) -> None:
+    try:
+        sync_folder(folder)
+    except DiskError:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+
+
+def _keep_backup(path: Path) -> None:
+    """Leave the present content under `path.bak` too. A hard link, so nothing is copied or torn."""
+    spare = path.with_name(path.name + ".bak.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        spare.unlink()
+    try:
+        os.link(path, spare)
+    except FileNotFoundError:
+        return
+    except OSError:  # no hard links here
+        spare.write_bytes(path.read_bytes())
+        with open(spare, "rb") as copied:
+            _sync_file(copied.fileno(), spare)
+    os.rename(spare, path.with_name(path.name + ".bak"))
+    with contextlib.suppress(FileNotFoundError):  # rename() does nothing when both already are one file
+        spare.unlink()
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest):]
+
+
+def _open_folder(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        _raise(error, f"cannot open directory {folder}", folder)
+
+
+def _raise(error: OSError, what: str, path: Path | str) -> NoReturn:
+    code = error.errno or 0
+    if code in _FULL:
+        raise DiskFullError(f"{what}: the disk is full", errno=code, path=str(path)) from error
+    raise DiskError(f"{what}: {error.strerror or error}", errno=code, path=str(path)) from error
