@@ -1,0 +1,57 @@
+"""A durable message log for one host, in the file format of the RocketMQ 4.9 store.
+
+    with pyengine.Engine(path) as engine: ...        # embedded: workers as children
+    with pyengine.connect(path) as producer: ...     # one producer of a running engine
+    with pyengine.open_store(path) as store: ...     # read-only, needs no engine
+
+Names are loaded when they are first used, so that `import pyengine` costs little
+and Spark's executors import only what they read with.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyengine.config import EngineConfig, load_config
+    from pyengine.engine import Engine, connect
+    from pyengine.errors import (
+        ConfigError, CorruptionError, DegradedError, DiskError, DiskFullError, EngineError, EngineUnavailableError,
+        ExitCode, FlushError, FormatError, InvariantError, NotAStoreError, PutTimeoutError, StoreBusyError,
+        StoreRefusedError, UsageError,
+    )
+    from pyengine.formats.message import Message
+    from pyengine.results import GetResult, GetStatus, PutManyResult, PutResult, PutStatus, ReadLevel
+    from pyengine.storage.store_reader import StoreReader, open_store
+
+__version__ = "0.1.0"
+
+_MODULES = {
+    "pyengine.config": ("EngineConfig", "load_config"),
+    "pyengine.engine": ("Engine", "connect"),
+    "pyengine.errors": (
+        "ConfigError", "CorruptionError", "DegradedError", "DiskError", "DiskFullError", "EngineError",
+        "EngineUnavailableError", "ExitCode", "FlushError", "FormatError", "InvariantError", "NotAStoreError",
+        "PutTimeoutError", "StoreBusyError", "StoreRefusedError", "UsageError",
+    ),
+    "pyengine.formats.message": ("Message",),
+    "pyengine.results": ("GetResult", "GetStatus", "PutManyResult", "PutResult", "PutStatus", "ReadLevel"),
+    "pyengine.storage.store_reader": ("StoreReader", "open_store"),
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_WHERE)]
+
+
+def __getattr__(name: str) -> object:
+    module = _WHERE.get(name)
+    if module is None:
+        raise AttributeError(f"module 'pyengine' has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,227 @@
+"""Where settings come from: `config/engine.toml` < environment `PYENGINE_*` < `--set`.
+
+`load_config(root)` reads all sources and gives an EngineConfig that remembers where
+each value came from. A store's file sizes are fixed at creation: they stand in its
+engine.toml, or, for a store that RocketMQ made, are worked out from its files; any
+other value for them is refused. Nothing here writes but `keep_sizes`.
+
+Names: RocketMQ's in snake_case with the unit appended, or RocketMQ's own camelCase
+key (`mapedFile...` and `mappedFile...` alike). Case, `_`, `-` and `.` do not matter,
+so `PYENGINE_FLUSH_DISK_TYPE` and `flushDiskType` are the same setting.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyengine.engine_config import FIXED_NAMES, SETTINGS, EngineConfig
+from pyengine.errors import ConfigError
+from pyengine.settings import Value
+
+if TYPE_CHECKING:
+    from pyengine.storage.geometry import Geometry
+
+__all__ = ["EngineConfig", "SETTINGS", "FIXED_NAMES", "config_path", "keep_sizes", "load_config", "parse_set", "setting_name"]
+
+ENV_PREFIX = "PYENGINE_"
+DEFAULT, FILES, FILE, ENVIRONMENT, SET = "default", "files", "engine.toml", "environment", "--set"
+
+# RocketMQ keys that this engine cannot follow, and what to do instead.
+REFUSED_KEYS = {
+    "storePathRootDir": "the store is the directory that the command names",
+    "storePathCommitLog": "the log always stands in STORE/commitlog; use a link or a mount to place it elsewhere",
+    "readOnlyCommitLogStorePaths": "a store has one commit log folder",
+    "duplicationEnable": "this engine has no duplication mode",
+    "enableDLegerCommitLog": "this engine does not speak the raft protocol",
+    "haMasterAddress": "there is no replication to other hosts",
+}
+
+
+def fold(key: str) -> str:
+    """The form in which names are compared: `mapedFileSizeCommitLog` and `MAPPED_FILE_SIZE_COMMIT_LOG` are one."""
+    for mark in "_-.":
+        key = key.replace(mark, "")
+    return key.lower().replace("mapedfile", "mappedfile")
+
+
+_NAMES = {fold(spelling): name for name, row in SETTINGS.items() for spelling in (name, row.key) if spelling}
+_REFUSED = {fold(key): (key, why) for key, why in REFUSED_KEYS.items()}
+
+
+def setting_name(key: str, where: str) -> str:
+    """The setting that `key` means; ConfigError with the nearest name if there is none."""
+    folded = fold(key)
+    if folded in _NAMES:
+        return _NAMES[folded]
+    if folded in _REFUSED:
+        spelling, why = _REFUSED[folded]
+        raise ConfigError(f"{spelling} ({where}) cannot be set: {why}")
+    near = nearest_name(folded)
+    hint = f"did you mean {near}?" if near else "`pyengine config explain` lists all settings"
+    raise ConfigError(f"unknown setting {key!r} ({where}): {hint}")
+
+
+def nearest_name(folded: str, cutoff: float = 0.6) -> str | None:
+    """The setting whose spelling is nearest, or None if none is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(folded, _NAMES, n=1, cutoff=cutoff)
+    return _NAMES[near[0]] if near else None
+
+
+def parse_set(pairs: tuple[str, ...] | list[str]) -> dict[str, str]:
+    """`--set key=value` arguments as a mapping; the last of a doubled key wins."""
+    overrides = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {pair}: give key=value")
+        overrides[key.strip()] = value.strip()
+    return overrides
+
+
+def config_path(root: str | os.PathLike[str]) -> Path:
+    """Where a store keeps its settings."""
+    return Path(root) / "config" / "engine.toml"
+
+
+def load_config(
+    root: str | os.PathLike[str],
+    overrides: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> EngineConfig:
+    """The settings of the store at `root`, which need not exist yet.
+
+    `overrides` are the `--set` values, as text or typed; `environ` defaults to the
+    process environment. ConfigError: an unknown name, a value out of range, a size
+    that differs from what the store's files were made with.
+    """
+    from_file = read_file(config_path(root))
+    asked: dict[str, tuple[Value, str]] = {}
+    for name, value in _from_environment(os.environ if environ is None else environ).items():
+        asked[name] = value, ENVIRONMENT
+    for key, value in (overrides or {}).items():
+        name = setting_name(key, SET)
+        asked[name] = SETTINGS[name].read(value, SET), SET
+
+    values = {name: (value, FILE) for name, value in from_file.items()}
+    values |= _sizes_from_files(root, from_file, asked)
+    for name, (value, where) in asked.items():
+        if name not in FIXED_NAMES or name not in values:
+            values[name] = value, where
+        elif value != values[name][0]:
+            there, origin = values[name]
+            says = "its config/engine.toml says" if origin == FILE else "its files have"
+            raise ConfigError(
+                f"{name} = {value} ({where}) does not fit this store: it is fixed at creation and {says} {there}; "
+                f"leave it out, or make a new store")
+    return EngineConfig(
+        **{name: value for name, (value, _) in values.items()},
+        origins={name: where for name, (_, where) in values.items()},
+    )
+
+
+def read_file(path: Path) -> dict[str, Value]:
+    """The settings in an engine.toml; empty if there is no such file. Keys are flat: a table is refused."""
+    import tomllib
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no valid TOML: {error}") from error
+    values: dict[str, Value] = {}
+    for key, value in document.items():
+        if isinstance(value, (dict, list)):
+            raise ConfigError(f"{path}: {key} is a {'table' if isinstance(value, dict) else 'list'}; settings are key = value")
+        name = setting_name(key, path.name)
+        if name in values:
+            raise ConfigError(f"{path}: {name} stands there twice (once as {key})")
+        values[name] = SETTINGS[name].read(value, path.name)
+    return values
+
+
+def keep_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
+    """Write the sizes that files depend on into config/engine.toml, unless they stand there; True if it wrote.
+
+    Called by whoever creates a store, before its first segment. What the user wrote
+    in the file stays as it is: the missing lines go in front of it. A crash leaves
+    the old file or the new one, never a part.
+    """
+    path = config_path(root)
+    present = read_file(path)
+    missing = {name: getattr(config, name) for name in FIXED_NAMES if name not in present}
+    if not missing:
+        return False
+    from pyengine.storage.new_file import write_config
+
+    kept = path.read_text(encoding="utf-8") if path.exists() else ""
+    heading = "# Sizes of this store's files, fixed when it was made.\n"
+    write_config(path, (heading + write_toml(missing) + ("\n" + kept if kept else "")).encode())
+    return True
+
+
+def write_toml(values: Mapping[str, Value]) -> str:
+    """Flat TOML lines that `read_file` reads back to the same values."""
+    return "".join(f"{name} = {_toml_value(value)}\n" for name, value in values.items())
+
+
+def _toml_value(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    escaped = "".join(
+        {"\\": "\\\\", '"': '\\"'}.get(mark) or (mark if mark.isprintable() else f"\\U{ord(mark):08x}") for mark in value)
+    return f'"{escaped}"'
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Value]:
+    """PYENGINE_* settings. A name that is no setting is refused if it looks like a misspelt one, else left to others."""
+    values: dict[str, Value] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        folded = fold(variable.removeprefix(ENV_PREFIX))
+        name = _NAMES.get(folded)
+        if name is not None:
+            values[name] = SETTINGS[name].read(text, variable)
+        elif nearest_name(folded, cutoff=0.85):
+            raise ConfigError(f"unknown setting in the environment, {variable}: "
+                              f"did you mean {ENV_PREFIX}{nearest_name(folded).upper()}?")
+    return values
+
+
+def _sizes_from_files(
+    root: str | os.PathLike[str], from_file: Mapping[str, Value], asked: Mapping[str, tuple[Value, str]]
+) -> dict[str, tuple[Value, str]]:
+    """File sizes of an existing store that its engine.toml does not give, worked out from its files.
+
+    What the files cannot tell is left out here and taken from --set or the default.
+    """
+    if all(name in from_file for name in FIXED_NAMES) or not Path(root).is_dir():
+        return {}
+    known: dict[str, int] = {name: int(from_file[name]) for name in FIXED_NAMES if name in from_file}
+    hints = known | {name: int(value) for name, (value, _) in asked.items() if name in FIXED_NAMES and name not in known}
+    found = _discover(root, hints)
+    return {
+        name: (getattr(found, name), FILES)
+        for name in FIXED_NAMES
+        if name not in known and getattr(found, name) != hints.get(name, SETTINGS[name].default)
+    }
+
+
+def _discover(root: str | os.PathLike[str], hints: Mapping[str, int]) -> Geometry:
+    from pyengine.storage.geometry import discover
+
+    return discover(root, hints)

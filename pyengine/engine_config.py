@@ -1,0 +1,343 @@
+"""EngineConfig: every setting of a store, typed, checked, with RocketMQ's names.
+
+The class body is the table of settings: documentation, `config explain` and error
+sentences are made from it. Names are RocketMQ's (MessageStoreConfig of 4.9.8,
+BEHAVIOUR section 17) in snake_case with the unit appended; defaults are RocketMQ's
+where RocketMQ has the setting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyengine.errors import ConfigError
+from pyengine.settings import INT32_MAX, Setting, setting, settings_of
+
+if TYPE_CHECKING:
+    from pyengine.storage.geometry import Geometry
+
+DAY_MS = 86_400_000
+INDEX_HEADER_BYTES = 40
+INDEX_SLOT_BYTES = 4
+INDEX_ENTRY_BYTES = 20
+DELAY_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
+
+_NO_CLEANER = "files are not deleted by age or disk use"
+_NO_REPLICA = "there is no replication to other hosts"
+_NO_DELIVERY = "delayed messages are stored, not delivered"
+_POSITION = "the flusher follows the position itself, not a count of pages"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The settings of one store; made by `pyengine.config.load_config`, or directly in tests.
+
+    Every value is checked when the object is made: ConfigError says what is allowed.
+    `origins` tells for each setting where its value came from: "default", "files"
+    (worked out from the store's files), "engine.toml", "environment" or "--set".
+    """
+
+    # -- sizes of the store's files: fixed at creation
+    mapped_file_size_commit_log_bytes: int = setting(
+        1 << 30, "Size of one commit log segment.", key="mappedFileSizeCommitLog", unit="bytes",
+        low=1024, high=INT32_MAX, fixed=True, group="files")
+    mapped_file_size_consume_queue_bytes: int = setting(
+        6_000_000, "Size of one consume queue file; rounded up to a multiple of 20, one entry's size.",
+        key="mappedFileSizeConsumeQueue", unit="bytes", low=20, high=INT32_MAX - 27, multiple_of=20, fixed=True,
+        group="files")
+    mapped_file_size_consume_queue_ext_bytes: int = setting(
+        48 << 20, "Size of one consume queue extension file.", key="mappedFileSizeConsumeQueueExt", unit="bytes",
+        low=64, high=INT32_MAX, fixed=True, group="files")
+    max_hash_slot_num: int = setting(
+        5_000_000, "Hash slots of one index file.", key="maxHashSlotNum", low=1, high=500_000_000, fixed=True,
+        group="files")
+    max_index_num: int = setting(
+        20_000_000, "Entries of one index file (one less is usable, as in RocketMQ).", key="maxIndexNum",
+        low=2, high=107_000_000, fixed=True, group="files")
+
+    # -- how messages are written and made durable
+    flush_disk_type: str = setting(
+        "ASYNC_FLUSH", "What PUT_OK waits for: the page cache (ASYNC_FLUSH) or the disk (SYNC_FLUSH).",
+        key="flushDiskType", choices=("ASYNC_FLUSH", "SYNC_FLUSH"), group="writing")
+    transient_store_pool_enable: bool = setting(
+        False, "Write through locked memory buffers and commit from them; only with ASYNC_FLUSH, and not on a SLAVE.",
+        key="transientStorePoolEnable", group="writing")
+    transient_store_pool_size: int = setting(
+        5, "Number of those buffers, each of one segment's size.", key="transientStorePoolSize", low=1, high=1024,
+        group="writing")
+    flush_interval_commit_log_ms: int = setting(
+        500, "Longest time that written bytes stay unflushed with ASYNC_FLUSH.", key="flushIntervalCommitLog",
+        unit="ms", low=1, high=DAY_MS, group="writing")
+    commit_interval_commit_log_ms: int = setting(
+        200, "Longest pause between two commits of buffered bytes.", key="commitIntervalCommitLog", unit="ms",
+        low=1, high=DAY_MS, group="writing")
+    commit_commit_log_least_pages: int = setting(
+        4, "A commit is due early when this many 4 KiB pages wait in a buffer.", key="commitCommitLogLeastPages",
+        low=0, high=INT32_MAX, group="writing")
+    commit_commit_log_thorough_interval_ms: int = setting(
+        200, "After this time a commit takes every byte, whatever the page count.",
+        key="commitCommitLogThoroughInterval", unit="ms", low=1, high=DAY_MS, group="writing")
+    sync_flush_timeout_ms: int = setting(
+        5000, "A put with SYNC_FLUSH that waits longer gets FLUSH_DISK_TIMEOUT; the message is stored.",
+        key="syncFlushTimeout", unit="ms", low=1, high=DAY_MS, group="writing")
+    put_timeout_ms: int = setting(
+        10_000, "Longest wait of a put for the writer; then its result is indeterminate.", unit="ms", low=1,
+        high=DAY_MS, group="writing")
+    max_message_size_bytes: int = setting(
+        4 << 20, "Longest body of one message; the record may be 64 KiB longer.", key="maxMessageSize", unit="bytes",
+        low=1, high=INT32_MAX - 65536, group="writing")
+    message_delay_level: str = setting(
+        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+        "Delays by level, from level 1, each a number and s, m, h or d.", key="messageDelayLevel", group="writing")
+    os_page_cache_busy_timeout_ms: int = setting(
+        1000, "An append that takes longer makes the store answer OS_PAGECACHE_BUSY.",
+        key="osPageCacheBusyTimeOutMills", unit="ms", low=1, high=DAY_MS, group="writing")
+    broker_role: str = setting(
+        "ASYNC_MASTER", "Role of this store; a SLAVE refuses puts.", key="brokerRole",
+        choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"), group="writing")
+    store_host: str = setting(
+        "127.0.0.1:10911", "Address that stands in each record and message id: IPv4:port or [IPv6]:port.",
+        group="writing")
+    replay_clock: bool = setting(
+        False, "Let a replay set the store's clock, so that stored times repeat.", group="writing")
+
+    # -- queues, index, recovery
+    message_index_enable: bool = setting(
+        True, "Keep the key index.", key="messageIndexEnable", group="dispatch")
+    flush_interval_consume_queue_ms: int = setting(
+        1000, "Pause between two flushes of the consume queues.", key="flushIntervalConsumeQueue", unit="ms", low=1,
+        high=DAY_MS, group="dispatch")
+    flush_consume_queue_least_pages: int = setting(
+        2, "An ordinary flush takes queue files with at least this many dirty pages.",
+        key="flushConsumeQueueLeastPages", low=0, high=INT32_MAX, group="dispatch")
+    flush_consume_queue_thorough_interval_ms: int = setting(
+        60_000, "After this time every dirty queue file is flushed and the checkpoint written.",
+        key="flushConsumeQueueThoroughInterval", unit="ms", low=1, high=DAY_MS, group="dispatch")
+    enable_consume_queue_ext: bool = setting(
+        False, "Queue entries carry addresses of extension units.", key="enableConsumeQueueExt", group="dispatch")
+    bit_map_length_consume_queue_ext: int = setting(
+        64, "Bits of the filter map in an extension unit.", key="bitMapLengthConsumeQueueExt", low=0, high=65_536,
+        group="dispatch")
+    enable_lmq: bool = setting(
+        False, "Light queues (%LMQ%...) are allowed.", key="enableLmq", group="dispatch")
+    enable_multi_dispatch: bool = setting(
+        False, "A message enters every queue that INNER_MULTI_DISPATCH names.", key="enableMultiDispatch",
+        group="dispatch")
+    max_lmq_consume_queue_num: int = setting(
+        20_000, "Most light queues of a store.", key="maxLmqConsumeQueueNum", low=0, high=INT32_MAX, group="dispatch")
+    check_crc_on_recover: bool = setting(
+        True, "Recovery checks each body's CRC.", key="checkCRCOnRecover", group="dispatch")
+    message_index_safe: bool = setting(
+        False, "Recovery also heeds the index's time in the checkpoint when it picks its first segment.",
+        key="messageIndexSafe", group="dispatch")
+
+    # -- reading
+    access_message_in_memory_max_ratio: int = setting(
+        40, "Share of memory below which a message counts as being in memory when a get is cut to size.",
+        key="accessMessageInMemoryMaxRatio", unit="percent", low=0, high=100, group="reading")
+    max_transfer_bytes_on_message_in_memory_bytes: int = setting(
+        262_144, "Most bytes of one get from memory.", key="maxTransferBytesOnMessageInMemory", unit="bytes", low=1,
+        high=INT32_MAX, group="reading")
+    max_transfer_count_on_message_in_memory: int = setting(
+        32, "Most messages of one get from memory.", key="maxTransferCountOnMessageInMemory", low=1, high=INT32_MAX,
+        group="reading")
+    max_transfer_bytes_on_message_in_disk_bytes: int = setting(
+        65_536, "Most bytes of one get from the disk.", key="maxTransferBytesOnMessageInDisk", unit="bytes", low=1,
+        high=INT32_MAX, group="reading")
+    max_transfer_count_on_message_in_disk: int = setting(
+        8, "Most messages of one get from the disk.", key="maxTransferCountOnMessageInDisk", low=1, high=INT32_MAX,
+        group="reading")
+    default_query_max_num: int = setting(
+        32, "Messages that a key query gives when no number is asked for.", key="defaultQueryMaxNum", low=1, high=64,
+        group="reading")
+
+    # -- processes and shared memory
+    shm_directory: str = setting(
+        "/dev/shm", "Folder of the shared memory objects; a tmpfs.", group="processes")
+    sessions_max: int = setting(
+        256, "Most producers at one time.", low=1, high=65_536, group="processes")
+    session_ring_bytes: int = setting(
+        4 << 20, "Ring of one producer, unless the producer asks for another size; a power of two.", unit="bytes",
+        low=65_536, high=1 << 30, group="processes")
+    spin: int = setting(
+        -1, "How long writer and producers look again before they sleep; 0 sleeps at once, auto measures at start.",
+        unit="us", low=0, high=100_000, words=(("auto", -1),), group="processes")
+    warm_mapped_file_enable: bool = setting(
+        False, "Fill and lock a segment's pages when it is made.", key="warmMapedFileEnable", group="processes")
+
+    # -- known to RocketMQ, without effect here
+    flush_commit_log_timed: bool = setting(
+        True, "Sleep between flushes whatever happens.", key="flushCommitLogTimed",
+        inert="the flusher sleeps on a latch and loops while there is work", group="accepted")
+    flush_commit_log_least_pages: int = setting(
+        4, "Least dirty pages of a flush.", key="flushCommitLogLeastPages", low=0, high=INT32_MAX, inert=_POSITION,
+        group="accepted")
+    flush_commit_log_thorough_interval_ms: int = setting(
+        10_000, "Time after which a flush takes every byte.", key="flushCommitLogThoroughInterval", unit="ms", low=1,
+        high=DAY_MS, inert="every flush takes every byte", group="accepted")
+    flush_least_pages_when_warm_mapped_file: int = setting(
+        4096, "Pages between two syncs while warming.", key="flushLeastPagesWhenWarmMapedFile", low=1,
+        high=INT32_MAX, inert="segments are allocated, not written, ahead of use", group="accepted")
+    use_reentrant_lock_when_put_message: bool = setting(
+        True, "Kind of the put lock.", key="useReentrantLockWhenPutMessage", inert="one process appends: no lock",
+        group="accepted")
+    fast_fail_if_no_buffer_in_store_pool: bool = setting(
+        False, "Refuse at once when no buffer is free.", key="fastFailIfNoBufferInStorePool",
+        inert="an exhausted pool waits, bounded by put_timeout_ms", group="accepted")
+    max_msgs_num_batch: int = setting(
+        64, "Most hits of one index look-up.", key="maxMsgsNumBatch", low=1, high=INT32_MAX,
+        inert="query_message takes the number as an argument", group="accepted")
+    offset_check_in_slave: bool = setting(
+        False, "A slave corrects offsets of gets.", key="offsetCheckInSlave", inert="readers always correct them",
+        group="accepted")
+    disk_fall_recorded: bool = setting(
+        True, "Record how far readers are behind.", key="diskFallRecorded", inert="readers do not report to the engine",
+        group="accepted")
+    debug_lock_enable: bool = setting(
+        False, "Report on the put lock.", key="debugLockEnable", inert="one process appends: no lock",
+        group="accepted")
+    clean_resource_interval_ms: int = setting(
+        10_000, "Pause between two clean-ups.", key="cleanResourceInterval", unit="ms", low=1, high=DAY_MS,
+        inert=_NO_CLEANER, group="accepted")
+    delete_commit_log_files_interval_ms: int = setting(
+        100, "Pause between two deletions of segments.", key="deleteCommitLogFilesInterval", unit="ms", low=0,
+        high=DAY_MS, inert=_NO_CLEANER, group="accepted")
+    delete_consume_queue_files_interval_ms: int = setting(
+        100, "Pause between two deletions of queue files.", key="deleteConsumeQueueFilesInterval", unit="ms", low=0,
+        high=DAY_MS, inert=_NO_CLEANER, group="accepted")
+    destroy_mapped_file_interval_forcibly_ms: int = setting(
+        120_000, "Time after which a held segment is deleted all the same.", key="destroyMapedFileIntervalForcibly",
+        unit="ms", low=0, high=DAY_MS, inert=_NO_CLEANER, group="accepted")
+    redelete_hanged_file_interval_ms: int = setting(
+        120_000, "Pause between two tries on a held segment.", key="redeleteHangedFileInterval", unit="ms", low=0,
+        high=DAY_MS, inert=_NO_CLEANER, group="accepted")
+    delete_when: str = setting(
+        "04", "Hours of the day for deletion.", key="deleteWhen", inert=_NO_CLEANER, group="accepted")
+    disk_max_used_space_ratio: int = setting(
+        75, "Disk use at which deletion starts.", key="diskMaxUsedSpaceRatio", unit="percent", low=10, high=95,
+        inert=_NO_CLEANER, group="accepted")
+    file_reserved_time_h: int = setting(
+        72, "Age at which a segment may be deleted.", key="fileReservedTime", unit="h", low=0, high=INT32_MAX,
+        inert=_NO_CLEANER, group="accepted")
+    clean_file_forcibly_enable: bool = setting(
+        True, "Delete by disk use whatever the age.", key="cleanFileForciblyEnable", inert=_NO_CLEANER,
+        group="accepted")
+    slave_timeout_ms: int = setting(
+        3000, "Longest wait for a slave's confirmation.", key="slaveTimeout", unit="ms", low=1, high=DAY_MS,
+        inert=_NO_REPLICA, group="accepted")
+    ha_listen_port: int = setting(
+        10912, "Port for slaves.", key="haListenPort", low=1, high=65_535, inert=_NO_REPLICA, group="accepted")
+    ha_send_heartbeat_interval_ms: int = setting(
+        5000, "Pause between two heartbeats.", key="haSendHeartbeatInterval", unit="ms", low=1, high=DAY_MS,
+        inert=_NO_REPLICA, group="accepted")
+    ha_housekeeping_interval_ms: int = setting(
+        20_000, "Silence after which a link is closed.", key="haHousekeepingInterval", unit="ms", low=1, high=DAY_MS,
+        inert=_NO_REPLICA, group="accepted")
+    ha_transfer_batch_size_bytes: int = setting(
+        32_768, "Bytes of one transfer.", key="haTransferBatchSize", unit="bytes", low=1, high=INT32_MAX,
+        inert=_NO_REPLICA, group="accepted")
+    ha_slave_fallbehind_max_bytes: int = setting(
+        268_435_456, "How far a slave may be behind.", key="haSlaveFallbehindMax", unit="bytes", low=0,
+        high=INT32_MAX, inert=_NO_REPLICA, group="accepted")
+    flush_delay_offset_interval_ms: int = setting(
+        10_000, "Pause between two writes of delayOffset.json.", key="flushDelayOffsetInterval", unit="ms", low=1,
+        high=DAY_MS, inert=_NO_DELIVERY, group="accepted")
+    enable_schedule_message_stats: bool = setting(
+        True, "Count delayed messages.", key="enableScheduleMessageStats", inert=_NO_DELIVERY, group="accepted")
+    enable_schedule_async_deliver: bool = setting(
+        False, "Deliver delayed messages asynchronously.", key="enableScheduleAsyncDeliver", inert=_NO_DELIVERY,
+        group="accepted")
+    schedule_async_deliver_max_pending_limit: int = setting(
+        2000, "Most deliveries under way.", key="scheduleAsyncDeliverMaxPendingLimit", low=1, high=INT32_MAX,
+        inert=_NO_DELIVERY, group="accepted")
+    schedule_async_deliver_max_resend_num_to_blocked: int = setting(
+        3, "Re-sends before a level blocks.", key="scheduleAsyncDeliverMaxResendNum2Blocked", low=0, high=INT32_MAX,
+        inert=_NO_DELIVERY, group="accepted")
+    put_msg_index_hight_water: int = setting(
+        600_000, "Unused in RocketMQ too.", key="putMsgIndexHightWater", low=0, high=INT32_MAX,
+        inert="RocketMQ does not use it either", group="accepted")
+
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, row in SETTINGS.items():
+            object.__setattr__(self, name, row.read(getattr(self, name), self.origins.get(name, "argument")))
+        index_file_bytes = (INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.max_hash_slot_num
+                            + INDEX_ENTRY_BYTES * self.max_index_num)
+        if index_file_bytes > INT32_MAX:
+            raise ConfigError(
+                f"max_hash_slot_num = {self.max_hash_slot_num} and max_index_num = {self.max_index_num} make an index "
+                f"file of {index_file_bytes:,} bytes: keep 40 + 4 x slots + 20 x entries at {INT32_MAX:,} or less")
+        if self.session_ring_bytes & (self.session_ring_bytes - 1):
+            raise ConfigError(f"session_ring_bytes = {self.session_ring_bytes} is not a power of two")
+        _check_host(self.store_host)
+        delay_levels_ms(self.message_delay_level)
+
+    @property
+    def geometry(self) -> Geometry:
+        """The sizes that the store's files depend on, as storage works with them."""
+        from pyengine.storage.geometry import Geometry
+
+        return Geometry(**{name: getattr(self, name) for name in FIXED_NAMES})
+
+    @property
+    def pool_enabled(self) -> bool:
+        """Whether writes go through the buffer pool: RocketMQ's rule for isTransientStorePoolEnable."""
+        return (self.transient_store_pool_enable and self.flush_disk_type == "ASYNC_FLUSH"
+                and self.broker_role != "SLAVE")
+
+    @property
+    def mode(self) -> str:
+        """The write path (DESIGN section 5): "async", "pool" or "sync"."""
+        if self.flush_disk_type == "SYNC_FLUSH":
+            return "sync"
+        return "pool" if self.pool_enabled else "async"
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """Delay of level 1, 2, ... in milliseconds."""
+        return delay_levels_ms(self.message_delay_level)
+
+    def overrides(self) -> dict[str, str]:
+        """The settings that came by environment or --set, as text: what a child process must be given."""
+        return {name: SETTINGS[name].show(getattr(self, name))
+                for name, origin in self.origins.items() if origin in ("environment", "--set")}
+
+    def explain(self) -> list[tuple[str, str, str, str]]:
+        """(name, value, default, where from) of every setting, in the table's order."""
+        return [(name, row.show(getattr(self, name)), row.show(row.default), self.origins.get(name, "default"))
+                for name, row in SETTINGS.items()]
+
+
+def delay_levels_ms(text: str) -> tuple[int, ...]:
+    """Milliseconds of each level in RocketMQ's notation `1s 5s 1m`; ConfigError names the piece that is wrong."""
+    levels = []
+    for piece in text.split():
+        number, unit = piece[:-1], piece[-1]
+        if unit not in DELAY_UNITS_MS or not (number.isascii() and number.isdecimal()):
+            raise ConfigError(f"message_delay_level: {piece!r} is no delay: give numbers with s, m, h or d, as in '1s 5m'")
+        levels.append(int(number) * DELAY_UNITS_MS[unit])
+    if not levels:
+        raise ConfigError("message_delay_level is empty: give at least one delay, as in '1s 5m'")
+    return tuple(levels)
+
+
+def _check_host(text: str) -> None:
+    from ipaddress import ip_address
+
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        address = ip_address(host[1:-1] if bracketed else host)
+        good = bool(colon) and (address.version == 6) == bracketed and 0 <= int(port) <= INT32_MAX
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"store_host = {text} is no address: give IPv4:port or [IPv6]:port, as in 127.0.0.1:10911")
+
+
+SETTINGS: dict[str, Setting] = settings_of(EngineConfig)
+FIXED_NAMES: tuple[str, ...] = tuple(name for name, row in SETTINGS.items() if row.fixed)

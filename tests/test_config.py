@@ -1,0 +1,237 @@
+"""Settings: names, units, ranges, sources and their precedence, sizes fixed at creation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pyengine.config import FIXED_NAMES, SETTINGS, config_path, fold, load_config, parse_set, read_file, write_toml
+from pyengine.engine_config import EngineConfig, delay_levels_ms
+from pyengine.errors import ConfigError, ExitCode
+
+ALL_SIZES = {
+    "mapped_file_size_commit_log_bytes": 262144,
+    "mapped_file_size_consume_queue_bytes": 1000,
+    "mapped_file_size_consume_queue_ext_bytes": 50331648,
+    "max_hash_slot_num": 64,
+    "max_index_num": 2000,
+}
+
+
+def write_settings(root, text: str) -> None:
+    """A store whose engine.toml fixes every size and says `text` besides."""
+    config_path(root).parent.mkdir(parents=True)
+    config_path(root).write_text(write_toml(ALL_SIZES) + text)
+
+
+def test_defaults_are_rocketmqs_where_rocketmq_has_the_setting():
+    config = EngineConfig()
+    assert config.mapped_file_size_commit_log_bytes == 1073741824
+    assert config.mapped_file_size_consume_queue_bytes == 6000000
+    assert (config.max_hash_slot_num, config.max_index_num) == (5000000, 20000000)
+    assert config.flush_disk_type == "ASYNC_FLUSH"
+    assert config.flush_interval_commit_log_ms == 500
+    assert config.sync_flush_timeout_ms == 5000
+    assert config.max_message_size_bytes == 4194304
+    assert config.transient_store_pool_size == 5
+    assert config.mode == "async"
+    assert len(config.delay_levels_ms) == 18 and config.delay_levels_ms[-1] == 7200000
+
+
+@pytest.mark.parametrize("row", SETTINGS.values(), ids=lambda row: row.name)
+def test_every_setting_is_documented_and_reads_back_its_own_text(row):
+    assert row.meaning.endswith(".") and row.group
+    assert row.read(row.default, "here") == row.default
+    assert row.read(row.show(row.default), "here") == row.default
+    assert row.name.endswith({"bytes": "_bytes", "ms": "_ms", "h": "_h"}.get(row.unit, ""))
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in SETTINGS.values() if type(row.default) is int], ids=lambda row: row.name)
+def test_every_number_has_a_range_and_the_error_names_it(row):
+    assert row.low is not None and row.high is not None
+    words = [number for _, number in row.words]
+    for beyond in (min([row.low, *words]) - 1, row.high + 1):
+        with pytest.raises(ConfigError) as caught:
+            row.read(beyond, "here")
+        assert f"{row.low:,} to {row.high:,}" in str(caught.value)
+    assert row.read(row.low, "here") >= row.low
+
+
+def test_no_two_settings_share_a_spelling():
+    owners = {}
+    for row in SETTINGS.values():
+        for spelling in {fold(row.name), fold(row.key or row.name)}:
+            assert owners.setdefault(spelling, row.name) == row.name
+
+
+@pytest.mark.parametrize(("key", "value", "name", "meant"), [
+    ("flushDiskType", "sync_flush", "flush_disk_type", "SYNC_FLUSH"),
+    ("flush_disk_type", "SYNC_FLUSH", "flush_disk_type", "SYNC_FLUSH"),
+    ("mapedFileSizeCommitLog", "16384", "mapped_file_size_commit_log_bytes", 16384),
+    ("mappedFileSizeCommitLog", "16384", "mapped_file_size_commit_log_bytes", 16384),
+    ("mapped_file_size_commit_log", "16384", "mapped_file_size_commit_log_bytes", 16384),
+    ("mapedFileSizeConsumeQueue", "401", "mapped_file_size_consume_queue_bytes", 420),
+    ("destroyMapedFileIntervalForcibly", "7", "destroy_mapped_file_interval_forcibly_ms", 7),
+    ("destroyMappedFileIntervalForcibly", "7", "destroy_mapped_file_interval_forcibly_ms", 7),
+    ("osPageCacheBusyTimeOutMills", "9", "os_page_cache_busy_timeout_ms", 9),
+    ("checkCRCOnRecover", "off", "check_crc_on_recover", False),
+])
+def test_rocketmqs_own_keys_are_accepted(tmp_path, key, value, name, meant):
+    config = load_config(tmp_path / "new", {key: value}, {})
+    assert getattr(config, name) == meant
+    assert config.origins[name] == "--set"
+
+
+def test_precedence_is_file_then_environment_then_set(tmp_path):
+    write_settings(tmp_path, "flushIntervalCommitLog = 1\nsyncFlushTimeout = 2\nput_timeout_ms = 3\n")
+    config = load_config(
+        tmp_path,
+        {"put_timeout_ms": "30"},
+        {"PYENGINE_SYNC_FLUSH_TIMEOUT_MS": "20", "PYENGINE_PUT_TIMEOUT_MS": "21", "UNRELATED": "x"},
+    )
+    assert (config.flush_interval_commit_log_ms, config.sync_flush_timeout_ms, config.put_timeout_ms) == (1, 20, 30)
+    where = {name: (value, default, origin) for name, value, default, origin in config.explain()}
+    assert where["flush_interval_commit_log_ms"] == ("1", "500", "engine.toml")
+    assert where["sync_flush_timeout_ms"] == ("20", "5000", "environment")
+    assert where["put_timeout_ms"] == ("30", "10000", "--set")
+    assert where["slave_timeout_ms"] == ("3000", "3000", "default")
+    assert config.overrides() == {"sync_flush_timeout_ms": "20", "put_timeout_ms": "30"}
+
+
+@pytest.mark.parametrize(("key", "value", "sentence"), [
+    ("flushDiskTyp", "SYNC_FLUSH", "did you mean flush_disk_type?"),
+    ("mapedFileSizeComitLog", "4096", "did you mean mapped_file_size_commit_log_bytes?"),
+    ("zzzzqqqq", "1", "config explain"),
+    ("storePathCommitLog", "/x", "STORE/commitlog"),
+    ("enableDLegerCommitLog", "true", "raft"),
+    ("flush_disk_type", "SOMETIMES", "give ASYNC_FLUSH or SYNC_FLUSH"),
+    ("max_message_size_bytes", "0", "1 to 2,147,418,111 bytes"),
+    ("max_message_size_bytes", "many", "1 to 2,147,418,111 bytes"),
+    ("max_message_size_bytes", "1.5MiB", "1 to 2,147,418,111 bytes"),
+    ("max_message_size_bytes", "1mb", "1 to 2,147,418,111 bytes"),
+    ("max_message_size_bytes", "5s", "1 to 2,147,418,111 bytes"),
+    ("put_timeout_ms", "-1", "1 to 86,400,000 ms"),
+    ("put_timeout_ms", True, "1 to 86,400,000 ms"),
+    ("put_timeout_ms", 1.5, "1 to 86,400,000 ms"),
+    ("transient_store_pool_enable", "perhaps", "true or false"),
+    ("session_ring_bytes", "100000", "power of two"),
+    ("store_host", "127.0.0.1", "127.0.0.1:10911"),
+    ("store_host", "::1:10911", "[IPv6]:port"),
+    ("store_host", "[127.0.0.1]:1", "IPv4:port"),
+    ("message_delay_level", "1s 5y", "'5y' is no delay"),
+    ("message_delay_level", "", "at least one"),
+    ("spin", "-2", "auto, 0 to 100,000 us"),
+])
+def test_a_wrong_setting_is_refused_with_a_sentence_that_says_what_is_allowed(tmp_path, key, value, sentence):
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "new", {key: value}, {})
+    assert sentence in str(caught.value)
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_index_files_beyond_two_gibibytes_are_refused():
+    with pytest.raises(ConfigError, match="40 \\+ 4 x slots"):
+        EngineConfig(max_hash_slot_num=200_000_000, max_index_num=100_000_000)
+
+
+@pytest.mark.parametrize(("text", "meant"), [
+    ("65536", 65536), ("64k", 65536), ("64KiB", 65536), ("1 MiB", 1 << 20), ("1m", 1 << 20), ("1_000", 1000),
+])
+def test_sizes_read_with_binary_units(tmp_path, text, meant):
+    assert load_config(tmp_path / "new", {"max_message_size_bytes": text}, {}).max_message_size_bytes == meant
+
+
+@pytest.mark.parametrize(("text", "meant"), [("750", 750), ("750ms", 750), ("2s", 2000), ("1m", 60000)])
+def test_times_read_with_units(tmp_path, text, meant):
+    assert load_config(tmp_path / "new", {"put_timeout_ms": text}, {}).put_timeout_ms == meant
+
+
+def test_queue_files_hold_whole_entries():
+    assert EngineConfig(mapped_file_size_consume_queue_bytes=1001).mapped_file_size_consume_queue_bytes == 1020
+
+
+def test_spin_knows_the_word_auto():
+    row = SETTINGS["spin"]
+    assert (row.read("auto", "x"), row.read("0", "x"), row.show(-1)) == (-1, 0, "auto")
+
+
+@pytest.mark.parametrize(("settings", "mode"), [
+    ({}, "async"),
+    ({"transient_store_pool_enable": True}, "pool"),
+    ({"transient_store_pool_enable": True, "broker_role": "SLAVE"}, "async"),
+    ({"flush_disk_type": "SYNC_FLUSH"}, "sync"),
+    ({"flush_disk_type": "SYNC_FLUSH", "transient_store_pool_enable": True}, "sync"),
+])
+def test_mode_follows_rocketmqs_rule_for_the_pool(settings, mode):
+    assert EngineConfig(**settings).mode == mode
+
+
+def test_sizes_are_fixed_at_creation(tmp_path):
+    write_settings(tmp_path, "")
+    same = load_config(tmp_path, {"mappedFileSizeCommitLog": "256KiB"}, {})
+    assert {name: getattr(same, name) for name in FIXED_NAMES} == ALL_SIZES
+    for overrides, environ, said in (({"mapedFileSizeCommitLog": "1048576"}, {}, "--set"),
+                                     ({}, {"PYENGINE_MAPPED_FILE_SIZE_COMMIT_LOG_BYTES": "1048576"}, "environment")):
+        with pytest.raises(ConfigError) as caught:
+            load_config(tmp_path, overrides, environ)
+        for word in ("mapped_file_size_commit_log_bytes", "1048576", "262144", "fixed at creation", said):
+            assert word in str(caught.value)
+
+
+def test_a_misspelt_environment_name_is_refused_and_foreign_ones_are_left_alone(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean PYENGINE_FLUSH_DISK_TYPE"):
+        load_config(tmp_path / "new", {}, {"PYENGINE_FLUSH_DISC_TYPE": "SYNC_FLUSH"})
+    foreign = {"PYENGINE_DEBUG": "1", "PYENGINE_REQUIRE": "java", "PYENGINE_SANITIZE": "address", "PYENGINE_KILL_AT": "x"}
+    assert load_config(tmp_path / "new", {}, foreign) == EngineConfig()
+
+
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("flush_disk_type = ", "no valid TOML"),
+    ("[writing]\nflush_disk_type = 'SYNC_FLUSH'", "writing is a table"),
+    ("flush_disk_type = ['SYNC_FLUSH']", "flush_disk_type is a list"),
+    ("flushDiskType = 'SYNC_FLUSH'\nflush_disk_type = 'SYNC_FLUSH'", "twice"),
+    ("flush_disk_tipe = 'SYNC_FLUSH'", "did you mean flush_disk_type?"),
+    ("put_timeout_ms = 0", "1 to 86,400,000 ms"),
+    ("put_timeout_ms = 1979-05-27", "1 to 86,400,000 ms"),
+])
+def test_a_wrong_file_is_refused_with_a_sentence(tmp_path, text, sentence):
+    write_settings(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path, {}, {})
+    assert sentence in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    write_settings(tmp_path, "")
+    config_path(tmp_path).write_bytes(b"put_timeout_ms = 1\n\xff\n")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_config(tmp_path, {}, {})
+
+
+def test_parse_set_takes_the_last_of_a_doubled_key_and_refuses_what_is_no_pair():
+    assert parse_set(["a=1", "b = x=y", "a=2"]) == {"a": "2", "b": "x=y"}
+    for wrong in ("a", "=1", ""):
+        with pytest.raises(ConfigError, match="give key=value"):
+            parse_set([wrong])
+
+
+def test_written_toml_reads_back(tmp_path):
+    values = {"flush_disk_type": "SYNC_FLUSH", "transient_store_pool_enable": True, "put_timeout_ms": 7,
+              "shm_directory": '/dev/shm/a "b" \\ \x01 \u00fc'}
+    path = tmp_path / "engine.toml"
+    path.write_text(write_toml(values), encoding="utf-8")
+    assert read_file(path) == values
+
+
+def test_a_config_is_frozen_and_comparable():
+    config = EngineConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.spin = 0
+    assert dataclasses.replace(config, spin=0) != config and hash(config) == hash(EngineConfig())
+
+
+@pytest.mark.parametrize(("text", "meant"), [("1s", (1000,)), ("1s 2m 1h 1d", (1000, 120000, 3600000, 86400000))])
+def test_delay_levels(text, meant):
+    assert delay_levels_ms(text) == meant

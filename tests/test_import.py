@@ -1,0 +1,20 @@
+"""`import pyengine` stays light, and its public names are there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pyengine
+
+HEAVY = ("click", "rich", "pyarrow", "pyspark", "pandas", "numpy", "msgspec", "psutil", "cffi", "pyengine._native")
+
+
+def test_importing_pyengine_loads_nothing_heavy():
+    code = f"import sys, pyengine, pyengine.config; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert loaded == []
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    assert not hasattr(pyengine, "no_such_name")
