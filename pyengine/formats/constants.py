@@ -1,0 +1,84 @@
+"""Numbers and names that the files themselves hold, as in the RocketMQ 4.9 store."""
+
+from __future__ import annotations
+
+# Commit log (CommitLog.MESSAGE_MAGIC_CODE, BLANK_MAGIC_CODE), as unsigned 32-bit numbers.
+MESSAGE_MAGIC = 0xDAA320A7
+BLANK_MAGIC = 0xCBD43194
+BLANK_HEADER_BYTES = 8  # total size and magic; the filler behind them is never read
+MESSAGE_BYTES_MIN = 91  # IPv4 hosts, no body, no topic, no properties
+
+# sysFlag (MessageSysFlag).
+SYS_FLAG_COMPRESSED = 0x1
+SYS_FLAG_MULTI_TAGS = 0x2
+SYS_FLAG_TRANSACTION_MASK = 0xC  # a two-bit field: compare under the mask, never test one bit
+SYS_FLAG_TRANSACTION_NONE = 0x0
+SYS_FLAG_TRANSACTION_PREPARED = 0x4
+SYS_FLAG_TRANSACTION_COMMIT = 0x8
+SYS_FLAG_TRANSACTION_ROLLBACK = 0xC
+SYS_FLAG_BORN_HOST_V6 = 0x10
+SYS_FLAG_STORE_HOST_V6 = 0x20
+
+# Limits of the record's own length fields, which Java reads as signed.
+TOPIC_BYTES_MAX = 127
+PROPERTIES_BYTES_MAX = 32767
+
+# Property text: name 0x01 value, joined by 0x02.
+NAME_VALUE_SEPARATOR = "\x01"
+PROPERTY_SEPARATOR = "\x02"
+
+# Property names with a meaning in the store (MessageConst).
+PROPERTY_KEYS = "KEYS"
+PROPERTY_TAGS = "TAGS"
+PROPERTY_WAIT = "WAIT"
+PROPERTY_DELAY = "DELAY"
+PROPERTY_REAL_TOPIC = "REAL_TOPIC"
+PROPERTY_REAL_QUEUE_ID = "REAL_QID"
+PROPERTY_UNIQ_KEY = "UNIQ_KEY"
+PROPERTY_TRANSACTION_PREPARED = "TRAN_MSG"
+PROPERTY_PRODUCER_GROUP = "PGROUP"
+PROPERTY_INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
+PROPERTY_INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+KEY_SEPARATOR = " "  # between the words of KEYS
+MULTI_DISPATCH_SEPARATOR = ","
+
+# Names that a user's own property must not take (MessageConst.STRING_HASH_SET).
+RESERVED_PROPERTY_NAMES = frozenset(
+    "KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID"
+    " ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON UNIQ_KEY"
+    " MAX_RECONSUME_TIMES CONSUME_START_TIME INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME"
+    " PUSH_REPLY_TIME CLUSTER MSG_TYPE INNER_MULTI_QUEUE_OFFSET".split()
+)
+# Used by the broker, yet not in RocketMQ's forbidden set.
+INTERNAL_PROPERTY_NAMES = frozenset(
+    "TRAN_PREPARED_QUEUE_OFFSET TRANSACTION_CHECK_TIMES CHECK_IMMUNITY_TIME_IN_SECONDS INNER_MULTI_DISPATCH".split()
+)
+
+# Topics with a meaning in the store (TopicValidator, MixAll).
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TRANSACTION_HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+TRANSACTION_OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+LMQ_PREFIX = "%LMQ%"
+LMQ_QUEUE_ID = 0
+
+# Consume queue.
+CQ_ENTRY_BYTES = 20
+CQ_FILLER_SIZE = 0x7FFFFFFF  # the size field of a pre-blank entry, whose offset and tags code are 0
+CQ_EXT_ADDRESS_MAX = -2147483649  # a tags code at or below this is an address in the extension
+CQ_EXT_UNIT_BYTES_MIN = 20
+CQ_EXT_END = -1  # the size field that closes an extension segment
+
+# Index file.
+INDEX_HEADER_BYTES = 40
+INDEX_SLOT_BYTES = 4
+INDEX_ENTRY_BYTES = 20
+INDEX_KEY_SEPARATOR = "#"  # key text = topic # key
+
+# Checkpoint.
+CHECKPOINT_BYTES = 4096
+CHECKPOINT_MARGIN_MS = 3000
+
+# Names in the store's root.
+SEGMENT_NAME_DIGITS = 20
+INDEX_NAME_DIGITS = 17
+LOCK_TEXT = b"lock"

@@ -1,0 +1,113 @@
+"""IndexFile: a header, hash slots, and chained entries (section 10)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyengine.errors import FormatError
+from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
+
+HEADER = struct.Struct(">qqqqii")
+SLOT = struct.Struct(">i")
+ENTRY = struct.Struct(">iqii")
+TIME_DIFF_MAX_S = 0x7FFFFFFF
+
+
+class IndexHeader(NamedTuple):
+    """The first 40 bytes.
+
+    `index_count` is the number of the next free entry. It starts at 1 because entry 0
+    is never used; a file without keys holds 0 on disk, which is read as 1.
+    """
+
+    begin_timestamp_ms: int = 0
+    end_timestamp_ms: int = 0
+    begin_physical_offset: int = 0
+    end_physical_offset: int = 0
+    hash_slot_count: int = 0
+    index_count: int = 1
+
+
+class IndexEntry(NamedTuple):
+    """One key of one message; `previous` is the next older entry of the same slot, 0 at the chain's end."""
+
+    key_hash: int
+    physical_offset: int
+    time_diff_s: int
+    previous: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLayout:
+    """Where things stand in an index file of this many slots and entries (entry 0 included)."""
+
+    max_hash_slot_num: int
+    max_index_num: int
+
+    @property
+    def size_bytes(self) -> int:
+        return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.max_hash_slot_num + INDEX_ENTRY_BYTES * self.max_index_num
+
+    def slot_of(self, key_hash: int) -> int:
+        return key_hash % self.max_hash_slot_num
+
+    def slot_at(self, slot: int) -> int:
+        """Byte position of a slot."""
+        return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slot
+
+    def entry_at(self, number: int) -> int:
+        """Byte position of an entry."""
+        return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.max_hash_slot_num + INDEX_ENTRY_BYTES * number
+
+    def is_full(self, index_count: int) -> bool:
+        return index_count >= self.max_index_num
+
+
+def pack_header(header: IndexHeader) -> bytes:
+    """40 bytes."""
+    return HEADER.pack(*header)
+
+
+def unpack_header(buffer, at: int = 0) -> IndexHeader:
+    """The header; an index count of 0 or less is read as 1. FormatError when 40 bytes are not there."""
+    try:
+        values = HEADER.unpack_from(buffer, at)
+    except struct.error as error:
+        raise FormatError(f"no whole index header: {error}") from error
+    return IndexHeader(*values[:5], max(values[5], 1))
+
+
+def pack_entry(entry: IndexEntry) -> bytes:
+    """20 bytes."""
+    return ENTRY.pack(*entry)
+
+
+def unpack_entry(buffer, at: int = 0) -> IndexEntry:
+    """The entry at a byte position; FormatError when 20 bytes are not there."""
+    try:
+        return IndexEntry._make(ENTRY.unpack_from(buffer, at))
+    except struct.error as error:
+        raise FormatError(f"no whole index entry at byte {at}: {error}") from error
+
+
+def unpack_slot(buffer, at: int, index_count: int) -> int:
+    """The newest entry of the slot at a byte position; 0 when the stored number is out of range, as RocketMQ reads it."""
+    try:
+        (number,) = SLOT.unpack_from(buffer, at)
+    except struct.error as error:
+        raise FormatError(f"no whole index slot at byte {at}: {error}") from error
+    return number if 0 < number <= index_count else 0
+
+
+def time_diff_seconds(store_timestamp_ms: int, begin_timestamp_ms: int) -> int:
+    """The time field of an entry: whole seconds since the header's begin, clamped; 0 while there is no begin.
+
+    In a file that follows a full one the first entry is counted from the begin it
+    inherited (the previous file's end), only then begin becomes its own time.
+    """
+    if begin_timestamp_ms <= 0:
+        return 0
+    milliseconds = store_timestamp_ms - begin_timestamp_ms
+    return min(milliseconds // 1000, TIME_DIFF_MAX_S) if milliseconds > 0 else 0

@@ -1,0 +1,198 @@
+"""What a position of the commit log holds: one table, one row for every state.
+
+    label            likely cause
+    message          a whole record
+    blank            the filler that closes a segment
+    zeroes           never written: the normal end of the log
+    range_end        fewer than 8 bytes are left: no header fits
+    foreign          random bytes, or the head of a record whose second half alone was written
+    overrun          a size that reaches beyond the bytes there are: garbage, or a short range
+    torn             lengths that do not add up: a crash inside a write
+    offset_mismatch  a whole record of another place: stale bytes
+    bad_crc          the body is not what was written
+    bad_text         topic or properties hold NULs or are not UTF-8: a page that was lost
+
+RocketMQ knows message and blank and stops at everything else
+(CommitLog.checkMessageAndReturnSize); it looks neither at the text nor at the
+record's own offset. The C walker gives the same labels as its reasons.
+"""
+
+from __future__ import annotations
+
+import enum
+import zlib
+from dataclasses import dataclass
+
+from pyengine.formats.constants import BLANK_MAGIC, MESSAGE_MAGIC
+from pyengine.formats.record_layout import (
+    BEGIN,
+    BODY_CRC_AT,
+    HEAD_BY_FLAGS,
+    I32,
+    I64,
+    PHYSICAL_OFFSET_AT,
+    SYS_FLAG_AT,
+    V6_FLAGS,
+    computed_size,
+)
+
+
+class CaseLabel(enum.StrEnum):
+    """The rows of RECORD_CASES."""
+
+    MESSAGE = "message"
+    BLANK = "blank"
+    ZEROES = "zeroes"
+    RANGE_END = "range_end"
+    FOREIGN = "foreign"
+    OVERRUN = "overrun"
+    TORN = "torn"
+    OFFSET_MISMATCH = "offset_mismatch"
+    BAD_CRC = "bad_crc"
+    BAD_TEXT = "bad_text"
+
+
+class Decision(enum.Enum):
+    """What a walk through the log does next."""
+
+    KEEP = "keep"
+    NEXT_FILE = "next_file"
+    STOP = "stop"
+
+
+class Magic(enum.Enum):
+    """The second word of the record."""
+
+    MISSING = "missing"  # fewer than 8 bytes are left
+    ZERO = "zero"
+    MESSAGE = "message"
+    BLANK = "blank"
+    OTHER = "other"
+
+
+class Size(enum.Enum):
+    """The total-size field against the room and against the record's own lengths."""
+
+    FITS = "fits"
+    TOO_BIG = "too_big"
+    DISAGREES = "disagrees"
+
+
+class Place(enum.Enum):
+    """The record's own physical-offset field against where it stands; OWN when nothing is known."""
+
+    OWN = "own"
+    OTHER = "other"
+
+
+class Crc(enum.Enum):
+    """The body against its CRC; GOOD when not asked or when the body is empty, as in RocketMQ."""
+
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Text(enum.Enum):
+    """Topic and properties; CLEAN when not asked."""
+
+    CLEAN = "clean"
+    DIRTY = "dirty"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row: None stands for any value."""
+
+    label: CaseLabel
+    magic: Magic
+    size: Size | None
+    place: Place | None
+    crc: Crc | None
+    text: Text | None
+    decision: Decision
+
+    def matches(self, magic: Magic, size: Size, place: Place, crc: Crc, text: Text) -> bool:
+        return (
+            self.magic is magic
+            and self.size in (None, size)
+            and self.place in (None, place)
+            and self.crc in (None, crc)
+            and self.text in (None, text)
+        )
+
+
+_ANY = None
+RECORD_CASES = (
+    #    label                       magic          size            place        crc       text        decision
+    Case(CaseLabel.MESSAGE,          Magic.MESSAGE, Size.FITS,      Place.OWN,   Crc.GOOD, Text.CLEAN, Decision.KEEP),
+    Case(CaseLabel.BLANK,            Magic.BLANK,   _ANY,           _ANY,        _ANY,     _ANY,       Decision.NEXT_FILE),
+    Case(CaseLabel.ZEROES,           Magic.ZERO,    _ANY,           _ANY,        _ANY,     _ANY,       Decision.STOP),
+    Case(CaseLabel.RANGE_END,        Magic.MISSING, _ANY,           _ANY,        _ANY,     _ANY,       Decision.STOP),
+    Case(CaseLabel.FOREIGN,          Magic.OTHER,   _ANY,           _ANY,        _ANY,     _ANY,       Decision.STOP),
+    Case(CaseLabel.OVERRUN,          Magic.MESSAGE, Size.TOO_BIG,   _ANY,        _ANY,     _ANY,       Decision.STOP),
+    Case(CaseLabel.TORN,             Magic.MESSAGE, Size.DISAGREES, _ANY,        _ANY,     _ANY,       Decision.STOP),
+    Case(CaseLabel.OFFSET_MISMATCH,  Magic.MESSAGE, Size.FITS,      Place.OTHER, _ANY,     _ANY,       Decision.STOP),
+    Case(CaseLabel.BAD_CRC,          Magic.MESSAGE, Size.FITS,      Place.OWN,   Crc.BAD,  _ANY,       Decision.STOP),
+    Case(CaseLabel.BAD_TEXT,         Magic.MESSAGE, Size.FITS,      Place.OWN,   Crc.GOOD, Text.DIRTY, Decision.STOP),
+)
+
+
+def classify(
+    buffer, at: int, room: int, physical_offset: int | None = None, *, check_crc: bool = True, strict: bool = False
+) -> Case:
+    """The one row of RECORD_CASES that fits byte `at`, of which `room` bytes may be looked at.
+
+    `physical_offset` is where the byte stands in the whole log (None: not checked).
+    `strict` also judges the text, as for bytes that a power cut may have thinned out.
+    Never raises for any content; `at + room` must lie inside the buffer.
+    """
+    return find_case(*_state(buffer, at, room, physical_offset, check_crc, strict))
+
+
+def find_case(magic: Magic, size: Size, place: Place, crc: Crc, text: Text) -> Case:
+    """The row for a state; a test holds that exactly one matches any."""
+    return next(case for case in RECORD_CASES if case.matches(magic, size, place, crc, text))
+
+
+def _state(
+    buffer, at: int, room: int, physical_offset: int | None, check_crc: bool, strict: bool
+) -> tuple[Magic, Size, Place, Crc, Text]:
+    magic, size, place, crc, text = Magic.MISSING, Size.DISAGREES, Place.OWN, Crc.GOOD, Text.CLEAN
+    if room < BEGIN.size:
+        return magic, size, place, crc, text
+    size_bytes, magic_number = BEGIN.unpack_from(buffer, at)
+    magic = _MAGIC_BY_NUMBER.get(magic_number, Magic.OTHER)
+    if magic is Magic.ZERO and size_bytes != 0:
+        magic = Magic.OTHER
+    if magic is not Magic.MESSAGE:
+        return magic, size, place, crc, text
+    if size_bytes > room:
+        return magic, Size.TOO_BIG, place, crc, text
+    if size_bytes != computed_size(buffer, at, min(room, max(size_bytes, 0))):
+        return magic, size, place, crc, text
+    size = Size.FITS
+    if physical_offset is not None and I64.unpack_from(buffer, at + PHYSICAL_OFFSET_AT)[0] != physical_offset:
+        place = Place.OTHER
+    (sys_flag,) = I32.unpack_from(buffer, at + SYS_FLAG_AT)
+    body_at = at + HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size
+    (body_bytes,) = I32.unpack_from(buffer, body_at - 4)
+    topic_at = body_at + body_bytes + 1
+    if check_crc and body_bytes > 0:
+        (stored_crc,) = I32.unpack_from(buffer, at + BODY_CRC_AT)
+        if zlib.crc32(buffer[body_at : topic_at - 1]) & 0x7FFFFFFF != stored_crc:
+            crc = Crc.BAD
+    if strict:
+        topic_end = topic_at + buffer[topic_at - 1]
+        if not (_is_clean(buffer[topic_at:topic_end]) and _is_clean(buffer[topic_end + 2 : at + size_bytes])):
+            text = Text.DIRTY
+    return magic, size, place, crc, text
+
+
+_MAGIC_BY_NUMBER = {0: Magic.ZERO, MESSAGE_MAGIC: Magic.MESSAGE, BLANK_MAGIC: Magic.BLANK}
+
+
+def _is_clean(data) -> bool:
+    try:
+        return "\0" not in str(data, "utf-8")
+    except UnicodeDecodeError:
+        return False

@@ -1,0 +1,139 @@
+"""Queue entries, index files, checkpoint, names: the fixed-size formats."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyengine.errors import FormatError
+from pyengine.formats import consume_queue, index_file
+from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint, unpack_checkpoint
+from pyengine.formats.consume_queue_ext import (
+    decode_ext_address,
+    encode_ext_address,
+    unpack_ext_unit,
+)
+from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
+from pyengine.formats.paths import StorePaths, is_index_name, parse_segment_name, segment_name, segment_start
+
+
+def test_queue_entry_bytes():
+    data = consume_queue.pack_entry(0x123456789, 0x83, -2147483648)
+    assert data.hex() == "0000000123456789" "00000083" "ffffffff80000000"
+    assert consume_queue.unpack_entry(b"x" + data, 1) == (0x123456789, 0x83, -2147483648)
+    assert list(consume_queue.iter_entries(data * 2)) == [(0x123456789, 0x83, -2147483648)] * 2
+    with pytest.raises(FormatError):
+        consume_queue.unpack_entry(data, 1)
+
+
+def test_filler_and_live_entries():
+    assert consume_queue.FILLER_BYTES.hex() == "0000000000000000" "7fffffff" "0000000000000000"
+    filler = consume_queue.unpack_entry(consume_queue.FILLER_BYTES)
+    assert consume_queue.is_filler(filler) and consume_queue.is_live(filler)
+    assert not consume_queue.is_filler((0, 91, 0)) and consume_queue.is_live((0, 91, 0))
+    assert not consume_queue.is_live((0, 0, 0))
+    assert not consume_queue.is_live((-1, 91, 0))
+
+
+def test_queue_file_size_is_rounded_up():
+    assert [consume_queue.round_up_to_entries(size) for size in (1, 20, 21, 6000000)] == [20, 20, 40, 6000000]
+
+
+def test_extension_addresses_never_clash_with_tag_hashes():
+    assert consume_queue.is_ext_address(-2147483649)
+    assert not consume_queue.is_ext_address(-2147483648)
+    assert encode_ext_address(28) == -9223372036854775780
+    assert decode_ext_address(-9223372036854775780) == 28
+    with pytest.raises(FormatError):
+        decode_ext_address(5)
+
+
+def test_extension_units():
+    unit = bytes.fromhex("001c" "00000000000d1457" "0000018bd50bcf78" "0008" "539bcf5a20130d7b")
+    found = unpack_ext_unit(b"xx" + unit, 2)
+    assert found == (28, 857175, 1700086402936, bytes.fromhex("539bcf5a20130d7b"))
+    assert unpack_ext_unit(b"\xff\xff") is None
+    assert unpack_ext_unit(b"\0\0") is None
+    assert unpack_ext_unit(unit, len(unit)) is None
+    with pytest.raises(FormatError):
+        unpack_ext_unit(unit[:-1])
+    with pytest.raises(FormatError):
+        unpack_ext_unit(unit[:18] + b"\x00\x09" + unit[20:])
+
+
+def test_index_layout():
+    layout = IndexLayout(5000000, 20000000)
+    assert layout.size_bytes == 420000040
+    small = IndexLayout(16, 10)
+    assert small.slot_at(0) == 40
+    assert small.slot_at(15) == 100
+    assert small.entry_at(1) == 40 + 64 + 20
+    assert small.entry_at(9) + 20 == small.size_bytes
+    assert small.slot_of(33) == 1
+    assert not small.is_full(9) and small.is_full(10)
+
+
+def test_index_header():
+    header = IndexHeader(1, 2, 3, 4, 5, 6)
+    data = index_file.pack_header(header)
+    assert data.hex() == "".join(f"{value:016x}" for value in (1, 2, 3, 4)) + "0000000500000006"
+    assert index_file.unpack_header(data) == header
+    assert index_file.unpack_header(bytes(40)).index_count == 1  # 0 on disk until the first key
+    with pytest.raises(FormatError):
+        index_file.unpack_header(bytes(39))
+
+
+def test_index_entry_and_slot():
+    entry = IndexEntry(2539445, 0x83, 7, 3)
+    data = index_file.pack_entry(entry)
+    assert data.hex() == "0026bfb5" "0000000000000083" "00000007" "00000003"
+    assert index_file.unpack_entry(data) == entry
+    assert index_file.unpack_slot(b"\0\0\0\x05", 0, 5) == 5
+    for stored in (0, -1, 6):
+        assert index_file.unpack_slot(index_file.SLOT.pack(stored), 0, 5) == 0
+    with pytest.raises(FormatError):
+        index_file.unpack_entry(data, 1)
+    with pytest.raises(FormatError):
+        index_file.unpack_slot(b"", 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("store_ms", "begin_ms", "expected"),
+    [(5999, 5000, 0), (6000, 5000, 1), (4000, 5000, 0), (5000, 0, 0), (5000, -1, 0), (1 << 62, 5000, 0x7FFFFFFF)],
+)
+def test_index_time_difference(store_ms, begin_ms, expected):
+    assert index_file.time_diff_seconds(store_ms, begin_ms) == expected
+
+
+def test_checkpoint():
+    checkpoint = Checkpoint(10_000, 9_000, 5_000)
+    data = pack_checkpoint(checkpoint)
+    assert len(data) == 4096
+    assert data[:24].hex() == f"{10_000:016x}{9_000:016x}{5_000:016x}"
+    assert not any(data[24:])
+    assert unpack_checkpoint(data) == checkpoint
+    assert checkpoint.min_timestamp_ms == 6_000
+    assert checkpoint.min_timestamp_index_ms == 5_000
+    assert Checkpoint(2_000, 9_000, 5_000).min_timestamp_ms == 0
+    with pytest.raises(FormatError):
+        unpack_checkpoint(data[:23])
+
+
+def test_segment_names():
+    assert segment_name(1073741824) == "00000000001073741824"
+    assert parse_segment_name("00000000001073741824") == 1073741824
+    for name in ("0", "0000000000107374182x", "+0000000001073741824", "\u0660" * 20, "00000000001073741824.tmp"):
+        assert parse_segment_name(name) is None
+    with pytest.raises(ValueError):
+        segment_name(-1)
+    assert [segment_start(offset, 4096) for offset in (0, 4095, 4096)] == [0, 0, 4096]
+    assert is_index_name("20261121043414987") and not is_index_name("2026112104341498")
+
+
+def test_paths():
+    paths = StorePaths("/store")
+    assert str(paths.queue_folder("T", 3)) == "/store/consumequeue/T/3"
+    assert str(paths.queue_ext_folder("T", 3)) == "/store/consumequeue_ext/T/3"
+    assert str(paths.commit_log_segment(4096)) == "/store/commitlog/00000000000000004096"
+    assert [str(path) for path in (paths.index, paths.config, paths.checkpoint, paths.abort, paths.lock, paths.quarantine)] == [
+        f"/store/{name}" for name in ("index", "config", "checkpoint", "abort", "lock", "quarantine")
+    ]
