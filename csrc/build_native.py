@@ -24,6 +24,9 @@ CONCEPTS = (
     "queue_table",
     "session",
     "new_file",
+    "crc32",
+    "record",
+    "scan",
 )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]

@@ -1,0 +1,120 @@
+#ifndef MS_RECORD_H
+#define MS_RECORD_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "bytes.h"
+#include "record.cdef.h"
+
+_Static_assert(sizeof(struct ms_record_template) == 136, "template without hidden pads");
+
+/* Fixed positions in a record; what follows the born host moves with the host bits. */
+enum {
+    MS_AT_SIZE = 0,
+    MS_AT_MAGIC = 4,
+    MS_AT_BODY_CRC = 8,
+    MS_AT_QUEUE_ID = 12,
+    MS_AT_FLAG = 16,
+    MS_AT_QUEUE_OFFSET = 20,
+    MS_AT_PHYSICAL_OFFSET = 28,
+    MS_AT_SYS_FLAG = 36,
+    MS_AT_BORN_TIMESTAMP = 40,
+    MS_AT_BORN_HOST = 48
+};
+
+/* A record found in somebody's bytes. Every pointer and length lies inside its room. */
+struct ms_record {
+    const uint8_t *start;
+    const uint8_t *body;
+    const uint8_t *topic;
+    const uint8_t *properties;
+    int64_t store_timestamp_ms;
+    int32_t size_bytes;
+    int32_t sys_flag;
+    int32_t born_host_bytes;
+    int32_t store_host_bytes;
+    int32_t body_bytes;
+    int32_t topic_bytes;
+    int32_t properties_bytes;
+};
+
+static inline int32_t ms_host_bytes(int32_t sys_flag, int32_t v6_bit)
+{
+    return sys_flag & v6_bit ? 20 : 8;
+}
+
+/* MS_CASE_MESSAGE with `record` filled, or the first check that failed, up to
+ * MS_CASE_TORN. The order of checks is that of formats.record_case. */
+static inline int ms_record_parse(const uint8_t *at, int64_t room, struct ms_record *record)
+{
+    if (room < MS_BLANK_BYTES)
+        return MS_CASE_RANGE_END;
+    const int32_t size = ms_get_i32(at);
+    const uint32_t magic = ms_get_u32(at + MS_AT_MAGIC);
+    if (__builtin_expect(magic != MS_RECORD_MAGIC, 0)) {
+        if (magic == MS_BLANK_MAGIC)
+            return MS_CASE_BLANK;
+        return magic == 0 && size == 0 ? MS_CASE_ZEROES : MS_CASE_FOREIGN;
+    }
+    if (size > room)
+        return MS_CASE_OVERRUN;
+    if (size < MS_RECORD_BYTES_MIN)
+        return MS_CASE_TORN;
+    const int32_t sys_flag = ms_get_i32(at + MS_AT_SYS_FLAG);
+    const int32_t born = ms_host_bytes(sys_flag, MS_SYS_FLAG_BORN_V6);
+    const int32_t store = ms_host_bytes(sys_flag, MS_SYS_FLAG_STORE_V6);
+    const int64_t body_at = 72 + born + store;
+    if (size < body_at + 3) /* topic length and properties length still follow */
+        return MS_CASE_TORN;
+    const int64_t body_bytes = ms_get_i32(at + body_at - 4);
+    if (body_bytes < 0 || body_at + body_bytes + 3 > size)
+        return MS_CASE_TORN;
+    const int64_t topic_bytes = at[body_at + body_bytes];
+    const int64_t topic_at = body_at + body_bytes + 1;
+    if (topic_bytes > MS_TOPIC_BYTES_MAX || topic_at + topic_bytes + 2 > size)
+        return MS_CASE_TORN;
+    const int64_t properties_at = topic_at + topic_bytes + 2;
+    const int64_t properties_bytes = ms_get_i16(at + properties_at - 2);
+    if (properties_bytes < 0 || properties_at + properties_bytes != size)
+        return MS_CASE_TORN;
+    record->start = at;
+    record->body = at + body_at;
+    record->topic = at + topic_at;
+    record->properties = at + properties_at;
+    record->store_timestamp_ms = ms_get_i64(at + MS_AT_BORN_HOST + born);
+    record->size_bytes = size;
+    record->sys_flag = sys_flag;
+    record->born_host_bytes = born;
+    record->store_host_bytes = store;
+    record->body_bytes = (int32_t)body_bytes;
+    record->topic_bytes = (int32_t)topic_bytes;
+    record->properties_bytes = (int32_t)properties_bytes;
+    return MS_CASE_MESSAGE;
+}
+
+static inline int64_t ms_record_queue_offset(const struct ms_record *record)
+{
+    return ms_get_i64(record->start + MS_AT_QUEUE_OFFSET);
+}
+
+static inline int64_t ms_record_physical_offset(const struct ms_record *record)
+{
+    return ms_get_i64(record->start + MS_AT_PHYSICAL_OFFSET);
+}
+
+static inline int32_t ms_record_queue_id(const struct ms_record *record)
+{
+    return ms_get_i32(record->start + MS_AT_QUEUE_ID);
+}
+
+/* 1 for plain and committed messages: only they have a place in a queue. */
+static inline int ms_record_is_queued(const struct ms_record *record)
+{
+    const int32_t transaction = record->sys_flag & MS_SYS_FLAG_TRANSACTION;
+    return transaction != MS_SYS_FLAG_PREPARED && transaction != MS_SYS_FLAG_ROLLBACK;
+}
+
+/* The checks beyond the lengths, for a record that parsed. */
+int ms_record_verify(const struct ms_record *record, int64_t physical_offset, int checks);
+
+#endif

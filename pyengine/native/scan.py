@@ -1,0 +1,122 @@
+"""Walks through the records of a segment (csrc/scan.cdef.h, csrc/record.cdef.h).
+
+A `view` is any object with the buffer protocol whose first byte stands at the
+physical offset `base_offset`: an mmap, a memoryview, bytes. Offsets are
+physical: of the whole commit log. Nothing outside the given range is looked at,
+whatever the bytes say, and damage is an answer, never an exception.
+"""
+
+from __future__ import annotations
+
+from pyengine._native import ffi, lib
+from pyengine.errors import UsageError
+from pyengine.formats.walk import WalkResult
+
+__all__ = ["REASONS", "WalkResult", "body_crc", "classify", "sync", "walk"]
+
+# By MS_CASE_*; the labels are those of formats.record_case.
+REASONS = (
+    "message",
+    "range_end",
+    "zeroes",
+    "blank",
+    "foreign",
+    "overrun",
+    "torn",
+    "offset_mismatch",
+    "bad_crc",
+    "bad_text",
+)
+_BLANK = lib.MS_CASE_BLANK
+
+
+def walk(
+    view,
+    base_offset: int,
+    start: int,
+    end: int,
+    *,
+    check_crc: bool = True,
+    strict: bool = False,
+    check_offset: bool = True,
+    limit: int | None = None,
+) -> WalkResult:
+    """Walk the records that begin in [start, end), in the segment that `view` holds.
+
+    Nothing at or above `limit` (default: `end`) is looked at; a record that reaches
+    beyond it is an `overrun`. For a blank the end is the blank's own start. `strict` also judges topic and properties (UTF-8 without
+    NUL), as for bytes that a power cut may have thinned out. `check_offset`: a record
+    that names another offset than its own is an `offset_mismatch`. Raises UsageError
+    when the range does not lie inside the view.
+    """
+    data, limit = _bounded(view, base_offset, start, end, limit)
+    checks = (
+        (lib.MS_CHECK_CRC if check_crc else 0)
+        | (lib.MS_CHECK_TEXT if strict else 0)
+        | (lib.MS_CHECK_OFFSET if check_offset else 0)
+    )
+    result = ffi.new("struct ms_walk *")
+    lib.ms_scan_walk(data, base_offset, start, end, limit, checks, result)
+    blanks = 1 if result.reason == _BLANK else 0
+    return WalkResult(
+        result.end_offset,
+        REASONS[result.reason],
+        result.messages + blanks,
+        result.messages,
+        result.first_store_timestamp_ms,
+        result.last_store_timestamp_ms,
+    )
+
+
+def sync(
+    view, base_offset: int, from_: int, end: int, *, limit: int | None = None, certain: bool = False
+) -> int | None:
+    """The first record that begins in [from_, end), or None; reads nothing at or above `limit` (default: `end`).
+
+    The record is known by its lengths, by naming its own offset, and by what follows
+    it. A body that was made to look like a record at the very offset it got deceives
+    this; `certain` walks from the segment's beginning instead, which nothing deceives,
+    at the cost of reading every header before `from_`.
+    """
+    data, limit = _bounded(view, base_offset, from_, end, limit)
+    if certain:
+        reached = ffi.new("struct ms_walk *")
+        lib.ms_scan_walk(data, base_offset, base_offset, from_, limit, 0, reached)
+        if reached.reason != lib.MS_CASE_RANGE_END or reached.end_offset < from_:
+            return None
+        found = reached.end_offset
+        room = limit - found
+        whole = lib.ms_record_classify(data + (found - base_offset), room, 0, 0) == lib.MS_CASE_MESSAGE
+        return found if found < end and whole else None
+    found = lib.ms_scan_sync(data, base_offset, from_, end, limit)
+    return None if found < 0 else found
+
+
+def classify(
+    view, at: int, room: int, physical_offset: int | None = None, *, check_crc: bool = True, strict: bool = False
+) -> str:
+    """The one of REASONS that fits byte `at` of the view, of which `room` bytes may be looked at."""
+    data = ffi.from_buffer("uint8_t[]", view)
+    if at < 0 or room < 0 or at + room > len(data):
+        raise UsageError(f"[{at}, {at + room}) does not lie in {len(data)} bytes")
+    checks = (
+        (lib.MS_CHECK_CRC if check_crc else 0)
+        | (lib.MS_CHECK_TEXT if strict else 0)
+        | (0 if physical_offset is None else lib.MS_CHECK_OFFSET)
+    )
+    return REASONS[lib.ms_record_classify(data + at, room, physical_offset or 0, checks)]
+
+
+def body_crc(body) -> int:
+    """CRC-32 of a body without the sign bit; 0 for an empty one."""
+    return lib.ms_record_body_crc(ffi.from_buffer("uint8_t[]", body), len(body))
+
+
+def _bounded(view, base_offset: int, start: int, end: int, limit: int | None):
+    data = ffi.from_buffer("uint8_t[]", view)
+    limit = end if limit is None else limit
+    if not base_offset <= start <= end <= limit <= base_offset + len(data):
+        raise UsageError(
+            f"[{start}, {end}) with limit {limit} does not lie in the segment at {base_offset} of {len(data)} bytes"
+        )
+    return data, limit

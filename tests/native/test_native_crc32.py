@@ -1,0 +1,53 @@
+"""The CRC equals zlib's: both ways of computing it, every small size, any alignment, in pieces."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import pytest
+
+from pyengine._native import ffi, lib
+
+SEED = 20240611
+WAYS = [lib.ms_crc32, lib.ms_crc32_tables, lib.ms_crc32_folding]
+
+
+@pytest.fixture(scope="module")
+def noise() -> bytes:
+    return random.Random(SEED).randbytes(2_000_003)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_small_sizes_at_all_alignments(way, noise):
+    source = ffi.from_buffer("uint8_t[]", noise)
+    for size in range(301):
+        for at in range(4):
+            assert way(0, source + at, size) == zlib.crc32(noise[at : at + size]), (size, at)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_large_sizes(way, noise):
+    source = ffi.from_buffer("uint8_t[]", noise)
+    dice = random.Random(SEED)
+    for _ in range(40):
+        at = dice.randrange(64)
+        size = dice.randrange(len(noise) - at)
+        assert way(0, source + at, size) == zlib.crc32(noise[at : at + size]), (size, at)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_in_pieces(way, noise):
+    source = ffi.from_buffer("uint8_t[]", noise)
+    dice = random.Random(SEED)
+    for _ in range(200):
+        cuts = sorted(dice.randrange(1000) for _ in range(3))
+        state = 0
+        for start, end in zip([0, *cuts], [*cuts, 1000], strict=True):
+            state = way(state, source + start, end - start)
+        assert state == zlib.crc32(noise[:1000]), cuts
+
+
+def test_the_published_check_value():
+    assert lib.ms_crc32(0, b"123456789", 9) == 0xCBF43926
+    assert lib.ms_record_body_crc(b"123456789", 9) == 1274296614  # without the sign bit
