@@ -1,0 +1,85 @@
+# One Python environment for the scripts of this checkout. Sourced, never run.
+#
+#   use_environment EXTRAS...    makes or reuses the environment, exports PYTHON, VIRTUAL_ENV and PATH
+#
+# Where: $PYENGINE_VENV, else .venv of the checkout. What: the project itself, editable, with the
+# extras named, and the C module built. A second call with nothing changed costs two checksums: the
+# packages are installed again only when pyproject.toml (or the set of extras) changed, the C module
+# is built again only when csrc or setup.py changed. Killed half-way, the next call does it again,
+# because each stamp is written last.
+
+checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+
+note() { printf '%s\n' "$*" >&2; }
+give_up() { note "${0##*/}: $*"; exit 1; }
+
+# Prints the first Python of version 3.11 or later that can make environments.
+find_python() {
+  local candidate wanted='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
+  for candidate in ${PYENGINE_PYTHON:+"$PYENGINE_PYTHON"} python3.11 python3.12 python3.13 python3.14 python3 python; do
+    if "$candidate" -c "$wanted" >/dev/null 2>&1; then
+      "$candidate" -c 'import sys; print(sys.executable)'
+      return 0
+    fi
+  done
+  return 1
+}
+
+packages_digest() { (cd "$checkout" && { cat pyproject.toml; ls -d */__init__.py; } | sha256sum | cut -c1-32); }
+native_digest() { (cd "$checkout" && cat setup.py csrc/build_native.py csrc/*.h csrc/*.c | sha256sum | cut -c1-32); }
+
+run_logged() { # run_logged WHAT command...: quiet on success, the whole log on failure
+  local what=$1 log=$VIRTUAL_ENV/pyengine-setup.log
+  shift
+  note "$what ..."
+  if ! "$@" >"$log" 2>&1; then
+    tail -n 60 "$log" >&2
+    give_up "$what failed; the lines above say why, all of it is in $log"
+  fi
+}
+
+install_packages() { # $1 = extras joined by commas
+  local stamp=$VIRTUAL_ENV/pyengine-packages.stamp wanted
+  wanted="$checkout $1 $(packages_digest)"
+  [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return 0
+  run_logged "installing pyengine[$1] and what it needs into $VIRTUAL_ENV" \
+    env -C "$checkout" "$PYTHON" -m pip install --disable-pip-version-check --editable ".[$1]" 'setuptools>=77' wheel
+  rm -f "$VIRTUAL_ENV/pyengine-native.stamp"
+  printf '%s\n' "$wanted" >"$stamp"
+}
+
+build_native() {
+  local stamp=$VIRTUAL_ENV/pyengine-native.stamp wanted
+  wanted="$checkout ${PYENGINE_SANITIZE:-} $(native_digest)"
+  if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && ls "$checkout"/pyengine/_native*.so >/dev/null 2>&1; then
+    return 0
+  fi
+  run_logged "building the C module" env -C "$checkout" "$PYTHON" setup.py -q build_ext --inplace --force
+  printf '%s\n' "$wanted" >"$stamp"
+}
+
+use_environment() {
+  local base extras
+  extras=$(IFS=,; echo "$*")
+  VIRTUAL_ENV=${PYENGINE_VENV:-$checkout/.venv}
+  case $VIRTUAL_ENV in /*) ;; *) VIRTUAL_ENV=$PWD/$VIRTUAL_ENV ;; esac
+  PYTHON=$VIRTUAL_ENV/bin/python
+  if ! "$PYTHON" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+    base=$(find_python) || give_up "no Python 3.11 or later with the venv module was found: install one (on Debian and Ubuntu: python3.11 python3.11-venv python3.11-dev), or name it with PYENGINE_PYTHON=/path/to/python3"
+    note "making an environment in $VIRTUAL_ENV with $base ..."
+    rm -f "$VIRTUAL_ENV"/pyengine-*.stamp
+    "$base" -m venv --clear "$VIRTUAL_ENV" || give_up "cannot make an environment in $VIRTUAL_ENV: name another place with PYENGINE_VENV"
+  fi
+  command -v "${CC:-cc}" >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 ||
+    give_up "no C compiler was found: install one (on Debian and Ubuntu: gcc libc6-dev), or name it with CC=/path/to/compiler"
+  "$PYTHON" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
+    give_up "Python.h is missing: install the headers of $("$PYTHON" -c 'import sys; print("python%d.%d" % sys.version_info[:2])') (on Debian and Ubuntu: its -dev package)"
+  export VIRTUAL_ENV PYTHON PATH=$VIRTUAL_ENV/bin:$PATH
+  if command -v flock >/dev/null 2>&1; then # two scripts at once: the second waits for the first
+    exec 9>"$VIRTUAL_ENV/pyengine-setup.lock"
+    flock 9
+  fi
+  install_packages "$extras"
+  build_native
+  exec 9>&-
+}

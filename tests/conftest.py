@@ -1,0 +1,94 @@
+"""How the tests run: needs, long forms, seeds, fixtures, and the table of what was left out.
+
+Fixtures live in tests/fix_<topic>.py; each is loaded as a plugin. Needs stand in needs.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import needs
+
+pytest_plugins = sorted(path.stem for path in Path(__file__).parent.glob("fix_*.py"))
+
+left_out_key = pytest.StashKey[Counter]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the long forms too (also PYENGINE_LONG=1)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        config.required_needs = needs.required_needs()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.run_long = (
+        config.getoption("--long") or os.environ.get("PYENGINE_LONG", "0") != "0" or "long" in config.required_needs
+    )
+    config.test_seed = int(os.environ.get("PYENGINE_SEED") or random.SystemRandom().randrange(1 << 32))
+    config.stash[left_out_key] = Counter()
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    required = ", ".join(sorted(config.required_needs)) or "none"
+    return [f"seed: {config.test_seed} (PYENGINE_SEED={config.test_seed} repeats it)", f"required needs: {required}"]
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> str:
+    """The seed of this test: of the run and of the test's own name, so that one test alone repeats."""
+    return f"{request.config.test_seed}:{request.node.nodeid}"
+
+
+@pytest.fixture
+def rng(seed: str) -> random.Random:
+    """Random numbers that PYENGINE_SEED repeats; a failing test shows the seed."""
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def why_left_out(item: pytest.Item) -> tuple[str, str] | None:
+    """The first need of the test that is not met, with the reason."""
+    if item.get_closest_marker("long") and not item.config.run_long:
+        return "long", "runs with --long or PYENGINE_LONG=1"
+    for name, need in needs.NEEDS.items():
+        if item.get_closest_marker(name) and (reason := need.absent()):
+            return name, reason
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    missing = why_left_out(item)
+    if missing:
+        pytest.skip("{}: {}".format(*missing))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    """Count what is skipped; a skip of a test with a required need is a failure, wherever it came from."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        broken = sorted(name for name in item.config.required_needs if item.get_closest_marker(name))
+        if broken:
+            report.outcome = "failed"
+            report.longrepr = f"left out although PYENGINE_REQUIRE names {', '.join(broken)}: {reason}"
+        else:
+            item.config.stash[left_out_key][reason] += 1
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left_out = config.stash[left_out_key]
+    terminalreporter.section("left out")
+    if not left_out:
+        terminalreporter.write_line("nothing: every selected test ran")
+    for reason, count in sorted(left_out.items()):
+        terminalreporter.write_line(f"{count:5}  {reason}")

@@ -1,0 +1,109 @@
+"""What a test may need beyond Python and a C compiler, and whether this machine has it.
+
+A test says what it needs by a marker of the same name. A need that is absent skips the test with
+the reason, unless PYENGINE_REQUIRE names it: then the test fails instead. NEEDS is the one table;
+a new need is one row here and one marker in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+JAVA_OLDEST = 17
+
+
+@dataclass(frozen=True)
+class Need:
+    """`absent()` gives the reason why the need is not met, or None."""
+
+    name: str
+    absent: Callable[[], str | None]
+
+
+def java_command() -> str | None:
+    """The `java` that tests start: of JAVA_HOME, else on PATH."""
+    home = os.environ.get("JAVA_HOME")
+    if home and os.access(Path(home, "bin", "java"), os.X_OK):
+        return str(Path(home, "bin", "java"))
+    return shutil.which("java")
+
+
+@functools.cache
+def java_version() -> int | None:
+    """Major version of `java_command()`, None without one that starts."""
+    command = java_command()
+    if command is None:
+        return None
+    told = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60)
+    found = re.search(r'version "(\d+)', told.stderr + told.stdout)
+    return int(found.group(1)) if told.returncode == 0 and found else None
+
+
+def _no_java() -> str | None:
+    version = java_version()
+    if version is None:
+        return "no Java was found (JAVA_HOME, PATH)"
+    return None if version >= JAVA_OLDEST else f"Java {version} is older than {JAVA_OLDEST}"
+
+
+def _no_maven() -> str | None:
+    missing = [name for name in ("mvn", "javac") if shutil.which(name) is None]
+    return f"{' and '.join(missing)} not found on PATH" if missing else None
+
+
+def _no_root() -> str | None:
+    return None if os.geteuid() == 0 else "not root"
+
+
+def _no_fuse() -> str | None:
+    if not os.access("/dev/fuse", os.W_OK):
+        return "/dev/fuse is not writable"
+    if shutil.which("fusermount3") is None:
+        return "fusermount3 not found (package fuse3)"
+    if shutil.which("pkg-config") is None or subprocess.run(["pkg-config", "--exists", "fuse3"]).returncode:
+        return "the headers of fuse3 were not found (package libfuse3-dev, pkg-config)"
+    return None
+
+
+def _no_systemd() -> str | None:
+    if _no_root():
+        return "not root"
+    if not any(Path(place).exists() for place in ("/usr/lib/systemd/systemd", "/lib/systemd/systemd")):
+        return "systemd is not installed"
+    return None if shutil.which("unshare") else "unshare not found (package util-linux)"
+
+
+def _no_spark() -> str | None:
+    missing = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
+    return f"{', '.join(missing)} not installed (extra `spark`)" if missing else _no_java()
+
+
+NEEDS = {
+    need.name: need
+    for need in (
+        Need("java", functools.cache(_no_java)),
+        Need("maven", functools.cache(_no_maven)),
+        Need("root", functools.cache(_no_root)),
+        Need("fuse", functools.cache(_no_fuse)),
+        Need("systemd", functools.cache(_no_systemd)),
+        Need("spark", functools.cache(_no_spark)),
+    )
+}
+
+
+def required_needs() -> frozenset[str]:
+    """The needs that PYENGINE_REQUIRE names; ValueError for a name that is no need."""
+    names = frozenset(os.environ.get("PYENGINE_REQUIRE", "").replace(",", " ").split())
+    unknown = names - NEEDS.keys() - {"long"}
+    if unknown:
+        known = ", ".join([*NEEDS, "long"])
+        raise ValueError(f"PYENGINE_REQUIRE names {', '.join(sorted(unknown))}; known are {known}")
+    return names

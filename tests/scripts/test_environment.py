@@ -1,0 +1,59 @@
+"""scripts/environment.sh says in one sentence what the machine lacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def use_environment(tmp_path: Path, tools: dict[str, str], **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs use_environment where PATH holds a few system tools and `tools` (name -> shell text)."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("bash", "sh", "env", "cat", "cut", "sha256sum", "rm", "ls", "dirname", "tail"):
+        (folder / name).symlink_to(next(Path(p, name) for p in ("/bin", "/usr/bin") if Path(p, name).exists()))
+    for name, text in tools.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYENGINE_") and k not in ("CC", "VIRTUAL_ENV")}
+    kept |= {"PATH": str(folder), "PYENGINE_VENV": str(tmp_path / "an env"), **environ}
+    script = f'set -euo pipefail; source "{SCRIPTS}/environment.sh"; use_environment test; echo ready'
+    return subprocess.run(["bash", "-c", script], env=kept, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("tools", [{}, {"python3": "exit 1"}])
+def test_no_python_is_said_with_what_to_install(tmp_path, tools):
+    done = use_environment(tmp_path, tools)
+    assert done.returncode == 1
+    assert "no Python 3.11 or later with the venv module was found: install one" in done.stderr
+
+
+def test_no_compiler_is_said(tmp_path):
+    done = use_environment(tmp_path, {}, PYENGINE_PYTHON=sys.executable)
+    assert done.returncode == 1
+    assert "no C compiler was found: install one" in done.stderr
+
+
+def test_a_failed_installation_shows_its_log(tmp_path):
+    broken = tmp_path / "base"
+    broken.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        # `venv --clear PLACE` makes a python that is this script; pip fails with a sentence of its own.
+        '  *"-m venv"*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python";;\n'
+        '  *"print(sys.executable)"*) echo "$0";;\n'
+        '  *"pip install"*) echo "the registry does not answer"; exit 1;;\n'
+        "esac\n"
+    )
+    broken.chmod(0o755)
+    done = use_environment(tmp_path, {"cc": "exit 0", "mkdir": 'exec /bin/mkdir "$@"', "cp": 'exec /bin/cp "$@"'}, PYENGINE_PYTHON=str(broken))
+    assert done.returncode == 1
+    assert "the registry does not answer" in done.stderr
+    assert "the lines above say why" in done.stderr
+    assert "ready" not in done.stdout
