@@ -133,7 +133,7 @@ def sweep_unfinished(root: Path | str) -> list[Path]:
             removed.append(file)
         sibling.rmdir()
         sync_folder(sibling.parent)
-    for temporary in sorted((root / "config").glob("*.tmp")):
+    for temporary in [*sorted((root / "config").glob("*.tmp")), *root.glob("checkpoint.tmp")]:
         temporary.unlink()
         removed.append(temporary)
     return removed

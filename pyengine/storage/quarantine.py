@@ -1,0 +1,185 @@
+"""The folder `quarantine/`: what recovery removes from the log, kept with a note that says what and why.
+
+Nothing that might be a message of somebody leaves the log before it stands here,
+durable. Whole files are moved (no room is needed); parts of a file are copied
+without their zeros at the end. What can be made again from the log that stays
+(queue entries, index files) is not kept.
+
+    commitlog-00000000000000049152             a whole segment
+    commitlog-00000000000000047869-512         512 bytes from that physical offset on
+    commitlog-00000000000000047869-512.json    what it is, why it is here; written last
+
+Names follow from the content, so a recovery that was killed and runs again finds
+its own copy and does not make a second one. A note without its content, or the
+other way round, is what a crash left: the next run replaces it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyengine.errors import DiskError, DiskFullError
+from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.storage.new_file import make_folders, sync_folder, write_config
+
+_COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedPiece:
+    """One thing that was put away: `path` under quarantine/, where it came from, and why."""
+
+    path: Path
+    physical_offset: int
+    size_bytes: int
+    reason: str
+
+
+class Quarantine:
+    """Puts things away for one recovery; `pieces` lists them in order."""
+
+    def __init__(self, root: Path | str) -> None:
+        self._folder = StorePaths(root).quarantine
+        self.pieces: list[QuarantinedPiece] = []
+
+    def keep_bytes(self, segment: Path, segment_start: int, start: int, end: int, reason: str) -> None:
+        """Copy the physical range [start, end) of a segment; zeros at its end are left out.
+
+        Durable before this returns. Raises DiskFullError (then nothing is left behind
+        here and the log is still untouched) or DiskError.
+        """
+        with open(segment, "rb") as source:
+            end = start + _length_without_zeros(source, start - segment_start, end - segment_start)
+            if end == start:
+                return
+            digest = _digest(source, start - segment_start, end - segment_start)
+            name = self._free_name(f"commitlog-{segment_name(start)}-{end - start}", digest)
+            target = self._folder / name
+            if not self._has(name, digest):
+                with self._removed_on_failure(target):
+                    with open(target, "wb") as copy:
+                        for chunk in _chunks(source, start - segment_start, end - segment_start):
+                            copy.write(chunk)
+                        copy.flush()
+                        os.fsync(copy.fileno())
+                    self._write_note(target, segment.name, start, end - start, digest, reason)
+        self.pieces.append(QuarantinedPiece(target, start, end - start, reason))
+
+    def keep_file(self, path: Path, physical_offset: int, reason: str, *, kind: str = "commitlog") -> None:
+        """Move a file or a folder here, with its note. Durable before this returns."""
+        make_folders(self._folder)
+        name = f"{kind}-{path.name}"
+        target = self._folder / name
+        number = 0
+        while target.exists():
+            number += 1
+            target = self._folder / f"{name}.{number}"
+        size_bytes = path.stat().st_size if path.is_file() else 0
+        self._write_note(target, path.name, physical_offset, size_bytes, None, reason)
+        try:
+            os.rename(path, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise DiskError(f"cannot move {path} to {target}: {error.strerror}",
+                                errno=error.errno or 0, path=str(path)) from error
+            with self._removed_on_failure(target):
+                shutil.copytree(path, target) if path.is_dir() else shutil.copy2(path, target)
+                _sync_tree(target)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        sync_folder(self._folder)
+        sync_folder(path.parent)
+        self.pieces.append(QuarantinedPiece(target, physical_offset, size_bytes, reason))
+
+    def _free_name(self, name: str, digest: str) -> str:
+        make_folders(self._folder)
+        candidate, number = name, 0
+        while _note_path(self._folder / candidate).exists() and not self._has(candidate, digest):
+            number += 1
+            candidate = f"{name}.{number}"
+        return candidate
+
+    def _has(self, name: str, digest: str) -> bool:
+        """True when a finished copy of exactly this content is here already."""
+        try:
+            note = json.loads(_note_path(self._folder / name).read_bytes())
+            with open(self._folder / name, "rb") as copy:
+                size_bytes = os.fstat(copy.fileno()).st_size
+                return note.get("sha256") == digest == _digest(copy, 0, size_bytes)
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    def _write_note(
+        self, target: Path, origin: str, physical_offset: int, size_bytes: int, digest: str | None, reason: str
+    ) -> None:
+        note = {
+            "from": origin,
+            "physical_offset": physical_offset,
+            "size_bytes": size_bytes,
+            "sha256": digest,
+            "reason": reason,
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        write_config(_note_path(target), json.dumps(note, indent=2).encode() + b"\n", keep_backup=False)
+
+    @contextlib.contextmanager
+    def _removed_on_failure(self, target: Path):
+        try:
+            yield
+        except BaseException as error:
+            for leftover in (target, _note_path(target)):
+                with contextlib.suppress(OSError):
+                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            if isinstance(error, OSError):
+                kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskError
+                raise kind(f"cannot put {target} away: {error.strerror}",
+                           errno=error.errno or 0, path=str(target)) from error
+            raise
+
+
+def _note_path(target: Path) -> Path:
+    return target.with_name(target.name + ".json")
+
+
+def _chunks(source, start: int, end: int):
+    source.seek(start)
+    while start < end:
+        chunk = source.read(min(_COPY_BYTES, end - start))
+        if not chunk:
+            return
+        start += len(chunk)
+        yield chunk
+
+
+def _digest(source, start: int, end: int) -> str:
+    digest = hashlib.sha256()
+    for chunk in _chunks(source, start, end):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _length_without_zeros(source, start: int, end: int) -> int:
+    """How many bytes of the file range [start, end) are left when zeros at its end are dropped."""
+    used = position = 0
+    for chunk in _chunks(source, start, end):
+        stripped = len(chunk.rstrip(b"\0"))
+        if stripped:
+            used = position + stripped
+        position += len(chunk)
+    return used
+
+
+def _sync_tree(path: Path) -> None:
+    for entry in [path, *path.rglob("*")] if path.is_dir() else [path]:
+        descriptor = os.open(entry, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

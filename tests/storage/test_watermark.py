@@ -1,0 +1,104 @@
+"""config/watermark, checkpoint and abort: small files that recovery believes, so they are whole or they do not count."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import pytest
+
+from pyengine.errors import DiskError, FlushError
+from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
+from pyengine.storage import store_checkpoint
+from pyengine.storage.abort_file import abort_file_exists, create_abort_file, remove_abort_file
+from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
+from pyengine.storage.watermark import DurableWatermark, read_watermark, watermark_path, write_watermark
+
+MARK = DurableWatermark("9c2c0d6c-6a8e-4f2b-8f0d-5f4bfb4f6f4e", 7, 1_234_567)
+
+
+def test_a_watermark_is_read_as_it_was_written(tmp_path):
+    write_watermark(tmp_path, MARK)
+    write_watermark(tmp_path, DurableWatermark(MARK.uuid, 8, 2_000_000))
+    assert read_watermark(tmp_path).watermark == DurableWatermark(MARK.uuid, 8, 2_000_000)
+    assert read_watermark(tmp_path).damage == ""
+    assert os.listdir(tmp_path / "config") == ["watermark"]
+
+
+def test_a_store_without_one_is_not_called_damaged(tmp_path):
+    reading = read_watermark(tmp_path)
+    assert (reading.watermark, reading.damage) == (None, "")
+
+
+def test_any_changed_byte_and_any_cut_make_it_absent_and_are_reported(tmp_path):
+    write_watermark(tmp_path, MARK)
+    path = watermark_path(tmp_path)
+    whole = path.read_bytes()
+    damaged = [whole[:length] for length in range(len(whole))]
+    damaged += [whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1:] for at in range(len(whole)) for bit in (1, 0x20, 0x80)]
+    for content in [*damaged, b"[]", b"null", b"7", whole + b"x"]:
+        path.write_bytes(content)
+        reading = read_watermark(tmp_path)
+        assert reading.watermark is None, content
+        assert str(path) in reading.damage, content
+
+
+def test_a_negative_watermark_is_no_watermark(tmp_path):
+    write_watermark(tmp_path, DurableWatermark(MARK.uuid, 7, -1))
+    assert read_watermark(tmp_path).watermark is None
+
+
+def test_the_watermark_is_readable_by_people(tmp_path):
+    write_watermark(tmp_path, MARK)
+    fields = json.loads(watermark_path(tmp_path).read_text())
+    assert (fields["uuid"], fields["epoch"], fields["flushed"]) == (MARK.uuid, 7, 1_234_567)
+
+
+@pytest.mark.parametrize("before", [None, b"", b"\0" * 10, pack_checkpoint(Checkpoint(1, 2, 3))])
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path, before):
+    if before is not None:
+        (tmp_path / "checkpoint").write_bytes(before)
+    write_checkpoint(tmp_path, Checkpoint(1_700_000_000_000, 1_700_000_000_001, 0))
+    assert read_checkpoint(tmp_path) == Checkpoint(1_700_000_000_000, 1_700_000_000_001, 0)
+    assert (tmp_path / "checkpoint").stat().st_size == 4096
+    assert os.listdir(tmp_path) == ["checkpoint"]
+
+
+@pytest.mark.parametrize(("content", "read"), [
+    (None, Checkpoint()), (b"", Checkpoint()),
+    (pack_checkpoint(Checkpoint(5, 6, 7))[:16], Checkpoint(5, 6, 0)), (b"\0" * 5000, Checkpoint())])
+def test_a_missing_or_short_checkpoint_reads_as_zeros(tmp_path, content, read):
+    if content is not None:
+        (tmp_path / "checkpoint").write_bytes(content)
+    assert read_checkpoint(tmp_path) == read
+
+
+def test_a_checkpoint_that_cannot_be_synced_says_so(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, Checkpoint(1, 1, 1))
+
+    def fail(_descriptor):
+        raise OSError(errno.EIO, "injected")
+
+    monkeypatch.setattr(store_checkpoint.os, "fdatasync", fail)
+    with pytest.raises(FlushError):
+        write_checkpoint(tmp_path, Checkpoint(2, 2, 2))
+
+
+def test_a_folder_in_the_place_of_the_checkpoint_is_one_clear_error(tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(DiskError, match="checkpoint"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(DiskError, match="checkpoint"):
+        write_checkpoint(tmp_path, Checkpoint())
+
+
+def test_the_abort_file_comes_and_goes_and_both_are_idempotent(tmp_path):
+    assert not abort_file_exists(tmp_path)
+    for _ in range(2):
+        create_abort_file(tmp_path)
+        assert abort_file_exists(tmp_path)
+        assert (tmp_path / "abort").stat().st_size == 0
+    for _ in range(2):
+        remove_abort_file(tmp_path)
+        assert not abort_file_exists(tmp_path)
