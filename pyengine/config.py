@@ -89,17 +89,17 @@ def config_path(root: str | os.PathLike[str]) -> Path:
 
 
 def load_config(
-    root: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None,
     overrides: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> EngineConfig:
-    """The settings of the store at `root`, which need not exist yet.
+    """The settings of the store at `root`, which need not exist yet (None: of a new store).
 
     `overrides` are the `--set` values, as text or typed; `environ` defaults to the
     process environment. ConfigError: an unknown name, a value out of range, a size
     that differs from what the store's files were made with.
     """
-    from_file = read_file(config_path(root))
+    from_file = {} if root is None else read_file(config_path(root))
     asked: dict[str, tuple[Value, str]] = {}
     for name, value in _from_environment(os.environ if environ is None else environ).items():
         asked[name] = value, ENVIRONMENT
@@ -108,7 +108,8 @@ def load_config(
         asked[name] = SETTINGS[name].read(value, SET), SET
 
     values = {name: (value, FILE) for name, value in from_file.items()}
-    values |= _sizes_from_files(root, from_file, asked)
+    if root is not None:
+        values |= _sizes_from_files(root, from_file, asked)
     for name, (value, where) in asked.items():
         if name not in FIXED_NAMES or name not in values:
             values[name] = value, where

@@ -66,7 +66,7 @@ class EngineConfig:
         False, "Write through locked memory buffers and commit from them; only with ASYNC_FLUSH, and not on a SLAVE.",
         key="transientStorePoolEnable", group="writing")
     transient_store_pool_size: int = setting(
-        5, "Number of those buffers, each of one segment's size.", key="transientStorePoolSize", low=1, high=1024,
+        5, "Number of those buffers, each of one segment's size.", key="transientStorePoolSize", low=1, high=64,
         group="writing")
     flush_interval_commit_log_ms: int = setting(
         500, "Longest time that written bytes stay unflushed with ASYNC_FLUSH.", key="flushIntervalCommitLog",
@@ -158,7 +158,7 @@ class EngineConfig:
     shm_directory: str = setting(
         "/dev/shm", "Folder of the shared memory objects; a tmpfs.", group="processes")
     sessions_max: int = setting(
-        256, "Most producers at one time.", low=1, high=65_536, group="processes")
+        256, "Most producers at one time.", low=1, high=1024, group="processes")
     session_ring_bytes: int = setting(
         4 << 20, "Ring of one producer, unless the producer asks for another size; a power of two.", unit="bytes",
         low=65_536, high=1 << 30, group="processes")

@@ -73,7 +73,7 @@ class Setting:
                 return f"{words}{self.low or 0:,} or more{unit}"
             return f"{words}{self.low or 0:,} to {self.high:,}{unit}"
         if self.choices:
-            return " or ".join(self.choices)
+            return " or ".join((", ".join(self.choices[:-1]), self.choices[-1]))
         return "text"
 
     def show(self, value: Value) -> str:

@@ -1,1 +1,6 @@
-"""The command line: one file per command."""
+"""The command line: `pyengine COMMAND STORE ...`, one file per command.
+
+main.py finds the command and turns errors into sentences and exit codes;
+command_table.py lists the commands; options.py, output.py, progress.py and
+messages.py are what they share.
+"""

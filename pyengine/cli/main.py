@@ -1,0 +1,128 @@
+"""The `pyengine` command: finds the subcommand, and answers every error with a sentence and an exit code.
+
+stdout carries the answer and nothing else; logs, progress and errors go to stderr.
+An EngineError is one line and its own exit code (PYENGINE_DEBUG=1 adds the
+traceback); with --json stdout then holds `{"error": ...}`. Ctrl-C ends with 130
+after the command's clean-up, a closed pipe quietly.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+import pyengine
+from pyengine.cli import output
+from pyengine.cli.command_table import BY_NAME, COMMANDS, SECTIONS
+from pyengine.errors import EngineError, ExitCode
+
+EPILOG = """\b
+Exit codes: 0 ok, 1 failed, 2 usage, 3 corruption found, 4 repaired,
+5 busy or locked, 6 degraded, 130 interrupted.
+
+\b
+A first run:
+  pyengine start /tmp/store
+  pyengine put /tmp/store --topic greetings "hello, world"
+  pyengine get /tmp/store --topic greetings --queue-id 0 --offset 0
+  pyengine stop /tmp/store
+"""
+
+
+class CommandLine(click.Group):
+    """A group that imports a command when it is named, and that owns the error policy."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [row.name for row in COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        row = BY_NAME.get(cmd_name)
+        return getattr(import_module(row.module), row.attribute) if row else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in BY_NAME and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], BY_NAME, n=1)
+            hint = f"did you mean {near[0]}?" if near else "`pyengine --help` lists all commands"
+            raise click.UsageError(f"no command {args[0]!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for section in SECTIONS:
+            names = [row.name for row in COMMANDS if row.section == section]
+            with formatter.section(section):
+                formatter.write_dl([(name, self.get_command(ctx, name).get_short_help_str(60)) for name in names])
+
+    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> NoReturn:
+        """Run one command and exit with its code; never returns."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        sys.exit(int(self._guarded(arguments, prog_name or "pyengine", extra)))
+
+    def _guarded(self, arguments: list[str], prog_name: str, extra: dict[str, Any]) -> int:
+        as_json = "--json" in arguments
+        try:
+            code = super().main(arguments, prog_name, **extra)
+            sys.stdout.flush()
+            return int(code or ExitCode.OK)
+        except click.ClickException as error:
+            error.show()
+            _write_error(error, error.format_message(), ExitCode(error.exit_code), as_json)
+            return error.exit_code
+        except click.Abort:
+            print("interrupted", file=sys.stderr)
+            return ExitCode.INTERRUPTED
+        except EngineError as error:
+            _report(error, str(error), error.exit_code, as_json)
+            return error.exit_code
+        except BrokenPipeError:
+            _discard_stdout()
+            return ExitCode.FAILED
+        except OSError as error:
+            where = f": {error.filename}" if error.filename else ""
+            _report(error, f"{error.strerror or error}{where}", ExitCode.FAILED, as_json)
+            return ExitCode.FAILED
+
+
+def _report(error: BaseException, sentence: str, code: ExitCode, as_json: bool) -> None:
+    if os.environ.get("PYENGINE_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    else:
+        print(f"error: {output.printable(sentence)}", file=sys.stderr)
+    _write_error(error, sentence, code, as_json)
+
+
+def _write_error(error: BaseException, sentence: str, code: ExitCode, as_json: bool) -> None:
+    if as_json:
+        try:
+            output.write_json({"error": sentence, "kind": type(error).__name__, "exit_code": int(code)})
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _discard_stdout()
+
+
+def _discard_stdout() -> None:
+    """Nobody reads stdout any more: let the interpreter's last flush go nowhere instead of complaining."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@click.group(cls=CommandLine, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(pyengine.__version__, prog_name="pyengine")
+@click.option("-v", "--verbose", count=True, help="Log more on stderr; twice for everything.")
+def main(verbose: int) -> None:
+    """A durable message log for one host, in the file format of the RocketMQ 4.9 store.
+
+    STORE is always the store's root directory. Every command that opens one takes
+    --set key=value (`pyengine config explain` lists the settings), and --json gives
+    one document on stdout instead of tables.
+    """
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,0 +1,67 @@
+"""The arguments that commands share: STORE, --set, --json, and the checks that go with them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyengine.config import parse_set
+from pyengine.errors import ConfigError, NotAStoreError
+from pyengine.results import ReadLevel
+
+if TYPE_CHECKING:
+    from pyengine.storage.store_reader import StoreReader
+
+# What tells a store from any other directory: one of these is there.
+STORE_SIGNS = ("commitlog", "consumequeue", "checkpoint", "config/engine.toml", "config/engine-id")
+
+
+def _settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+    try:
+        return parse_set(pairs)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+store_argument = click.argument("store", type=click.Path(path_type=Path), metavar="STORE")
+set_option = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", callback=_settings,
+    help="A setting for this run, by its own or RocketMQ's name; may be repeated.")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
+level_option = click.option(
+    "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
+    help="How far to read; flushed for a store in sync mode, else committed, if not given.")
+topic_option = click.option("--topic", required=True, help="The topic.")
+queue_id_option = click.option("--queue-id", type=click.IntRange(min=0), required=True, help="The queue's number.")
+
+
+def store_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """STORE, --set and --json, as `store`, `settings` and `as_json`."""
+    return store_argument(set_option(json_option(function)))
+
+
+@contextlib.contextmanager
+def reading(root: Path, settings: dict[str, str]) -> Iterator[StoreReader]:
+    """The store at `root`, open for reading: as it is on disk, or live if its engine runs."""
+    from pyengine.storage.store_reader import open_store
+
+    with open_store(existing_store(root), **settings) as reader:
+        yield reader
+
+
+def existing_store(root: Path) -> Path:
+    """`root` if it holds a store; NotAStoreError says what is there instead. Opens and changes nothing."""
+    if not root.exists():
+        raise NotAStoreError(f"{root} does not exist")
+    if not root.is_dir():
+        raise NotAStoreError(f"{root} is a file; STORE is the store's root directory")
+    if not any((root / sign).exists() for sign in STORE_SIGNS):
+        hint = ""
+        if root.name in ("commitlog", "consumequeue", "index", "config"):
+            hint = f"; did you mean {root.parent}?"
+        raise NotAStoreError(f"{root} holds no store: there is no commitlog folder in it{hint}")
+    return root

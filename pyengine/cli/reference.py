@@ -1,0 +1,139 @@
+"""docs/commands.md and docs/configuration.md, made from the code's own tables.
+
+`python -m pyengine.cli.reference docs` writes both; a test compares them, so they
+cannot fall behind.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from pyengine.cli.command_table import COMMANDS, SECTIONS
+from pyengine.config import ENV_PREFIX, FIXED_NAMES, REFUSED_KEYS
+from pyengine.engine_config import SETTINGS
+
+GROUPS = {
+    "files": "Sizes of files, fixed at creation",
+    "writing": "Writing",
+    "dispatch": "Queues, index, recovery",
+    "reading": "Reading",
+    "processes": "Processes and shared memory",
+    "accepted": "Known to RocketMQ, accepted, without effect here",
+}
+
+
+def configuration_page() -> str:
+    """docs/configuration.md: every setting by group, with range, default and RocketMQ's key."""
+    lines = [
+        "# Settings", "",
+        "Made from the table in `pyengine/engine_config.py`; `pyengine config explain STORE` shows the values of one store "
+        "and where each came from.", "",
+        "Sources, the later wins: `STORE/config/engine.toml` (flat `name = value` lines), environment variables "
+        f"`{ENV_PREFIX}<NAME>`, `--set name=value`. Names are RocketMQ's with the unit appended; RocketMQ's own keys are "
+        "accepted too (`mapedFile...` and `mappedFile...` alike), and case, `_`, `-` and `.` do not matter. Sizes may carry "
+        "K, M, G or KiB, MiB, GiB (powers of 1024), times ms, s, m, h or d. An unknown name is an error that offers the "
+        "nearest one.", "",
+        f"Fixed at creation: {', '.join(f'`{name}`' for name in FIXED_NAMES)}. They are kept in `config/engine.toml`; any "
+        "other value is refused. For a store that RocketMQ made they are worked out from its files; where the files cannot "
+        "tell, `--set` says, else RocketMQ's default holds.", "",
+    ]
+    for group, title in GROUPS.items():
+        rows = [row for row in SETTINGS.values() if row.group == group]
+        inert = group == "accepted"
+        lines += [f"## {title}", "",
+                  f"| setting | RocketMQ's key | default | allowed | {'why it has no effect' if inert else 'meaning'} |",
+                  "|---|---|---|---|---|"]
+        lines += [f"| `{row.name}` | {f'`{row.key}`' if row.key else ''} | `{row.show(row.default)}` | {row.allowed()} | "
+                  f"{row.inert if inert else row.meaning} |" for row in rows]
+        lines.append("")
+    lines += ["## Refused", "", "| RocketMQ's key | why |", "|---|---|"]
+    lines += [f"| `{key}` | {why} |" for key, why in REFUSED_KEYS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def commands_page() -> str:
+    """docs/commands.md: usage, text and options of every command, by section.
+
+    Rendered here and not by click, so that the page does not depend on click's version.
+    """
+    root = root_command()
+    context = click.Context(root, info_name="pyengine")
+    lines = ["# Commands", "", "Made from the commands themselves; `pyengine` is `python -m pyengine`.", "",
+             *_text(root.help), *_text(root.epilog)]
+    for section in SECTIONS:
+        lines += [f"## {section}", ""]
+        for row in COMMANDS:
+            if row.section == section:
+                for path, command in _commands(row.name, root.get_command(context, row.name)):
+                    lines += [f"### {path}", "", f"`pyengine {path}{_usage(command)}`", "", *_text(command.help)]
+                    lines += _options(command)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def root_command() -> click.Group:
+    from pyengine.cli.main import main as root
+
+    return root
+
+
+def _commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, child in sorted(command.commands.items()):
+            yield from _commands(f"{path} {name}", child)
+
+
+def _usage(command: click.Command) -> str:
+    arguments = [param for param in command.params if isinstance(param, click.Argument)]
+    words = [param.metavar or (param.name or "").upper() for param in arguments]
+    if isinstance(command, click.Group):
+        return " COMMAND"
+    return "".join(f" {word}{'...' if param.nargs == -1 and not word.endswith('...') else ''}"
+                   for word, param in zip(words, arguments, strict=True)) + " [OPTIONS]"
+
+
+def _text(text: str | None) -> list[str]:
+    """A help text as Markdown: what click prints as it stands (after its \\b mark) becomes a code block."""
+    lines: list[str] = []
+    for paragraph in inspect.cleandoc(text or "").split("\n\n"):
+        rows = paragraph.strip("\n").splitlines()
+        if rows and rows[0] == "\b":
+            lines += ["```", *rows[1:], "```", ""]
+        elif rows:
+            lines += [*rows, ""]
+    return lines
+
+
+def _options(command: click.Command) -> list[str]:
+    rows = []
+    for param in command.params:
+        if isinstance(param, click.Option):
+            kind = "" if param.is_flag or param.count else f" {param.metavar or _kind(param.type)}"
+            notes = [param.help or ""]
+            if param.required:
+                notes.append("Required.")
+            elif param.show_default and isinstance(param.default, (int, str)):
+                notes.append(f"Default: {param.default}.")
+            rows.append(f"| `{', '.join(param.opts)}{kind}` | {' '.join(note for note in notes if note)} |")
+    return ["| option | |", "|---|---|", *rows, ""] if rows else []
+
+
+def _kind(kind: click.ParamType) -> str:
+    if isinstance(kind, click.Choice):
+        return "\\|".join(map(str, kind.choices))
+    return {"integer range": "N", "integer": "N", "float range": "N", "float": "N"}.get(kind.name, kind.name.upper())
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    (folder / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+    (folder / "commands.md").write_text(commands_page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

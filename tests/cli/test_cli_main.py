@@ -1,0 +1,150 @@
+"""What holds for every command: help, exit codes, sentences for errors, one JSON document, quiet pipes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import click
+import pytest
+from fix_cli import SOURCES, command_line, environment, run, spawn
+
+from pyengine import errors
+from pyengine.cli import output
+from pyengine.cli.command_table import COMMANDS
+from pyengine.cli.main import CommandLine, main
+from pyengine.cli.reference import commands_page, configuration_page
+
+
+def leaf_commands():
+    """Every command that does something: its words and itself."""
+    context = click.Context(main)
+    for row in COMMANDS:
+        command = main.get_command(context, row.name)
+        if isinstance(command, click.Group):
+            yield from (pytest.param([row.name, name], child, id=f"{row.name} {name}")
+                        for name, child in command.commands.items())
+        else:
+            yield pytest.param([row.name], command, id=row.name)
+
+
+@pytest.mark.parametrize(("words", "command"), list(leaf_commands()))
+def test_every_command_teaches_with_an_example_and_documents_its_options(words, command):
+    ran = run(*words, "--help")
+    assert ran.code == 0
+    assert re.search(r"Examples?:\n +\S*.*pyengine " + " ".join(words), ran.stdout)
+    for param in command.params:
+        if isinstance(param, click.Option):
+            assert param.help, param.name
+
+
+@pytest.mark.parametrize(("words", "command"), list(leaf_commands()))
+def test_every_command_speaks_json_and_takes_settings(words, command):
+    names = {name for param in command.params for name in param.opts}
+    assert {"--json", "--set"} <= names
+
+
+@pytest.mark.parametrize(("page", "name"), [(commands_page, "commands.md"), (configuration_page, "configuration.md")])
+def test_reference_pages_are_up_to_date(page, name):
+    """If this fails: python -m pyengine.cli.reference docs"""
+    assert (SOURCES / "docs" / name).read_text(encoding="utf-8") == page()
+
+
+def test_an_unknown_command_offers_the_nearest_and_is_a_usage_error():
+    ran = run("confg")
+    assert ran.code == 2 and ran.stdout == "" and "did you mean config?" in ran.stderr
+
+
+@pytest.mark.parametrize("arguments", [["config", "explain", "--no-such-option"], ["config", "nothing"], ["config", "explain", "a", "b"]])
+def test_wrong_arguments_are_usage_errors(arguments):
+    ran = run(*arguments)
+    assert ran.code == 2 and ran.stdout == "" and ran.stderr
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A command `fail` that raises what the test wants."""
+    def command_that(raises):
+        @click.command("fail")
+        @click.option("--json", "as_json", is_flag=True)
+        def fail(as_json):
+            raise raises
+
+        monkeypatch.setattr(CommandLine, "get_command", lambda self, ctx, name: fail)
+        monkeypatch.setattr("pyengine.cli.main.BY_NAME", {"fail": None})
+    return command_that
+
+
+ENGINE_ERRORS = [kind for kind in vars(errors).values()
+                 if isinstance(kind, type) and issubclass(kind, errors.EngineError)]
+
+
+@pytest.mark.parametrize("kind", ENGINE_ERRORS, ids=lambda kind: kind.__name__)
+def test_an_engine_error_is_one_line_and_its_exit_code(failing, kind):
+    failing(kind("the log\x1b[2J is gone"))
+    ran = run("fail")
+    assert ran.code == int(kind.exit_code)
+    assert ran.stdout == "" and ran.stderr == "error: the log\\x1b[2J is gone\n"
+
+
+def test_with_json_an_error_is_a_document_too(failing):
+    failing(errors.StoreBusyError("another process owns it"))
+    ran = run("fail", "--json")
+    assert ran.code == 5
+    assert ran.document == {"error": "another process owns it", "kind": "StoreBusyError", "exit_code": 5}
+
+
+def test_debug_shows_the_traceback(failing, monkeypatch):
+    monkeypatch.setenv("PYENGINE_DEBUG", "1")
+    failing(errors.StoreBusyError("another process owns it"))
+    ran = run("fail")
+    assert ran.code == 5 and "Traceback" in ran.stderr and "another process owns it" in ran.stderr
+
+
+def test_an_operating_system_error_names_the_path(failing):
+    failing(PermissionError(13, "Permission denied", "/some/where"))
+    ran = run("fail")
+    assert (ran.code, ran.stderr) == (1, "error: Permission denied: /some/where\n")
+
+
+def test_an_interrupt_ends_with_130(failing):
+    failing(KeyboardInterrupt())
+    ran = run("fail")
+    assert ran.code == 130 and "interrupted" in ran.stderr and "Traceback" not in ran.stderr
+
+
+def test_a_broken_promise_of_ours_is_not_hidden(failing):
+    failing(errors.InvariantError("two writers"))
+    with pytest.raises(errors.InvariantError):
+        run("fail")
+
+
+def test_a_closed_pipe_is_quiet():
+    process = subprocess.Popen(command_line("config", "explain"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=environment())
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
+
+
+def test_python_m_pyengine_is_the_command():
+    ran = spawn("--version")
+    assert ran.code == 0 and ran.stdout.startswith("pyengine, version ")
+
+
+def test_text_of_a_store_cannot_steer_the_terminal():
+    assert output.printable("a\x1b[31m\n\u202e") == "a\\x1b[31m\\n\\u202e"
+    assert output.body_text(b"\xff\x00ok\x07") == "\\xff\\x00ok\\x07"
+
+
+@pytest.mark.parametrize(("size_bytes", "text"), [(0, "0 B"), (1023, "1,023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB")])
+def test_sizes_for_people(size_bytes, text):
+    assert output.size_text(size_bytes) == text
+
+
+@pytest.mark.parametrize(("timestamp_ms", "text"), [
+    (0, "-"), (-1, "-"), (None, "-"), (1600000000123, "2020-09-13T12:26:40.123Z"), (2**62, str(2**62)),
+])
+def test_times_for_people(timestamp_ms, text):
+    assert output.time_text(timestamp_ms) == text
