@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from pyengine.cli.main import main
 
-SOURCES = Path(__file__).resolve().parents[2]
+SOURCES = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
