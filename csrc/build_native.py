@@ -27,6 +27,8 @@ CONCEPTS = (
     "crc32",
     "record",
     "scan",
+    "sequence",
+    "attach_count",
 )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]

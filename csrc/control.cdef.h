@@ -91,7 +91,8 @@ struct ms_identity {
     int64_t created_ms;
     int32_t sysv_semaphore_id;   /* SEM_UNDO count of living producers; -1 none */
     int32_t reserved;
-    int8_t pad[96];
+    int64_t lock_modified_ns;    /* mtime of `lock` as we left it: RocketMQ rewrites the file at each start */
+    int8_t pad[88];
 };
 
 struct ms_state {

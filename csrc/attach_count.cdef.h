@@ -1,0 +1,13 @@
+/* How many producers live: one SysV semaphore that the kernel keeps honest.
+ *
+ * Who: the supervisor makes it (sysv_ipc, IPC_PRIVATE) and puts its id into the
+ * control block; each producer adds one with SEM_UNDO and takes it back when it
+ * closes; the kernel takes it back for a producer that was killed. Anybody
+ * reads it. sysv_ipc opens by key only, hence these two. Blocks on: nothing.
+ * After a crash: right, except that a number left by another IPC namespace is
+ * not seen; it is shown and waited for, nothing is decided by it alone.
+ */
+/* Add `by` (1 or -1) with SEM_UNDO. 0 or -errno (EINVAL, EIDRM: no such semaphore; EAGAIN: below zero). */
+int ms_attach_count_add(int id, int by);
+/* The number, or -errno. */
+int ms_attach_count_get(int id);

@@ -1,0 +1,193 @@
+"""The engine's memory as one object: control block, doorbells and latches.
+
+    supervisor   EngineMemory.create(folder, settings) ... fill positions ... publish()
+    worker       EngineMemory.attach(folder)                 everything read-write
+    producer     EngineMemory.attach(folder, writable=False) control read-only, bells read-write
+    reader       the same
+
+Attaching has named outcomes: EngineUnavailableError says "no engine", "not published
+yet", "another layout" or "too short". The magic is stored last, so what attaches is
+complete. A block that was replaced says so in `state.retired`; whoever holds it attaches
+again.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+
+from pyengine._native import ffi, lib
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc import shared_objects
+from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
+from pyengine.native import control as native
+from pyengine.native import queue_table, sequence
+from pyengine.native.latch import Latch
+
+SESSION_SLOTS: int = lib.MS_SESSION_SLOTS
+POOL_BUFFERS_MAX: int = lib.MS_POOL_BUFFERS_MAX
+MODE_NAMES = {native.MODE_MAPPED: "async", native.MODE_POOL: "pool", native.MODE_SYNC: "sync"}
+STATE_NAMES = {
+    native.STATE_STOPPED: "stopped", native.STATE_RECOVERING: "recovering", native.STATE_RUNNING: "running",
+    native.STATE_READ_ONLY: "read_only", native.STATE_DEGRADED: "degraded", native.STATE_STOPPING: "stopping",
+}
+ROLE_NAMES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the supervisor wrote once and nobody changes: whose memory this is and how it works.
+
+    Field for field `struct ms_identity` (csrc/control.cdef.h), without magic, version and size.
+    """
+
+    store_uuid: uuid.UUID
+    boot_id: bytes
+    epoch: int
+    engine_id_device: int
+    engine_id_inode: int
+    segment_bytes: int
+    mode: int
+    session_ring_bytes_default: int = 4 << 20
+    max_message_bytes: int = 4 << 20
+    put_timeout_ms: int = 10_000
+    sync_flush_timeout_ms: int = 5000
+    spin_writer_us: int = 0
+    spin_producer_us: int = 0
+    sessions_max: int = 256
+    pool_buffers: int = 0
+    replay_clock: int = 0
+    dispatch_at: int = 0
+    role: int = 0
+    created_ms: int = 0
+    sysv_semaphore_id: int = -1
+    lock_modified_ns: int = 0
+
+    def write(self, block) -> None:
+        """Fill `struct ms_identity`, which nobody reads before it is published."""
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if name in ("store_uuid", "boot_id"):
+                setattr(block, name, list(value.bytes if name == "store_uuid" else value))
+            else:
+                setattr(block, name, value)
+
+    @classmethod
+    def read(cls, block) -> Identity:
+        """The identity of a published block."""
+        values = {name: getattr(block, name) for name in cls.__slots__}
+        values["store_uuid"] = uuid.UUID(bytes=bytes(block.store_uuid))
+        values["boot_id"] = bytes(block.boot_id)
+        return cls(**values)
+
+
+class EngineMemory:
+    """The shared memory of one running engine, as one process has it mapped.
+
+    `control` and `bells` are cffi pointers; shared fields are read and written through
+    pyengine.native. They must not be used after close().
+    """
+
+    def __init__(self, folder: SharedFolder, control: SharedObject, bells: SharedObject) -> None:
+        self.folder = folder
+        self._control_object = control
+        self._bells_object = bells
+        self.control = native.view_control(control.memory)
+        self.bells = native.view_doorbells(bells.memory)
+        self._latches: dict[int, Latch] = {}
+
+    @classmethod
+    def create(cls, folder: SharedFolder, identity: Identity) -> EngineMemory:
+        """New memory of zeros with its semaphores, in a swept folder, not published yet. For the supervisor."""
+        folder.make()
+        control = folder.create(shared_objects.CONTROL, native.CONTROL_BYTES)
+        bells = folder.create(shared_objects.BELLS, native.DOORBELLS_BYTES)
+        shared_objects.create_semaphores(folder.short_id)
+        memory = cls(folder, control, bells)
+        identity.write(memory.control.identity)
+        return memory
+
+    @classmethod
+    def attach(cls, folder: SharedFolder, *, writable: bool = True) -> EngineMemory:
+        """Map the memory of a running engine; EngineUnavailableError says why not."""
+        control = folder.attach(shared_objects.CONTROL, writable=writable)
+        try:
+            block = native.view_control(control.memory)
+            native.check_control(block, control.size_bytes)
+            bells = folder.attach(shared_objects.BELLS)
+        except EngineUnavailableError:
+            control.close()
+            raise
+        if bells.size_bytes < native.DOORBELLS_BYTES:
+            control.close()
+            bells.close()
+            raise EngineUnavailableError("the doorbells are too short")
+        return cls(folder, control, bells)
+
+    def publish(self) -> None:
+        """From here on others can attach."""
+        lib.ms_control_publish(self.control, self.bells)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """Whose memory this is and how it works."""
+        return Identity.read(self.control.identity)
+
+    def latch(self, kind: int) -> Latch:
+        """The latch of one kind of worker, opened at first use."""
+        if kind not in self._latches:
+            name = shared_objects.semaphore_name(self.folder.short_id, kind)
+            self._latches[kind] = Latch(ffi.addressof(self.bells.latch[kind]), name)
+        return self._latches[kind]
+
+    def wake(self, kind: int) -> None:
+        """Wake one kind of worker; call it after publishing what it should see."""
+        self.latch(kind).wakeup()
+
+    @property
+    def retired(self) -> bool:
+        """Whether another control block has taken over: attach again."""
+        return native.load(self.control.state, "retired") != 0
+
+    @property
+    def state(self) -> int:
+        """One of the STATE_ numbers."""
+        return native.load(self.control.state, "state")
+
+    def retire(self) -> None:
+        """Tell everybody who has this memory mapped that it is over, and wake all sleepers."""
+        native.store(self.control.state, "retired", 1)
+        for number in (self.control.flush_seq, self.control.arrival_seq, self.control.session_seq):
+            sequence.shout(number)
+
+    def open_queue_table(self, generation: int) -> tuple[SharedObject, object]:
+        """(object, `struct ms_queue_table *`) of that generation; the caller closes the object."""
+        shared = self.folder.attach(shared_objects.queues_name(generation))
+        return shared, queue_table.view(shared.memory)
+
+    def close(self) -> None:
+        """Unmap; the memory itself stays."""
+        self.control = self.bells = None
+        for latch in self._latches.values():
+            latch.close()
+        self._latches.clear()
+        self._control_object.close()
+        self._bells_object.close()
+
+    def __enter__(self) -> EngineMemory:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def now_ms() -> int:
+    """Wall clock in ms."""
+    return time.time_ns() // 1_000_000
+
+
+def kind_number(name: str) -> int:
+    """Number of a kind of worker by its name."""
+    return KIND_NAMES.index(name)

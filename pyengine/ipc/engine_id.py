@@ -1,0 +1,127 @@
+"""Which store this is: `config/engine-id` and `config/epoch`.
+
+`config/engine-id` is JSON: a UUID, and the device and inode that the file itself had
+when it was written. A file with another inode is a copy of a store: the store's owner
+gives it a new UUID, so that it never believes the original's watermark or shared
+memory. Another device with the same inode is the same file after a remount (btrfs and
+overlay number their devices anew each time): the UUID stays.
+
+The shared objects of a store are named by `short`, made of the UUID and of the device
+and inode that the file has *now*, so a copy, or a clone of the whole disk, never finds
+the original's objects, even before anybody gave it a new UUID.
+
+`config/epoch` is a number, raised at each recovery.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import struct
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyengine.storage.new_file import FILE_MODE, make_folders, sync_folder, write_config
+
+
+@dataclass(frozen=True, slots=True)
+class EngineId:
+    """Identity of one store directory. `device` and `inode` are those of config/engine-id now."""
+
+    uuid: uuid.UUID
+    device: int
+    inode: int
+
+    @property
+    def short(self) -> str:
+        """16 hex digits that name the store's shared objects."""
+        place = struct.pack(">QQ", self.device, self.inode)
+        return hashlib.sha256(self.uuid.bytes + place).hexdigest()[:16]
+
+
+def engine_id_path(root: str | os.PathLike[str]) -> Path:
+    """Where a store keeps its identity."""
+    return Path(root) / "config" / "engine-id"
+
+
+def epoch_path(root: str | os.PathLike[str]) -> Path:
+    """Where a store keeps the number of its last recovery."""
+    return Path(root) / "config" / "epoch"
+
+
+def read_engine_id(root: str | os.PathLike[str]) -> EngineId | None:
+    """The identity as the file says, or None if the store has none yet. Never writes."""
+    found = _read(engine_id_path(root))
+    return None if found is None else found[0]
+
+
+def ensure_engine_id(root: str | os.PathLike[str]) -> EngineId:
+    """The store's identity, made or, for a copied directory, replaced. For the store's owner only.
+
+    A crash leaves the old file or the new one.
+    """
+    path = engine_id_path(root)
+    found = _read(path)
+    if found is None:
+        return _write(path, uuid.uuid4())
+    identity, written_device, written_inode = found
+    if written_inode != identity.inode:
+        return _write(path, uuid.uuid4())
+    if written_device != identity.device:
+        return _write(path, identity.uuid)
+    return identity
+
+
+def read_epoch(root: str | os.PathLike[str]) -> int:
+    """The number of the last recovery, 0 if there was none."""
+    path = epoch_path(root)
+    return max(_read_number(path), _read_number(path.with_name(path.name + ".bak")))
+
+
+def raise_epoch(root: str | os.PathLike[str]) -> int:
+    """Write and return the next epoch, durable. For the store's owner only."""
+    epoch = read_epoch(root) + 1
+    write_config(epoch_path(root), b"%d\n" % epoch)
+    return epoch
+
+
+def read_boot_id() -> bytes:
+    """16 bytes that differ after each boot of the machine."""
+    return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
+
+
+def _read(path: Path) -> tuple[EngineId, int, int] | None:
+    """(identity with the present place, device and inode as written), or None without a usable file."""
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            document = json.loads(file.read(4096))
+        identity = EngineId(uuid.UUID(document["uuid"]), status.st_dev, status.st_ino)
+        return identity, int(document["device"]), int(document["inode"])
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _write(path: Path, value: uuid.UUID) -> EngineId:
+    make_folders(path.parent)
+    temporary = path.with_name(path.name + ".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+    try:
+        status = os.fstat(descriptor)  # the rename below keeps the inode
+        document = {"uuid": str(value), "device": status.st_dev, "inode": status.st_ino}
+        os.write(descriptor, json.dumps(document).encode() + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(temporary, path)
+    sync_folder(path.parent)
+    return EngineId(value, status.st_dev, status.st_ino)
+
+
+def _read_number(path: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_bytes())
+    return 0

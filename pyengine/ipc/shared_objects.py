@@ -1,0 +1,237 @@
+"""The engine's shared memory: one folder of mapped files per store, and its named semaphores.
+
+`<shm_directory>/pyengine-<id>/` (id: EngineId.short), mode 0700, holds
+
+| file | what | written by |
+|---|---|---|
+| `control` | the control block | workers |
+| `bells` | doorbells | everybody, advisory |
+| `queues-<generation>` | next queue offsets | supervisor at start, then the writer |
+| `pool-<i>` | one buffer of the pool | writer |
+| `session-<slot>-<generation>` | one producer's ring | that producer and the writer |
+| `side-<slot>-<generation>-<sequence>` | one entry too big for the ring | that producer |
+| `socket` | where sessions are opened | supervisor |
+
+Objects are made with O_EXCL and really allocated (a sparse one is SIGBUS on a full
+tmpfs), attached never with O_CREAT. Beside them stands one named semaphore per kind of
+worker, `/pyengine-<id>-<kind>`, the wait point of its latch. Everything here caches the
+store's files: it may be swept whenever no process of the store lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import stat
+from pathlib import Path
+from types import TracebackType
+
+from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError
+from pyengine.ipc.engine_id import EngineId, read_engine_id
+
+CONTROL = "control"
+BELLS = "bells"
+SOCKET = "socket"
+DEFAULT_SHM_DIRECTORY = "/dev/shm"
+
+# Names of the kinds of worker, by their number in shared memory (csrc/control.cdef.h).
+KIND_NAMES = ("supervisor", "writer", "committer", "flusher", "reputter", "allocator", "checkpointer",
+              "cleaner", "scheduler", "replicator")
+
+
+def queues_name(generation: int) -> str:
+    return f"queues-{generation}"
+
+
+def pool_name(number: int) -> str:
+    return f"pool-{number}"
+
+
+def session_name(slot: int, generation: int) -> str:
+    return f"session-{slot}-{generation}"
+
+
+def side_name(slot: int, generation: int, sequence: int) -> str:
+    return f"side-{slot}-{generation}-{sequence}"
+
+
+def semaphore_name(engine_short_id: str, kind: int) -> str:
+    """Name of the wait point of one kind of worker."""
+    return f"/pyengine-{engine_short_id}-{KIND_NAMES[kind]}"
+
+
+class SharedObject:
+    """One mapped file. `memory` is its mmap, `descriptor` stays open until close()."""
+
+    def __init__(self, name: str, descriptor: int, *, writable: bool) -> None:
+        self.name = name
+        self.descriptor = descriptor
+        self.size_bytes = os.fstat(descriptor).st_size
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        if self.size_bytes == 0:
+            os.close(descriptor)
+            raise EngineUnavailableError(f"the shared object {name} is empty: its maker died; start the engine again")
+        self.memory = mmap.mmap(descriptor, self.size_bytes, mmap.MAP_SHARED, protection)
+
+    def close(self) -> None:
+        """Unmap and close. Pointers made from `memory` must not be used afterwards."""
+        self.memory.close()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __enter__(self) -> SharedObject:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+class SharedFolder:
+    """The folder of one store's shared objects."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def of(cls, engine_id: EngineId, shm_directory: str | os.PathLike[str] = DEFAULT_SHM_DIRECTORY) -> SharedFolder:
+        """Where the objects of this store are, whether or not they exist."""
+        return cls(Path(shm_directory) / f"pyengine-{engine_id.short}")
+
+    @property
+    def short_id(self) -> str:
+        return self.path.name.removeprefix("pyengine-")
+
+    @property
+    def socket_path(self) -> Path:
+        return self.path / SOCKET
+
+    def make(self) -> None:
+        """Make the folder, or accept the one that stands there if it is ours alone."""
+        try:
+            os.mkdir(self.path, 0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise DiskError(f"cannot make {self.path}: {error.strerror}: set shm_directory to a tmpfs you may write",
+                            errno=error.errno or 0, path=str(self.path)) from error
+        self._check_ours()
+
+    def _check_ours(self) -> None:
+        status = os.lstat(self.path)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise EngineUnavailableError(
+                f"{self.path} belongs to another user (uid {status.st_uid}) or is open to others: "
+                "run as that user, remove it, or set shm_directory")
+
+    def create(self, name: str, size_bytes: int) -> SharedObject:
+        """A new object of zeros, every page of it allocated; DiskFullError when there is no room."""
+        path = self.path / name
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+            return SharedObject(name, descriptor, writable=True)
+        except OSError as error:
+            os.close(descriptor)
+            os.unlink(path)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFullError(
+                    f"no room in {self.path.parent} for {name} of {size_bytes:,} bytes ({_free_bytes(self.path):,} free): "
+                    "free some, set shm_directory, or use smaller rings and a smaller pool",
+                    errno=error.errno, path=str(path)) from error
+            raise DiskError(f"cannot make {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+
+    def attach(self, name: str, *, writable: bool = True) -> SharedObject:
+        """Map an existing object, read-only unless `writable`; EngineUnavailableError when it is not there."""
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.path / name, flags)
+        except (FileNotFoundError, NotADirectoryError):
+            raise EngineUnavailableError(f"no engine is running here: {self.path / name} does not exist") from None
+        except PermissionError:
+            raise EngineUnavailableError(f"the engine runs as another user: no permission for {self.path / name}") from None
+        return SharedObject(name, descriptor, writable=writable)
+
+    def unlink(self, name: str) -> bool:
+        """Remove the name; processes that mapped the object keep it. False when it was not there."""
+        try:
+            os.unlink(self.path / name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def names(self) -> list[str]:
+        """Objects that stand there, sorted."""
+        try:
+            return sorted(os.listdir(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def sweep(self, keep: frozenset[str] = frozenset()) -> list[str]:
+        """Remove all objects but `keep`, and all semaphores; with nothing kept, the folder too.
+
+        Only when no process of the store is alive. Returns the names removed.
+        """
+        removed = [name for name in self.names() if name not in keep and self.unlink(name)]
+        unlink_semaphores(self.short_id)
+        if not keep:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
+        return removed
+
+
+def create_semaphores(engine_short_id: str) -> None:
+    """One wait point per kind of worker, mode 0600; the old ones must have been swept."""
+    import posix_ipc
+
+    for kind in range(len(KIND_NAMES)):
+        posix_ipc.Semaphore(semaphore_name(engine_short_id, kind), posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
+
+
+def unlink_semaphores(engine_short_id: str) -> None:
+    """Remove the names of all wait points; who has them open keeps them."""
+    import posix_ipc
+
+    for kind in range(len(KIND_NAMES)):
+        with contextlib.suppress(posix_ipc.ExistentialError):
+            posix_ipc.unlink_semaphore(semaphore_name(engine_short_id, kind))
+
+
+def engine_run_path(root: str | os.PathLike[str]) -> Path:
+    """Where the last start noted its shm_directory, for processes that were not told."""
+    return Path(root) / "config" / "engine-run.json"
+
+
+def note_run(root: str | os.PathLike[str], shm_directory: str | os.PathLike[str]) -> None:
+    """Let other processes find the shared objects of this run. Not synced: it matters only while the engine runs."""
+    path = engine_run_path(root)
+    text = json.dumps({"shm_directory": str(shm_directory)}) + "\n"
+    with contextlib.suppress(OSError):
+        if path.read_text() == text:
+            return
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(text)
+        os.rename(temporary, path)
+    except OSError as error:
+        raise DiskError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+
+
+def find_folder(root: str | os.PathLike[str]) -> SharedFolder:
+    """The folder of the engine that runs, or last ran, on this store; EngineUnavailableError if none ever did."""
+    engine_id = read_engine_id(root)
+    if engine_id is None:
+        raise EngineUnavailableError(f"no engine has ever run on {root}: start it with `pyengine start {root}`")
+    directory = DEFAULT_SHM_DIRECTORY
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        directory = str(json.loads(engine_run_path(root).read_bytes())["shm_directory"])
+    return SharedFolder.of(engine_id, directory)
+
+
+def _free_bytes(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize

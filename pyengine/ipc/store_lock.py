@@ -1,0 +1,188 @@
+"""Who owns a store: OFD locks on the bytes of `STORE/lock` (DESIGN, "Who owns the store").
+
+| byte | lock | held by |
+|---|---|---|
+| 0 | shared | every process of ours that can change the store |
+| 0 | exclusive | its owner while it recovers; RocketMQ while it runs (a POSIX record lock) |
+| 16 + k | exclusive | the one living worker of kind k (k = 0: the supervisor) |
+
+So RocketMQ's own attempt on byte 0 is refused until our last process is gone, and two
+workers of a kind cannot run. Open-file-description locks, because POSIX record locks
+vanish as soon as any descriptor of the file is closed in the process; the kernel frees
+them when the last descriptor goes, kill -9 included. The file holds RocketMQ's four
+letters; it is rewritten only when it does not, so its modification time tells whether a
+RocketMQ has started on the store in between.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import fcntl
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
+
+LETTERS = b"lock"
+OWNER_BYTE = 0
+KIND_BYTE = 16
+_FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
+
+
+class Ownership(enum.Enum):
+    """What a process that wants to own the store has got."""
+
+    EXCLUSIVE = "exclusive"  # nobody else is there: recover
+    ADOPTED = "adopted"      # workers of a dead supervisor are alive: take them over, no recovery
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds byte 0. `pid` is 0 where the kernel does not say (our own kind of lock)."""
+
+    kind: str  # "nobody", "engine" (shared, ours), "owner" (exclusive, ours), "foreign" (RocketMQ's kind)
+    pid: int = 0
+
+
+class StoreLock:
+    """This process's locks on one store; all are dropped by close() or by its death."""
+
+    def __init__(self, root: str | os.PathLike[str], *, create: bool = False) -> None:
+        """Open `lock`; `create` makes it (the directory must exist). NotAStoreError without it."""
+        self.path = Path(root) / "lock"
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            self._descriptor = os.open(self.path, flags, 0o644)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotAStoreError(f"{root} is no store that was ever started: it has no file `lock`") from None
+        except OSError as error:
+            raise DiskError(f"cannot open {self.path}: {error.strerror}", errno=error.errno or 0,
+                            path=str(self.path)) from error
+
+    def own(self) -> Ownership:
+        """Become the store's one owner (supervisor, `recover`), or raise StoreBusyError.
+
+        EXCLUSIVE: nobody else can change the store until share(). ADOPTED: only
+        workers without a supervisor are there, and this process now shares it with them.
+        """
+        if not self._set(KIND_BYTE, fcntl.F_WRLCK):
+            raise StoreBusyError(f"{self.path.parent} is run by another supervisor: stop it first (pyengine stop)")
+        if self._set(OWNER_BYTE, fcntl.F_WRLCK):
+            self._write_letters()
+            return Ownership.EXCLUSIVE
+        if self._set(OWNER_BYTE, fcntl.F_RDLCK):
+            return Ownership.ADOPTED
+        self._set(KIND_BYTE, fcntl.F_UNLCK)
+        raise StoreBusyError(self._sentence())
+
+    def share(self) -> bool:
+        """Hold the store as one of its processes; also downgrades own()'s lock, without a gap.
+
+        False while its owner recovers it or a RocketMQ runs on it.
+        """
+        return self._set(OWNER_BYTE, fcntl.F_RDLCK)
+
+    def take_kind(self, kind: int) -> None:
+        """Be the one living worker of this kind, or raise StoreBusyError."""
+        if not self._set(KIND_BYTE + kind, fcntl.F_WRLCK):
+            raise StoreBusyError(f"{self.path.parent} has a living worker of this kind already")
+
+    def kind_taken(self, kind: int) -> bool:
+        """Whether another process holds the kind's byte."""
+        return self._conflict(KIND_BYTE + kind) is not None
+
+    def holder(self) -> Holder:
+        """Who else holds byte 0."""
+        return _holder(self._descriptor)
+
+    def close(self) -> None:
+        """Drop all locks."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> StoreLock:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _set(self, byte: int, how: int) -> bool:
+        request = struct.pack(_FLOCK, how, os.SEEK_SET, byte, 1, 0)
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, request)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise DiskError(f"cannot lock {self.path}: {error.strerror}: the file system must support locks",
+                            errno=error.errno or 0, path=str(self.path)) from error
+        return True
+
+    def _conflict(self, byte: int) -> tuple[int, int] | None:
+        return _conflict(self._descriptor, byte)
+
+    def _sentence(self) -> str:
+        holder = self.holder()
+        if holder.kind == "foreign":
+            return (f"{self.path.parent} is open in another program (pid {holder.pid}), "
+                    "probably a RocketMQ broker: stop that first")
+        return f"{self.path.parent} is being opened or recovered by another process: wait for it or stop it first"
+
+    def _write_letters(self) -> None:
+        if os.pread(self._descriptor, 16, 0) != LETTERS:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, LETTERS, 0)
+            os.fsync(self._descriptor)
+
+
+def look(root: str | os.PathLike[str]) -> Holder:
+    """Who holds the store's byte 0, without opening it for writing; "nobody" for what was never started."""
+    try:
+        descriptor = os.open(Path(root) / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return Holder("nobody")
+    try:
+        return _holder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def living_kinds(root: str | os.PathLike[str], kinds: int = 10) -> list[int]:
+    """Kinds of worker whose byte is held: alive, whatever their state says."""
+    try:
+        descriptor = os.open(Path(root) / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        return [kind for kind in range(kinds) if _conflict(descriptor, KIND_BYTE + kind) is not None]
+    finally:
+        os.close(descriptor)
+
+
+def lock_modified_ns(root: str | os.PathLike[str]) -> int:
+    """When `lock` was last written, 0 without it: differs from what we left if a RocketMQ has started since."""
+    try:
+        return os.stat(Path(root) / "lock").st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _conflict(descriptor: int, byte: int) -> tuple[int, int] | None:
+    """(lock type, pid or -1 for an OFD lock) of one lock that would refuse an exclusive one, or None."""
+    request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request)
+    kind, _, _, _, pid = struct.unpack(_FLOCK, answer)
+    return None if kind == fcntl.F_UNLCK else (kind, pid)
+
+
+def _holder(descriptor: int) -> Holder:
+    found = _conflict(descriptor, OWNER_BYTE)
+    if found is None:
+        return Holder("nobody")
+    kind, pid = found
+    if pid > 0:
+        return Holder("foreign", pid)
+    return Holder("engine" if kind == fcntl.F_RDLCK else "owner")

@@ -1,0 +1,133 @@
+"""The engine's memory: made by one process, attached by others, refused while it is not whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+from pyengine._native import ffi, lib
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc.control_block import EngineMemory, Identity
+from pyengine.ipc.engine_id import read_boot_id
+from pyengine.native import control as native
+from pyengine.native import sequence
+
+
+def identity_of(engine_id, **changes):
+    values = {"store_uuid": engine_id.uuid, "boot_id": read_boot_id(), "epoch": 7,
+              "engine_id_device": engine_id.device, "engine_id_inode": engine_id.inode, "segment_bytes": 65536,
+              "mode": native.MODE_SYNC, "lock_modified_ns": 123456789, "sysv_semaphore_id": 5, **changes}
+    return Identity(**values)
+
+
+@pytest.fixture
+def memory(folder, engine_id):
+    with EngineMemory.create(folder, identity_of(engine_id)) as made:
+        yield made
+
+
+def test_what_the_supervisor_wrote_is_what_others_attach(memory, folder, engine_id):
+    memory.publish()
+    with EngineMemory.attach(folder) as other, EngineMemory.attach(folder, writable=False) as reader:
+        assert other.identity == reader.identity == identity_of(engine_id)
+        native.store_position(memory.control.flushed, 4096)
+        assert native.load_position(reader.control.flushed) == 4096
+        assert reader.identity.store_uuid == engine_id.uuid and isinstance(reader.identity.store_uuid, uuid.UUID)
+
+
+def test_every_field_of_the_identity_has_its_place_in_the_block():
+    in_c = {name for name, _ in ffi.typeof("struct ms_identity").fields}
+    assert set(Identity.__slots__) == in_c - {"magic", "layout_version", "control_bytes", "reserved", "pad"}
+
+
+def test_the_latch_is_the_same_from_both_sides(memory, folder):
+    memory.publish()
+    with EngineMemory.attach(folder) as other:
+        latch = memory.latch(native.WRITER)
+        latch.arm()
+        other.wake(native.WRITER)
+        assert latch.wait(10)
+        latch.arm()
+        other.wake(native.FLUSHER)
+        assert not latch.wait(0.01)
+
+
+def test_an_unpublished_block_is_refused(memory, folder):
+    with pytest.raises(EngineUnavailableError, match="not published yet"):
+        EngineMemory.attach(folder)
+
+
+def test_another_layout_is_named(memory, folder):
+    memory.publish()
+    memory.control.identity.layout_version += 1
+    with pytest.raises(EngineUnavailableError, match="same version"):
+        EngineMemory.attach(folder)
+
+
+def test_a_short_block_is_refused(memory, folder):
+    memory.publish()
+    with open(folder.path / "control", "r+b") as file:
+        file.truncate(8192)
+    with pytest.raises(EngineUnavailableError, match="short"):
+        EngineMemory.attach(folder)
+
+
+def test_without_engine_there_is_nothing_to_attach(folder):
+    with pytest.raises(EngineUnavailableError, match="no engine"):
+        EngineMemory.attach(folder)
+
+
+def test_a_producer_cannot_write_the_control_block(memory, folder):
+    memory.publish()
+    script = ("import sys; from pathlib import Path\n"
+              "from pyengine.ipc.control_block import EngineMemory\n"
+              "from pyengine.ipc.shared_objects import SharedFolder\n"
+              "from pyengine.native import control\n"
+              "memory = EngineMemory.attach(SharedFolder(sys.argv[1]), writable=False)\n"
+              "print('attached', flush=True)\n"
+              "control.store_position(memory.control.flushed, 1)\n")
+    done = subprocess.run([sys.executable, "-c", script, str(folder.path)], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("attached\n", -11)
+    assert native.load_position(memory.control.flushed) == 0
+
+
+def test_a_retired_block_wakes_its_sleepers(memory, folder):
+    memory.publish()
+    with EngineMemory.attach(folder, writable=False) as reader:
+        assert not reader.retired
+        seen = [sequence.load(number) for number in
+                (reader.control.flush_seq, reader.control.arrival_seq, reader.control.session_seq)]
+        memory.retire()
+        assert reader.retired
+        for before, number in zip(seen, (reader.control.flush_seq, reader.control.arrival_seq, reader.control.session_seq)):
+            assert sequence.wait(number, before, None, 0)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_sleeper_is_woken_from_another_process(memory, folder, counted):
+    memory.publish()
+    script = ("import sys\n"
+              "from pyengine.ipc.control_block import EngineMemory\n"
+              "from pyengine.ipc.shared_objects import SharedFolder\n"
+              "from pyengine.native import sequence\n"
+              "memory = EngineMemory.attach(SharedFolder(sys.argv[1]), writable=False)\n"
+              "number = memory.control.arrival_seq\n"
+              "seen = sequence.load(number)\n"
+              "print('looking', flush=True)\n"
+              "bell = memory.bells.arrival_waiters if sys.argv[2] == 'True' else None\n"
+              "print(sequence.wait(number, seen, bell, 60))\n")
+    child = subprocess.Popen([sys.executable, "-c", script, str(folder.path), str(counted)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "looking\n"
+    sequence.raise_(memory.control.arrival_seq, memory.bells.arrival_waiters)
+    assert child.communicate(timeout=60)[0] == "True\n"
+    assert memory.bells.arrival_waiters.has_notified == 0
+
+
+def test_the_lock_order_of_the_layout_is_pinned():
+    """Positions of what other processes find by offset; raise MS_CONTROL_LAYOUT_VERSION when these move."""
+    assert ffi.sizeof("struct ms_identity") == 256
+    assert ffi.offsetof("struct ms_identity", "lock_modified_ns") == 160
+    assert lib.MS_CONTROL_LAYOUT_VERSION == 1

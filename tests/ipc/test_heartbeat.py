@@ -1,0 +1,54 @@
+"""The living are told from the dead, from zombies, and from strangers with the same pid."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from pyengine._native import ffi
+from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
+from pyengine.native import control as native
+
+
+def test_a_process_has_one_start_time_whoever_asks():
+    mine = process_start_ms(os.getpid())
+    asked = subprocess.run([sys.executable, "-c", f"from pyengine.ipc.heartbeat import process_start_ms as f; print(f({os.getpid()}))"],
+                           capture_output=True, text=True, check=True).stdout
+    assert int(asked) == mine
+    ticks = int(open(f"/proc/{os.getpid()}/stat").read().rsplit(")", 1)[1].split()[19])
+    assert mine == ticks * 1000 // os.sysconf("SC_CLK_TCK")
+
+
+def test_alive_zombie_gone_and_reused_are_told_apart():
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    started = process_start_ms(child.pid)
+    assert is_alive(child.pid, started)
+    assert not is_alive(child.pid, started - 10), "another process with the same pid"
+    child.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert os.kill(child.pid, 0) is None, "a zombie still takes signals"
+    assert not is_alive(child.pid, started)
+    child.wait()
+    child.stdin.close()
+    assert process_start_ms(child.pid) is None
+    assert not is_alive(0, 0) and not is_alive(-1, 0)
+
+
+def test_a_worker_line_says_who_and_how_it_goes():
+    block = ffi.new("struct ms_worker *")
+    worker = block[0]
+    heart = Heartbeat(worker)
+    assert heart.begin(1234, 5678) == 1
+    assert (worker.pid, worker.start_time_ms, worker.state) == (1234, 5678, native.WORKER_STARTING)
+    first = worker.heartbeat_ns
+    assert first > 0
+    heart.beat(worked=True)
+    heart.beat()
+    assert worker.passes == 1 and worker.heartbeat_ns >= first
+    heart.error()
+    heart.state(native.WORKER_READY)
+    assert (worker.error_count, worker.state) == (1, native.WORKER_READY)
+    assert Heartbeat(worker).begin(99, 1) == 2
+    assert (worker.pid, worker.error_count, worker.passes) == (99, 0, 1)

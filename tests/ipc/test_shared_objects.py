@@ -1,0 +1,116 @@
+"""Shared objects are really allocated, never shared by accident, and swept."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import posix_ipc
+import pytest
+
+from pyengine.errors import DiskFullError, EngineUnavailableError
+from pyengine.ipc import shared_objects
+from pyengine.ipc.engine_id import ensure_engine_id
+from pyengine.ipc.shared_objects import SharedFolder, create_semaphores, find_folder, note_run, semaphore_name
+
+
+def test_an_object_is_allocated_private_and_seen_by_others(folder):
+    folder.make()
+    with folder.create("control", 1 << 20) as made:
+        status = os.stat(folder.path / "control")
+        assert status.st_blocks * 512 >= 1 << 20 and stat.S_IMODE(status.st_mode) == 0o600
+        assert stat.S_IMODE(os.stat(folder.path).st_mode) == 0o700
+        assert made.memory[:] == bytes(1 << 20)
+        made.memory[5] = 7
+        with folder.attach("control", writable=False) as seen:
+            assert seen.memory[5] == 7
+            with pytest.raises(TypeError):
+                seen.memory[5] = 8
+
+
+def test_names_are_exclusive_and_attaching_never_creates(folder):
+    folder.make()
+    folder.create("bells", 4096).close()
+    with pytest.raises(FileExistsError):
+        folder.create("bells", 4096)
+    with pytest.raises(EngineUnavailableError, match="no engine"):
+        folder.attach("control")
+    assert folder.names() == ["bells"]
+
+
+def test_an_object_that_does_not_fit_leaves_nothing(folder):
+    folder.make()
+    status = os.statvfs(folder.path)
+    with pytest.raises(DiskFullError, match="shm_directory"):
+        folder.create("pool-0", status.f_blocks * status.f_frsize + (1 << 30))
+    assert folder.names() == []
+
+
+def test_a_half_made_object_is_refused(folder):
+    folder.make()
+    (folder.path / "control").touch()
+    with pytest.raises(EngineUnavailableError, match="empty"):
+        folder.attach("control")
+
+
+def test_links_are_not_followed(folder, tmp_path):
+    folder.make()
+    (tmp_path / "victim").write_bytes(b"x" * 4096)
+    os.symlink(tmp_path / "victim", folder.path / "control")
+    with pytest.raises(OSError):
+        folder.attach("control")
+    with pytest.raises(FileExistsError):
+        folder.create("control", 4096)
+
+
+@pytest.mark.parametrize("trap", ["open to others", "a link", "a file"])
+def test_a_folder_that_somebody_laid_out_is_not_used(folder, tmp_path, trap):
+    if trap == "open to others":
+        folder.path.mkdir(mode=0o777)
+        folder.path.chmod(0o777)
+    elif trap == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        os.symlink(tmp_path / "elsewhere", folder.path)
+    else:
+        folder.path.touch()
+    try:
+        with pytest.raises(EngineUnavailableError, match="belongs to another user"):
+            folder.make()
+    finally:
+        if folder.path.is_symlink() or folder.path.is_file():
+            folder.path.unlink()
+
+
+def test_a_sweep_takes_objects_semaphores_and_folder_but_spares_what_it_is_told(folder):
+    folder.make()
+    for name in ("control", "pool-0", "pool-1", "session-3-1"):
+        folder.create(name, 4096).close()
+    create_semaphores(folder.short_id)
+    assert folder.sweep(keep=frozenset(("pool-0", "pool-1"))) == ["control", "session-3-1"]
+    assert folder.names() == ["pool-0", "pool-1"]
+    with pytest.raises(posix_ipc.ExistentialError):
+        posix_ipc.Semaphore(semaphore_name(folder.short_id, 1))
+    assert folder.sweep() == ["pool-0", "pool-1"]
+    assert not folder.path.exists()
+    assert folder.sweep() == []
+
+
+def test_semaphores_are_private(folder):
+    folder.make()
+    create_semaphores(folder.short_id)
+    for kind in range(len(shared_objects.KIND_NAMES)):
+        status = os.stat(f"/dev/shm/sem.{semaphore_name(folder.short_id, kind)[1:]}")
+        assert stat.S_IMODE(status.st_mode) == 0o600
+
+
+def test_another_process_finds_the_folder_of_a_run(root, tmp_path):
+    with pytest.raises(EngineUnavailableError, match="ever run"):
+        find_folder(root)
+    identity = ensure_engine_id(root)
+    assert find_folder(root).path == SharedFolder.of(identity).path
+    elsewhere = tmp_path / "shm"
+    note_run(root, elsewhere)
+    note_run(root, elsewhere)
+    assert find_folder(root).path == elsewhere / f"pyengine-{identity.short}"
+    shared_objects.engine_run_path(root).write_bytes(b"[")
+    assert find_folder(root).path == SharedFolder.of(identity).path

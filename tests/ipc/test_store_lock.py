@@ -1,0 +1,187 @@
+"""Who may run on a store, tried with separate open file descriptions and real processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pyengine.errors import NotAStoreError, StoreBusyError
+from pyengine.ipc.store_lock import Ownership, StoreLock, living_kinds, lock_modified_ns, look
+
+# RocketMQ's way: an exclusive POSIX record lock on byte 0, then the four letters.
+ROCKETMQ = """
+import fcntl, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+try:
+    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+except OSError:
+    print("refused", flush=True)
+    sys.exit(0)
+os.pwrite(descriptor, b"lock", 0)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+# One of ours, holding the store shared and the flusher's byte until killed.
+WORKER = """
+import sys
+from pyengine.ipc.store_lock import StoreLock
+lock = StoreLock(sys.argv[1])
+assert lock.share()
+lock.take_kind(3)
+print("holding", flush=True)
+sys.stdin.read()
+"""
+
+
+def run(script, argument):
+    child = subprocess.Popen([sys.executable, "-c", script, str(argument)], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, text=True)
+    return child, child.stdout.readline().strip()
+
+
+def end(child):
+    child.stdin.close()
+    child.wait(timeout=30)
+    child.stdout.close()
+
+
+def rocketmq_says(root):
+    child, said = run(ROCKETMQ, root / "lock")
+    end(child)
+    return said
+
+
+def test_a_first_owner_gets_the_store_and_writes_the_four_letters(root):
+    with StoreLock(root, create=True) as lock:
+        assert lock.own() is Ownership.EXCLUSIVE
+        assert (root / "lock").read_bytes() == b"lock"
+        assert look(root).kind == "owner"
+        assert lock.share()
+        assert look(root).kind == "engine"
+    assert look(root).kind == "nobody"
+
+
+def test_the_file_is_not_rewritten_by_us_but_is_by_rocketmq(root):
+    with StoreLock(root, create=True) as lock:
+        lock.own()
+    left = lock_modified_ns(root)
+    os.utime(root / "lock", ns=(left - 10**9, left - 10**9))
+    with StoreLock(root) as lock:
+        lock.own()
+    assert lock_modified_ns(root) == left - 10**9
+    assert rocketmq_says(root) == "locked"
+    assert lock_modified_ns(root) != left - 10**9
+
+
+def test_a_store_that_was_never_started_has_no_lock(tmp_path):
+    with pytest.raises(NotAStoreError, match="lock"):
+        StoreLock(tmp_path / "nothing")
+    assert look(tmp_path / "nothing").kind == "nobody"
+    assert living_kinds(tmp_path / "nothing") == []
+    assert lock_modified_ns(tmp_path / "nothing") == 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_second_supervisor_is_refused_in_every_phase_of_the_first(root, shared):
+    with StoreLock(root, create=True) as first, StoreLock(root) as second:
+        first.own()
+        if shared:
+            first.share()
+        with pytest.raises(StoreBusyError, match="another supervisor"):
+            second.own()
+        first.close()
+        assert second.own() is Ownership.EXCLUSIVE
+
+
+def test_nobody_shares_a_store_that_is_being_recovered(root):
+    with StoreLock(root, create=True) as owner, StoreLock(root) as worker:
+        owner.own()
+        assert not worker.share()
+        owner.share()
+        assert worker.share()
+
+
+def test_living_workers_of_a_dead_supervisor_are_adopted(root):
+    with StoreLock(root, create=True) as first:
+        first.own()
+        first.share()
+        worker, said = run(WORKER, root)
+        assert said == "holding"
+        assert living_kinds(root) == [0, 3]
+    try:
+        assert living_kinds(root) == [3]
+        with StoreLock(root) as successor, StoreLock(root) as third:
+            assert successor.own() is Ownership.ADOPTED
+            assert successor.kind_taken(3) and not successor.kind_taken(1)
+            with pytest.raises(StoreBusyError):
+                third.own()
+    finally:
+        end(worker)
+
+
+def test_two_workers_of_a_kind_cannot_run_and_a_killed_one_frees_its_byte(root):
+    with StoreLock(root, create=True) as owner:
+        owner.own()
+        owner.share()
+        worker, _ = run(WORKER, root)
+        with StoreLock(root) as twin:
+            assert twin.share()
+            with pytest.raises(StoreBusyError, match="of this kind"):
+                twin.take_kind(3)
+            twin.take_kind(4)
+            worker.send_signal(signal.SIGKILL)
+            worker.wait(timeout=30)
+            twin.take_kind(3)
+        end(worker)
+
+
+def test_rocketmq_is_refused_until_our_last_process_is_gone(root):
+    with StoreLock(root, create=True) as owner:
+        owner.own()
+        assert rocketmq_says(root) == "refused", "while recovering"
+        owner.share()
+        worker, _ = run(WORKER, root)
+        assert rocketmq_says(root) == "refused", "while running"
+    assert rocketmq_says(root) == "refused", "while one worker lives"
+    worker.send_signal(signal.SIGKILL)
+    worker.wait(timeout=30)
+    end(worker)
+    assert rocketmq_says(root) == "locked"
+
+
+def test_we_are_refused_while_rocketmq_runs_and_told_its_pid(root):
+    (root / "lock").touch()
+    broker, said = run(ROCKETMQ, root / "lock")
+    assert said == "locked"
+    try:
+        assert (look(root).kind, look(root).pid) == ("foreign", broker.pid)
+        with StoreLock(root) as lock:
+            with pytest.raises(StoreBusyError, match=str(broker.pid)):
+                lock.own()
+            assert not lock.share()
+            with StoreLock(root) as other, pytest.raises(StoreBusyError, match=str(broker.pid)):
+                other.own()  # the first one's attempt left no lock behind
+    finally:
+        end(broker)
+
+
+def test_closing_another_descriptor_of_the_file_drops_nothing(root):
+    with StoreLock(root, create=True) as lock:
+        lock.own()
+        lock.share()
+        (root / "lock").read_bytes()  # would free a POSIX record lock
+        assert rocketmq_says(root) == "refused"
+
+
+def test_a_copied_lock_file_is_not_locked(root, tmp_path):
+    with StoreLock(root, create=True) as lock:
+        lock.own()
+        copy = tmp_path / "copy"
+        shutil.copytree(root, copy)
+        with StoreLock(copy) as other:
+            assert other.own() is Ownership.EXCLUSIVE
