@@ -1,0 +1,127 @@
+"""The sizes a store's files were made with, worked out from the files themselves.
+
+RocketMQ keeps these numbers in its broker's configuration only. A store that this
+engine made has them in config/engine.toml; for any other they are read off: segment
+sizes from file lengths and name differences, the index layout from the one pair of
+slots and entries under which every chain leads from its slot to entries of that slot.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyengine.formats.index_file import IndexLayout
+from pyengine.formats.paths import StorePaths, is_index_name, parse_segment_name
+from pyengine.storage.index_layout import find_layout
+
+_QUEUES_SAMPLED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What file sizes and positions depend on; the defaults are RocketMQ's."""
+
+    mapped_file_size_commit_log_bytes: int = 1 << 30
+    mapped_file_size_consume_queue_bytes: int = 6_000_000
+    max_hash_slot_num: int = 5_000_000
+    max_index_num: int = 20_000_000
+    mapped_file_size_consume_queue_ext_bytes: int = 48 << 20
+
+    @property
+    def index_layout(self) -> IndexLayout:
+        return IndexLayout(self.max_hash_slot_num, self.max_index_num)
+
+
+DEFAULTS = Geometry()
+
+
+def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None = None) -> Geometry:
+    """The geometry of the store at `root`: from its files, else from `overrides`, else RocketMQ's defaults.
+
+    Where files and `overrides` disagree the files win; the caller compares and refuses.
+    An override that is consistent with the files decides where several would be.
+    Never raises for what the files hold: a wrong length among them is refused by who opens them.
+    """
+    overrides = overrides or {}
+    paths = StorePaths(root)
+    wanted = replace(DEFAULTS, **overrides)
+    found: dict[str, int] = {}
+    for name, folders in (
+        ("mapped_file_size_commit_log_bytes", [paths.commit_log]),
+        ("mapped_file_size_consume_queue_bytes", _queue_folders(paths.consume_queue)),
+        ("mapped_file_size_consume_queue_ext_bytes", _queue_folders(paths.consume_queue_ext)),
+    ):
+        size_bytes = _segment_size(folders)
+        if size_bytes is not None:
+            found[name] = size_bytes
+    layout = find_layout(_index_files(paths.index), wanted.index_layout)
+    if layout is not None:
+        found["max_hash_slot_num"] = layout.max_hash_slot_num
+        found["max_index_num"] = layout.max_index_num
+    return replace(wanted, **found)
+
+
+def _segment_size(folders: Iterable[Path]) -> int | None:
+    """The size of the segments in these folders, None without any.
+
+    One length: that. Several (a file was cut): the one that the names' differences
+    speak for, else the most frequent, else the largest.
+    """
+    lengths: dict[int, int] = {}
+    steps: dict[int, int] = {}
+    for folder in folders:
+        previous = None
+        for start, length in _segments(folder):
+            lengths[length] = lengths.get(length, 0) + 1
+            if previous is not None:
+                steps[start - previous] = steps.get(start - previous, 0) + 1
+            previous = start
+    lengths.pop(0, None)
+    if not lengths:
+        return None
+    return max(lengths, key=lambda length: (steps.get(length, 0), lengths[length], length))
+
+
+def _segments(folder: Path) -> list[tuple[int, int]]:
+    """(start offset, length) of the 20-digit files of a folder, ascending."""
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                start = parse_segment_name(entry.name)
+                if start is not None and entry.is_file():
+                    found.append((start, entry.stat().st_size))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(found)
+
+
+def _queue_folders(queues: Path) -> Iterable[Path]:
+    """Folders of a few queues: one topic may hold thousands, and they are all alike."""
+    sampled = 0
+    for topic in _folders(queues):
+        for queue in _folders(topic):
+            if not queue.name.isdigit():
+                continue
+            yield queue
+            sampled += 1
+            if sampled >= _QUEUES_SAMPLED:
+                return
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _index_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder / name for name in os.listdir(folder) if is_index_name(name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,182 @@
+"""Folders of 20-digit files: listing, and read-only mappings that survive a deletion.
+
+A `SegmentFolder` follows a folder that others add to and delete from. It lists again
+only when the folder's time has changed; mappings are kept per segment and dropped when
+the file is gone or replaced. A mapping that someone still reads from stays valid after
+its file was deleted: the last reference unmaps it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from pathlib import Path
+from typing import NamedTuple
+
+from pyengine.errors import DiskError, StoreRefusedError
+from pyengine.formats.paths import parse_segment_name, segment_name
+
+# Folder times have the granularity of the kernel's clock tick. A listing made within
+# this time of the folder's last change may have missed a second change of the same tick.
+_TICK_NS = 50_000_000
+MAPPINGS_MAX = 256
+
+
+class SegmentFile(NamedTuple):
+    """One file of the folder; its length is the segment size."""
+
+    path: Path
+    start_offset: int
+
+
+def list_segments(folder: str | os.PathLike[str], size_bytes: int) -> list[SegmentFile]:
+    """The folder's segments in order; empty when there is no folder.
+
+    Raises StoreRefusedError when anything else lies there, a length differs from
+    `size_bytes`, or a name is no multiple of it: RocketMQ would refuse the whole store
+    (MappedFileQueue.load) or misplace every offset.
+    """
+    return [SegmentFile(Path(folder) / segment_name(start), start) for start in sorted(_inodes(folder, size_bytes))]
+
+
+def map_read_only(path: str | os.PathLike[str]) -> mmap.mmap:
+    """The whole file, read-only and shared. Raises FileNotFoundError, or DiskError when it cannot be mapped."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return mmap.mmap(descriptor, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise DiskError(f"cannot map {path}: {error}", errno=getattr(error, "errno", None) or 0, path=str(path)) from error
+
+
+class MappingCache:
+    """The mappings of a reader, all folders together: at most MAPPINGS_MAX, the least used goes first.
+
+    Each holds a descriptor, so the number is bounded; a reader of 100,000 queues keeps
+    the ones it uses.
+    """
+
+    def __init__(self, mappings_max: int = MAPPINGS_MAX) -> None:
+        self._mappings: OrderedDict[tuple[str, int], mmap.mmap] = OrderedDict()
+        self._mappings_max = mappings_max
+        self._lock = threading.Lock()
+
+    def get(self, folder: str, start_offset: int) -> mmap.mmap | None:
+        """The segment's mapping, made when it is not there; None when the file is gone."""
+        key = (folder, start_offset)
+        with self._lock:
+            mapping = self._mappings.get(key)
+            if mapping is not None:
+                self._mappings.move_to_end(key)
+                return mapping
+            try:
+                mapping = map_read_only(os.path.join(folder, segment_name(start_offset)))
+            except FileNotFoundError:
+                return None
+            self._mappings[key] = mapping
+            if len(self._mappings) > self._mappings_max:
+                self._mappings.popitem(last=False)
+            return mapping
+
+    def drop(self, folder: str, start_offset: int) -> None:
+        """Forget a mapping; whoever still reads from it keeps it."""
+        with self._lock:
+            self._mappings.pop((folder, start_offset), None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._mappings.clear()
+
+
+class SegmentFolder:
+    """One folder of segments of `size_bytes`, as it is now."""
+
+    def __init__(self, folder: str | os.PathLike[str], size_bytes: int, cache: MappingCache) -> None:
+        self.folder = os.fspath(folder)
+        self.size_bytes = size_bytes
+        self._cache = cache
+        self._starts: list[int] = []
+        self._inode_of: dict[int, int] = {}
+        self._seen_ns: int | None = None
+
+    def starts(self) -> list[int]:
+        """Start offsets, ascending, listed again if the folder has changed. Not to be modified.
+
+        Raises StoreRefusedError as list_segments does.
+        """
+        try:
+            changed_ns = os.stat(self.folder).st_mtime_ns
+        except (FileNotFoundError, NotADirectoryError):
+            changed_ns = -1
+        if changed_ns != self._seen_ns:
+            self._list()
+            settled = time.time_ns() - changed_ns > _TICK_NS
+            self._seen_ns = changed_ns if settled else None
+        return self._starts
+
+    def _list(self) -> None:
+        inode_of = _inodes(self.folder, self.size_bytes)
+        for start, inode in self._inode_of.items():
+            if inode_of.get(start) != inode:
+                self._cache.drop(self.folder, start)
+        self._inode_of = inode_of
+        self._starts = sorted(inode_of)
+
+    @property
+    def min_offset(self) -> int:
+        """Start of the first segment, -1 without any."""
+        starts = self.starts()
+        return starts[0] if starts else -1
+
+    def start_of(self, offset: int) -> int | None:
+        """The start of the listed segment that holds `offset`, or None."""
+        starts = self._starts if self._seen_ns is not None else self.starts()
+        at = bisect_right(starts, offset) - 1
+        if at < 0 or offset >= starts[at] + self.size_bytes:
+            starts = self.starts()
+            at = bisect_right(starts, offset) - 1
+            if at < 0 or offset >= starts[at] + self.size_bytes:
+                return None
+        return starts[at]
+
+    def view(self, start_offset: int) -> mmap.mmap | None:
+        """The segment's bytes, None when it is gone."""
+        return self._cache.get(self.folder, start_offset)
+
+    def modified_ms(self, start_offset: int) -> int | None:
+        """The segment's modification time as Java's File.lastModified gives it; None when it is gone."""
+        try:
+            return os.stat(os.path.join(self.folder, segment_name(start_offset))).st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return None
+
+
+def _inodes(folder: str | os.PathLike[str], size_bytes: int) -> dict[int, int]:
+    """Start offset -> inode of every file in the folder; StoreRefusedError as list_segments."""
+    found: dict[int, int] = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                start = parse_segment_name(entry.name)
+                if start is None or not entry.is_file():
+                    raise StoreRefusedError(f"{entry.path} does not belong there; move it away (RocketMQ refuses the store too)")
+                try:
+                    length = entry.stat().st_size
+                except FileNotFoundError:  # deleted since the folder was read
+                    continue
+                if length != size_bytes:
+                    raise StoreRefusedError(f"{entry.path} has {length} bytes, not {size_bytes}, the size of its like")
+                if start % size_bytes:
+                    raise StoreRefusedError(f"{entry.path}: its name is no multiple of the size {size_bytes}")
+                found[start] = entry.inode()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return found
