@@ -1,0 +1,192 @@
+"""The published RocketMQ store 4.9.8 as judge: one JVM that opens every store of a test run.
+
+The Java half stands in judge/ and is built by Maven into a cache folder outside the checkout, named
+by the content of its sources ($PYENGINE_CACHE, else the user's cache folder). Requests and answers
+are JSON lines over pipes; several stores are judged at once, because the real store sleeps whole
+seconds at start and stop. `verify` opens a copy, so the store under test is never touched.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from pyengine.cli.replay_manifest import Put
+
+SOURCES = Path(__file__).parent / "judge"
+BUILD_PATIENCE_S = 900
+ANSWER_PATIENCE_S = 240
+
+# The store reaches into the JDK to unmap files; it cleans old files by force on a disk that is nearly full.
+JVM_FLAGS = (
+    "-Xmx1g",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.999",
+    "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.998",
+)
+
+
+class JudgeUnavailableError(Exception):
+    """The judge cannot be built or started here; the text says why."""
+
+
+class JudgeFailure(AssertionError):
+    """The real store threw; the text is its stack trace and its log."""
+
+
+def cache_folder() -> Path:
+    named = os.environ.get("PYENGINE_CACHE")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyengine"
+
+
+def build() -> Path:
+    """Folder of the built judge, built if its sources are new. JudgeUnavailableError with Maven's own words."""
+    files = sorted(path for path in SOURCES.rglob("*") if path.suffix in (".java", ".xml"))
+    digest = hashlib.sha256(b"".join(str(p.relative_to(SOURCES)).encode() + p.read_bytes() for p in files)).hexdigest()
+    cache = cache_folder()
+    built = cache / f"judge-{digest[:16]}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "judge.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once: the second finds what the first has built
+        if built.is_dir():
+            return built
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            place = Path(scratch, "judge")
+            shutil.copytree(SOURCES, place, ignore=shutil.ignore_patterns("target"))
+            command = ["mvn", "-q", "-B", "package", "dependency:copy-dependencies", "-DoutputDirectory=target/lib"]
+            try:
+                told = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=BUILD_PATIENCE_S)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise JudgeUnavailableError(f"Maven did not build the judge: {error}") from error
+            if told.returncode != 0:
+                raise JudgeUnavailableError(f"Maven did not build the judge:\n{told.stdout}{told.stderr}")
+            os.rename(place, built)
+    return built
+
+
+def put_row(put: Put, *, with_clock: bool = True) -> dict[str, Any]:
+    """A put of a manifest as the judge's `write` takes it: the body spelt out, batches already encoded."""
+    row = {
+        "topic": put.topic,
+        "queueId": put.queue_id,
+        "propsIn": put.properties_text,
+        "body": None if put.body is None else base64.b64encode(put.body).decode(),
+        "batch": put.is_batch,
+        "flag": put.flag,
+        "sysFlagIn": put.sys_flag,
+        "born": put.born_timestamp_ms,
+        "bornHost": put.born_host,
+        "storeHost": put.store_host,
+        "reconsume": put.reconsume_times,
+        "prepared": put.prepared_transaction_offset,
+    }
+    return {**row, "clock": put.clock_ms} if with_clock else row
+
+
+class Judge:
+    """A running judge. Every call gives a Future; use as a context manager."""
+
+    def __init__(self, java: str, scratch: Path) -> None:
+        target = build() / "target"
+        self._scratch = scratch
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+        self._last_id = 0
+        self._errors = open(scratch / "judge.stderr", "w+")
+        self._process = subprocess.Popen(
+            [java, *JVM_FLAGS, "-cp", f"{target / 'store-judge.jar'}{os.pathsep}{target / 'lib' / '*'}", "judge.Judge"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, "LC_ALL": "C.UTF-8"},  # else Java cannot name a topic's folder beyond ASCII
+        )
+        self._reader = threading.Thread(target=self._read, name="judge-answers", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(timeout=30)
+        self._errors.close()
+
+    def verify(self, store: Path, settings: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        """All that the real store reads from a copy of `store` (records, queues, messages, queries, positions)."""
+        copy = self._copy(store)
+        answer = self._ask("verify", copy, settings)
+        answer.add_done_callback(lambda _: shutil.rmtree(copy, ignore_errors=True))
+        return answer
+
+    def write(
+        self, store: Path, settings: Mapping[str, Any], puts: Sequence[Mapping[str, Any]]
+    ) -> Future[dict[str, Any]]:
+        """Puts into `store` itself as a master, creating it or going on with it, then stops in good order.
+
+        A put is a row as `put_row` makes it. With `clock` in the rows the store time stands where the
+        row says.
+        """
+        return self._ask("write", store, settings, puts=list(puts))
+
+    def _copy(self, store: Path) -> Path:
+        place = Path(tempfile.mkdtemp(prefix=f"{store.name}-", dir=self._scratch))
+        # File times matter to the store's look-up by time; copies of sparse files stay sparse.
+        subprocess.run(["cp", "-a", "--sparse=always", f"{store}/.", str(place)], check=True)
+        return place
+
+    def _ask(self, command: str, store: Path, settings: Mapping[str, Any], **more: Any) -> Future[dict[str, Any]]:
+        answer: Future[dict[str, Any]] = Future()
+        text = {name: str(value) for name, value in settings.items()}
+        with self._lock:
+            self._last_id += 1
+            self._waiting[self._last_id] = answer
+            request = {"id": self._last_id, "command": command, "store": str(store), "settings": text, **more}
+            try:
+                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.flush()
+            except OSError as error:
+                del self._waiting[self._last_id]
+                answer.set_exception(JudgeFailure(f"the judge is gone: {error}\n{self._stderr()}"))
+        return answer
+
+    def _read(self) -> None:
+        for line in self._process.stdout:
+            reply = json.loads(line)
+            with self._lock:
+                answer = self._waiting.pop(reply["id"])
+            if "failure" in reply:
+                answer.set_exception(JudgeFailure("\n".join([reply["failure"], *reply.get("log", [])])))
+            else:
+                answer.set_result(reply["answer"])
+        with self._lock:
+            for answer in self._waiting.values():
+                answer.set_exception(JudgeFailure(f"the judge ended without an answer\n{self._stderr()}"))
+            self._waiting.clear()
+
+    def _stderr(self) -> str:
+        self._errors.flush()
+        return Path(self._errors.name).read_text()[-4000:]
