@@ -1,0 +1,122 @@
+"""A store's owner without workers: what a supervisor sets up, for tests of single workers and services."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pyengine.config import EngineConfig, keep_sizes
+from pyengine.ipc import attach_count, shared_objects
+from pyengine.ipc.control_block import EngineMemory, Identity, now_ms
+from pyengine.ipc.engine_id import ensure_engine_id, raise_epoch, read_boot_id
+from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
+from pyengine.ipc.shared_objects import SharedFolder
+from pyengine.ipc.store_lock import StoreLock
+from pyengine.native import control as native
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def eventually(condition, what: str, timeout_s: float = 30.0):
+    """Wait for a condition, with a deadline; its value."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline_s, f"did not happen within {timeout_s:g} s: {what}"
+        time.sleep(0.005)
+
+
+class Owner:
+    """Holds the store as a supervisor does, in the test's own process; recovers nothing."""
+
+    def __init__(self, root: Path, **identity) -> None:
+        root.mkdir(exist_ok=True)
+        self.root = root
+        self.config = EngineConfig(mapped_file_size_commit_log_bytes=65536, mapped_file_size_consume_queue_bytes=6000,
+                                   max_hash_slot_num=100, max_index_num=400)
+        keep_sizes(root, self.config)
+        self.lock = StoreLock(root, create=True)
+        self.lock.own()
+        self.engine_id = ensure_engine_id(root)
+        self.folder = SharedFolder.of(self.engine_id)
+        self.folder.sweep()
+        values = {
+            "store_uuid": self.engine_id.uuid, "boot_id": read_boot_id(), "epoch": raise_epoch(root),
+            "engine_id_device": self.engine_id.device, "engine_id_inode": self.engine_id.inode,
+            "segment_bytes": 65536, "mode": native.MODE_MAPPED, "created_ms": now_ms(),
+            "sysv_semaphore_id": attach_count.make(), **identity,
+        }
+        self.memory = EngineMemory.create(self.folder, Identity(**values))
+        self.control = self.memory.control
+        self.bells = self.memory.bells
+        self.children: list[subprocess.Popen] = []
+
+    def position(self, offset: int, ready_end: int | None = None) -> None:
+        """Let the log end at `offset`, everything below it durable and dispatched."""
+        for name in ("wrote", "committed", "flushed", "reput_from"):
+            native.store_position(getattr(self.control, name), offset)
+        for slot in self.control.slots:
+            slot.wrote = offset
+        for slot in self.control.flusher.slot:
+            slot.flushed = offset
+        self.control.writer.intent_end = offset
+        native.store(self.control.allocator, "ready_end", offset if ready_end is None else ready_end)
+
+    def publish(self, state: int = native.STATE_RUNNING) -> None:
+        """Let workers in."""
+        Heartbeat(self.control.workers[native.SUPERVISOR]).begin(os.getpid(), process_start_ms(os.getpid()))
+        self.memory.publish()
+        native.store(self.control.state, "state", state)
+        self.lock.share()
+
+    def spawn(self, module: str, *arguments: str, script: str | None = None) -> subprocess.Popen:
+        """Start a worker process; `script` runs instead of a module."""
+        what = ["-c", script] if script else ["-P", "-m", module]
+        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+        child = subprocess.Popen([sys.executable, *what, str(self.root), *arguments], env=environment,
+                                 stderr=subprocess.PIPE, text=True)
+        self.children.append(child)
+        return child
+
+    def worker(self, kind: int):
+        """The worker's line in the control block."""
+        return self.control.workers[kind]
+
+    def wait_ready(self, kind: int, incarnation: int = 1) -> None:
+        line = self.worker(kind)
+        eventually(lambda: native.load(line, "state") == native.WORKER_READY
+                   and native.load(line, "incarnation") >= incarnation, f"worker {kind} ready")
+
+    def close(self) -> None:
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+            child.stderr.close()
+        semaphore = self.memory.identity.sysv_semaphore_id
+        self.memory.close()
+        attach_count.remove(semaphore)
+        self.folder.sweep()
+        self.lock.close()
+
+
+@pytest.fixture
+def make_owner(tmp_path):
+    """make_owner(**identity) -> Owner of a new store; swept at the end."""
+    owners = []
+
+    def make(name: str = "store", **identity) -> Owner:
+        owners.append(Owner(tmp_path / name, **identity))
+        return owners[-1]
+
+    yield make
+    for owner in owners:
+        owner.close()
+        assert shared_objects.SharedFolder.of(owner.engine_id).names() == []

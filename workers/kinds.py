@@ -1,0 +1,77 @@
+"""ONE table of worker kinds; the supervisor, `status` and the unit files follow it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from pyengine.ipc.shared_objects import KIND_NAMES
+from pyengine.ipc.store_lock import KIND_BYTE
+from pyengine.native import control as native
+
+EVERY_MODE = frozenset((native.MODE_MAPPED, native.MODE_POOL, native.MODE_SYNC))
+
+
+class WorkerExit(enum.IntEnum):
+    """How a worker ends. Whatever is not in here (a signal, a traceback's 1) is a crash: it is restarted."""
+
+    CLEAN = 0        # asked to, or its memory was replaced
+    USAGE = 2        # wrong arguments
+    TWIN = 5         # another worker of its kind is alive
+    BOOT_FAILED = 70  # it could not come up; the supervisor halts instead of restarting it for ever
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of worker.
+
+    `number` stands in shared memory and in the lock byte. `modes` are the write paths
+    in which it runs. `stop_rank`: orderly stops go up this rank, each kind finishing
+    what the ones before it have published. A worker whose heartbeat is older than
+    `silent_s` is killed and restarted; disks may stall, so those that sync are given longer.
+    """
+
+    number: int
+    stop_rank: int
+    silent_s: float = 30.0
+    modes: frozenset[int] = EVERY_MODE
+
+    @property
+    def name(self) -> str:
+        return KIND_NAMES[self.number]
+
+    @property
+    def module(self) -> str:
+        return f"workers.{self.name}"
+
+    @property
+    def lock_byte(self) -> int:
+        return KIND_BYTE + self.number
+
+
+# In the order of starting. The supervisor itself is not in it: nobody restarts that.
+KINDS = (
+    Kind(native.FLUSHER, stop_rank=3, silent_s=120.0),
+    Kind(native.WRITER, stop_rank=1),
+    Kind(native.COMMITTER, stop_rank=2, silent_s=120.0, modes=frozenset((native.MODE_POOL,))),
+    Kind(native.REPUTTER, stop_rank=4, silent_s=120.0),
+    Kind(native.ALLOCATOR, stop_rank=5, silent_s=120.0),
+    Kind(native.CHECKPOINTER, stop_rank=6, silent_s=120.0),
+)
+
+RESTART_PAUSE_S_FIRST = 0.0
+RESTART_PAUSE_S_STEP = 0.1
+RESTART_PAUSE_S_MAX = 10.0
+HEALTHY_AFTER_S = 10.0  # a worker that lived this long starts with a clean slate
+
+
+def kinds_for(mode: int) -> tuple[Kind, ...]:
+    """The kinds that run in a write path, in the order of starting."""
+    return tuple(kind for kind in KINDS if mode in kind.modes)
+
+
+def restart_pause_s(crashes: int) -> float:
+    """How long to wait before restart number `crashes` in a row: at once, then 0.1, 0.2, 0.4 ... 10 s."""
+    if crashes <= 1:
+        return RESTART_PAUSE_S_FIRST
+    return min(RESTART_PAUSE_S_MAX, RESTART_PAUSE_S_STEP * 2 ** min(crashes - 2, 20))

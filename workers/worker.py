@@ -1,0 +1,228 @@
+"""The common part of every worker process: attach, say ready, go round, leave in order.
+
+A worker never creates or recovers anything. It waits (bounded) for the store's owner, a
+living supervisor whose control block is published, then holds the store's byte shared
+and the byte of its kind exclusively (ipc/store_lock.py): so it cannot run twice, and
+RocketMQ cannot start while it lives. Before that it touches neither memory nor lock, so
+a worker that is started over the remains of a dead engine changes nothing.
+
+SIGTERM and SIGINT set a flag; the loop acts on it: the worker finishes what was
+published before it, and exits 0. A retired control block (another engine took over) ends
+it as well. SIGKILL at any instruction is survived by the design of the shared memory:
+the next incarnation goes on where the counters stand.
+
+Exit codes: workers.kinds.WorkerExit. An uncaught exception is a crash: exit 1, restart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyengine
+import workers
+from pyengine.config import EngineConfig, load_config, parse_set
+from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
+from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.ipc.store_lock import StoreLock, living_kinds
+from pyengine.native import control as native
+from pyengine.services import Service
+from workers.kinds import WorkerExit
+from workers.notify import notify, watchdog_interval_s
+
+OWNER_WAIT_S = 30.0
+LOOK_STEP_S = 0.02
+SERVING_STATES = (native.STATE_RUNNING, native.STATE_READ_ONLY, native.STATE_DEGRADED)
+
+
+class BootFailedError(EngineError):
+    """The worker cannot come up as things are; restarting it at once would not help."""
+
+
+class Worker:
+    """One worker process attached to its engine.
+
+    `memory`, `config`, `root` and `latch` (its own) are what a service works with;
+    `stopping` is to be looked at in every round.
+    """
+
+    def __init__(self, kind: int, root: Path, config: EngineConfig, memory: EngineMemory, lock: StoreLock) -> None:
+        self.kind = kind
+        self.root = root
+        self.config = config
+        self.memory = memory
+        self.lock = lock
+        self.latch = memory.latch(kind)
+        self.heart = Heartbeat(memory.control.workers[kind])
+        self.incarnation = self.heart.begin(os.getpid(), process_start_ms(os.getpid()) or 0)
+        self._asked_to_stop = False
+        self._watchdog_s = watchdog_interval_s()
+        self._watchdog_due_s = 0.0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._asked_to_stop = True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether to finish and leave: a signal came, or another engine took the store over."""
+        return self._asked_to_stop or self.memory.retired
+
+    def ready(self) -> None:
+        """Tell the supervisor, and systemd if it is there, that this worker does its work from now on."""
+        self.heart.state(native.WORKER_READY)
+        self.memory.wake(native.SUPERVISOR)
+        notify("READY=1")
+
+    def beat(self, *, worked: bool = False) -> None:
+        """Heartbeat; once a round, so that it tells of progress."""
+        self.heart.beat(worked=worked)
+        if self._watchdog_s is not None:
+            now_s = time.monotonic()
+            if now_s >= self._watchdog_due_s:
+                self._watchdog_due_s = now_s + self._watchdog_s
+                notify("WATCHDOG=1")
+
+    def go_round(self, service: Service) -> None:
+        """The one waiting loop (native/latch.py): arm, look, sleep; until asked to stop. Then drain."""
+        while not self.stopping:
+            self.latch.arm()
+            if service.work():
+                self.latch.disarm()
+                self.beat(worked=True)
+                continue
+            self.beat()
+            if not self.stopping:
+                self.latch.wait(service.pause_s())
+        self.heart.state(native.WORKER_STOPPING)
+        notify("STOPPING=1")
+        while not self.memory.retired and service.drain():
+            self.beat(worked=True)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Say goodbye in the control block and let the lock go."""
+        self.heart.state(native.WORKER_FAILED if failed else native.WORKER_ABSENT)
+        self.memory.wake(native.SUPERVISOR)
+        self.memory.close()
+        self.lock.close()
+
+
+def say(kind: int, text: str) -> None:
+    """One line on stderr: when, who, what."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+    print(f"{stamp}Z {KIND_NAMES[kind]}[{os.getpid()}] {text}", file=sys.stderr, flush=True)
+
+
+def check_packages() -> None:
+    """Refuse to run with a foreign `workers` or `pyengine` package (both names are taken on the package index)."""
+    here = Path(__file__).resolve().parent.parent
+    if getattr(workers, "BELONGS_TO", None) is None or Path(pyengine.__file__).resolve().parent.parent != here:
+        raise EngineUnavailableError(
+            f"the packages do not belong together: workers from {here}, pyengine from {pyengine.__file__}: "
+            "start with `python -P -m workers...` from the environment that pyengine is installed in")
+
+
+def attach(kind: int, root: Path, config: EngineConfig, wait_s: float = OWNER_WAIT_S) -> Worker:
+    """Wait for the store's owner and become its one worker of this kind.
+
+    EngineUnavailableError after `wait_s` says what was missing; StoreBusyError: a twin lives.
+    """
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return _attach_now(kind, root, config)
+        except EngineUnavailableError as error:
+            if time.monotonic() >= deadline_s:
+                raise EngineUnavailableError(f"waited {wait_s:g} s for the owner of {root}: {error}") from None
+        time.sleep(LOOK_STEP_S)
+
+
+def _attach_now(kind: int, root: Path, config: EngineConfig) -> Worker:
+    folder = find_folder(root)
+    with EngineMemory.attach(folder, writable=False) as seen:
+        _check_owner(root, seen)
+        lock = StoreLock(root)
+        try:
+            if not lock.share():
+                raise EngineUnavailableError("the store is being recovered, or open in a RocketMQ broker")
+            _check_owner(root, seen)
+            lock.take_kind(kind)
+            return Worker(kind, root, config, EngineMemory.attach(folder), lock)
+        except BaseException:
+            lock.close()
+            raise
+
+
+def _check_owner(root: Path, memory: EngineMemory) -> None:
+    """The block must be that of a living supervisor: one left behind by a dead engine looks the same otherwise."""
+    line = memory.control.workers[native.SUPERVISOR]
+    if memory.retired or memory.state not in SERVING_STATES:
+        raise EngineUnavailableError("the engine is starting or stopping")
+    if native.SUPERVISOR not in living_kinds(root, 1):
+        raise EngineUnavailableError(f"no supervisor is running: start it with `pyengine start {root}`")
+    if not is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):
+        raise EngineUnavailableError("the shared memory belongs to a dead engine; its successor is not ready yet")
+
+
+def parse_arguments(kind: int, what: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    """STORE [--set key=value]... [--wait S]; --help says what the worker does."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m workers.{KIND_NAMES[kind]}", description=what,
+        epilog="SIGTERM: finish what is published, exit 0. The store's supervisor must run (pyengine start, "
+               "or python -m workers.supervisor STORE --no-children).")
+    parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
+    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")
+    parser.add_argument("--wait", type=float, default=OWNER_WAIT_S, metavar="S", help="how long to wait for the owner (%(default)s)")
+    return parser.parse_args(argv)
+
+
+def main(kind: int, what: str, make_service: Callable[[Worker], Service], argv: Sequence[str] | None = None) -> int:
+    """Run one worker from start to end; its exit code."""
+    return run(kind, what, lambda worker: _serve(worker, make_service), argv)
+
+
+def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None = None) -> int:
+    """As main(), for a worker with a loop of its own: serve(worker) calls ready(), beat() and looks at stopping."""
+    faulthandler.enable()  # a worker that is killed for silence (SIGABRT) leaves a trace
+    arguments = parse_arguments(kind, what, argv)
+    try:
+        check_packages()
+        config = load_config(arguments.store, parse_set(arguments.set))
+        worker = attach(kind, arguments.store.resolve(), config, arguments.wait)
+    except StoreBusyError as error:
+        say(kind, str(error))
+        return WorkerExit.TWIN
+    except EngineError as error:
+        say(kind, f"cannot start: {error}")
+        return WorkerExit.BOOT_FAILED
+    served = False
+    try:
+        serve(worker)
+        served = True
+    except BootFailedError as error:
+        say(kind, f"cannot start: {error}")
+        return WorkerExit.BOOT_FAILED
+    finally:
+        worker.close(failed=not served)
+    return WorkerExit.CLEAN
+
+
+def _serve(worker: Worker, make_service: Callable[[Worker], Service]) -> None:
+    try:
+        service = make_service(worker)
+    except EngineError as error:
+        raise BootFailedError(str(error)) from error
+    try:
+        worker.ready()
+        worker.go_round(service)
+    finally:
+        service.close()
