@@ -66,3 +66,18 @@ def picture(root: Path) -> dict[str, tuple[int, int, str]]:
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
         found[str(path.relative_to(root))] = (state.st_mode, state.st_mtime_ns, content)
     return found
+
+
+def without_override() -> None:
+    """For preexec_fn: take root's power to pass over file permissions away from the child."""
+    import ctypes
+
+    drop_from_bounding_set, dac_override, dac_read_search = 24, 1, 2
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in (dac_override, dac_read_search):
+        libc.prctl(drop_from_bounding_set, capability, 0, 0, 0)
+
+
+def changes(before: dict[str, tuple[int, int, str]], after: dict[str, tuple[int, int, str]]) -> list[str]:
+    """Names that differ between two pictures."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))

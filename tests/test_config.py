@@ -5,8 +5,19 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from fix_golden import RECIPES
 
-from pyengine.config import FIXED_NAMES, SETTINGS, config_path, fold, load_config, parse_set, read_file, write_toml
+from pyengine.config import (
+    FIXED_NAMES,
+    SETTINGS,
+    config_path,
+    fold,
+    keep_sizes,
+    load_config,
+    parse_set,
+    read_file,
+    write_toml,
+)
 from pyengine.engine_config import EngineConfig, delay_levels_ms
 from pyengine.errors import ConfigError, ExitCode
 
@@ -235,3 +246,45 @@ def test_a_config_is_frozen_and_comparable():
 @pytest.mark.parametrize(("text", "meant"), [("1s", (1000,)), ("1s 2m 1h 1d", (1000, 120000, 3600000, 86400000))])
 def test_delay_levels(text, meant):
     assert delay_levels_ms(text) == meant
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_sizes_of_a_store_that_rocketmq_made_come_from_its_files_or_from_set(golden, recipe):
+    """With the settings that the store was made with, every golden store is opened with the right sizes."""
+    store = golden(recipe)
+    config = load_config(store.root, store.manifest["config"], {})
+    assert {name: getattr(config, name) for name in store.sizes} == store.sizes
+    assert config.geometry.mapped_file_size_commit_log_bytes == store.sizes["mapped_file_size_commit_log_bytes"]
+    assert not config_path(store.root).exists()
+
+
+def test_sizes_that_the_files_tell_need_no_setting_and_allow_no_other(golden):
+    store = golden("basic")
+    config = load_config(store.root, {}, {})
+    assert {name: getattr(config, name) for name in store.sizes} == store.sizes
+    assert {config.origins[name] for name in store.sizes} == {"files"}
+    with pytest.raises(ConfigError, match="fixed at creation and its files have 64"):
+        load_config(store.root, {"maxHashSlotNum": "65"}, {})
+
+
+def test_keep_sizes_writes_what_is_missing_in_front_of_what_the_user_wrote(tmp_path):
+    config_path(tmp_path).parent.mkdir()
+    config_path(tmp_path).write_text("# mine\nmaxIndexNum = 40  # few\nflush_disk_type = 'SYNC_FLUSH'\n")
+    config = load_config(tmp_path, {"maxHashSlotNum": "16", "put_timeout_ms": "7"}, {})
+    assert keep_sizes(tmp_path, config)
+    text = config_path(tmp_path).read_text()
+    assert text.endswith("# mine\nmaxIndexNum = 40  # few\nflush_disk_type = 'SYNC_FLUSH'\n")
+    again = load_config(tmp_path, {}, {})
+    assert (again.max_hash_slot_num, again.max_index_num, again.flush_disk_type) == (16, 40, "SYNC_FLUSH")
+    assert {again.origins[name] for name in FIXED_NAMES} == {"engine.toml"}
+    assert again.put_timeout_ms == 10_000, "only sizes are kept"
+    assert not keep_sizes(tmp_path, again)
+    assert config_path(tmp_path).read_text() == text
+
+
+def test_a_new_store_keeps_the_sizes_it_was_made_with(tmp_path):
+    root = tmp_path / "store"
+    keep_sizes(root, load_config(root, {"mappedFileSizeCommitLog": "64KiB"}, {}))
+    assert load_config(root, {}, {}).mapped_file_size_commit_log_bytes == 65536
+    with pytest.raises(ConfigError, match="config/engine.toml says 65536"):
+        load_config(root, {"mappedFileSizeCommitLog": "128KiB"}, {})

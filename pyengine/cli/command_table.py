@@ -17,6 +17,7 @@ class Row(NamedTuple):
 
 
 COMMANDS = (
+    Row("dump", "pyengine.cli.dump", "dump", "Look inside"),
     Row("config", "pyengine.cli.config", "config", "Look inside"),
 )
 BY_NAME = {row.name: row for row in COMMANDS}

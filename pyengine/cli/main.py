@@ -62,6 +62,8 @@ class CommandLine(click.Group):
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> NoReturn:
         """Run one command and exit with its code; never returns."""
         arguments = list(sys.argv[1:] if args is None else args)
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         extra["standalone_mode"] = False
         sys.exit(int(self._guarded(arguments, prog_name or "pyengine", extra)))
 

@@ -17,9 +17,17 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def write_json(document: Any) -> None:
-    """One document and a newline."""
-    json.dump(document, sys.stdout, ensure_ascii=False, default=_plain)
-    sys.stdout.write("\n")
+    """One document and a newline; plain ASCII where stdout cannot carry more."""
+    sys.stdout.write(json_text(document) + "\n")
+
+
+def json_text(document: Any) -> str:
+    """The document on one line."""
+    return json.dumps(document, ensure_ascii=not _stdout_is_utf8(), default=_plain)
+
+
+def _stdout_is_utf8() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def _plain(value: object) -> object:

@@ -1,0 +1,27 @@
+"""`pyengine dump STORE checkpoint`: the three times of the checkpoint file (FORMAT section 11)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyengine.cli import output
+from pyengine.errors import EngineError
+from pyengine.formats.checkpoint import unpack_checkpoint
+from pyengine.formats.paths import StorePaths
+
+
+def dump_checkpoint(store: Path, as_json: bool) -> None:
+    """Print the checkpoint; EngineError if the store has none, FormatError if it is too short."""
+    path = StorePaths(store).checkpoint
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise EngineError(f"{store} has no checkpoint file; a store without one is recovered from its first segment") from error
+    times = unpack_checkpoint(data)
+    rows = [(name, getattr(times, name)) for name in (
+        "physic_msg_timestamp_ms", "logics_msg_timestamp_ms", "index_msg_timestamp_ms",
+        "min_timestamp_ms", "min_timestamp_index_ms")]
+    if as_json:
+        output.write_json({**dict(rows), "file_bytes": len(data)})
+        return
+    output.write_table(("field", "value", "time"), [(name, str(value), output.time_text(value)) for name, value in rows])
