@@ -167,6 +167,9 @@ def _queries(doc: dict, verify: dict, more: bool) -> Iterable[str]:
     def table(document: dict) -> dict:
         return {(query["topic"], query["key"]): set(query["phys"]) for query in document["queries"]}
 
+    def last(document: dict) -> dict:
+        return {(query["topic"], query["key"]): (query["lastTs"], query["lastPhy"]) for query in document["queries"]}
+
     ours, theirs = table(doc), table(verify)
     for key, offsets in theirs.items():
         found = ours.get(key)
@@ -174,6 +177,8 @@ def _queries(doc: dict, verify: dict, more: bool) -> Iterable[str]:
             yield f"{key} is missing"
         elif offsets - found or (found - offsets and not more):
             yield f"{key} gives {sorted(found)}, not {sorted(offsets)}"
+        elif not more and last(doc)[key] != last(verify)[key]:
+            yield f"{key} names the index's end {last(doc)[key]}, not {last(verify)[key]}"
     if not more:
         yield from (f"{key} is not in RocketMQ's" for key in ours if key not in theirs)
 

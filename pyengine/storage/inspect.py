@@ -1,0 +1,356 @@
+"""All that can be read from a store, as one document: what `pyengine inspect --json` prints.
+
+Field names and rules are those of the document that the peer's `verify` prints from the
+real RocketMQ store, so that the two can be compared field by field. Where the reader
+of this engine is kinder than RocketMQ (filler passed over, keys verified) this document
+follows RocketMQ. `messages` come through the queues only and `queries` through the
+index only, never from the log behind their back.
+
+Nothing is recovered or written: of a store that was not stopped it shows what is there,
+up to the end that reading the log finds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyengine.formats.consume_queue import is_ext_address
+from pyengine.formats.constants import INDEX_HEADER_BYTES, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
+from pyengine.formats.hosts import encode_host
+from pyengine.formats.index_file import HEADER, IndexHeader
+from pyengine.formats.message import Message
+from pyengine.formats.properties import decode_properties, split_keys
+from pyengine.formats.walk import iter_records
+from pyengine.results import GetResult, GetStatus, ReadLevel
+from pyengine.storage.key_query import RAW_HITS_MAX, query_raw
+from pyengine.storage.offset_by_time import offset_by_time
+from pyengine.storage.queue_reader import QueueReader
+from pyengine.storage.store_checkpoint import read_checkpoint
+from pyengine.storage.store_reader import TIMESTAMP_MAX_MS, StoreReader
+
+MESSAGES_PER_GET = 32
+_CHECKPOINT_TIMES = struct.Struct(">qqq")
+
+
+def inspect(root: str | os.PathLike[str], overrides: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """The document. Raises NotAStoreError, ConfigError, or StoreRefusedError where RocketMQ would refuse to load."""
+    with StoreReader(root, **(overrides or {})) as reader:
+        view = _StoreView(reader)
+        messages, by_time = view.messages_and_times()
+        records = list(view.records())
+        return {
+            "tool": "pyengine-inspect",
+            "config": view.config(),
+            "before": {
+                "abort": (reader.root / "abort").exists(),
+                "checkpoint": raw_checkpoint(reader.root),
+                "index": index_headers(reader.root),
+            },
+            "facts": view.facts(),
+            "records": records,
+            "messages": messages,
+            "byTime": by_time,
+            "queries": list(view.queries(records)),
+            "indexAfter": index_headers(reader.root),
+        }
+
+
+def raw_checkpoint(root: Path) -> dict[str, int] | None:
+    """The three times of the file as they stand there; its length alone if it is too short, None without it."""
+    try:
+        data = (root / "checkpoint").read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(data) < _CHECKPOINT_TIMES.size:
+        return {"len": len(data)}
+    physic, logics, index = _CHECKPOINT_TIMES.unpack_from(data)
+    return {"len": len(data), "physic": physic, "logics": logics, "index": index}
+
+
+def index_headers(root: Path) -> list[dict[str, Any]]:
+    """The headers of all files in `index` that are long enough for one, as they stand there."""
+    found = []
+    folder = root / "index"
+    for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
+        with open(folder / name, "rb") as file:
+            data = file.read(INDEX_HEADER_BYTES)
+        if len(data) == INDEX_HEADER_BYTES:
+            names = ("beginTs", "endTs", "beginPhy", "endPhy", "slotCount", "indexCount")
+            found.append({"file": name, **dict(zip(names, HEADER.unpack(data)))})
+    return found
+
+
+class _StoreView:
+    """One look at a store: every part of the document ends at the same byte of the log."""
+
+    def __init__(self, reader: StoreReader) -> None:
+        self._reader = reader
+        self._log = reader.commit_log
+        self._min_phy = reader.min_physical_offset
+        self._max_phy = reader.max_physical_offset(ReadLevel.COMMITTED)
+        self._queues = [
+            (queue, max_offset, queue.min_offset_at_load(self._min_phy, max_offset))
+            for queue in self._all_queues()
+            if (max_offset := queue.max_offset(self._max_phy)) > 0
+        ]
+
+    def _all_queues(self) -> Iterator[QueueReader]:
+        topics = self._reader.topics()
+        for topic in sorted(topics, key=_java_order):
+            for queue_id in topics[topic]:
+                queue = self._reader.queue(topic, queue_id)
+                if queue is not None:
+                    yield queue
+
+    def config(self) -> dict[str, str]:
+        """The sizes under RocketMQ's names."""
+        geometry = self._reader.geometry
+        return {
+            "mappedFileSizeCommitLog": str(geometry.mapped_file_size_commit_log_bytes),
+            "mappedFileSizeConsumeQueue": str(geometry.mapped_file_size_consume_queue_bytes),
+            "mappedFileSizeConsumeQueueExt": str(geometry.mapped_file_size_consume_queue_ext_bytes),
+            "maxHashSlotNum": str(geometry.max_hash_slot_num),
+            "maxIndexNum": str(geometry.max_index_num),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Positions as RocketMQ has them right after loading, and the queues with their entries."""
+        checkpoint = read_checkpoint(self._reader.root)
+        return {
+            "minPhy": self._min_phy,
+            "maxPhy": self._max_phy,
+            "flushedWhere": self._max_phy,
+            "committedWhere": self._max_phy,
+            "behind": 0,
+            "flagBits": 0,
+            "checkpoint": {
+                "physic": checkpoint.physic_msg_timestamp_ms,
+                "logics": checkpoint.logics_msg_timestamp_ms,
+                "index": checkpoint.index_msg_timestamp_ms,
+                "min": checkpoint.min_timestamp_ms,
+                "minIndex": checkpoint.min_timestamp_index_ms,
+            },
+            "queues": [self._queue_facts(*queue) for queue in self._queues],
+        }
+
+    def _queue_facts(self, queue: QueueReader, max_offset: int, min_offset: int) -> dict[str, Any]:
+        last = queue.entry(max_offset - 1, max_offset)
+        return {
+            "topic": queue.topic,
+            "queueId": queue.queue_id,
+            "min": min_offset,
+            "max": max_offset,
+            "maxPhy": 0 if last is None else last.physical_offset + last.size_bytes,
+            "entries": [_entry(queue, offset, max_offset) for offset in range(min_offset, max_offset)],
+        }
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Every record of the log in order, blanks too; `unreadable` where the bytes below the end are no record."""
+        offset = self._min_phy
+        while 0 <= offset < self._max_phy:
+            start = self._log.start_of(offset)
+            view = None if start is None else self._log.view(start)
+            if start is None or view is None:
+                yield {"phy": offset, "unreadable": True}
+                return
+            end = min(self._max_phy, start + self._log.size_bytes)
+            for record in iter_records(view, start, offset, end):
+                if isinstance(record, int):
+                    yield {"phy": offset, "size": record, "blank": True}
+                    offset = start + self._log.size_bytes
+                else:
+                    yield _record(record, offset, view[offset - start : offset - start + record.size_bytes])
+                    offset += record.size_bytes
+            if offset < end:
+                if end - offset >= 8:
+                    yield {"phy": offset, "unreadable": True}
+                return
+
+    def messages_and_times(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """(`messages`, `byTime`): every queue read from its first offset to its last, 32 at a time, then sampled by time."""
+        messages: list[dict[str, Any]] = []
+        by_time: list[dict[str, Any]] = []
+        for queue, max_offset, min_offset in self._queues:
+            key = {"topic": queue.topic, "queueId": queue.queue_id}
+            times: list[int] = []
+            offset = min_offset
+            while offset < max_offset:
+                result = self._get(queue, offset, min_offset, max_offset)
+                for message in result.messages:
+                    messages.append(_message(message, queue.topic, self._raw(message)))
+                    times.append(message.store_timestamp_ms)
+                next_offset = result.next_begin_offset
+                if next_offset <= offset:
+                    messages.append({**key, "stuckAt": offset, "status": result.status.name})
+                    break
+                if result.status is not GetStatus.FOUND:
+                    messages.append({**key, "status": result.status.name, "at": offset, "next": next_offset})
+                offset = next_offset
+            for timestamp_ms in _times_to_ask(times):
+                found = offset_by_time(queue, self._log, timestamp_ms, min_offset, max_offset)
+                by_time.append({**key, "ts": timestamp_ms, "offset": found})
+            edges = [
+                self._edge(queue, at, min_offset, max_offset)
+                for at in (-1, min_offset - 1, max_offset, max_offset + 1, max_offset + 1000)
+            ]
+            by_time.append({**key, "edges": edges})
+        return messages, by_time
+
+    def queries(self, records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """What the index gives for each distinct topic and key of the log."""
+        keys: dict[str, set[str]] = {}
+        for record in records:
+            if "props" in record:
+                properties = decode_properties(record["props"])
+                words = keys.setdefault(record["topic"], set())
+                words.update(split_keys(properties.get(PROPERTY_KEYS)))
+                if PROPERTY_UNIQ_KEY in properties:
+                    words.add(properties[PROPERTY_UNIQ_KEY])
+        headers = self._reader.index.headers()
+        last = headers[-1][1] if headers else IndexHeader()
+        for topic in sorted(keys, key=_java_order):
+            for key in sorted(keys[topic], key=_java_order):
+                hits = query_raw(self._reader.index, self._message_at, topic, key, 0, TIMESTAMP_MAX_MS, RAW_HITS_MAX)
+                yield {
+                    "topic": topic,
+                    "key": key,
+                    "phys": [message.physical_offset for message in hits.messages],
+                    "lastTs": last.end_timestamp_ms if hits.has_entries else 0,
+                    "lastPhy": last.end_physical_offset if hits.has_entries else 0,
+                }
+
+    def _message_at(self, physical_offset: int) -> Message | None:
+        return self._reader.message_below(physical_offset, self._max_phy)
+
+    def _get(self, queue: QueueReader, offset: int, min_offset: int, max_offset: int) -> GetResult:
+        return self._reader.getter.get(queue, offset, MESSAGES_PER_GET, None, self._max_phy, min_offset, max_offset)
+
+    def _edge(self, queue: QueueReader, at: int, min_offset: int, max_offset: int) -> dict[str, Any]:
+        result = self._get(queue, at, min_offset, max_offset)
+        return {
+            "at": at,
+            "status": result.status.name,
+            "next": result.next_begin_offset,
+            "min": result.min_offset,
+            "max": result.max_offset,
+            "found": len(result.messages),
+        }
+
+    def _raw(self, message: Message) -> bytes:
+        """The record's own bytes: text that is not UTF-8 would not come back from the decoded message."""
+        start = self._log.start_of(message.physical_offset)
+        view = None if start is None else self._log.view(start)
+        if start is None or view is None:
+            return b""
+        at = message.physical_offset - start
+        return view[at : at + message.size_bytes]
+
+
+def _entry(queue: QueueReader, offset: int, max_offset: int) -> list[int] | dict[str, Any] | None:
+    entry = queue.entry(offset, max_offset)
+    if entry is None:
+        return None
+    unit = queue.ext_unit(entry.tags_code) if is_ext_address(entry.tags_code) else None
+    if unit is None:
+        return list(entry)
+    return {
+        "phy": entry.physical_offset,
+        "size": entry.size_bytes,
+        "raw": entry.tags_code,
+        "tagsCode": unit.tags_code,
+        "storeTs": unit.store_timestamp_ms,
+        "bitMap": unit.filter_bit_map.hex() or None,
+    }
+
+
+def _record(message: Message, offset: int, raw: bytes) -> dict[str, Any]:
+    return {
+        "phy": offset,
+        "size": message.size_bytes,
+        "crc": message.body_crc,
+        "queueId": message.queue_id,
+        "flag": message.flag,
+        "queueOffset": message.queue_offset,
+        "physField": message.physical_offset,
+        "sysFlag": message.sys_flag,
+        "born": message.born_timestamp_ms,
+        "bornHost": _java_host(message.born_host),
+        "storeTs": message.store_timestamp_ms,
+        "storeHost": _java_host(message.store_host),
+        "reconsume": message.reconsume_times,
+        "prepared": message.prepared_transaction_offset,
+        "bodyLen": len(message.body),
+        "bodySha": _sha256(message.body),
+        "topic": message.topic,
+        "props": message.raw_properties,
+        "recSha": _sha256(raw),
+    }
+
+
+def _message(message: Message, queue_topic: str, raw: bytes) -> dict[str, Any]:
+    return {
+        "topic": message.topic,
+        "queue": queue_topic,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "phy": message.physical_offset,
+        "size": message.size_bytes,
+        "tags": message.tags,
+        "keys": message.keys,
+        "uniq": message.uniq_key,
+        "props": message.properties,
+        "flag": message.flag,
+        "sysFlag": message.sys_flag,
+        "born": message.born_timestamp_ms,
+        "storeTs": message.store_timestamp_ms,
+        "bornHost": _java_host(message.born_host),
+        "storeHost": _java_host(message.store_host),
+        "reconsume": message.reconsume_times,
+        "prepared": message.prepared_transaction_offset,
+        "bodyLen": len(message.body),
+        "bodySha": _sha256(message.body),
+        "crc": message.body_crc,
+        "msgId": message.msg_id,
+        "recSha": _sha256(raw),
+    }
+
+
+def _times_to_ask(times: list[int]) -> list[int]:
+    """The sample of `verify`: before, at and after both ends, and on and around some neighbours' midpoints."""
+    if not times:
+        return []
+    asked = {0, times[0] - 1, times[0], times[-1], times[-1] + 1000}
+    for at in range(0, len(times) - 1, max(1, len(times) // 6)):
+        middle = _half(times[at] + times[at + 1])
+        asked |= {times[at], middle, middle + 1}
+    return sorted(asked)
+
+
+def _half(value: int) -> int:
+    """Java's division by two: towards zero."""
+    return value // 2 if value >= 0 else -(-value // 2)
+
+
+def _java_host(text: str) -> str:
+    """A host as Java prints it: eight groups of an IPv6 address, IPv4 if it is mapped to that."""
+    if not text.startswith("["):
+        return text
+    data = encode_host(text)
+    port = int.from_bytes(data[16:], "big", signed=True)
+    if data[:12] == bytes(10) + b"\xff\xff":
+        return f"[{'.'.join(map(str, data[12:16]))}]:{port}"
+    return f"[{':'.join(format(group, 'x') for group in struct.unpack('>8H', data[:16]))}]:{port}"
+
+
+def _java_order(text: str) -> bytes:
+    """Java's order of strings: by UTF-16 units."""
+    return text.encode("utf-16-be", "surrogatepass")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

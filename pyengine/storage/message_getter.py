@@ -1,0 +1,131 @@
+"""One get: the loop over queue entries of DefaultMessageStore.getMessage (BEHAVIOUR section 12)."""
+
+from __future__ import annotations
+
+import os
+
+from pyengine.engine_config import EngineConfig
+from pyengine.errors import FormatError
+from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_FILLER_SIZE
+from pyengine.formats.consume_queue import ENTRY, is_ext_address
+from pyengine.formats.message import Message, decode_record
+from pyengine.results import GetResult, GetStatus
+from pyengine.storage.queue_reader import QueueReader
+from pyengine.storage.segment_files import SegmentFolder
+from pyengine.storage.tag_filter import TagFilter
+
+ENTRIES_WALKED_MIN = 800  # a filter may reject as many in one call (16,000 bytes of entries)
+
+
+class MessageGetter:
+    """Gets of one store: the log, and the transfer limits."""
+
+    def __init__(self, commit_log: SegmentFolder, config: EngineConfig) -> None:
+        self._log = commit_log
+        physical_memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self._in_memory_bytes = physical_memory_bytes * config.access_message_in_memory_max_ratio // 100
+        self._limits_in_memory = (
+            config.max_transfer_bytes_on_message_in_memory_bytes,
+            config.max_transfer_count_on_message_in_memory,
+        )
+        self._limits_on_disk = (
+            config.max_transfer_bytes_on_message_in_disk_bytes,
+            config.max_transfer_count_on_message_in_disk,
+        )
+
+    def get(
+        self,
+        queue: QueueReader,
+        offset: int,
+        messages_max: int,
+        tag_filter: TagFilter | None,
+        limit: int,
+        min_offset: int,
+        max_offset: int,
+    ) -> GetResult:
+        """The answer for a queue that reaches from `min_offset` to `max_offset` > 0, of a log that ends at `limit`."""
+        if offset < min_offset:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, [], min_offset, min_offset, max_offset)
+        if offset == max_offset:
+            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, [], offset, min_offset, max_offset)
+        if offset > max_offset:
+            return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, [], max_offset, min_offset, max_offset)
+        span = queue.span(offset, max_offset)
+        if span is None:
+            next_offset = queue.next_file_offset(offset)
+            return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, min_offset, max_offset)
+        status, messages, walked = self._walk(queue, span, messages_max, tag_filter, limit)
+        if messages and messages[0].physical_offset < (log_min := self._log.min_offset):
+            # Deleted while it was read: the file was unlinked first, then emptied.
+            messages = [message for message in messages if message.physical_offset >= log_min]
+            status = GetStatus.FOUND if messages else GetStatus.MESSAGE_WAS_REMOVING
+        return GetResult(status, messages, offset + walked, min_offset, max_offset)
+
+    def _walk(
+        self, queue: QueueReader, span: tuple, messages_max: int, tag_filter: TagFilter | None, limit: int
+    ) -> tuple[GetStatus, list[Message], int]:
+        """(status, messages, entries walked over)."""
+        view, first, end = span
+        end = min(end, first + CQ_ENTRY_BYTES * max(ENTRIES_WALKED_MIN, messages_max))
+        status = GetStatus.NO_MATCHED_MESSAGE
+        messages: list[Message] = []
+        total_bytes = 0
+        skip_below = -1
+        at = first
+        for at in range(first, end, CQ_ENTRY_BYTES):
+            physical_offset, size_bytes, tags_code = ENTRY.unpack_from(view, at)
+            if physical_offset < skip_below:
+                continue
+            if messages:
+                bytes_max, count_max = (
+                    self._limits_on_disk if limit - physical_offset > self._in_memory_bytes else self._limits_in_memory
+                )
+                if (
+                    len(messages) >= messages_max
+                    or len(messages) >= count_max
+                    or total_bytes + size_bytes > bytes_max
+                ):
+                    break
+            if tag_filter is not None and not tag_filter.matches_code(_tags_code(queue, tags_code)):
+                if not messages:
+                    status = GetStatus.NO_MATCHED_MESSAGE
+                continue
+            message = self._message(physical_offset, size_bytes)
+            if message is None:
+                if not messages:
+                    status = GetStatus.MESSAGE_WAS_REMOVING
+                if size_bytes != CQ_FILLER_SIZE and self._log.start_of(physical_offset) is None:
+                    # The whole file is gone: its other messages need no look.
+                    skip_below = physical_offset - physical_offset % self._log.size_bytes + self._log.size_bytes
+                continue
+            if tag_filter is not None and not tag_filter.matches_text(message.tags):
+                if not messages:
+                    status = GetStatus.NO_MATCHED_MESSAGE
+                continue
+            messages.append(message)
+            total_bytes += size_bytes
+            status = GetStatus.FOUND
+            skip_below = -1
+        else:
+            at = end
+        return status, messages, (at - first) // CQ_ENTRY_BYTES
+
+    def _message(self, physical_offset: int, size_bytes: int) -> Message | None:
+        """The record of an entry; None when it is gone, filler, or not what the entry says."""
+        start = self._log.start_of(physical_offset)
+        view = None if start is None else self._log.view(start)
+        if start is None or view is None:
+            return None
+        try:
+            message = decode_record(view, physical_offset - start)
+        except FormatError:
+            return None
+        return message if message.physical_offset == physical_offset and message.size_bytes == size_bytes else None
+
+
+def _tags_code(queue: QueueReader, tags_code: int) -> int | None:
+    """The entry's tags code, looked up in the extension if it names a unit there; None when nobody knows it."""
+    if not is_ext_address(tags_code):
+        return tags_code
+    unit = queue.ext_unit(tags_code)
+    return None if unit is None else unit.tags_code

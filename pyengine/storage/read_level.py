@@ -1,0 +1,96 @@
+"""How far a reader may look: the levels of DESIGN promise 4, from files alone.
+
+A reader asks a `Watermark`. A running engine's shared counters give a better one,
+made where shared memory is known; this module's needs the files only.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import os
+import struct
+import threading
+from typing import Protocol
+
+from pyengine.errors import UsageError
+from pyengine.formats.paths import StorePaths
+from pyengine.results import ReadLevel
+from pyengine.storage.log_end import LogEnd
+from pyengine.storage.segment_files import SegmentFolder
+from pyengine.storage.watermark import read_watermark
+
+_FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
+
+
+class Watermark(Protocol):
+    """Where each level ends, now."""
+
+    def limit(self, level: ReadLevel) -> int:
+        """Bytes of the log at or above this physical offset must not be looked at. Raises UsageError for a level
+        that cannot be told."""
+
+    def queue_limit(self, level: ReadLevel) -> int:
+        """The same for queue and index entries: they may be behind the log, or being written again."""
+
+
+class StoreUse(enum.Enum):
+    """Who has the store open."""
+
+    NOBODY = "nobody"
+    ENGINE = "engine"  # shared lock: processes of this engine
+    OTHER = "other"    # exclusive lock: a broker, or a recovery
+
+
+def store_use(root: str | os.PathLike[str]) -> StoreUse:
+    """Who holds byte 0 of `lock`; needs no right but to read it, and takes no lock. NOBODY where it cannot be read."""
+    try:
+        descriptor = os.open(StorePaths(root).lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return StoreUse.NOBODY
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        kind = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]
+    except OSError:  # a file system without locks
+        return StoreUse.NOBODY
+    finally:
+        os.close(descriptor)
+    return {fcntl.F_UNLCK: StoreUse.NOBODY, fcntl.F_RDLCK: StoreUse.ENGINE}.get(kind, StoreUse.OTHER)
+
+
+class FilesWatermark:
+    """Levels told by the files: the log's end is found by reading it, and followed.
+
+    While nobody has the store open, what is in the files is all there will be: `written`,
+    `committed` and `flushed` end at the log's end. While an engine has it open, `flushed`
+    is what the engine last noted on the disk; while another process has, it cannot be
+    told. `replicated` never can.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], commit_log: SegmentFolder) -> None:
+        self._root = root
+        self._end = LogEnd(root, commit_log)
+        self._lock = threading.Lock()
+
+    def limit(self, level: ReadLevel) -> int:
+        if level is ReadLevel.REPLICATED:
+            raise UsageError("the level `replicated` needs a running engine: choose flushed, committed or written")
+        if level is not ReadLevel.FLUSHED:
+            return self._find_end()
+        use = store_use(self._root)
+        if use is StoreUse.NOBODY:
+            return self._find_end()
+        durable = read_watermark(self._root).watermark if use is StoreUse.ENGINE else None
+        if durable is None:
+            raise UsageError(
+                "the level `flushed` cannot be told from the files while another process has the store open: "
+                "choose committed"
+            )
+        return min(durable.flushed, self._find_end())
+
+    def queue_limit(self, level: ReadLevel) -> int:
+        return self.limit(level)
+
+    def _find_end(self) -> int:
+        with self._lock:
+            return self._end.find()

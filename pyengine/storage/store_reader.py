@@ -1,0 +1,301 @@
+"""Read a store: by queue, offset, message id, key and time. Needs no engine, changes nothing.
+
+    with pyengine.open_store(path) as store:
+        result = store.get_message("orders", 0, offset=0, tags="paid || sent")
+        for message in result.messages: ...
+
+A reader maps the store's files read-only in its own process, whoever else uses them,
+and looks only below a `Watermark`. What is deleted while it is read is left out.
+Threads may share a reader.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from pyengine.config import load_config
+from pyengine.errors import FormatError, NotAStoreError, UsageError
+from pyengine.formats.message import CaseLabel, Message, classify, decode_record
+from pyengine.formats.message_id import decode_message_id
+from pyengine.formats.paths import StorePaths
+from pyengine.results import GetResult, GetStatus, ReadLevel
+from pyengine.storage.index_reader import IndexReader
+from pyengine.storage.key_query import RAW_HITS_MAX, RawHits, query_raw, query_verified
+from pyengine.storage.message_getter import MessageGetter
+from pyengine.storage.offset_by_time import offset_by_time
+from pyengine.storage.queue_reader import QueueReader
+from pyengine.storage.read_level import FilesWatermark, Watermark
+from pyengine.storage.segment_files import MappingCache, SegmentFolder
+from pyengine.storage.tag_filter import parse_subscription
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from pyengine.engine_config import EngineConfig
+    from pyengine.storage.geometry import Geometry
+
+TIMESTAMP_MAX_MS = (1 << 63) - 1
+_STORE_NAMES = ("commitlog", "consumequeue", "config", "checkpoint", "lock")
+
+
+def open_store(
+    path: str | os.PathLike[str], *, watermark: Watermark | None = None, **settings: object
+) -> StoreReader:
+    """Open the store at `path` for reading; see StoreReader."""
+    return StoreReader(path, watermark=watermark, **settings)
+
+
+class StoreReader:
+    """The read side of one store.
+
+    `settings` are those of the store (RocketMQ's names or ours); file sizes are worked out
+    from the files where config/engine.toml does not give them. `level` arguments are a
+    ReadLevel or its name; without one `flushed` is read if the store flushes in sync mode,
+    else `committed`. Raises NotAStoreError, ConfigError, or, at the first touch of a
+    damaged folder, StoreRefusedError.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], *, watermark: Watermark | None = None, **settings: object
+    ) -> None:
+        self.root = Path(root)
+        if not any((self.root / name).exists() for name in _STORE_NAMES):
+            raise NotAStoreError(f"{self.root} holds no store")
+        self.config: EngineConfig = load_config(self.root, settings)
+        self.geometry: Geometry = self.config.geometry
+        self._paths = StorePaths(self.root)
+        self._cache = MappingCache()
+        self.commit_log = SegmentFolder(
+            self._paths.commit_log, self.geometry.mapped_file_size_commit_log_bytes, self._cache
+        )
+        self._watermark = watermark or FilesWatermark(self.root, self.commit_log)
+        self._queues: dict[tuple[str, int], QueueReader] = {}
+        self.index = IndexReader(self._paths.index, self.geometry.index_layout)
+        self.getter = MessageGetter(self.commit_log, self.config)
+        self._is_open = True
+
+    @property
+    def default_level(self) -> ReadLevel:
+        """`flushed` for a store in sync mode, else `committed`."""
+        return ReadLevel.FLUSHED if self.config.flush_disk_type == "SYNC_FLUSH" else ReadLevel.COMMITTED
+
+    @property
+    def min_physical_offset(self) -> int:
+        """Start of the log's first segment, -1 without any (CommitLog.getMinOffset)."""
+        self._require_open()
+        return self.commit_log.min_offset
+
+    def max_physical_offset(self, level: ReadLevel | str | None = None) -> int:
+        """Where the log ends for this level."""
+        self._require_open()
+        return self._watermark.limit(self._level(level))
+
+    def topics(self) -> dict[str, list[int]]:
+        """Topic -> queue ids, both sorted: every queue that has a file."""
+        self._require_open()
+        found: dict[str, list[int]] = {}
+        for topic in _folder_names(self._paths.consume_queue):
+            folder = self._paths.consume_queue / topic
+            ids = sorted(int(name) for name in _folder_names(folder) if name.isascii() and name.isdigit())
+            ids = [queue_id for queue_id in ids if _has_files(folder / str(queue_id))]
+            if ids:
+                found[topic] = ids
+        return found
+
+    def queue_range(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> tuple[int, int]:
+        """(first offset that can be read, one behind the last); (0, 0) for a queue that does not exist."""
+        limit = self._queue_limit(level)
+        queue = self.queue(topic, queue_id)
+        if queue is None:
+            return 0, 0
+        max_offset = queue.max_offset(limit)
+        return (queue.min_offset(self.commit_log.min_offset, max_offset), max_offset) if max_offset else (0, 0)
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = 32,
+        tags: str | None = None,
+        level: ReadLevel | str | None = None,
+    ) -> GetResult:
+        """Messages of one queue from `offset` on, as RocketMQ's getMessage gives them (BEHAVIOUR section 12).
+
+        `tags` is a subscription: `a || b`, `*` or None for all. A call gives no more than
+        the configured transfer limits (32 messages and 256 KiB from memory; the first
+        message whatever its size) and never crosses the end of a queue file. Go on at
+        `next_begin_offset`, whatever the status.
+        """
+        if max_messages < 1:
+            raise UsageError(f"max_messages is {max_messages}; ask for at least one")
+        tag_filter = parse_subscription(tags)
+        limit = self._queue_limit(level)
+        queue = self.queue(topic, queue_id)
+        max_offset = 0 if queue is None else queue.max_offset(limit)
+        if queue is None or max_offset == 0:
+            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE)
+        min_offset = queue.min_offset(self.commit_log.min_offset, max_offset)
+        return self.getter.get(queue, offset, max_messages, tag_filter, limit, min_offset, max_offset)
+
+    def message_at(self, physical_offset: int, level: ReadLevel | str | None = None) -> Message | None:
+        """The message that starts at this byte of the log, None when none does."""
+        self._require_open()
+        return self.message_below(physical_offset, self._watermark.limit(self._level(level)))
+
+    def message(self, msg_id: str, level: ReadLevel | str | None = None) -> Message | None:
+        """The message with this offset id, None when the store has none. Raises FormatError for what is no id."""
+        _, physical_offset = decode_message_id(msg_id)
+        message = self.message_at(physical_offset, level)
+        return message if message is not None and message.msg_id == msg_id.upper() else None
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        max_messages: int = RAW_HITS_MAX,
+        verify_key: bool = True,
+        level: ReadLevel | str | None = None,
+    ) -> list[Message]:
+        """Messages that carry `key` (a word of KEYS, or the UNIQ_KEY), oldest first, found through the index.
+
+        The newest `max_messages` are given if there are more. The index holds hashes and
+        whole seconds: `begin_ms` and `end_ms` bound the time as the index knows it. With
+        `verify_key=False` the raw hits come back as RocketMQ gives them: at most 64, also
+        of other keys with the same hash, a message once for each of its entries.
+        """
+        if max_messages < 1:
+            raise UsageError(f"max_messages is {max_messages}; ask for at least one")
+        limit = self._queue_limit(level)
+        end = TIMESTAMP_MAX_MS if end_ms is None else end_ms
+        ask = query_verified if verify_key else query_raw
+        found = ask(
+            self.index, lambda offset: self.message_below(offset, limit), topic, key, begin_ms, end, max_messages
+        )
+        return found.messages if isinstance(found, RawHits) else found
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, level: ReadLevel | str | None = None
+    ) -> int:
+        """The queue offset whose message was stored nearest to a time (ConsumeQueue.getOffsetInQueueByTime).
+
+        The older neighbour on a tie; a time before all gives the first message, after all
+        the last. The queue file is picked by its modification time, so file times must
+        have been kept when the store was copied. 0 for a queue without messages.
+        """
+        limit = self._queue_limit(level)
+        queue = self.queue(topic, queue_id)
+        max_offset = 0 if queue is None else queue.max_offset(limit)
+        if queue is None or max_offset == 0:
+            return 0
+        min_offset = queue.min_offset(self.commit_log.min_offset, max_offset)
+        return offset_by_time(queue, self.commit_log, timestamp_ms, min_offset, max_offset)
+
+    def scan(
+        self,
+        topics: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        level: ReadLevel | str | None = None,
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """The log as Arrow record batches in the order of its bytes; needs pyarrow.
+
+        `topics` and `columns` restrict rows and columns; column names are those of docs/spark.md.
+        """
+        self._require_open()
+        limit = self._watermark.limit(self._level(level))
+        from pyengine.storage.arrow import scan_segments
+
+        return scan_segments(self._segments_below(limit), topics=topics, columns=columns, limit=limit)
+
+    def queue(self, topic: str, queue_id: int) -> QueueReader | None:
+        """The reader of one queue's entries, None for a queue that does not exist."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is not None:
+            return queue
+        if queue_id < 0 or topic in ("", ".", "..") or "/" in topic or "\0" in topic:
+            return None
+        folder = self._paths.queue_folder(topic, queue_id)
+        if not folder.is_dir():
+            return None
+        return self._queues.setdefault(
+            (topic, queue_id),
+            QueueReader(
+                topic,
+                queue_id,
+                folder,
+                self._paths.queue_ext_folder(topic, queue_id),
+                self.geometry.mapped_file_size_consume_queue_bytes,
+                self.geometry.mapped_file_size_consume_queue_ext_bytes,
+                self._cache,
+            ),
+        )
+
+    def message_below(self, physical_offset: int, limit: int) -> Message | None:
+        """The message that starts at this byte and ends at or below `limit`, None when none does."""
+        if not 0 <= physical_offset < limit:
+            return None
+        start = self.commit_log.start_of(physical_offset)
+        view = None if start is None else self.commit_log.view(start)
+        if start is None or view is None:
+            return None
+        at = physical_offset - start
+        room = min(limit - physical_offset, len(view) - at)
+        try:
+            if classify(view, at, room, physical_offset, check_crc=False).label is not CaseLabel.MESSAGE:
+                return None
+            message = decode_record(view, at)
+        except FormatError:  # deleted between the two looks
+            return None
+        return message if physical_offset >= self.commit_log.min_offset else None
+
+    def close(self) -> None:
+        """Let go of all mappings; the reader cannot be used any more. Closing twice does no harm."""
+        self._is_open = False
+        self._queues.clear()
+        self.index.close()
+        self._cache.clear()
+
+    def __enter__(self) -> Self:
+        self._require_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _segments_below(self, limit: int) -> list[Path]:
+        return [self._paths.commit_log_segment(start) for start in self.commit_log.starts() if start < limit]
+
+    def _queue_limit(self, level: ReadLevel | str | None) -> int:
+        self._require_open()
+        return self._watermark.queue_limit(self._level(level))
+
+    def _level(self, level: ReadLevel | str | None) -> ReadLevel:
+        if level is None:
+            return self.default_level
+        try:
+            return ReadLevel(level)
+        except ValueError:
+            names = ", ".join(one.value for one in ReadLevel)
+            raise UsageError(f"{level!r} is no read level: choose one of {names}") from None
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise UsageError(f"this reader of {self.root} is closed")
+
+
+def _folder_names(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _has_files(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(entry.is_file() for entry in entries)

@@ -1,0 +1,213 @@
+"""Where the log ends when only the files can tell: damage, rolls, watermarks, and a log that grows."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+
+import pytest
+
+from fix_golden import HALTED
+from pyengine.errors import UsageError
+from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
+from pyengine.formats.message import encode_blank
+from pyengine.results import ReadLevel
+from pyengine.storage import log_end
+from pyengine.storage.log_end import LogEnd
+from pyengine.storage.read_level import FilesWatermark, StoreUse, store_use
+from pyengine.storage.segment_files import MappingCache, SegmentFolder
+from pyengine.storage.watermark import DurableWatermark, write_watermark
+
+
+def log_of(builder) -> SegmentFolder:
+    return SegmentFolder(builder.paths.commit_log, 4096, MappingCache())
+
+
+def end_of(builder) -> int:
+    return LogEnd(builder.root, log_of(builder)).find()
+
+
+def test_an_empty_log_ends_at_zero(builder):
+    assert end_of(builder) == 0
+    builder.write_log(bytes(8))
+    assert end_of(builder) == 0
+
+
+def test_the_end_is_behind_the_last_record_over_all_rolls(builder):
+    for _ in range(120):
+        builder.put("T", b"x" * 50)
+        assert end_of(builder) == builder.end
+
+
+def test_a_blank_without_a_next_segment_is_the_end(builder):
+    builder.put("T")
+    builder.write_log(encode_blank(4096 - builder.end))
+    assert end_of(builder) == builder.end
+    builder.write_log(bytes(8), at=4096)
+    assert end_of(builder) == 4096
+
+
+@pytest.mark.parametrize(
+    ("at", "data"),
+    [(0, bytes(8)), (4, b"\0"), (0, b"\x7f"), (28, b"\1"), (88, b"?"), (0, bytes(40))],
+    ids=["zeroes", "foreign", "overrun", "place", "crc", "head"],
+)
+def test_damage_ends_the_log_before_it(builder, at, data):
+    builder.put("T", b"one")
+    second = builder.put("T", b"two")
+    builder.put("T", b"three")
+    builder.write_log(data, at=second.physical_offset + at)
+    assert end_of(builder) == second.physical_offset
+
+
+def test_after_an_orderly_stop_the_last_three_segments_are_read(builder):
+    messages = [builder.put("T", b"x" * 50) for _ in range(160)]  # more than four segments
+    assert len(list(builder.paths.commit_log.iterdir())) > 4
+    builder.write_log(b"?", at=messages[1].physical_offset + 88)
+    assert end_of(builder) == builder.end
+    builder.paths.abort.touch()  # not stopped: from the segment that the checkpoint covers, here none
+    assert end_of(builder) == messages[1].physical_offset
+    covered = Checkpoint(messages[100].store_timestamp_ms + 3000, messages[100].store_timestamp_ms + 3000, 0)
+    builder.paths.checkpoint.write_bytes(pack_checkpoint(covered))
+    assert end_of(builder) == builder.end
+
+
+def test_our_own_watermark_is_where_reading_starts(builder):
+    messages = [builder.put("T", b"x" * 50) for _ in range(60)]
+    builder.write_log(b"?", at=messages[1].physical_offset + 88)
+    builder.paths.abort.touch()
+    assert end_of(builder) == messages[1].physical_offset
+    write_watermark(builder.root, DurableWatermark("u", 1, messages[30].physical_offset))
+    assert end_of(builder) == builder.end
+    write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    assert end_of(builder) == builder.end
+
+
+@pytest.mark.parametrize("flushed", [5, 4096 * 40, 4096 + 11])
+def test_a_watermark_that_is_no_boundary_of_this_log_does_not_mislead(builder, flushed):
+    for _ in range(60):
+        builder.put("T", b"x" * 50)
+    write_watermark(builder.root, DurableWatermark("u", 1, flushed))
+    assert end_of(builder) == builder.end
+
+
+def test_a_torn_record_right_at_the_watermark(builder):
+    builder.put("T", b"one")
+    whole = builder.end
+    builder.put("T", b"two")
+    builder.write_log(b"?", at=whole + 88)
+    write_watermark(builder.root, DurableWatermark("u", 1, whole))
+    assert end_of(builder) == whole
+
+
+def test_the_end_follows_what_is_appended(builder, monkeypatch):
+    end = LogEnd(builder.root, log_of(builder))
+    builder.put("T", b"x")
+    assert end.find() == builder.end
+    asked = []
+    real = log_end.walk
+    monkeypatch.setattr(log_end, "walk", lambda *args, **more: asked.append(args[2]) or real(*args, **more))
+    for _ in range(100):
+        before = builder.end
+        builder.put("T", b"x" * 50)
+        assert end.find() == builder.end
+    assert min(asked) > 0 and before in asked  # never from the start again
+
+
+def test_bytes_that_were_passed_and_then_written_over(builder, monkeypatch):
+    """A killed writer's unacknowledged records are cleared and other ones take their place."""
+    monkeypatch.setattr(log_end, "_LOOK_AGAIN_S", 0.0)
+    builder.put("T", b"kept")
+    kept = builder.end
+    end = LogEnd(builder.root, log_of(builder))
+    builder.put("T", b"not acknowledged")
+    assert end.find() == builder.end
+    builder.write_log(bytes(builder.end - kept), at=kept)
+    builder.end = kept
+    for _ in range(3):
+        builder.put("T", b"another length of body, longer than the first")
+    assert end.find() == builder.end
+
+
+def test_a_log_that_lost_segments_is_read_anew(builder):
+    end = LogEnd(builder.root, log_of(builder))
+    for _ in range(120):
+        builder.put("T", b"x" * 50)
+    assert end.find() == builder.end
+    for path in builder.paths.commit_log.iterdir():
+        path.unlink()
+    assert end.find() == 0
+    builder.end = 0
+    builder.put("T", b"x")
+    assert end.find() == builder.end
+
+
+@pytest.mark.parametrize("name", [name for name in HALTED if name != "abnormal-shortfile"])
+def test_the_end_of_a_halted_golden_store_is_where_rocketmq_cuts_it(golden, name):
+    store = golden(name)
+    log = SegmentFolder(store.root / "commitlog", store.sizes["mapped_file_size_commit_log_bytes"], MappingCache())
+    assert LogEnd(store.root, log).find() == store.verify["facts"]["maxPhy"]
+
+
+def test_levels_of_a_store_that_nobody_has_open(builder):
+    builder.put("T", b"x")
+    marks = FilesWatermark(builder.root, log_of(builder))
+    for level in (ReadLevel.WRITTEN, ReadLevel.COMMITTED, ReadLevel.FLUSHED):
+        assert marks.limit(level) == marks.queue_limit(level) == builder.end
+    with pytest.raises(UsageError, match="running engine"):
+        marks.limit(ReadLevel.REPLICATED)
+
+
+HOLD = """
+import fcntl, os, struct, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", int(sys.argv[2]), 0, 0, 1, 0))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "use"), [(fcntl.F_RDLCK, StoreUse.ENGINE), (fcntl.F_WRLCK, StoreUse.OTHER)], ids=["engine", "other"]
+)
+def test_levels_of_a_store_that_another_process_has_open(builder, kind, use):
+    first = builder.put("T", b"x")
+    builder.put("T", b"y")
+    assert store_use(builder.root) is StoreUse.NOBODY
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(builder.paths.lock), str(kind)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        assert store_use(builder.root) is use
+        marks = FilesWatermark(builder.root, log_of(builder))
+        assert marks.limit(ReadLevel.COMMITTED) == builder.end
+        with pytest.raises(UsageError, match="committed"):
+            marks.limit(ReadLevel.FLUSHED)
+        write_watermark(builder.root, DurableWatermark("u", 1, first.size_bytes))
+        if use is StoreUse.ENGINE:
+            assert marks.limit(ReadLevel.FLUSHED) == first.size_bytes
+        else:  # the watermark is an earlier owner's
+            with pytest.raises(UsageError):
+                marks.limit(ReadLevel.FLUSHED)
+    finally:
+        holder.communicate()
+    assert store_use(builder.root) is StoreUse.NOBODY
+
+
+def test_a_posix_lock_like_javas_is_another_process(builder):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD.replace("F_OFD_SETLK", "F_SETLK"), str(builder.paths.lock), str(fcntl.F_WRLCK)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        assert store_use(builder.root) is StoreUse.OTHER
+    finally:
+        holder.communicate()
+
+
+def test_without_a_lock_file_nobody_has_it_open(tmp_path):
+    assert store_use(tmp_path) is StoreUse.NOBODY

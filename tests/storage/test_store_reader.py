@@ -1,0 +1,563 @@
+"""The read side: every status of a get, look-ups by offset, id, key and time, levels, deletion under the reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from fix_golden import CLEAN
+from fix_store_builder import SMALL, START_MS, StoreBuilder
+from pyengine.errors import FormatError, NotAStoreError, StoreRefusedError, UsageError
+from pyengine.formats.constants import CQ_FILLER_SIZE
+from pyengine.formats.java_hash import string_hash
+from pyengine.results import GetStatus, ReadLevel
+from pyengine.storage.segment_files import MAPPINGS_MAX
+from pyengine.storage.store_reader import StoreReader, open_store
+
+
+class FixedWatermark:
+    """Levels that a test sets."""
+
+    def __init__(self, **limits: int) -> None:
+        self.limits = limits
+
+    def limit(self, level: ReadLevel) -> int:
+        return self.limits[level.value]
+
+    queue_limit = limit
+
+
+def bodies(result) -> list[bytes]:
+    return [message.body for message in result.messages]
+
+
+def put_all(builder: StoreBuilder, count: int, topic: str = "T", **fields):
+    return [builder.put(topic, str(number).encode(), **fields) for number in range(count)]
+
+
+# -- get_message: the statuses in the order of RocketMQ's own checks
+
+
+def test_an_unknown_topic_or_queue_has_no_message(builder):
+    put_all(builder, 1)
+    with open_store(builder.root) as store:
+        for topic, queue_id in (("X", 0), ("T", 7), ("T", -1), ("", 0), ("..", 0), ("a/b", 0), ("a\0b", 0)):
+            result = store.get_message(topic, queue_id, 5)
+            assert (result.status, result.next_begin_offset) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
+            assert store.queue_range(topic, queue_id) == (0, 0)
+
+
+def test_a_queue_without_readable_entries_has_no_message(builder):
+    message = put_all(builder, 1)[0]
+    with open_store(builder.root, watermark=FixedWatermark(committed=message.size_bytes - 1)) as store:
+        assert store.get_message("T", 0, 0).status is GetStatus.NO_MESSAGE_IN_QUEUE
+
+
+def test_found_gives_messages_in_order_and_the_next_offset(builder):
+    put_all(builder, 5)
+    with open_store(builder.root) as store:
+        result = store.get_message("T", 0, 1, 3)
+        assert result.status is GetStatus.FOUND
+        assert bodies(result) == [b"1", b"2", b"3"]
+        assert [message.queue_offset for message in result.messages] == [1, 2, 3]
+        assert (result.next_begin_offset, result.min_offset, result.max_offset) == (4, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "next_offset"),
+    [
+        (-1, GetStatus.OFFSET_TOO_SMALL, 0),
+        (3, GetStatus.OFFSET_OVERFLOW_ONE, 3),
+        (4, GetStatus.OFFSET_OVERFLOW_BADLY, 3),
+        (1000, GetStatus.OFFSET_OVERFLOW_BADLY, 3),
+    ],
+)
+def test_offsets_outside_the_queue_are_corrected(builder, offset, status, next_offset):
+    put_all(builder, 3)
+    with open_store(builder.root) as store:
+        result = store.get_message("T", 0, offset)
+        assert (result.status, result.next_begin_offset, result.messages) == (status, next_offset, [])
+
+
+def test_a_call_never_crosses_a_queue_file(builder):
+    put_all(builder, 25)  # 10 entries a file
+    with open_store(builder.root) as store:
+        assert bodies(store.get_message("T", 0, 8)) == [b"8", b"9"]
+        assert store.get_message("T", 0, 8).next_begin_offset == 10
+        assert len(store.get_message("T", 0, 10).messages) == 10
+        assert len(store.get_message("T", 0, 20).messages) == 5
+
+
+def test_a_missing_queue_file_is_found_null_and_passed(builder):
+    put_all(builder, 25)
+    builder.queue_file("T", 0, 200).unlink()
+    with open_store(builder.root) as store:
+        result = store.get_message("T", 0, 13)
+        assert (result.status, result.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 20)
+
+
+def test_a_get_stops_at_the_asked_number(builder):
+    put_all(builder, 5)
+    with open_store(builder.root) as store:
+        assert [len(store.get_message("T", 0, 0, number).messages) for number in (1, 2, 5, 32)] == [1, 2, 5, 5]
+        with pytest.raises(UsageError):
+            store.get_message("T", 0, 0, 0)
+
+
+def test_batch_limits_of_memory_and_disk(tmp_path):
+    builder = StoreBuilder(tmp_path / "store", dataclasses.replace(SMALL, mapped_file_size_consume_queue_bytes=2000))
+    size = [builder.put("T", b"x" * 100) for _ in range(50)][0].size_bytes
+    cases = [
+        ({}, 32),  # 32 messages from memory
+        ({"max_transfer_count_on_message_in_memory": 5}, 5),
+        ({"max_transfer_bytes_on_message_in_memory_bytes": 3 * size}, 3),
+        ({"max_transfer_bytes_on_message_in_memory_bytes": 3 * size - 1}, 2),
+        ({"max_transfer_bytes_on_message_in_memory_bytes": 1}, 1),  # the first whatever its size
+        ({"access_message_in_memory_max_ratio": 0}, 8),  # all counts as being on disk
+        ({"access_message_in_memory_max_ratio": 0, "max_transfer_bytes_on_message_in_disk_bytes": 2 * size}, 2),
+    ]
+    for settings, expected in cases:
+        with open_store(builder.root, **settings) as store:
+            result = store.get_message("T", 0, 0, 40)
+            assert (len(result.messages), result.next_begin_offset) == (expected, expected), settings
+
+
+# -- tags
+
+
+def test_tags_are_a_subscription(builder):
+    for tags in ("a", "b", None, "a||b", "c"):
+        builder.put("T", str(tags).encode(), tags=tags)
+    with open_store(builder.root) as store:
+        for text, expected in (
+            (None, 5),
+            ("*", 5),
+            ("", 5),
+            ("a", [b"a"]),
+            (" c || a ", [b"a", b"c"]),
+            ("a||b", [b"a", b"b"]),
+        ):
+            found = bodies(store.get_message("T", 0, 0, tags=text))
+            assert found == expected or len(found) == expected, text
+        with pytest.raises(UsageError):
+            store.get_message("T", 0, 0, tags=" || ")
+
+
+def test_nothing_that_matches_still_moves_on(builder):
+    put_all(builder, 10, tags="a")
+    with open_store(builder.root) as store:
+        result = store.get_message("T", 0, 2, tags="b")
+        assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10)
+
+
+def test_tags_with_equal_hashes_are_told_apart_by_text(builder):
+    assert string_hash("Aa") == string_hash("BB")
+    builder.put("T", b"1", tags="Aa")
+    builder.put("T", b"2", tags="BB")
+    with open_store(builder.root) as store:
+        assert bodies(store.get_message("T", 0, 0, tags="BB")) == [b"2"]
+        result = store.get_message("T", 0, 0, 1, tags="Aa")
+        assert bodies(result) == [b"1"]
+
+
+def test_a_filter_walks_at_most_800_entries_a_call(tmp_path):
+    builder = StoreBuilder(tmp_path / "store", dataclasses.replace(SMALL, mapped_file_size_consume_queue_bytes=40_000))
+    message = builder.put("T", b"x", tags="a")
+    for number in range(1, 1000):
+        builder.write_entry("T", 0, number, message.physical_offset, message.size_bytes, string_hash("a"))
+    with open_store(builder.root) as store:
+        result = store.get_message("T", 0, 0, tags="b")
+        assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
+        assert store.get_message("T", 0, 0, 900, tags="b").next_begin_offset == 900
+
+
+# -- filler, deletion, entries that lie
+
+
+def test_filler_is_not_part_of_the_queue(builder):
+    builder.fill_queue("T", 0, 13)
+    put_all(builder, 3)
+    with open_store(builder.root) as store:
+        assert store.queue_range("T", 0) == (13, 16)
+        result = store.get_message("T", 0, 10)
+        assert (result.status, result.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, 13)
+        assert bodies(store.get_message("T", 0, 13)) == [b"0", b"1", b"2"]
+
+
+def test_messages_of_deleted_segments_are_below_the_queues_minimum(builder):
+    messages = put_all(builder, 60)
+    builder.segment(0).unlink()
+    first = next(message for message in messages if message.physical_offset >= 4096)
+    with open_store(builder.root) as store:
+        assert store.min_physical_offset == 4096
+        assert store.queue_range("T", 0) == (first.queue_offset, 60)
+        result = store.get_message("T", 0, 0)
+        assert (result.status, result.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, first.queue_offset)
+        assert store.message_at(0) is None
+
+
+def test_a_queue_whose_messages_are_all_gone_is_empty(builder):
+    put_all(builder, 3, "Old")
+    put_all(builder, 60)
+    builder.segment(0).unlink()
+    with open_store(builder.root) as store:
+        assert store.queue_range("Old", 0) == (3, 3)
+        assert store.get_message("Old", 0, 0).status is GetStatus.OFFSET_TOO_SMALL
+        assert store.get_message("Old", 0, 3).status is GetStatus.OFFSET_OVERFLOW_ONE
+
+
+def test_a_gap_in_the_log_is_removing_and_passed(builder):
+    messages = put_all(builder, 120)
+    gone = [message for message in messages if 4096 <= message.physical_offset < 8192]
+    builder.segment(4096).unlink()
+    with open_store(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
+        offset = gone[0].queue_offset
+        result = store.get_message("T", 0, offset, 1)
+        expected_end = min(offset - offset % 10 + 10, gone[-1].queue_offset + 1)
+        assert (result.status, result.messages) == (GetStatus.MESSAGE_WAS_REMOVING, [])
+        assert result.next_begin_offset == expected_end
+
+
+def test_a_segment_deleted_under_the_reader(builder, monkeypatch):
+    messages = put_all(builder, 60)
+    with open_store(builder.root) as store:
+        assert store.get_message("T", 0, 0).status is GetStatus.FOUND  # mapped now
+        real = store.getter._message
+        state = {"first": True}
+
+        def delete_then_read(*args):
+            if state.pop("first", False):
+                builder.segment(0).unlink()
+            return real(*args)
+
+        monkeypatch.setattr(store.getter, "_message", delete_then_read)
+        result = store.get_message("T", 0, 0)
+        assert (result.status, result.messages) == (GetStatus.MESSAGE_WAS_REMOVING, [])
+        assert result.next_begin_offset == 10
+        assert store.queue_range("T", 0)[0] == next(m.queue_offset for m in messages if m.physical_offset >= 4096)
+        assert store.message_at(0) is None
+
+
+def test_an_emptied_record_is_never_served(builder):
+    """The cleaner has punched holes into a file that this reader still maps."""
+    first, second, _ = put_all(builder, 3)
+    with open_store(builder.root) as store:
+        assert bodies(store.get_message("T", 0, 0)) == [b"0", b"1", b"2"]
+        builder.write_log(bytes(first.size_bytes), at=0)
+        result = store.get_message("T", 0, 0)
+        assert (bodies(result), result.next_begin_offset) == ([b"1", b"2"], 3)
+        assert store.message_at(0) is None
+        builder.write_log(bytes(8), at=second.physical_offset)
+        result = store.get_message("T", 0, 0, 1)
+        assert (bodies(result), result.next_begin_offset) == ([b"2"], 3)
+
+
+@pytest.mark.parametrize("change", [(1, 0), (-1, 0), (0, 1), (0, -1)])
+def test_an_entry_that_does_not_fit_its_record_gives_nothing(builder, change):
+    message = put_all(builder, 2)[1]
+    offset, size = message.physical_offset + change[0], message.size_bytes + change[1]
+    builder.write_entry("T", 0, 1, offset, size, 0)
+    with open_store(builder.root, watermark=FixedWatermark(committed=4096)) as store:
+        result = store.get_message("T", 0, 1)
+        assert (result.status, result.messages, result.next_begin_offset) == (GetStatus.MESSAGE_WAS_REMOVING, [], 2)
+        assert bodies(store.get_message("T", 0, 0)) == [b"0"]
+
+
+# -- levels
+
+
+def test_each_level_ends_where_the_watermark_says(builder):
+    messages = put_all(builder, 6)
+    ends = [message.physical_offset + message.size_bytes for message in messages]
+    marks = FixedWatermark(written=ends[5], committed=ends[3], flushed=ends[1], replicated=0)
+    with open_store(builder.root, watermark=marks) as store:
+        for level, count in (("written", 6), (ReadLevel.COMMITTED, 4), (None, 4), ("flushed", 2), ("replicated", 0)):
+            assert store.queue_range("T", 0, level) == (0, count)
+            assert len(store.get_message("T", 0, 0, level=level).messages) == count
+            assert [store.message_at(message.physical_offset, level) is not None for message in messages] == [
+                number < count for number in range(6)
+            ]
+        marks.limits["committed"] = ends[3] - 1  # the middle of a record
+        assert store.queue_range("T", 0) == (0, 3)
+        assert store.message_at(messages[3].physical_offset) is None
+        with pytest.raises(UsageError, match="committed"):
+            store.get_message("T", 0, 0, level="durable")
+
+
+def test_a_store_in_sync_mode_is_read_up_to_flushed(builder):
+    put_all(builder, 2)
+    marks = FixedWatermark(written=builder.end, committed=builder.end, flushed=0)
+    with open_store(builder.root, watermark=marks, flush_disk_type="SYNC_FLUSH") as store:
+        assert store.default_level is ReadLevel.FLUSHED
+        assert store.get_message("T", 0, 0).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    with open_store(builder.root, watermark=marks) as store:
+        assert store.default_level is ReadLevel.COMMITTED
+
+
+# -- by offset and id
+
+
+def test_message_at_needs_a_records_start(builder):
+    first, second = put_all(builder, 2)
+    with open_store(builder.root) as store:
+        assert store.message_at(0) == first
+        assert store.message_at(second.physical_offset) == second
+        for offset in (-1, 1, second.physical_offset - 1, builder.end, 4096, 1 << 40):
+            assert store.message_at(offset) is None
+
+
+def test_a_record_inside_a_body_is_no_message(builder):
+    inner = builder.put("T", b"inner")
+    outer = builder.put("T", bytes(builder.segment(0).read_bytes()[: inner.size_bytes]))
+    with open_store(builder.root) as store:
+        assert store.message_at(outer.physical_offset) == outer
+        assert store.message_at(outer.physical_offset + 88) is None
+
+
+def test_message_by_id(builder):
+    message = builder.put("T", b"x", store_host="10.0.0.1:10911")
+    with open_store(builder.root) as store:
+        assert store.message(message.msg_id) == message
+        assert store.message(message.msg_id.lower()) == message
+        assert store.message("7F00000100002A9F" + "0" * 16) is None  # another host's message
+        with pytest.raises(FormatError):
+            store.message("xyz")
+
+
+# -- by key
+
+
+def test_query_finds_unique_keys_and_words(builder):
+    one = builder.put("T", b"1", keys="k1 k2", properties={"UNIQ_KEY": "U1"})
+    two = builder.put("T", b"2", keys="k2 k2")
+    other = builder.put("S", b"3", keys="k2")
+    with open_store(builder.root) as store:
+        assert store.query_message("T", "k1") == [one]
+        assert store.query_message("T", "U1") == [one]
+        assert store.query_message("T", "k2") == [one, two]
+        assert store.query_message("T", "k2", max_messages=1) == [two]  # the newest
+        assert store.query_message("S", "k2") == [other]
+        assert store.query_message("T", "k3") == []
+        with pytest.raises(UsageError):
+            store.query_message("T", "k1", max_messages=0)
+
+
+def test_raw_hits_keep_doubles_and_other_keys_of_the_same_hash(builder):
+    assert string_hash("T#Aa") == string_hash("T#BB")
+    one = builder.put("T", b"1", keys="Aa Aa")
+    two = builder.put("T", b"2", keys="BB")
+    with open_store(builder.root) as store:
+        assert store.query_message("T", "Aa", verify_key=False) == [one, one, two]
+        assert store.query_message("T", "Aa") == [one]
+        assert store.query_message("T", "BB") == [two]
+
+
+def test_query_by_time_in_whole_seconds_of_the_index(builder):
+    messages = [builder.put("T", b"x", keys="k") for _ in range(6)]
+    with open_store(builder.root) as store:
+        found = store.query_message("T", "k", START_MS + 2000, START_MS + 4000)
+        assert found == messages[2:5]
+        assert store.query_message("T", "k", START_MS + 9000) == []
+        assert store.query_message("T", "k", 0, START_MS - 1) == []
+
+
+def test_query_sees_nothing_beyond_its_level(builder):
+    one = builder.put("T", b"1", keys="k")
+    builder.put("T", b"2", keys="k")
+    with open_store(builder.root, watermark=FixedWatermark(committed=one.size_bytes)) as store:
+        assert store.query_message("T", "k") == [one]
+        assert store.query_message("T", "k", verify_key=False) == [one]
+
+
+def test_query_through_a_gap_of_deleted_messages(builder):
+    for number in range(30):
+        builder.put("T", b"x" * 100, keys="k")
+    builder.segment(0).unlink()
+    with open_store(builder.root) as store:
+        found = store.query_message("T", "k")
+        assert found and all(message.physical_offset >= 4096 for message in found)
+        assert store.query_message("T", "k", verify_key=False) == found
+
+
+def test_an_index_of_other_sizes_is_refused_only_when_asked(builder):
+    builder.put("T", b"x", keys="k")
+    with open_store(builder.root) as store:
+        assert len(store.query_message("T", "k")) == 1
+    path = next(builder.paths.index.iterdir())
+    with open(path, "ab") as file:
+        file.write(bytes(8))  # no layout has this length with these chains
+    with open_store(builder.root) as store:
+        assert store.get_message("T", 0, 0).status is GetStatus.FOUND
+        with pytest.raises(StoreRefusedError, match="max_hash_slot_num"):
+            store.query_message("T", "k")
+
+
+# -- by time
+
+
+def test_offset_by_time_and_its_ties(builder):
+    put_all(builder, 5)  # one a second
+    os.utime(builder.queue_file("T", 0), ns=(0, (START_MS + 4000) * 1_000_000))
+    with open_store(builder.root) as store:
+        for timestamp_ms, offset in (
+            (0, 0),
+            (START_MS - 1, 0),
+            (START_MS, 0),
+            (START_MS + 1499, 1),
+            (START_MS + 1500, 1),  # the older one on a tie
+            (START_MS + 1501, 2),
+            (START_MS + 4000, 4),
+            (START_MS + 99000, 4),
+        ):
+            assert store.offset_by_time("T", 0, timestamp_ms) == offset, timestamp_ms
+        assert store.offset_by_time("X", 0, START_MS) == 0
+
+
+def test_the_queue_file_is_picked_by_its_modification_time(builder):
+    put_all(builder, 25)
+    for start in (0, 200, 400):
+        os.utime(builder.queue_file("T", 0, start), ns=(0, (START_MS + start * 1000) * 1_000_000))
+    with open_store(builder.root) as store:
+        assert store.offset_by_time("T", 0, START_MS + 15_000) == 15  # in the second file
+        assert store.offset_by_time("T", 0, START_MS) == 0
+        os.utime(builder.queue_file("T", 0, 0), ns=(0, (START_MS + 15_000) * 1_000_000))
+        assert store.offset_by_time("T", 0, START_MS + 15_000) == 9  # the last of the file that the time picks
+
+
+# -- files
+
+
+def test_topics_and_their_queues(builder):
+    builder.put("b", queue_id=10)
+    builder.put("b", queue_id=9)
+    builder.put("a")
+    (builder.paths.consume_queue / "empty" / "0").mkdir(parents=True)
+    (builder.paths.consume_queue / "odd" / "x").mkdir(parents=True)
+    with open_store(builder.root) as store:
+        assert store.topics() == {"a": [0], "b": [9, 10]}
+
+
+def test_a_reader_follows_a_store_that_grows(builder):
+    with open_store(builder.root, mapped_file_size_commit_log_bytes=4096, mapped_file_size_consume_queue_bytes=200,
+                    max_hash_slot_num=16, max_index_num=40) as store:
+        assert store.topics() == {}
+        offset = 0
+        for number in range(70):  # over two segments and six queue files
+            builder.put("T", str(number).encode(), keys=f"k{number % 7}")
+            result = store.get_message("T", 0, offset)
+            assert (bodies(result), result.next_begin_offset) == ([str(number).encode()], number + 1)
+            offset = result.next_begin_offset
+            if number < 30:
+                assert len(store.query_message("T", f"k{number % 7}")) == number // 7 + 1
+
+
+def test_what_is_no_store(tmp_path):
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(NotAStoreError):
+            open_store(path)
+
+
+def test_a_foreign_file_in_the_log_is_refused(builder):
+    put_all(builder, 1)
+    (builder.paths.commit_log / "x.tmp").write_bytes(b"")
+    with open_store(builder.root, watermark=FixedWatermark(committed=100)) as store:
+        with pytest.raises(StoreRefusedError):
+            store.get_message("T", 0, 0)
+
+
+def test_a_closed_reader_says_so(builder):
+    put_all(builder, 1)
+    store = open_store(builder.root)
+    store.close()
+    store.close()
+    for ask in (store.topics, lambda: store.get_message("T", 0, 0), lambda: store.message_at(0), store.__enter__):
+        with pytest.raises(UsageError, match="closed"):
+            ask()
+
+
+def test_many_queues_keep_a_bounded_number_of_files_open(builder):
+    queues = MAPPINGS_MAX + 50
+    for number in range(queues):
+        builder.put("T", queue_id=number)
+    with open_store(builder.root) as store:
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(queues):
+            assert store.get_message("T", number, 0).status is GetStatus.FOUND
+        assert len(os.listdir("/proc/self/fd")) - before <= MAPPINGS_MAX
+
+
+def test_threads_may_share_a_reader(builder):
+    put_all(builder, 200)
+    wrong = []
+    with open_store(builder.root) as store:
+
+        def read() -> None:
+            offset, seen = 0, []
+            while offset < 200:
+                result = store.get_message("T", 0, offset, 7)
+                seen += [int(message.body) for message in result.messages]
+                offset = result.next_begin_offset
+            if seen != list(range(200)):
+                wrong.append(seen)
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def fingerprint(root: Path) -> dict[str, tuple]:
+    return {
+        str(path): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "")
+        for path in sorted(root.rglob("*"))
+    }
+
+
+@pytest.mark.parametrize("name", ["roll", "cqext"])
+def test_reading_changes_nothing(golden, name):
+    root = golden(name).root
+    before = fingerprint(root)
+    with open_store(root) as store:
+        for topic, queue_ids in store.topics().items():
+            for queue_id in queue_ids:
+                store.get_message(topic, queue_id, 0)
+                store.offset_by_time(topic, queue_id, START_MS)
+            store.query_message(topic, "k1")
+        store.message_at(0)
+    assert fingerprint(root) == before
+
+
+def test_a_read_only_directory_can_be_read(golden):
+    root = golden("basic").root
+    for path in sorted(root.rglob("*"), reverse=True):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    with open_store(root) as store:
+        assert store.message_at(0) is not None
+    for path in root.rglob("*"):
+        if path.is_dir():
+            path.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_every_message_of_a_golden_store_is_found_by_queue_offset_and_id(golden, name):
+    store_copy = golden(name)
+    with StoreReader(store_copy.root) as store:
+        for expected in store_copy.verify["messages"]:
+            found = store.message_at(expected["phy"])
+            assert hashlib.sha256(found.body).hexdigest() == expected["bodySha"]
+            assert store.message(expected["msgId"]) == found
+            if expected["uniq"]:
+                assert found in store.query_message(expected["topic"], expected["uniq"])
+
+
+def test_filler_entries_count_nowhere(builder):
+    builder.write_entry("T", 0, 0, 0, CQ_FILLER_SIZE, 0)
+    with open_store(builder.root, watermark=FixedWatermark(committed=0)) as store:
+        assert store.get_message("T", 0, 0).messages == []
