@@ -1,0 +1,255 @@
+"""Power cuts under the strictest reading of POSIX, made from a journal of system calls.
+
+journal.c writes down what a run does to the store's files. Here that journal becomes folders that a
+power cut at some point of the run could have left: data is safe only once a sync of its file that
+began after it has returned; a name is safe only once its folder was synced. Everything else survives
+in any subset, the last write perhaps torn at 512 bytes. No root, no special file system.
+
+Stores through a mapping are not in the journal: a mapped page survives only as system calls left it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+SOURCE = Path(__file__).with_name("journal.c")
+SECTOR_BYTES = 512
+FOLDER = 0  # stands for an inode where a name is a folder
+_HEAD = struct.Struct("=cIIQQ")
+
+
+class Record(NamedTuple):
+    """One line of the journal; kinds as in journal.c."""
+
+    kind: str
+    inode: int
+    number: int
+    a: bytes
+    b: bytes
+
+
+def build_shim(folder: Path) -> Path:
+    """Compiles journal.c; CalledProcessError carries the compiler's words."""
+    library = folder / "journal.so"
+    command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return library
+
+
+def shim_environment(library: Path, journal: Path, store: Path, acks: Path) -> dict[str, str]:
+    """What a process needs in its environment to be written down; creates the journal."""
+    journal.touch()
+    return {
+        "LD_PRELOAD": str(library),
+        "PYENGINE_JOURNAL": str(journal),
+        "PYENGINE_JOURNAL_ROOT": str(store.resolve()),
+        "PYENGINE_JOURNAL_ACKS": str(acks.resolve()),
+    }
+
+
+def read_journal(path: Path) -> list[Record]:
+    """All whole records; one that was cut by the end of the run is left out."""
+    data = path.read_bytes()
+    records = []
+    at = 0
+    while at + _HEAD.size <= len(data):
+        kind, a_bytes, b_bytes, inode, number = _HEAD.unpack_from(data, at)
+        a_at = at + _HEAD.size
+        at = a_at + a_bytes + b_bytes
+        if at > len(data):
+            break
+        records.append(Record(kind.decode(), inode, number, data[a_at : a_at + a_bytes], data[a_at + a_bytes : at]))
+    return records
+
+
+@dataclass
+class _File:
+    safe: bytearray = field(default_factory=bytearray)
+    # (when, offset, bytes) of a write, (when, size, None) of a change of size
+    pending: list[tuple[int, int, bytes | None]] = field(default_factory=list)
+
+    def keep_before(self, when: int) -> None:
+        for change in self.pending:
+            if change[0] < when:
+                _apply(self.safe, change)
+        self.pending = [change for change in self.pending if change[0] >= when]
+
+
+class _NameChange(NamedTuple):
+    when: int
+    kind: str
+    path: str
+    inode: int
+    target: str = ""
+
+    def folders(self) -> set[str]:
+        return {str(PurePosixPath(path).parent) for path in (self.path, self.target) if path}
+
+    def apply(self, names: dict[str, int]) -> None:
+        if self.kind == "U":
+            names.pop(self.path, None)
+        elif self.kind == "R":
+            names.pop(self.path, None)
+            names[self.target] = self.inode
+        else:
+            names[self.path] = self.inode
+
+
+class Disk:
+    """What is safe and what is not, after the records fed so far."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, _File] = {}
+        self.names: dict[str, int] = {}
+        self.pending_names: list[_NameChange] = []
+        self.acks: list[bytes] = []
+        self._begun: dict[tuple[int, int], int] = {}
+        self._now = 0
+
+    def feed(self, record: Record) -> None:
+        kind, inode, number, a, b = record
+        now = self._now
+        self._now += 1
+        if kind == "W":
+            self.files[inode].pending.append((now, number, a))
+        elif kind == "S":
+            self.files[inode].pending.append((now, number, None))
+        elif kind == "F":
+            self.files[inode] = _File()
+        elif kind in "NMUR":
+            self.pending_names.append(_NameChange(now, kind, a.decode(), inode if kind in "NR" else FOLDER, b.decode()))
+        elif kind == "b":
+            self._begun[inode, number] = now
+        elif kind == "e":
+            self._synced(inode, self._begun.pop((inode, number)), a.decode())
+        elif kind == "A":
+            self.acks.append(a)
+
+    def _synced(self, inode: int, begun: int, folder: str) -> None:
+        if not folder:
+            self.files[inode].keep_before(begun)
+            return
+        left = []
+        for change in self.pending_names:
+            if change.when < begun and folder in change.folders():
+                change.apply(self.names)
+            else:
+                left.append(change)
+        self.pending_names = left
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing could be lost by a cut now."""
+        return not self.pending_names and not any(file.pending for file in self.files.values())
+
+    def cut(self, rng: random.Random, root: str, folder: Path) -> None:
+        """Makes `folder` one of the trees that a cut now could leave of the tree at `root`."""
+        share = rng.choice((0.0, 1.0, 0.5))
+        names = dict(self.names)
+        for change in self.pending_names:
+            if rng.random() < share:
+                change.apply(names)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for path in sorted(names):
+            if path == root or not _reachable(path, names, root):
+                continue  # the store's own folder is there in every state
+            place = folder / PurePosixPath(path).relative_to(root)
+            if names[path] == FOLDER:
+                place.mkdir(parents=True, exist_ok=True)
+            else:
+                place.write_bytes(_survivor(self.files[names[path]], rng))
+
+
+def _reachable(path: str, names: dict[str, int], root: str) -> bool:
+    """A file whose folder's name was lost is lost with it."""
+    parents = [str(parent) for parent in PurePosixPath(path).parents]
+    return all(names.get(parent) == FOLDER for parent in parents[: parents.index(root)])
+
+
+def _survivor(file: _File, rng: random.Random) -> bytes:
+    content = bytearray(file.safe)
+    share = rng.choice((0.0, 1.0, 0.5))
+    survivors = [change for change in file.pending if rng.random() < share]
+    for number, (when, at, data) in enumerate(survivors):
+        if data is not None and number == len(survivors) - 1 and rng.random() < 0.3:
+            data = data[: rng.randint(0, len(data) // SECTOR_BYTES) * SECTOR_BYTES]
+        _apply(content, (when, at, data))
+    return bytes(content)
+
+
+def _apply(content: bytearray, change: tuple[int, int, bytes | None]) -> None:
+    _, at, data = change
+    if data is None:
+        if at < len(content):
+            del content[at:]
+        else:
+            content.extend(bytes(at - len(content)))
+        return
+    if len(content) < at:
+        content.extend(bytes(at - len(content)))
+    content[at : at + len(data)] = data
+
+
+def cut_points(records: Sequence[Record], count: int, rng: random.Random) -> list[int]:
+    """Where to cut: a third right behind acknowledgements given while something was unsafe, a third behind any, the rest anywhere."""
+    disk = Disk()
+    acks, suspicious = [], []
+    for number, record in enumerate(records):
+        disk.feed(record)
+        if record.kind == "A":
+            acks.append(number + 1)
+            if not disk.clean:
+                suspicious.append(number + 1)
+    anywhere = range(len(records) + 1)
+    return sorted(rng.choice(rng.choice((suspicious or acks or anywhere, acks or anywhere, anywhere))) for _ in range(count))
+
+
+@dataclass
+class Outcome:
+    """`bad` holds (cut point, number of the state, sentence)."""
+
+    states: int = 0
+    records: int = 0
+    acknowledged: int = 0
+    bad: list[tuple[int, int, str]] = field(default_factory=list)
+
+
+def explore(
+    records: Sequence[Record],
+    root: Path,
+    check: Callable[[Path, list[bytes]], str | None],
+    *,
+    states: int,
+    seed: str,
+    scratch: Path,
+    stop_at: int = 1_000_000,
+) -> Outcome:
+    """Builds `states` trees and lets `check(tree, acknowledged lines)` judge each: None, or what is wrong.
+
+    Ends early once `stop_at` bad states were found. State k of a seed is the same in every run.
+    """
+    points = cut_points(records, states, random.Random(seed))
+    disk, fed = Disk(), 0
+    outcome = Outcome(records=len(records), acknowledged=sum(record.kind == "A" for record in records))
+    for number, point in enumerate(points):
+        for record in records[fed:point]:
+            disk.feed(record)
+        fed = point
+        tree = scratch / "state"
+        disk.cut(random.Random(f"{seed}/{number}"), str(root.resolve()), tree)
+        outcome.states += 1
+        sentence = check(tree, list(disk.acks))
+        if sentence:
+            outcome.bad.append((point, number, sentence))
+            if len(outcome.bad) >= stop_at:
+                break
+    return outcome

@@ -1,0 +1,109 @@
+"""The power-cut model finds what a careless writer loses, and nothing wrong with a careful one."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from faults.power_cut import Disk, build_shim, cut_points, explore, read_journal, shim_environment
+
+# A store of numbered 700-byte lines in files of 40 lines; argv: folder, acks, what it forgets.
+TOY = """
+import os, sys
+from pyengine.storage.new_file import create_file
+folder, acks, forgets = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), sys.argv[3]
+os.mkdir(folder)
+names = os.open(folder, os.O_RDONLY)
+for number in range(160):
+    part, place = divmod(number, 40)
+    if place == 0:
+        if forgets == "nothing, with create_file":
+            fd = create_file(folder, f"{part:03}", 40 * 700, allocate="full")
+        else:
+            fd = os.open(f"{folder}/{part:03}", os.O_CREAT | os.O_RDWR)
+            os.posix_fallocate(fd, 0, 40 * 700)
+        if forgets not in ("folder", "nothing, with create_file"):
+            os.fsync(names)
+    line = b"%08d" % number + bytes([65 + number % 26]) * 692
+    os.pwrite(fd, line, place * 700)
+    if forgets == "order":
+        os.write(acks, b"%d\\n" % number)
+    if forgets != "sync":
+        os.fdatasync(fd)
+    if forgets != "order":
+        os.write(acks, b"%d\\n" % number)
+"""
+
+
+def toy_check(tree: Path, acks: list[bytes]) -> str | None:
+    """Every acknowledged line must be there, whole."""
+    for ack in acks:
+        part, place = divmod(int(ack), 40)
+        try:
+            line = (tree / f"{part:03}").read_bytes()[place * 700 : place * 700 + 700]
+        except OSError as error:
+            return str(error)
+        if line != b"%08d" % int(ack) + bytes([65 + int(ack) % 26]) * 692:
+            return f"line {int(ack)} is not what was acknowledged"
+    return None
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    return build_shim(tmp_path_factory.mktemp("shim"))
+
+
+@pytest.fixture
+def run_toy(shim, tmp_path):
+    def run(forgets: str):
+        root, acks, journal = tmp_path / "store", tmp_path / "acks", tmp_path / "journal"
+        acks.touch()
+        environ = os.environ | shim_environment(shim, journal, root, acks)
+        subprocess.run([sys.executable, "-c", TOY, str(root), str(acks), forgets], env=environ, check=True, timeout=60)
+        return root, read_journal(journal)
+
+    return run
+
+
+@pytest.mark.parametrize("forgets", ["nothing", "nothing, with create_file"])
+def test_a_careful_writer_loses_nothing(run_toy, tmp_path, seed, forgets):
+    root, records = run_toy(forgets)
+    outcome = explore(records, root, toy_check, states=300, seed=seed, scratch=tmp_path / "scratch")
+    assert (outcome.bad, outcome.states, outcome.acknowledged) == ([], 300, 160)
+
+
+@pytest.mark.parametrize("forgets", ["sync", "folder", "order"])
+def test_what_is_forgotten_is_found(run_toy, tmp_path, seed, forgets):
+    root, records = run_toy(forgets)
+    outcome = explore(records, root, toy_check, states=300, seed=seed, scratch=tmp_path / "scratch", stop_at=1)
+    assert outcome.bad, f"forgetting {forgets} was not found"
+
+
+def test_equal_seeds_give_equal_states(run_toy, tmp_path):
+    root, records = run_toy("sync")
+    runs = [explore(records, root, toy_check, states=60, seed="s", scratch=tmp_path / name) for name in ("a", "b")]
+    assert runs[0].bad == runs[1].bad != []
+
+
+def test_the_whole_run_replayed_is_what_stands_on_disk(run_toy, tmp_path):
+    """The journal is complete: everything it saw, applied, is the folder itself."""
+    root, records = run_toy("nothing")
+    disk = Disk()
+    for record in records:
+        disk.feed(record)
+    assert {Path(name).name for name, inode in disk.names.items() if inode} == {path.name for path in root.iterdir()}
+    for name, inode in disk.names.items():
+        if inode:
+            assert bytes(disk.files[inode].safe) == Path(name).read_bytes()
+
+
+def test_suspicious_acknowledgements_are_cut_first(run_toy):
+    _, records = run_toy("order")
+    points = cut_points(records, 300, random.Random(1))
+    behind_acks = [point for point in points if point and records[point - 1].kind == "A"]
+    assert len(behind_acks) > 150
