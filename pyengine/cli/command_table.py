@@ -17,6 +17,13 @@ class Row(NamedTuple):
 
 
 COMMANDS = (
+    Row("status", "pyengine.cli.status", "status", "Run a store"),
+    Row("get", "pyengine.cli.get", "get", "Write and read"),
+    Row("tail", "pyengine.cli.tail", "tail", "Write and read"),
+    Row("query", "pyengine.cli.query", "query", "Look up"),
+    Row("message", "pyengine.cli.message", "message", "Look up"),
+    Row("offset-at", "pyengine.cli.offset_at", "offset_at", "Look up"),
+    Row("inspect", "pyengine.cli.inspect", "inspect", "Look inside"),
     Row("dump", "pyengine.cli.dump", "dump", "Look inside"),
     Row("config", "pyengine.cli.config", "config", "Look inside"),
 )

@@ -1,0 +1,171 @@
+"""How a store stands, as one document: from the shared counters if an engine runs, else from the files.
+
+Looks only; nothing is created, attached to for long, or changed. The fields that every
+document has: state, role, mode, read_only, reason, positions, workers, sessions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyengine.config import load_config
+from pyengine.errors import EngineUnavailableError
+from pyengine.formats.consume_queue import is_filler
+from pyengine.ipc import attach_count
+from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory
+from pyengine.ipc.heartbeat import is_alive
+from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.ipc.store_lock import living_kinds, look
+from pyengine.native import control as native
+from pyengine.native.flush import monotonic_ns
+from pyengine.results import ReadLevel
+from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.watermark import read_watermark
+
+if TYPE_CHECKING:
+    from pyengine.storage.store_reader import StoreReader
+
+WORKER_STATES = {
+    native.WORKER_ABSENT: "absent", native.WORKER_STARTING: "starting", native.WORKER_READY: "ready",
+    native.WORKER_STOPPING: "stopping", native.WORKER_FAILED: "failed",
+}
+POSITIONS = ("wrote", "committed", "flushed", "reput_from", "confirm")
+
+
+def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
+    """The status document of the store at `root`."""
+    living = living_kinds(root)
+    if living:
+        try:
+            with EngineMemory.attach(find_folder(root), writable=False) as memory:
+                return _live(root, memory, living)
+        except EngineUnavailableError:
+            pass  # between taking the lock and publishing its memory: recovering
+    return _stopped(root, settings, living)
+
+
+def _live(root: Path, memory: EngineMemory, living: list[int]) -> dict[str, Any]:
+    control, identity = memory.control, memory.identity
+    state = memory.state
+    workers = [_worker(control.workers[kind], kind, kind in living) for kind in range(len(KIND_NAMES))]
+    positions = {"min": native.load_position(control.min_offset)}
+    positions |= {name: native.load_position(getattr(control, name)) for name in POSITIONS}
+    sessions = _sessions(control)
+    frozen = native.load(control.state, "frozen") != 0
+    refused = native.load(control.state, "refuse_puts")
+    read_only = frozen or state in (native.STATE_READ_ONLY, native.STATE_DEGRADED) or bool(refused & native.REFUSE_DISK_FULL)
+    wrote, store_timestamp_ms = native.committed_slot(control)
+    document = {
+        # "stopping" is a phase of a running engine
+        "state": "running" if state == native.STATE_STOPPING else STATE_NAMES[state],
+        "stopping": state == native.STATE_STOPPING or bool(refused & native.REFUSE_STOPPING),
+        "role": ROLE_NAMES[identity.role],
+        "mode": MODE_NAMES[identity.mode],
+        "read_only": read_only,
+        "reason": native.reason(control) or _why(refused, living),
+        "positions": positions,
+        "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
+        "sessions": len(sessions),
+        "producers_attached": attach_count.count(identity.sysv_semaphore_id),
+        "session_list": sessions,
+        "store": str(root),
+        "store_uuid": str(identity.store_uuid),
+        "epoch": identity.epoch,
+        "created_ms": identity.created_ms,
+        "last_store_timestamp_ms": store_timestamp_ms,
+        "clock_back_ms": native.load(control.writer, "clock_back_ms"),
+        "undrained_bytes": positions["wrote"] - positions["committed"],
+        "behind_bytes": positions["committed"] - positions["reput_from"],
+        "unflushed_bytes": positions["wrote"] - positions["flushed"],
+        "syncs": native.load(control.flusher, "syncs"),
+        "sync_ms_mean": _mean_ms(native.load(control.flusher, "sync_ns_total"), native.load(control.flusher, "syncs")),
+        "sync_ms_max": native.load(control.flusher, "sync_ns_max") / 1e6,
+        "refused_puts": native.load(control.writer, "refused"),
+        "unclean": False,
+    }
+    return document
+
+
+def _why(refused: int, living: list[int]) -> str:
+    if refused & native.REFUSE_DISK_FULL:
+        return "the disk is full: the store takes puts again once there is room"
+    if refused & native.REFUSE_STOPPING:
+        return "the engine is stopping"
+    if native.SUPERVISOR not in living:
+        return "no supervisor is running: dead workers are not restarted; `pyengine start` takes over"
+    return ""
+
+
+def _mean_ms(total_ns: int, count: int) -> float:
+    return total_ns / count / 1e6 if count else 0.0
+
+
+def _worker(line: Any, kind: int, holds_its_byte: bool) -> dict[str, Any]:
+    pid, start_time_ms = native.load(line, "pid"), native.load(line, "start_time_ms")
+    state = WORKER_STATES.get(native.load(line, "state"), "unknown")
+    if state in ("starting", "ready", "stopping") and not (holds_its_byte and is_alive(pid, start_time_ms)):
+        state = "dead"
+    return {
+        "kind": KIND_NAMES[kind], "pid": pid, "state": state, "restarts": native.load(line, "restarts"),
+        "heartbeat_age_ms": max(0, (monotonic_ns() - native.load(line, "heartbeat_ns")) // 1_000_000) if pid else None,
+        "incarnation": native.load(line, "incarnation"), "passes": native.load(line, "passes"),
+        "errors": native.load(line, "error_count"),
+    }
+
+
+def _sessions(control: Any) -> list[dict[str, Any]]:
+    found = []
+    for slot in range(len(control.sessions)):
+        line = control.sessions[slot]
+        state = native.load(line, "state")
+        if state != native.SESSION_FREE:
+            found.append({
+                "slot": slot, "state": "open" if state == native.SESSION_OPEN else "dead",
+                "pid": native.load(line, "pid"), "uid": native.load(line, "uid"),
+                "generation": native.load(line, "generation"), "ring_bytes": native.load(line, "ring_bytes"),
+                "bad_entry": native.load(line, "bad_entry")})
+    return found
+
+
+def _stopped(root: Path, settings: dict[str, str], living: list[int]) -> dict[str, Any]:
+    config = load_config(root, settings)
+    holder = look(root)
+    unclean = abort_file_exists(root)
+    state, reason = "stopped", ""
+    if holder.kind == "foreign":
+        reason = f"another program has the store open (pid {holder.pid}), probably a RocketMQ broker"
+    elif holder.kind == "owner" or living:
+        state, reason = "recovering", "its owner is recovering it or starting"
+    elif unclean:
+        reason = "it was not stopped in an orderly way: the next start recovers it"
+    watermark = read_watermark(root)
+    return {
+        "state": state, "stopping": False, "role": config.broker_role, "mode": config.mode, "read_only": False,
+        "reason": reason or watermark.damage, "positions": _positions_from_files(root, settings, unclean),
+        "workers": [], "sessions": 0, "producers_attached": 0, "session_list": [], "store": str(root),
+        "durable_watermark": watermark.watermark.flushed if watermark.watermark else None, "unclean": unclean,
+    }
+
+
+def _positions_from_files(root: Path, settings: dict[str, str], unclean: bool) -> dict[str, int]:
+    """What the files say: the log's end is found by reading it; after a crash `reput_from` is where the queues end."""
+    from pyengine.storage.store_reader import open_store
+
+    with open_store(root, **settings) as store:
+        end = store.max_physical_offset(ReadLevel.COMMITTED)
+        return {"min": store.min_physical_offset, "wrote": end, "committed": end, "flushed": end,
+                "reput_from": _queued_end(store, end) if unclean else end, "confirm": 0}
+
+
+def _queued_end(store: StoreReader, end: int) -> int:
+    """Behind the last message that is in a queue, at most `end`."""
+    queued = max(0, store.min_physical_offset)
+    for topic, queue_ids in store.topics().items():
+        for queue_id in queue_ids:
+            queue = store.queue(topic, queue_id)
+            max_offset = queue.max_offset(end) if queue else 0
+            entry = queue.entry(max_offset - 1, max_offset) if max_offset else None
+            if entry is not None and not is_filler(entry):
+                queued = max(queued, entry.physical_offset + entry.size_bytes)
+    return queued

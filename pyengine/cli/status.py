@@ -1,0 +1,62 @@
+"""`pyengine status`: positions, workers and sessions of a store, running or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyengine.cli import output
+from pyengine.cli.options import existing_store, store_command
+from pyengine.errors import ExitCode
+
+
+@click.command()
+@store_command
+def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
+    """Show how a store stands: its state, positions, workers and producers.
+
+    Works on a stopped store too; then the positions come from the files. Exit code 6
+    if the engine runs but is read-only or degraded.
+
+    \b
+    Examples:
+      pyengine status STORE
+      pyengine status STORE --json
+    """
+    from pyengine.cli.engine_status import engine_status
+
+    document = engine_status(existing_store(store), settings)
+    if as_json:
+        output.write_json(document)
+    else:
+        _print(document)
+    return ExitCode.DEGRADED if document["state"] in ("read_only", "degraded") else ExitCode.OK
+
+
+def _print(document: dict[str, Any]) -> None:
+    facts = [("store", document["store"]), ("state", document["state"] + (", stopping" if document["stopping"] else ""))]
+    facts += [("reason", document["reason"])] if document["reason"] else []
+    facts += [("mode", f"{document['mode']}, {document['role']}{', read-only' if document['read_only'] else ''}")]
+    if "epoch" in document:
+        facts += [("sessions", document["sessions"]), ("last message", output.time_text(document["last_store_timestamp_ms"])),
+                  ("not yet flushed", output.size_text(document["unflushed_bytes"])),
+                  ("not yet in queues", output.size_text(document["behind_bytes"]))]
+        if document["undrained_bytes"]:
+            facts += [("not yet drained", output.size_text(document["undrained_bytes"]))]
+        if document["clock_back_ms"] > 3000:
+            facts += [("clock stepped back", f"{document['clock_back_ms']} ms")]
+    output.write_facts(facts)
+    print()
+    output.write_table(("position", "offset"), list(document["positions"].items()))
+    if document["workers"]:
+        print()
+        output.write_table(("worker", "pid", "state", "restarts", "heartbeat ms ago"), [
+            (one["kind"], str(one["pid"]), one["state"], one["restarts"], one["heartbeat_age_ms"])
+            for one in document["workers"]])
+    if document["session_list"]:
+        print()
+        output.write_table(("session", "pid", "state", "ring"), [
+            (one["slot"], str(one["pid"]), one["state"], output.size_text(one["ring_bytes"]))
+            for one in document["session_list"]])
