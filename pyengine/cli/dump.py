@@ -12,7 +12,7 @@ from pyengine.errors import UsageError
 
 @click.command()
 @store_argument
-@click.argument("what", type=click.Choice(["checkpoint", "index", "queue"]))
+@click.argument("what", type=click.Choice(["checkpoint", "index", "queue", "control"]))
 @set_option
 @json_option
 @click.option("--topic", default=None, help="queue: the topic.")
@@ -26,12 +26,13 @@ def dump(
     store: Path, what: str, settings: dict[str, str], as_json: bool, topic: str | None, queue_id: int | None,
     offset: int | None, file_name: str | None, entries: bool, most: int,
 ) -> None:
-    """Print what stands in a store's files, undecoded but named.
+    """Print what stands in a store's files or shared memory, undecoded but named.
 
     \b
     checkpoint  its three store times
     queue       entries of one consume queue: position, size, tag code
     index       header of each index file; with --entries the chained entries too
+    control     the control block in shared memory: field, offset, owner, value
 
     \b
     Examples:
@@ -50,7 +51,11 @@ def dump(
         from pyengine.cli.dump_queue import dump_queue
 
         dump_queue(store, settings, as_json, topic, queue_id, offset, most)
-    else:
+    elif what == "index":
         from pyengine.cli.dump_index import dump_index
 
         dump_index(store, settings, as_json, file_name, most if entries else 0)
+    else:
+        from pyengine.cli.dump_control import dump_control
+
+        dump_control(store, as_json)

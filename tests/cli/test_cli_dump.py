@@ -7,6 +7,11 @@ import shutil
 import pytest
 from fix_cli import picture, run
 
+from pyengine.ipc.control_block import EngineMemory, Identity
+from pyengine.ipc.engine_id import ensure_engine_id
+from pyengine.ipc.shared_objects import SharedFolder, note_run
+from pyengine.native import control as native
+
 HEADER_NAMES = {"file": "name", "beginTs": "begin_timestamp_ms", "endTs": "end_timestamp_ms",
                 "beginPhy": "begin_physical_offset", "endPhy": "end_physical_offset", "slotCount": "hash_slot_count",
                 "indexCount": "index_count"}
@@ -115,3 +120,56 @@ def test_an_index_folder_may_be_missing(golden):
     store = golden("basic")
     shutil.rmtree(store.root / "index")
     assert run("dump", store.root, "index", "--json").document["files"] == []
+
+
+@pytest.fixture
+def engine_memory(tmp_path):
+    """(root, memory): a store with the shared memory of an engine, published, nobody running."""
+    root = tmp_path / "store"
+    engine_id = ensure_engine_id(root)
+    note_run(root, tmp_path)
+    folder = SharedFolder.of(engine_id, tmp_path)
+    identity = Identity(engine_id.uuid, bytes(16), epoch=3, engine_id_device=engine_id.device,
+                        engine_id_inode=engine_id.inode, segment_bytes=65536, mode=native.MODE_POOL, pool_buffers=2)
+    memory = EngineMemory.create(folder, identity)
+    try:
+        memory.publish()
+        yield root, memory
+    finally:
+        memory.close()
+        folder.sweep()
+
+
+def test_control_shows_every_field_with_its_owner_and_value(engine_memory):
+    root, memory = engine_memory
+    native.store_position(memory.control.flushed, 4711)
+    native.store(memory.control.workers[native.FLUSHER], "pid", 4242)
+    native.store(memory.control.sessions[5], "state", native.SESSION_OPEN)
+    document = run("dump", root, "control", "--json").document
+    by_name = {field["field"]: field for field in document["fields"]}
+    assert by_name["flushed.value"]["value"] == 4711 and by_name["flushed.value"]["owner"] == "flusher"
+    assert by_name["workers[flusher].pid"]["value"] == 4242
+    assert by_name["identity.epoch"]["value"] == 3
+    assert by_name["sessions[5].state"]["value"] == native.SESSION_OPEN and "sessions[4].state" not in by_name
+    assert {name for name in by_name if name.startswith("pool[")} == {"pool[0].segment_base", "pool[1].segment_base"}
+    assert [name for name, field in by_name.items() if not field["owner"]] == []
+    human = run("dump", root, "control").stdout
+    assert "4711" in human and "workers[flusher].pid" in human
+
+
+def test_control_offsets_are_those_of_the_memory(engine_memory):
+    """The value at the printed offset of the raw mapping is the printed value."""
+    root, memory = engine_memory
+    native.store_position(memory.control.reput_from, 0x1122334455667788)
+    field = next(one for one in run("dump", root, "control", "--json").document["fields"]
+                 if one["field"] == "reput_from.value")
+    raw = (memory.folder.path / "control").read_bytes()
+    assert int.from_bytes(raw[field["offset"] : field["offset"] + field["size_bytes"]], "little") == 0x1122334455667788
+
+
+def test_control_of_a_store_without_engine_says_so(golden):
+    store = golden("basic")
+    before = picture(store.root)
+    ran = run("dump", store.root, "control")
+    assert ran.code == 1 and "no engine has ever run" in ran.stderr
+    assert picture(store.root) == before
