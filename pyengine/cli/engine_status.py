@@ -36,13 +36,14 @@ POSITIONS = ("wrote", "committed", "flushed", "reput_from", "confirm")
 def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
     """The status document of the store at `root`."""
     living = living_kinds(root)
+    why_unseen = ""
     if living:
         try:
             with EngineMemory.attach(find_folder(root), writable=False) as memory:
                 return _live(root, memory, living)
-        except EngineUnavailableError:
-            pass  # between taking the lock and publishing its memory: recovering
-    return _stopped(root, settings, living)
+        except EngineUnavailableError as error:  # not published yet, or of another user
+            why_unseen = str(error)
+    return _from_files(root, settings, living, why_unseen)
 
 
 def _live(root: Path, memory: EngineMemory, living: list[int]) -> dict[str, Any]:
@@ -128,13 +129,15 @@ def _sessions(control: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _stopped(root: Path, settings: dict[str, str], living: list[int]) -> dict[str, Any]:
+def _from_files(root: Path, settings: dict[str, str], living: list[int], why_unseen: str) -> dict[str, Any]:
     config = load_config(root, settings)
     holder = look(root)
     unclean = abort_file_exists(root)
     state, reason = "stopped", ""
     if holder.kind == "foreign":
         reason = f"another program has the store open (pid {holder.pid}), probably a RocketMQ broker"
+    elif any(kind != native.SUPERVISOR for kind in living):
+        state, reason = "running", f"its counters cannot be seen: {why_unseen}"
     elif holder.kind == "owner" or living:
         state, reason = "recovering", "its owner is recovering it or starting"
     elif unclean:
