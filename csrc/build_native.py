@@ -29,6 +29,7 @@ CONCEPTS = (
     "scan",
     "sequence",
     "attach_count",
+    "group_commit",
 )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]

@@ -93,16 +93,25 @@ class Worker:
                 notify("WATCHDOG=1")
 
     def go_round(self, service: Service) -> None:
-        """The one waiting loop (native/latch.py): arm, look, sleep; until asked to stop. Then drain."""
+        """The one waiting loop (native/latch.py): arm, look again, sleep; until asked to stop. Then drain.
+
+        While there is work the latch stays unarmed, which spares the others their wake-ups.
+        """
+        armed = False
         while not self.stopping:
-            self.latch.arm()
             if service.work():
-                self.latch.disarm()
+                if armed:
+                    self.latch.disarm()
+                    armed = False
                 self.beat(worked=True)
                 continue
             self.beat()
-            if not self.stopping:
-                self.latch.wait(service.pause_s())
+            if not armed:
+                self.latch.arm()
+                armed = True  # and look once more: a wake-up before arming was not posted
+                continue
+            self.latch.wait(service.pause_s())
+            armed = False
         self.heart.state(native.WORKER_STOPPING)
         notify("STOPPING=1")
         while not self.memory.retired and service.drain():

@@ -2,9 +2,9 @@
 
 A service is driven by its worker (workers/worker.py):
 
+    while service.work(): ...    one round; True: there may be more, go round at once
     arm the latch
-    while service.work():        one round; True: there may be more, go round at once
-        heartbeat
+    service.work() once more     what was published before arming rang no bell
     sleep at most service.pause_s()
 
 and, on the way out, `drain()` until it is False, then `close()`. Services are built on

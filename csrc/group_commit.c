@@ -1,0 +1,80 @@
+#define _GNU_SOURCE
+#include "group_commit.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include "atomics.h"
+#include "futex.h"
+#include "latch.h"
+
+static int sync_segment(struct ms_group_commit *group, int64_t base)
+{
+    int32_t at = 0;
+    while (at < group->count && group->base[at] != base)
+        at++;
+    if (at == group->count)
+        return MS_GROUP_SEGMENT;
+    struct ms_flusher_lines *lines = &group->control->flusher;
+    int64_t began_ns = ms_monotonic_ns();
+    int failed = fdatasync(group->fd[at]) != 0 ? errno : 0;
+    uint64_t took_ns = (uint64_t)(ms_monotonic_ns() - began_ns);
+    ms_store_relaxed(&lines->syncs, lines->syncs + 1);
+    ms_store_relaxed(&lines->sync_ns_total, lines->sync_ns_total + took_ns);
+    if (took_ns > lines->sync_ns_max)
+        ms_store_relaxed(&lines->sync_ns_max, took_ns);
+    if (failed == 0)
+        return 0;
+    group->error_number = failed;
+    group->failed_base = base;
+    return MS_GROUP_FAILED;
+}
+
+int ms_group_commit_once(struct ms_group_commit *group)
+{
+    struct ms_control *control = group->control;
+    int64_t flushed = ms_load_relaxed(&control->flushed.value); /* its own */
+    int64_t target = ms_load_acquire(&control->committed.value);
+    if (target <= flushed || ms_load_acquire(&control->state.frozen) != 0 ||
+        ms_load_acquire(&control->writer.verified_flusher) != group->incarnation)
+        return 0;
+    /* The time that goes with the target. When the writer is between its commit
+     * point and `committed`, the slot speaks of more than the target: then the
+     * time of the last pair stands, which is older and therefore never ahead. */
+    int64_t slot_wrote, slot_time, old_flushed, time;
+    ms_control_committed_slot(control, &slot_wrote, &slot_time);
+    ms_control_flush_pair(control, &old_flushed, &time);
+    if (slot_wrote == target)
+        time = slot_time;
+    for (int64_t base = flushed - flushed % group->segment_bytes; base < target; base += group->segment_bytes) {
+        int failed = sync_segment(group, base);
+        if (failed != 0)
+            return -failed;
+    }
+    ms_control_publish_flushed(control, group->bells, target, time);
+    return 1;
+}
+
+int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns)
+{
+    struct ms_doorbell *bell = &group->bells->latch[MS_FLUSHER];
+    struct ms_worker *worker = &group->control->workers[MS_FLUSHER];
+    for (;;) {
+        ms_latch_arm(bell, group->semaphore);
+        int moved = ms_group_commit_once(group);
+        if (moved != 0)
+            ms_latch_disarm(bell);
+        if (moved < 0)
+            return -moved;
+        int64_t now_ns = ms_monotonic_ns();
+        ms_store_relaxed(&worker->heartbeat_ns, now_ns);
+        if (now_ns >= deadline_ns) {
+            ms_latch_disarm(bell);
+            return MS_GROUP_TIME;
+        }
+        if (moved)
+            continue;
+        if (ms_latch_wait(bell, group->semaphore, deadline_ns - now_ns) == -EINTR)
+            return MS_GROUP_TIME;
+    }
+}

@@ -1,0 +1,34 @@
+/* Group commit: make whatever was committed meanwhile durable, and again, as long as there is some.
+ *
+ * Who: the flusher in sync mode, one thread. Blocks on: fdatasync, and its latch
+ * until the deadline. Whatever arrives during one fdatasync shares the next: no
+ * delay timer, natural groups. The target is read before the sync, so bytes that
+ * arrive during it are not claimed. After a crash anywhere in here: `flushed`
+ * stands at or below what is durable; the next flusher syncs again from there.
+ * After a failed fdatasync nothing is published and nothing is tried again: the
+ * caller freezes the store.
+ */
+#define MS_GROUP_SEGMENTS_MAX 256
+
+/* Why ms_group_commit_run returned. */
+#define MS_GROUP_TIME 0          /* the deadline, or a signal: do the housekeeping, call again */
+#define MS_GROUP_SEGMENT 1       /* a segment of [flushed, committed) is not among `base` */
+#define MS_GROUP_FAILED 2        /* fdatasync failed: error_number, failed_base */
+
+struct ms_group_commit {
+    struct ms_control *control;
+    struct ms_doorbells *bells;
+    void *semaphore;             /* of the flusher's latch */
+    int64_t segment_bytes;
+    uint64_t incarnation;        /* `flushed` moves only once the writer has verified this one */
+    int32_t count;               /* open segments */
+    int32_t error_number;
+    int64_t failed_base;
+    int64_t base[256];
+    int32_t fd[256];
+};
+
+int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns);
+/* One round without waiting: sync [flushed, committed) and publish. 1 moved, 0 nothing to do or not verified
+ * yet, or -MS_GROUP_SEGMENT, -MS_GROUP_FAILED. */
+int ms_group_commit_once(struct ms_group_commit *group);

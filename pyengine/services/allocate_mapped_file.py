@@ -1,0 +1,142 @@
+"""AllocateMappedFileService: the next segment stands ready before the writer needs it (BEHAVIOUR section 4).
+
+RocketMQ's puts order the next file and the one after it. Here the writer says up to where
+it wants segments (`wanted_end`), and one more than the one it writes to is always kept
+ready. A segment appears complete or not at all (storage/new_file.py); `ready_end` moves
+afterwards, then the writer is woken.
+
+A disk without room is no failure: the errno stands in the control block (the writer
+answers CREATE_MAPEDFILE_FAILED meanwhile), it is tried again each half second, and the
+store goes on by itself once there is room. An orderly stop removes the segments that were
+never used, as RocketMQ's shutdown does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+from pyengine.config import EngineConfig
+from pyengine.errors import DiskError
+from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.native import control as native
+from pyengine.native.flush import monotonic_ns
+from pyengine.services.page_warmer import PageWarmer
+from pyengine.storage.new_file import create_file, sync_folder
+
+RETRY_NS = 500_000_000
+IDLE_PAUSE_S = 0.05     # a writer that wakes up has a window of 64 MiB, enough for longer than this
+BUSY_PAUSE_S = 0.002
+BUSY_NS = 100_000_000
+
+
+class AllocateMappedFileService:
+    """Creates segments ahead of the writer and, in async mapped mode, brings their pages in."""
+
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
+                 report: Callable[[str], None] = lambda text: None) -> None:
+        """`report` gets a sentence when making a segment begins to fail and when it works again."""
+        self._memory = memory
+        self._control = memory.control
+        self._line = memory.control.allocator
+        self._paths = StorePaths(root)
+        self._segment_bytes = memory.identity.segment_bytes
+        self._report = report
+        self._warmer = None
+        if memory.identity.mode == native.MODE_MAPPED:
+            self._warmer = PageWarmer(root, self._segment_bytes, whole=config.warm_mapped_file_enable)
+        self._retry_ns = 0
+        self._wrote = -1
+        self._moved_ns = 0
+
+    def work(self) -> bool:
+        """Make one segment, or populate one piece, if that is due."""
+        now_ns = monotonic_ns()
+        wrote = native.load_position(self._control.wrote)
+        if wrote != self._wrote:
+            self._wrote, self._moved_ns = wrote, now_ns
+        if native.load(self._line, "ready_end") < self._target(wrote):
+            if now_ns < self._retry_ns or native.load(self._control.state, "frozen"):
+                return False
+            return self._make_one(now_ns)
+        return self._warm(wrote)
+
+    def _target(self, wrote: int) -> int:
+        """Segments must stand ready up to here: what the writer wants, and one behind the one it writes to."""
+        size = self._segment_bytes
+        wanted = native.load(self._control.writer, "wanted_end")
+        return max(-(-wanted // size) * size, wrote - wrote % size + 2 * size)
+
+    def _make_one(self, now_ns: int) -> bool:
+        start = native.load(self._line, "ready_end")
+        try:
+            self._create(start)
+        except DiskError as error:
+            number = error.errno or errno.EIO
+            if native.load(self._line, "error_number") != number:
+                self._report(f"cannot make the next segment: {error}; trying again each {RETRY_NS / 1e9:g} s")
+            native.store(self._line, "error_number", number)
+            native.add(self._line, "error_count")
+            self._retry_ns = now_ns + RETRY_NS
+            self._memory.wake(native.WRITER)
+            return False
+        if native.load(self._line, "error_number"):
+            native.store(self._line, "error_number", 0)
+            self._report("segments can be made again")
+        native.store(self._line, "ready_end", start + self._segment_bytes)
+        self._memory.wake(native.WRITER)
+        self._memory.wake(native.FLUSHER)  # it opens the segment before anything is written to it
+        return True
+
+    def _create(self, start: int) -> None:
+        try:
+            os.close(create_file(self._paths.commit_log, segment_name(start), self._segment_bytes))
+        except DiskError as error:
+            # Made by a predecessor that died before it could say so: complete, since it has its name.
+            if error.errno != errno.EEXIST:
+                raise
+            size = self._paths.commit_log_segment(start).stat().st_size
+            if size != self._segment_bytes:
+                raise DiskError(f"{error.path} has {size} bytes, not {self._segment_bytes}", path=error.path) from error
+
+    def _warm(self, wrote: int) -> bool:
+        if self._warmer is None:
+            return False
+        more = self._warmer.advance(wrote, native.load(self._line, "ready_end"))
+        native.store(self._line, "populated_end", self._warmer.populated_end)
+        return more
+
+    def pause_s(self) -> float:
+        now_ns = monotonic_ns()
+        if native.load(self._line, "error_number"):
+            return max(0.01, (self._retry_ns - now_ns) / 1e9)
+        if self._warmer is None:
+            return 1.0
+        return BUSY_PAUSE_S if now_ns - self._moved_ns < BUSY_NS else IDLE_PAUSE_S
+
+    def drain(self) -> bool:
+        """Remove the segments that were never written to. The writer is gone by now."""
+        if native.load(self._control.state, "frozen"):
+            return False
+        wrote, _ = native.committed_slot(self._control)
+        wrote = max(wrote, native.load(self._control.writer, "intent_end"))
+        ready_end = native.load(self._line, "ready_end")
+        first = -(-wrote // self._segment_bytes) * self._segment_bytes
+        if first >= ready_end:
+            return False
+        if self._warmer is not None:
+            self._warmer.close()
+        native.store(self._line, "ready_end", first)  # first: nobody may count on what goes now
+        for start in reversed(range(first, ready_end, self._segment_bytes)):
+            try:
+                self._paths.commit_log_segment(start).unlink(missing_ok=True)
+            except OSError as error:
+                raise DiskError(f"cannot remove {error.filename}: {error.strerror}", errno=error.errno or 0) from error
+        sync_folder(self._paths.commit_log)
+        return False
+
+    def close(self) -> None:
+        if self._warmer is not None:
+            self._warmer.close()

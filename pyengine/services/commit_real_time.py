@@ -1,0 +1,159 @@
+"""CommitRealTimeService: pool buffers into the files (BEHAVIOUR sections 2, 5 and 7).
+
+The writer fills a buffer in shared memory that stands for one segment; this moves what is
+written into the segment's file with pwrite and then moves `committed`. RocketMQ waits for
+four pages or 200 ms; here a put on an idle store is committed at once, so that it is
+visible at once, and under load pieces grow to PIECE_BYTES or a millisecond's worth.
+
+`committed` is always a record boundary: pieces are cut where the native walk says. Of the
+blank record that closes a segment only its header is written: the filler behind it is
+stale bytes of the buffer's last segment, and the file holds zeros there.
+
+A buffer is free again once its segment is committed to the end. After a crash of this
+process the next one starts at `committed`: bytes between were maybe written already, and
+are written again the same.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from pyengine._native import ffi
+from pyengine.config import EngineConfig
+from pyengine.errors import DiskError, InvariantError
+from pyengine.formats.constants import BLANK_HEADER_BYTES
+from pyengine.formats.paths import StorePaths
+from pyengine.ipc import shared_objects
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import SharedObject
+from pyengine.native import control as native
+from pyengine.native import scan
+from pyengine.native.flush import pwrite_all
+from pyengine.services.freeze import freeze
+
+PIECE_BYTES = 1 << 20
+SMALL_BYTES = 64 << 10
+STREAK_ROUNDS = 3
+GATHER_S = 0.001
+NO_SEGMENT = -1
+
+
+class CommitRealTimeService:
+    """Moves `committed` behind `wrote`, through the files."""
+
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig) -> None:
+        self._memory = memory
+        self._control = memory.control
+        self._paths = StorePaths(root)
+        self._segment_bytes = memory.identity.segment_bytes
+        self._interval_s = config.commit_interval_commit_log_ms / 1000
+        self._buffers: dict[int, SharedObject] = {}
+        self._base = NO_SEGMENT
+        self._descriptor = -1
+        self._streak = 0  # rounds in a row that found work: more than a few, and small pieces are gathered
+        self._committed = native.load_position(self._control.committed)
+        self._free_full_buffers()
+
+    def work(self) -> bool:
+        """Commit one piece, unless it is so small that waiting a moment for more is better."""
+        if native.load(self._control.state, "frozen"):
+            return False
+        wrote = native.load_position(self._control.wrote)
+        if wrote <= self._committed:
+            self._streak = 0
+            return False
+        if self._streak >= STREAK_ROUNDS and wrote - self._committed < SMALL_BYTES:
+            time.sleep(GATHER_S)
+            wrote = native.load_position(self._control.wrote)
+        self._streak += 1
+        return self._commit(wrote)
+
+    def _commit(self, wrote: int) -> bool:
+        """Commit one piece; False only when the store froze over it."""
+        start = self._committed
+        base = start - start % self._segment_bytes
+        number = self._buffer_of(base)
+        if number is None:
+            raise InvariantError(f"no pool buffer holds the segment {base}, but {start}..{wrote} is written")
+        view = self._buffer(number)
+        limit = min(wrote, base + self._segment_bytes)
+        walked = scan.walk(view, base, start, min(limit, start + PIECE_BYTES), limit=limit, check_crc=False)
+        end = walked.end_offset
+        try:
+            if end > start:
+                self._write(view, base, start, end)
+            if walked.reason == "blank":
+                self._write(view, base, end, end + BLANK_HEADER_BYTES)
+                end = base + self._segment_bytes
+        except DiskError as error:
+            freeze(self._memory, native.COMMITTER, error)
+            return False
+        if end <= start:
+            raise InvariantError(f"pool buffer {number}: {walked.reason} at {start}, below wrote = {wrote}")
+        native.store_position(self._control.committed, end)
+        self._committed = end
+        self._memory.wake(native.REPUTTER)
+        if end % self._segment_bytes == 0:
+            self._free_full_buffers()
+        return True
+
+    def _write(self, view, base: int, start: int, end: int) -> None:
+        if self._base != base:
+            self._open(base)
+        data = ffi.from_buffer("uint8_t[]", view)
+        pwrite_all(self._descriptor, data + (start - base), start - base,
+                   str(self._paths.commit_log_segment(base)), length=end - start)
+
+    def _open(self, base: int) -> None:
+        self._close_segment()
+        path = self._paths.commit_log_segment(base)
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        self._base = base
+
+    def _close_segment(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._base = NO_SEGMENT
+
+    def _buffer_of(self, base: int) -> int | None:
+        for number in range(self._memory.identity.pool_buffers):
+            if native.load(self._control.pool[number], "segment_base") == base:
+                return number
+        return None
+
+    def _buffer(self, number: int):
+        if number not in self._buffers:
+            self._buffers[number] = self._memory.folder.attach(shared_objects.pool_name(number), writable=False)
+        return self._buffers[number].memory
+
+    def _free_full_buffers(self) -> None:
+        """Give back the buffers of segments that are committed to the end; a predecessor may have left one."""
+        freed = False
+        for number in range(self._memory.identity.pool_buffers):
+            base = native.load(self._control.pool[number], "segment_base")
+            if base != NO_SEGMENT and base + self._segment_bytes <= self._committed:
+                native.compare_and_swap(self._control.pool[number], "segment_base", base, NO_SEGMENT)
+                freed = True
+        if freed:
+            self._memory.wake(native.WRITER)
+
+    def pause_s(self) -> float:
+        return self._interval_s
+
+    def drain(self) -> bool:
+        """Commit to the end. The writer is gone by now."""
+        wrote = native.load_position(self._control.wrote)
+        if native.load(self._control.state, "frozen") or wrote <= self._committed:
+            return False
+        return self._commit(wrote)
+
+    def close(self) -> None:
+        self._close_segment()
+        for shared in self._buffers.values():
+            shared.close()
+        self._buffers.clear()

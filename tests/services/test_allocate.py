@@ -1,0 +1,237 @@
+"""Segments stand ready, whole, ahead of the writer; a full disk is told and got over; unused ones go at stop."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+
+import pytest
+
+from fix_owner import Owner, eventually
+from fix_writer import PlainWriter
+from pyengine.config import EngineConfig
+from pyengine.errors import DiskError, DiskFullError
+from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.native import control as native
+from pyengine.services import allocate_mapped_file
+from pyengine.services.allocate_mapped_file import AllocateMappedFileService
+from pyengine.services.page_warmer import PageWarmer
+
+SEGMENT = 65536
+
+
+def ready_end(owner):
+    return native.load(owner.control.allocator, "ready_end")
+
+
+def error_number(owner):
+    return native.load(owner.control.allocator, "error_number")
+
+
+def segments(owner):
+    folder = StorePaths(owner.root).commit_log
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+@pytest.fixture
+def allocator(make_owner):
+    owner = make_owner(mode=native.MODE_SYNC)
+    owner.position(0)
+    owner.publish()
+    said = []
+    service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig(), said.append)
+    yield owner, service, said
+    service.close()
+
+
+def settle(service):
+    for _ in range(1000):
+        if not service.work():
+            return
+    pytest.fail("the allocator does not come to rest")
+
+
+def test_one_segment_to_write_and_one_behind_it(allocator):
+    owner, service, said = allocator
+    latch = owner.memory.latch(native.WRITER)
+    latch.arm()
+    settle(service)
+    assert segments(owner) == [segment_name(0), segment_name(SEGMENT)]
+    assert ready_end(owner) == 2 * SEGMENT
+    assert latch.wait(10), "the writer is woken"
+    for name in segments(owner):
+        status = os.stat(StorePaths(owner.root).commit_log / name)
+        assert status.st_size == SEGMENT and status.st_blocks * 512 >= SEGMENT
+    native.store_position(owner.control.wrote, SEGMENT)
+    settle(service)
+    assert ready_end(owner) == 3 * SEGMENT
+    assert said == []
+
+
+def test_as_many_as_the_writer_wants(allocator):
+    owner, service, _ = allocator
+    native.store(owner.control.writer, "wanted_end", 5 * SEGMENT + 1)
+    settle(service)
+    assert ready_end(owner) == 6 * SEGMENT and len(segments(owner)) == 6
+
+
+def test_a_segment_that_a_dead_allocator_made_is_taken_over(allocator):
+    owner, service, _ = allocator
+    service._create(0)
+    assert ready_end(owner) == 0
+    settle(service)
+    assert ready_end(owner) == 2 * SEGMENT
+
+
+def test_a_foreign_file_in_the_way_is_told_not_used(allocator):
+    owner, service, said = allocator
+    StorePaths(owner.root).commit_log.mkdir()
+    (StorePaths(owner.root).commit_log / segment_name(0)).write_bytes(b"short")
+    assert not service.work()
+    assert error_number(owner) == errno.EIO and ready_end(owner) == 0
+    assert "has 5 bytes" in said[0]
+
+
+def test_a_full_disk_is_told_tried_again_and_got_over(allocator, monkeypatch):
+    owner, service, said = allocator
+    settle(service)
+    full = True
+    real = allocate_mapped_file.create_file
+
+    def create(folder, name, size_bytes):
+        if full:
+            raise DiskFullError("no room", errno=errno.ENOSPC, path=name)
+        return real(folder, name, size_bytes)
+
+    monkeypatch.setattr(allocate_mapped_file, "create_file", create)
+    monkeypatch.setattr(allocate_mapped_file, "RETRY_NS", 1_000_000)
+    native.store(owner.control.writer, "wanted_end", 3 * SEGMENT)
+    latch = owner.memory.latch(native.WRITER)
+    latch.arm()
+    assert not service.work()
+    assert error_number(owner) == errno.ENOSPC and ready_end(owner) == 2 * SEGMENT
+    assert latch.wait(10), "the writer is told, to answer CREATE_MAPEDFILE_FAILED"
+    assert 0 < service.pause_s() <= 0.5
+    eventually(lambda: service.work() or native.load(owner.control.allocator, "error_count") >= 3, "tried again")
+    assert len(said) == 1, "said once, not each time"
+    full = False
+    eventually(lambda: service.work() or ready_end(owner) == 3 * SEGMENT, "made at last")
+    assert error_number(owner) == 0
+    assert said[1] == "segments can be made again"
+
+
+def test_unused_segments_go_at_an_orderly_stop_and_used_ones_stay(allocator):
+    owner, service, _ = allocator
+    native.store(owner.control.writer, "wanted_end", 5 * SEGMENT)
+    settle(service)
+    writer = PlainWriter(owner)
+    while writer.end <= SEGMENT:
+        writer.put(b"x" * 3000)
+    assert not service.drain()
+    assert segments(owner) == [segment_name(0), segment_name(SEGMENT)]
+    assert ready_end(owner) == 2 * SEGMENT
+
+
+def test_what_an_unfinished_pass_may_have_touched_stays_at_stop(allocator):
+    owner, service, _ = allocator
+    settle(service)
+    native.store(owner.control.writer, "intent_end", SEGMENT + 10)
+    service.drain()
+    assert segments(owner) == [segment_name(0), segment_name(SEGMENT)]
+
+
+def test_a_frozen_store_is_left_as_it_is(allocator):
+    owner, service, _ = allocator
+    settle(service)
+    native.freeze(owner.control, native.FLUSHER, errno.EIO, "tried")
+    native.store(owner.control.writer, "wanted_end", 5 * SEGMENT)
+    assert not service.work()
+    service.drain()
+    assert len(segments(owner)) == 2
+
+
+def test_pages_are_brought_in_ahead_and_only_in_mapped_mode(make_owner):
+    for mode, populated in ((native.MODE_MAPPED, 2 * SEGMENT), (native.MODE_SYNC, 0), (native.MODE_POOL, 0)):
+        owner = make_owner(f"store-{mode}", mode=mode, pool_buffers=0)
+        owner.position(0)
+        owner.publish()
+        service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+        settle(service)
+        assert native.load(owner.control.allocator, "populated_end") == populated
+        service.close()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_warming_changes_no_byte_and_follows_the_writer(tmp_path, whole):
+    size = 32 << 20
+    paths = StorePaths(tmp_path)
+    paths.commit_log.mkdir()
+    for start in range(0, 4 * size, size):
+        with open(paths.commit_log_segment(start), "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    with open(paths.commit_log_segment(0), "r+b") as file:
+        file.write(b"a record")
+    warmer = PageWarmer(tmp_path, size, whole=whole)
+    ready = 3 * size
+    while warmer.advance(0, ready):
+        pass
+    assert warmer.populated_end == 2 * size
+    assert not warmer.advance(1000, ready), "a few bytes are no reason to go on"
+    while warmer.advance(20 << 20, ready):
+        pass
+    assert warmer.populated_end == (84 << 20)
+    assert not warmer.advance(2 * size + (16 << 20), ready), "less than a step is missing"
+    while warmer.advance(2 * size + (20 << 20), 4 * size):
+        pass
+    assert warmer.populated_end == 4 * size and sorted(warmer._windows) == [2 * size, 3 * size]
+    warmer.close()
+    content = paths.commit_log_segment(0).read_bytes()
+    assert content[:8] == b"a record" and not any(content[8:])
+
+
+def test_the_worker_serves_a_writer_and_its_successor_takes_over(make_owner):
+    owner = make_owner(mode=native.MODE_MAPPED)
+    owner.position(0)
+    owner.publish()
+    first = owner.spawn("workers.allocator")
+    eventually(lambda: ready_end(owner) == 2 * SEGMENT, "two segments")
+    first.kill()
+    first.wait()
+    owner.spawn("workers.allocator")
+    owner.wait_ready(native.ALLOCATOR, incarnation=2)
+    native.store(owner.control.writer, "wanted_end", 4 * SEGMENT)
+    owner.memory.wake(native.ALLOCATOR)
+    eventually(lambda: ready_end(owner) == 4 * SEGMENT, "four segments")
+
+
+@pytest.mark.root
+def test_a_really_full_disk_and_room_again(tmp_path, monkeypatch):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(disk)], check=True)
+    try:
+        owner = Owner(disk / "store", mode=native.MODE_SYNC)
+        try:
+            owner.position(0)
+            owner.publish()
+            monkeypatch.setattr(allocate_mapped_file, "RETRY_NS", 1_000_000)
+            service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+            native.store(owner.control.writer, "wanted_end", 50 * SEGMENT)
+            eventually(lambda: not service.work() and error_number(owner) == errno.ENOSPC, "the disk is full")
+            reached = ready_end(owner)
+            assert 0 < reached < 50 * SEGMENT
+            assert segments(owner) == [segment_name(start) for start in range(0, reached, SEGMENT)], "nothing half made"
+            subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+            eventually(lambda: service.work() or ready_end(owner) == 50 * SEGMENT, "room again")
+            assert error_number(owner) == 0
+            service.close()
+        finally:
+            owner.close()
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_an_unreadable_log_folder_is_a_disk_error(tmp_path):
+    with pytest.raises(DiskError, match="commitlog"):
+        PageWarmer(tmp_path, SEGMENT).advance(0, SEGMENT)

@@ -1,0 +1,193 @@
+"""Pool bytes reach the files, record by record and without the buffer's stale filler."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from fix_owner import eventually
+from fix_writer import PlainWriter
+from pyengine.config import EngineConfig
+from pyengine.errors import InvariantError
+from pyengine.formats.paths import StorePaths
+from pyengine.formats.walk import walk
+from pyengine.ipc import shared_objects
+from pyengine.native import control as native
+from pyengine.services import commit_real_time
+from pyengine.services.allocate_mapped_file import AllocateMappedFileService
+from pyengine.services.commit_real_time import CommitRealTimeService
+
+SEGMENT = 65536
+
+
+def committed(owner):
+    return native.load_position(owner.control.committed)
+
+
+@pytest.fixture
+def rig(make_owner):
+    owner = make_owner(mode=native.MODE_POOL, pool_buffers=3)
+    for number in range(3):
+        with owner.folder.create(shared_objects.pool_name(number), SEGMENT) as made:
+            made.memory[:] = b"\xee" * SEGMENT  # stale bytes of an earlier segment
+        owner.control.pool[number].segment_base = -1
+    owner.position(0)
+    owner.publish()
+    native.store(owner.control.writer, "wanted_end", 6 * SEGMENT)
+    allocator = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+    while allocator.work():
+        pass
+    writer = PlainWriter(owner)
+    service = CommitRealTimeService(owner.memory, owner.root, EngineConfig())
+    yield owner, writer, service
+    service.close()
+    writer.close()
+
+
+def test_a_put_on_an_idle_store_is_committed_in_one_round(rig):
+    owner, writer, service = rig
+    latch = owner.memory.latch(native.REPUTTER)
+    latch.arm()
+    writer.put(b"hello")
+    assert service.work()
+    assert committed(owner) == writer.end
+    assert writer.on_disk() == bytes(writer.log)
+    assert latch.wait(10), "the reputter is woken"
+    assert not service.work()
+
+
+def test_over_rolls_the_file_holds_records_and_zeros_never_stale_filler(rig):
+    owner, writer, service = rig
+    for number in range(160):
+        writer.put(b"x" * (500 + number * 7))
+        while service.work():
+            pass
+    assert writer.end > 2 * SEGMENT
+    assert committed(owner) == writer.end
+    assert writer.on_disk() == bytes(writer.log)
+    view = StorePaths(owner.root).commit_log_segment(0).read_bytes()
+    assert walk(view, 0, 0, SEGMENT).reason == "blank"
+    assert b"\xee" not in view
+
+
+def test_buffers_come_back_when_their_segment_is_committed_and_the_writer_is_woken(rig):
+    owner, writer, service = rig
+    latch = owner.memory.latch(native.WRITER)
+    latch.arm()
+    while writer.end <= SEGMENT:
+        writer.put(b"x" * 3000)
+    bases = sorted(native.load(owner.control.pool[number], "segment_base") for number in range(3))
+    assert bases == [-1, 0, SEGMENT]
+    while service.work():
+        pass
+    bases = sorted(native.load(owner.control.pool[number], "segment_base") for number in range(3))
+    assert bases == [-1, -1, SEGMENT]
+    assert latch.wait(10)
+
+
+def test_committed_is_always_a_record_boundary(rig, monkeypatch):
+    owner, writer, service = rig
+    monkeypatch.setattr(commit_real_time, "PIECE_BYTES", 1000)
+    boundaries = set()
+    for number in range(100):
+        writer.put(b"x" * (number * 13 % 900))
+        boundaries.add(writer.end)
+    seen = []
+    while service.work():
+        seen.append(committed(owner))
+    assert len(seen) > 20 and seen == sorted(set(seen))
+    assert set(seen) <= boundaries | set(range(0, writer.end, SEGMENT))
+    assert writer.on_disk() == bytes(writer.log)
+
+
+def test_what_a_dead_committer_had_written_is_written_again(rig):
+    owner, writer, service = rig
+    for _ in range(30):
+        writer.put(b"x" * 300)
+    service.work()
+    service._write(service._buffer(service._buffer_of(0)), 0, committed(owner), writer.end)
+    service.close()
+    for _ in range(30):
+        writer.put(b"y" * 300)
+    successor = CommitRealTimeService(owner.memory, owner.root, EngineConfig())
+    while successor.work():
+        pass
+    assert committed(owner) == writer.end and writer.on_disk() == bytes(writer.log)
+    successor.close()
+
+
+def test_a_successor_frees_the_buffer_that_a_dead_committer_did_not_get_to(rig):
+    owner, writer, service = rig
+    service.close()
+    owner.control.pool[1].segment_base = 0
+    native.store_position(owner.control.committed, SEGMENT)
+    native.store_position(owner.control.wrote, SEGMENT)
+    CommitRealTimeService(owner.memory, owner.root, EngineConfig()).close()
+    assert native.load(owner.control.pool[1], "segment_base") == -1
+
+
+def test_a_failed_write_freezes_the_store(rig, monkeypatch):
+    owner, writer, service = rig
+    writer.put(b"x")
+    readable = os.open(StorePaths(owner.root).commit_log_segment(0), os.O_RDONLY)
+    service._descriptor, service._base = readable, 0  # a write to it fails: EBADF
+    assert not service.work()
+    assert native.load(owner.control.state, "frozen") == 2
+    assert (owner.control.state.frozen_kind, owner.control.state.frozen_errno) == (native.COMMITTER, errno.EBADF)
+    assert committed(owner) == 0
+    assert not service.work() and not service.drain()
+    assert committed(owner) == 0
+
+
+def test_rubbish_in_a_buffer_is_a_broken_promise_not_a_record(rig):
+    owner, writer, service = rig
+    writer.put(b"x" * 100)
+    writer.put(b"y" * 100)
+    service.work()
+    end = committed(owner)
+    writer._buffers[service._buffer_of(0)].memory[end:end + 8] = b"\xff" * 8
+    native.store_position(owner.control.wrote, end + 200)
+    with pytest.raises(InvariantError, match=f"at {end}"):
+        service.work()
+    assert committed(owner) == end
+
+
+def test_written_bytes_without_a_buffer_are_a_broken_promise(rig):
+    owner, writer, service = rig
+    native.store_position(owner.control.wrote, 200)
+    with pytest.raises(InvariantError, match="no pool buffer"):
+        service.work()
+
+
+def test_draining_commits_to_the_end(rig):
+    owner, writer, service = rig
+    for _ in range(70):
+        writer.put(b"x" * 2000)
+    while service.drain():
+        pass
+    assert committed(owner) == writer.end and writer.on_disk() == bytes(writer.log)
+
+
+def test_the_worker_commits_and_its_successor_goes_on(rig):
+    owner, writer, service = rig
+    first = owner.spawn("workers.committer")
+    owner.wait_ready(native.COMMITTER)
+    writer.put(b"x")
+    eventually(lambda: committed(owner) == writer.end, "committed")
+    first.kill()
+    first.wait()
+    while writer.end <= SEGMENT:
+        writer.put(b"y" * 3000)
+    owner.spawn("workers.committer")
+    eventually(lambda: committed(owner) == writer.end, "committed by the successor")
+    assert writer.on_disk() == bytes(writer.log)
+
+
+def test_without_a_pool_there_is_no_committer(make_owner):
+    owner = make_owner(mode=native.MODE_SYNC)
+    owner.publish()
+    child = owner.spawn("workers.committer")
+    assert child.wait(timeout=30) == 70
+    assert "nothing to commit" in child.stderr.read()

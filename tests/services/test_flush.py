@@ -1,0 +1,226 @@
+"""Flushing: nothing is claimed that was not synced, the pair never runs ahead, the first failure is final."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from fix_owner import eventually
+from fix_writer import PlainWriter
+from pyengine.config import EngineConfig
+from pyengine.native import control as native
+from pyengine.native.flush import monotonic_ns
+from pyengine.services.allocate_mapped_file import AllocateMappedFileService
+from pyengine.services.flush_real_time import FlushRealTimeService
+from pyengine.services.group_commit import GroupCommitService
+
+SEGMENT = 65536
+EVERY_TIME = EngineConfig(flush_interval_commit_log_ms=1)
+
+
+def rig(make_owner, mode, segments=4):
+    """An owner, a writer, and segments that stand ready."""
+    owner = make_owner(mode=mode, segment_bytes=SEGMENT, pool_buffers=0)
+    owner.position(0)
+    owner.publish()
+    native.store(owner.control.writer, "wanted_end", segments * SEGMENT)
+    allocator = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+    while native.load(owner.control.allocator, "ready_end") < segments * SEGMENT:
+        assert allocator.work()
+    allocator.close()
+    return owner, PlainWriter(owner)
+
+
+def flushed(owner):
+    return native.load_position(owner.control.flushed)
+
+
+@pytest.fixture(params=["timed", "group"])
+def flusher(request, make_owner):
+    mode = native.MODE_SYNC if request.param == "group" else native.MODE_MAPPED
+    owner, writer = rig(make_owner, mode)
+    kind = GroupCommitService if request.param == "group" else FlushRealTimeService
+    service = kind(owner.memory, owner.root, EVERY_TIME)
+    yield owner, writer, service
+    service.close()
+
+
+def go_until(service, condition, what):
+    def step():
+        service.work()
+        return condition()
+    eventually(step, what)
+
+
+def test_nothing_moves_until_the_writer_has_vouched_for_this_flusher(flusher):
+    owner, writer, service = flusher
+    writer.put(b"x" * 100)
+    native.store(owner.control.writer, "verified_flusher", service.incarnation - 1)
+    for _ in range(3):
+        assert not service.work()
+    assert not service.drain()
+    assert flushed(owner) == 0
+    assert service.incarnation == native.load(owner.control.flusher, "incarnation") == 1
+    writer.vouch()
+    go_until(service, lambda: flushed(owner) == writer.end, "flushed after the writer vouched")
+
+
+def test_a_flush_takes_everything_over_segments_and_tells_the_time_of_the_last_record(flusher):
+    owner, writer, service = flusher
+    writer.vouch()
+    for _ in range(70):
+        writer.put(b"x" * 2000)
+    assert writer.end > 2 * SEGMENT
+    go_until(service, lambda: flushed(owner) == writer.end, "everything flushed")
+    assert native.flush_pair(owner.control) == (writer.end, writer.clock_ms)
+    assert native.load(owner.control.flusher, "syncs") >= 3
+    assert native.load(owner.control.flusher, "sync_ns_max") > 0
+
+
+def test_draining_reaches_the_end_and_then_ends(flusher):
+    owner, writer, service = flusher
+    writer.vouch()
+    writer.put(b"x" * 2000)
+    while service.drain():
+        pass
+    assert flushed(owner) == writer.end
+    assert not service.drain()
+
+
+def test_the_pair_never_speaks_of_a_record_above_it(flusher):
+    """The writer is between its commit point and `committed`: the slot knows more than may be told."""
+    owner, writer, service = flusher
+    writer.vouch()
+    writer.put(b"first")
+    end, time_ms = writer.end, writer.clock_ms
+    writer.put(b"second")
+    native.store_position(owner.control.committed, end)
+    go_until(service, lambda: flushed(owner) == end, "flushed up to committed")
+    told, told_ms = native.flush_pair(owner.control)
+    assert told == end and told_ms <= time_ms
+    native.store_position(owner.control.committed, writer.end)
+    go_until(service, lambda: flushed(owner) == writer.end, "the rest flushed")
+    assert native.flush_pair(owner.control)[1] == writer.clock_ms
+
+
+
+
+def test_the_first_failed_sync_freezes_the_store_for_good(flusher):
+    """A pipe in place of the segment's descriptor makes fdatasync fail for real."""
+    owner, writer, service = flusher
+    writer.vouch()
+    writer.put(b"x")
+    end = writer.end
+    go_until(service, lambda: flushed(owner) == end, "the first flush")
+    writer.put(b"y")
+    reading, writing = os.pipe()
+    good = service._segments.descriptors[0]
+    service._segments.descriptors[0] = writing
+    before = native.load(owner.control.flush_seq, "value")
+    try:
+        go_until(service, lambda: native.load(owner.control.state, "frozen") == 2, "frozen")
+        assert native.load(owner.control.flush_seq, "value") > before, "those who wait for durability are woken"
+    finally:
+        service._segments.descriptors[0] = good
+        os.close(reading)
+        os.close(writing)
+    assert native.load(owner.control.state, "state") == native.STATE_READ_ONLY
+    assert owner.control.state.frozen_kind == native.FLUSHER
+    assert owner.control.state.frozen_errno == errno.EINVAL
+    assert "00000000000000000000" in native.reason(owner.control) and f"durable up to {end}" in native.reason(owner.control)
+    for _ in range(3):
+        service.work()
+    assert not service.drain()
+    assert flushed(owner) == end, "not retried, although the descriptor is good again"
+
+
+def test_a_new_flusher_over_a_frozen_store_does_nothing(make_owner):
+    owner, writer = rig(make_owner, native.MODE_MAPPED)
+    writer.put(b"x")
+    native.freeze(owner.control, native.COMMITTER, errno.EIO, "tried")
+    service = FlushRealTimeService(owner.memory, owner.root, EVERY_TIME)
+    writer.vouch()
+    service.work()
+    assert not service.drain() and flushed(owner) == 0
+    service.close()
+
+
+def test_timed_flushing_waits_for_its_interval(make_owner):
+    owner, writer = rig(make_owner, native.MODE_MAPPED)
+    service = FlushRealTimeService(owner.memory, owner.root, EngineConfig(flush_interval_commit_log_ms=86_400_000))
+    writer.vouch()
+    writer.put(b"x")
+    service.work()
+    end = writer.end
+    assert flushed(owner) == end, "the first flush is due at once"
+    writer.put(b"y")
+    service.work()
+    assert flushed(owner) == end
+    assert 86_000 < service.pause_s() <= 86_400
+    service.close()
+
+
+def test_segments_are_open_before_they_are_written_and_closed_when_they_are_flushed(make_owner):
+    owner, writer = rig(make_owner, native.MODE_MAPPED, segments=3)
+    service = FlushRealTimeService(owner.memory, owner.root, EVERY_TIME)
+    writer.vouch()
+    assert sorted(service._segments.descriptors) == [0, SEGMENT, 2 * SEGMENT]
+    while writer.end <= SEGMENT:
+        writer.put(b"x" * 3000)
+    go_until(service, lambda: flushed(owner) == writer.end, "flushed into the second segment")
+    service.work()
+    assert sorted(service._segments.descriptors) == [SEGMENT, 2 * SEGMENT]
+    service.close()
+
+
+def test_the_time_of_pool_bytes_is_read_from_the_records(make_owner):
+    """In pool mode `committed` lags behind the slot for as long as there is load."""
+    owner, writer = rig(make_owner, native.MODE_MAPPED)
+    service = FlushRealTimeService(owner.memory, owner.root, EVERY_TIME)
+    writer.vouch()
+    times = {}
+    for _ in range(60):
+        writer.put(b"x" * 2000)
+        times[writer.end] = writer.clock_ms
+    committed = sorted(times)[40]
+    assert committed > SEGMENT
+    native.store_position(owner.control.committed, committed)
+    go_until(service, lambda: flushed(owner) == committed, "flushed")
+    assert native.flush_pair(owner.control) == (committed, times[committed])
+    service.close()
+
+
+def test_group_commit_sleeps_on_its_latch_and_is_woken_by_a_put(make_owner):
+    owner, writer = rig(make_owner, native.MODE_SYNC)
+    child = owner.spawn("workers.flusher")
+    owner.wait_ready(native.FLUSHER)
+    writer.vouch()
+    for number in range(20):
+        writer.put(b"x" * 10)
+        eventually(lambda: flushed(owner) == writer.end, f"put {number} flushed")
+    assert child.poll() is None
+    began_ns = native.load(owner.worker(native.FLUSHER), "heartbeat_ns")
+    eventually(lambda: native.load(owner.worker(native.FLUSHER), "heartbeat_ns") > began_ns, "heartbeat of an idle flusher")
+    assert began_ns <= monotonic_ns()
+
+
+@pytest.mark.parametrize("mode", [native.MODE_MAPPED, native.MODE_SYNC])
+def test_a_killed_flusher_is_succeeded_where_it_stood(make_owner, mode):
+    owner, writer = rig(make_owner, mode)
+    first = owner.spawn("workers.flusher", "--set", "flush_interval_commit_log_ms=5")
+    owner.wait_ready(native.FLUSHER)
+    writer.vouch()
+    writer.put(b"x" * 100)
+    eventually(lambda: flushed(owner) == writer.end, "flushed by the first")
+    end = writer.end
+    first.kill()
+    first.wait()
+    writer.put(b"y" * 100)
+    owner.spawn("workers.flusher", "--set", "flush_interval_commit_log_ms=5")
+    owner.wait_ready(native.FLUSHER, incarnation=2)
+    eventually(lambda: native.load(owner.control.flusher, "incarnation") == 2, "a second incarnation")
+    assert flushed(owner) == end, "the writer has not vouched for it"
+    writer.vouch()
+    eventually(lambda: flushed(owner) == writer.end, "flushed by the second")

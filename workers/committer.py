@@ -1,0 +1,25 @@
+"""Committer (pool mode): the only process that moves pool bytes into files and moves `committed`.
+
+Promise: what is below `committed` is in the file's page cache, readable by everybody.
+Time bound: at once on an idle store, about a millisecond under load. Its death: puts go
+on into the pool's buffers; bytes there outlive every process and are drained by its
+successor or by recovery.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyengine.native import control as native
+from pyengine.services.commit_real_time import CommitRealTimeService
+from workers import worker
+
+
+def make_service(attached: worker.Worker) -> CommitRealTimeService:
+    if attached.memory.identity.mode != native.MODE_POOL:
+        raise worker.BootFailedError("this engine writes without a pool: there is nothing to commit")
+    return CommitRealTimeService(attached.memory, attached.root, attached.config)
+
+
+if __name__ == "__main__":
+    sys.exit(worker.main(native.COMMITTER, "Writes pool buffers into the log's files.", make_service))

@@ -1,0 +1,29 @@
+"""Flusher: the only process that syncs the log and moves `flushed`.
+
+Why: a put with SYNC_FLUSH is acknowledged when `flushed` has passed it. Promise: what is
+below `flushed` survives a power cut. Time bound: sync mode, one fdatasync after the
+writer's wake-up; otherwise flush_interval_commit_log_ms. Its death: puts that wait for
+durability wait on (each by its own deadline) until the next one is up and the writer has
+vouched for what the dead one may have been told. A failed sync: the store is frozen.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyengine.native import control as native
+from pyengine.services import Service
+from pyengine.services.flush_real_time import FlushRealTimeService
+from pyengine.services.group_commit import GroupCommitService
+from workers import worker
+
+
+def make_service(attached: worker.Worker) -> Service:
+    """Group commit in sync mode, timed flushing otherwise."""
+    sync = attached.memory.identity.mode == native.MODE_SYNC
+    service = GroupCommitService if sync else FlushRealTimeService
+    return service(attached.memory, attached.root, attached.config)
+
+
+if __name__ == "__main__":
+    sys.exit(worker.main(native.FLUSHER, "Makes the log durable: fdatasync, then `flushed`.", make_service))
