@@ -1,0 +1,87 @@
+"""Readers take their levels from a running engine's counters, and from the files when it is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyengine.errors import StoreBusyError, UsageError
+from pyengine.formats.message import encode_record
+from pyengine.formats.paths import StorePaths
+from pyengine.ipc.live_watermark import LiveWatermark
+from pyengine.native import control as native
+from pyengine.results import ReadLevel
+from pyengine.storage.store_reader import open_store
+
+SEGMENT_BYTES = 65536
+
+
+@pytest.fixture
+def store(make_owner):
+    """make(mode) -> (owner, end of the one record that the log holds)."""
+
+    def make(mode: int = native.MODE_MAPPED):
+        owner = make_owner(mode=mode)
+        record = encode_record(topic="T", body=b"x" * 500)
+        log = StorePaths(owner.root).commit_log
+        log.mkdir()
+        (log / f"{0:020d}").write_bytes(record.ljust(SEGMENT_BYTES, b"\0"))
+        owner.position(len(record), ready_end=SEGMENT_BYTES)
+        return owner, len(record)
+
+    return make
+
+
+def watermark_of(owner) -> LiveWatermark:
+    with open_store(owner.root) as reader:
+        return LiveWatermark(owner.root, reader.commit_log)
+
+
+@pytest.mark.parametrize(("mode", "written"), [(native.MODE_MAPPED, 400), (native.MODE_POOL, 300), (native.MODE_SYNC, 400)])
+def test_each_level_is_its_counter(store, mode, written):
+    owner, _ = store(mode)
+    for name, value in (("wrote", 400), ("committed", 300), ("flushed", 200), ("reput_from", 250)):
+        native.store_position(getattr(owner.control, name), value)
+    owner.publish()
+    live = watermark_of(owner)
+    assert live.is_live
+    assert [live.limit(level) for level in (ReadLevel.WRITTEN, ReadLevel.COMMITTED, ReadLevel.FLUSHED)] == [written, 300, 200]
+    assert [live.queue_limit(level) for level in (ReadLevel.WRITTEN, ReadLevel.FLUSHED)] == [250, 200]
+    with pytest.raises(UsageError, match="nothing is replicated"):
+        live.limit(ReadLevel.REPLICATED)
+    native.store_position(owner.control.flushed, 300)
+    assert live.limit(ReadLevel.FLUSHED) == 300
+    live.close()
+    assert live.limit(ReadLevel.FLUSHED) == 300
+
+
+def test_the_files_decide_once_the_engine_is_gone(store):
+    owner, end = store()
+    native.store_position(owner.control.flushed, 7)
+    owner.publish()
+    live = watermark_of(owner)
+    assert live.limit(ReadLevel.FLUSHED) == 7
+    owner.lock.close()  # as the kernel does when every process of the engine is killed; its memory stays
+    assert not live.is_live
+    assert live.limit(ReadLevel.FLUSHED) == live.queue_limit(ReadLevel.WRITTEN) == end
+
+
+def test_a_new_engines_memory_is_found_though_nobody_retired_the_old(store):
+    owner, _ = store()
+    owner.publish()
+    live = watermark_of(owner)
+    assert live.is_live
+    from pyengine.ipc.control_block import EngineMemory
+
+    owner.folder.sweep()
+    with EngineMemory.create(owner.folder, owner.memory.identity) as successor:
+        native.store_position(successor.control.flushed, 42)
+        native.store(successor.control.state, "state", native.STATE_RUNNING)
+        successor.publish()
+        assert live.limit(ReadLevel.FLUSHED) == 42
+
+
+def test_a_recovering_store_is_busy(store):
+    owner, _ = store()
+    owner.publish(native.STATE_RECOVERING)
+    with pytest.raises(StoreBusyError, match="is being recovered"):
+        watermark_of(owner).limit(ReadLevel.FLUSHED)
