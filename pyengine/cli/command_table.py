@@ -24,6 +24,7 @@ COMMANDS = (
     Row("message", "pyengine.cli.message", "message", "Look up"),
     Row("offset-at", "pyengine.cli.offset_at", "offset_at", "Look up"),
     Row("inspect", "pyengine.cli.inspect", "inspect", "Look inside"),
+    Row("top", "pyengine.cli.top", "top", "Look inside"),
     Row("dump", "pyengine.cli.dump", "dump", "Look inside"),
     Row("config", "pyengine.cli.config", "config", "Look inside"),
 )

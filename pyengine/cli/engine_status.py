@@ -82,10 +82,21 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> dict[str, Any]
         "syncs": native.load(control.flusher, "syncs"),
         "sync_ms_mean": _mean_ms(native.load(control.flusher, "sync_ns_total"), native.load(control.flusher, "syncs")),
         "sync_ms_max": native.load(control.flusher, "sync_ns_max") / 1e6,
+        **_puts(control),
         "refused_puts": native.load(control.writer, "refused"),
         "unclean": False,
     }
     return document
+
+
+def _puts(control: Any) -> dict[str, int]:
+    """Messages and bytes put since this epoch began, of one committed pass."""
+    while True:
+        number = native.load_position(control.slot_pass)
+        slot = control.slots[number % 2]
+        puts = {"put_messages": native.load(slot, "put_messages"), "put_bytes": native.load(slot, "put_bytes")}
+        if native.load_position(control.slot_pass) < number + 2:  # the slot is filled again by pass number + 2
+            return puts
 
 
 def _why(refused: int, living: list[int]) -> str:
