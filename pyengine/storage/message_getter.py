@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+from typing import NamedTuple
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import FormatError
@@ -71,6 +73,7 @@ class MessageGetter:
         messages: list[Message] = []
         total_bytes = 0
         skip_below = -1
+        segment = _NO_SEGMENT
         at = first
         for at in range(first, end, CQ_ENTRY_BYTES):
             physical_offset, size_bytes, tags_code = ENTRY.unpack_from(view, at)
@@ -90,13 +93,14 @@ class MessageGetter:
                 if not messages:
                     status = GetStatus.NO_MATCHED_MESSAGE
                 continue
-            message = self._message(physical_offset, size_bytes)
+            if not segment.start <= physical_offset < segment.end:
+                segment = self._segment(physical_offset)
+            message = None if segment.view is None else _message(segment, physical_offset, size_bytes)
             if message is None:
                 if not messages:
                     status = GetStatus.MESSAGE_WAS_REMOVING
-                if size_bytes != CQ_FILLER_SIZE and self._log.start_of(physical_offset) is None:
-                    # The whole file is gone: its other messages need no look.
-                    skip_below = physical_offset - physical_offset % self._log.size_bytes + self._log.size_bytes
+                if segment.view is None and size_bytes != CQ_FILLER_SIZE:
+                    skip_below = segment.end  # the whole file is gone: its other messages need no look
                 continue
             if tag_filter is not None and not tag_filter.matches_text(message.tags):
                 if not messages:
@@ -110,17 +114,30 @@ class MessageGetter:
             at = end
         return status, messages, (at - first) // CQ_ENTRY_BYTES
 
-    def _message(self, physical_offset: int, size_bytes: int) -> Message | None:
-        """The record of an entry; None when it is gone, filler, or not what the entry says."""
-        start = self._log.start_of(physical_offset)
-        view = None if start is None else self._log.view(start)
-        if start is None or view is None:
-            return None
-        try:
-            message = decode_record(view, physical_offset - start)
-        except FormatError:
-            return None
-        return message if message.physical_offset == physical_offset and message.size_bytes == size_bytes else None
+    def _segment(self, physical_offset: int) -> _Segment:
+        """The segment that holds the offset; without a view when it is gone."""
+        size_bytes = self._log.size_bytes
+        start = physical_offset - physical_offset % size_bytes
+        view = self._log.view(start) if self._log.start_of(physical_offset) is not None else None
+        return _Segment(start, start + size_bytes, view)
+
+
+class _Segment(NamedTuple):
+    start: int
+    end: int
+    view: mmap.mmap | None
+
+
+_NO_SEGMENT = _Segment(0, 0, None)
+
+
+def _message(segment: _Segment, physical_offset: int, size_bytes: int) -> Message | None:
+    """The record of an entry; None when it is emptied, or not what the entry says."""
+    try:
+        message = decode_record(segment.view, physical_offset - segment.start)
+    except FormatError:
+        return None
+    return message if message.physical_offset == physical_offset and message.size_bytes == size_bytes else None
 
 
 def _tags_code(queue: QueueReader, tags_code: int) -> int | None:

@@ -16,6 +16,7 @@ from pyengine.errors import FormatError, NotAStoreError, StoreRefusedError, Usag
 from pyengine.formats.constants import CQ_FILLER_SIZE
 from pyengine.formats.java_hash import string_hash
 from pyengine.results import GetStatus, ReadLevel
+from pyengine.storage import message_getter
 from pyengine.storage.segment_files import MAPPINGS_MAX
 from pyengine.storage.store_reader import StoreReader, open_store
 
@@ -227,7 +228,7 @@ def test_a_segment_deleted_under_the_reader(builder, monkeypatch):
     messages = put_all(builder, 60)
     with open_store(builder.root) as store:
         assert store.get_message("T", 0, 0).status is GetStatus.FOUND  # mapped now
-        real = store.getter._message
+        real = message_getter._message
         state = {"first": True}
 
         def delete_then_read(*args):
@@ -235,7 +236,7 @@ def test_a_segment_deleted_under_the_reader(builder, monkeypatch):
                 builder.segment(0).unlink()
             return real(*args)
 
-        monkeypatch.setattr(store.getter, "_message", delete_then_read)
+        monkeypatch.setattr(message_getter, "_message", delete_then_read)
         result = store.get_message("T", 0, 0)
         assert (result.status, result.messages) == (GetStatus.MESSAGE_WAS_REMOVING, [])
         assert result.next_begin_offset == 10
