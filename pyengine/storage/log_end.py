@@ -1,8 +1,8 @@
 """Where the commit log ends, found by reading it: for a store that no engine tells about.
 
 Nothing is written, and nothing is judged: the end is the first byte that is not part
-of a whole record. It is looked for where RocketMQ looks when it starts (BEHAVIOUR
-section 10): from our own durable watermark if there is one, else from the third-last
+of a whole record. It is looked for where RocketMQ looks when it starts
+(docs/recovery.md): from our own durable watermark if there is one, else from the third-last
 segment after an orderly stop, else from the newest segment that the checkpoint covers.
 Once found it is followed, so that a log that another process appends to can be read.
 """

@@ -1,4 +1,4 @@
-"""One get: the loop over queue entries of DefaultMessageStore.getMessage (BEHAVIOUR section 12)."""
+"""One get: the loop over queue entries of RocketMQ's DefaultMessageStore.getMessage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a reader may look: the levels of DESIGN promise 4, from files alone.
+"""How far a reader may look: what each ReadLevel means for files alone.
 
 A reader asks a `Watermark`. A running engine's shared counters give a better one,
 made where shared memory is known; this module's needs the files only.

@@ -123,7 +123,7 @@ class StoreReader:
         tags: str | None = None,
         level: ReadLevel | str | None = None,
     ) -> GetResult:
-        """Messages of one queue from `offset` on, as RocketMQ's getMessage gives them (BEHAVIOUR section 12).
+        """Messages of one queue from `offset` on, as RocketMQ's getMessage gives them.
 
         `tags` is a subscription: `a || b`, `*` or None for all. A call gives no more than
         the configured transfer limits (32 messages and 256 KiB from memory; the first

@@ -1,4 +1,4 @@
-"""Records against bytes that the RocketMQ 4.9.8 store wrote (section 2.2), and round trips of any record."""
+"""Records against bytes that the RocketMQ 4.9.8 store wrote , and round trips of any record."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 from fix_golden import HALTED
 from pyengine.errors import UsageError
 from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
+from pyengine.formats import walk
 from pyengine.formats.message import encode_blank
 from pyengine.results import ReadLevel
 from pyengine.storage import log_end
@@ -38,6 +39,14 @@ def test_the_end_is_behind_the_last_record_over_all_rolls(builder):
     for _ in range(120):
         builder.put("T", b"x" * 50)
         assert end_of(builder) == builder.end
+
+
+@pytest.mark.parametrize("name", ["roll", "abnormal-torn"])
+def test_the_python_walk_finds_the_same_end(golden, monkeypatch, name):
+    store = golden(name)
+    log = SegmentFolder(store.root / "commitlog", store.sizes["mapped_file_size_commit_log_bytes"], MappingCache())
+    monkeypatch.setattr(log_end, "walk", walk.walk)
+    assert LogEnd(store.root, log).find() == store.verify["facts"]["maxPhy"]
 
 
 def test_a_blank_without_a_next_segment_is_the_end(builder):
