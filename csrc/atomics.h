@@ -25,4 +25,13 @@
 /* Between "I stored mine" and "I look at yours" (sleep or ring the bell). */
 #define ms_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 
+/* Inside a spin: let the other hyper-thread run. */
+#if defined(__x86_64__) || defined(__i386__)
+#define ms_pause() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define ms_pause() __asm__ __volatile__("yield")
+#else
+#define ms_pause() ((void)0)
+#endif
+
 #endif

@@ -30,6 +30,8 @@ CONCEPTS = (
     "sequence",
     "attach_count",
     "group_commit",
+    "producer",
+    "writer",
 )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]

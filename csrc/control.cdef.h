@@ -127,6 +127,7 @@ struct ms_worker {
 struct ms_session_account {
     uint64_t head;               /* ring bytes consumed */
     uint64_t acked;              /* entries completed: the sequence number of the last one */
+    uint64_t generation;         /* session that head and acked belong to; another one starts at 0 */
 };
 
 struct ms_commit_slot {

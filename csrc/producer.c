@@ -1,0 +1,209 @@
+#define _GNU_SOURCE
+#include "producer.h"
+
+#include <sched.h>
+#include <string.h>
+
+#include "atomics.h"
+#include "futex.h"
+#include "latch.h"
+
+/* No wait sleeps longer than this before it looks at the engine's state again. */
+#define LOOK_NS 50000000
+#define FULL_RING_NAP_NS 200000
+#define SPINS_BETWEEN_CLOCK 64
+
+void ms_producer_attach(struct ms_producer *producer)
+{
+    producer->ring = ms_session_ring(producer->session, producer->session->ring_at);
+    producer->ring_bytes = producer->session->ring_bytes;
+    producer->tail = ms_load_acquire(&producer->session->tail);
+    producer->sequence = 0;
+    producer->oldest_unread = 1;
+    producer->spin_us = producer->control->identity.spin_producer_us;
+}
+
+uint64_t ms_producer_entry_limit(const struct ms_producer *producer)
+{
+    return producer->ring_bytes / 2;
+}
+
+static uint64_t payload_at(uint32_t topic_bytes, uint32_t properties_bytes)
+{
+    return ms_align8(sizeof(struct ms_entry) + topic_bytes + properties_bytes);
+}
+
+uint64_t ms_entry_layout_bytes(uint32_t topic_bytes, uint32_t properties_bytes, uint64_t payload_bytes)
+{
+    return ms_align8(payload_at(topic_bytes, properties_bytes) + payload_bytes);
+}
+
+void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
+                   const uint8_t *first, uint64_t first_bytes, const uint8_t *second, uint64_t second_bytes)
+{
+    memcpy(to, header, sizeof *header);
+    memcpy(to + sizeof *header, topic, header->topic_bytes);
+    memcpy(to + sizeof *header + header->topic_bytes, properties, header->properties_bytes);
+    to += payload_at(header->topic_bytes, header->properties_bytes);
+    if (first_bytes)
+        memcpy(to, first, first_bytes);
+    if (second_bytes)
+        memcpy(to + first_bytes, second, second_bytes);
+}
+
+static int closed(const struct ms_producer *producer)
+{
+    const struct ms_session_slot *slot = &producer->control->sessions[producer->slot];
+    return ms_load_relaxed(&producer->control->state.retired) != 0 ||
+           ms_load_relaxed(&producer->session->closed) != 0 ||
+           ms_load_relaxed(&slot->generation) != producer->generation ||
+           ms_load_relaxed(&slot->state) != MS_SESSION_OPEN;
+}
+
+/* Room for `need` bytes at the tail, and an answer slot that nobody still reads. */
+static int wait_for_room(struct ms_producer *producer, uint64_t need, int64_t deadline_ns)
+{
+    struct ms_session *session = producer->session;
+    for (;;) {
+        uint64_t used = producer->tail - ms_load_acquire(&session->head);
+        if (used + need <= producer->ring_bytes &&
+            producer->sequence + 1 - ms_load_acquire(&producer->oldest_unread) < MS_COMPLETIONS)
+            return 0;
+        if (closed(producer))
+            return MS_PRODUCER_CLOSED;
+        int64_t now = ms_monotonic_ns();
+        if (now >= deadline_ns)
+            return MS_PRODUCER_AGAIN;
+        ms_latch_wakeup(&producer->bells->latch[MS_WRITER], producer->writer_semaphore);
+        /* The writer's next answer ends the nap. */
+        uint32_t seen = ms_load_acquire(&session->acked_seq);
+        used = producer->tail - ms_load_acquire(&session->head);
+        if (used + need <= producer->ring_bytes &&
+            producer->sequence + 1 - ms_load_acquire(&producer->oldest_unread) < MS_COMPLETIONS)
+            return 0;
+        ms_add(&session->waiting, 1u);
+        ms_futex_wait(&session->acked_seq, seen, FULL_RING_NAP_NS);
+        ms_add(&session->waiting, (uint32_t)-1);
+    }
+}
+
+int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
+                       const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
+                       const uint8_t *second, uint64_t second_bytes, int64_t deadline_ns)
+{
+    uint64_t bytes = ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, first_bytes + second_bytes);
+    uint64_t mask = producer->ring_bytes - 1;
+    uint64_t place = producer->tail & mask;
+    uint64_t pad = place + bytes > producer->ring_bytes ? producer->ring_bytes - place : 0;
+    int why = wait_for_room(producer, pad + bytes, deadline_ns);
+    if (why != 0)
+        return why;
+    if (pad) {
+        struct { uint32_t entry_bytes; uint16_t kind; uint16_t flags; } filler = {(uint32_t)pad, MS_ENTRY_PAD, 0};
+        memcpy(producer->ring + place, &filler, sizeof filler);
+        producer->tail += pad;
+        place = 0;
+    }
+    header->entry_bytes = (uint32_t)bytes;
+    header->sequence = producer->sequence + 1;
+    ms_entry_fill(producer->ring + place, header, topic, properties, first, first_bytes, second, second_bytes);
+    producer->sequence++;
+    producer->tail += bytes;
+    ms_store_relaxed(&producer->session->producer_cpu, sched_getcpu());
+    ms_store_release(&producer->session->tail, producer->tail);
+    ms_latch_wakeup(&producer->bells->latch[MS_WRITER], producer->writer_semaphore);
+    return 0;
+}
+
+static int take_answer(const struct ms_producer *producer, uint64_t sequence, struct ms_completion *answer)
+{
+    const struct ms_completion *slot = &producer->session->completion[sequence % MS_COMPLETIONS];
+    *answer = *slot;
+    return answer->sequence == sequence ? 0 : MS_PRODUCER_CLOSED;
+}
+
+int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns, struct ms_completion *answer)
+{
+    struct ms_session *session = producer->session;
+    if (ms_load_acquire(&session->acked) >= sequence)
+        return take_answer(producer, sequence, answer);
+    /* Spin only beside a writer on another CPU: two spinners on one CPU are the
+     * worst state there is. */
+    if (producer->spin_us > 0 && ms_load_relaxed(&producer->control->writer.cpu) != sched_getcpu()) {
+        int64_t until = ms_monotonic_ns() + (int64_t)producer->spin_us * 1000;
+        do {
+            for (int i = 0; i < SPINS_BETWEEN_CLOCK; i++) {
+                if (ms_load_acquire(&session->acked) >= sequence)
+                    return take_answer(producer, sequence, answer);
+                ms_pause();
+            }
+        } while (ms_monotonic_ns() < until);
+    }
+    for (;;) {
+        /* Count ourselves, then look: the writer stores acked, then looks at `waiting`. */
+        ms_add(&session->waiting, 1u);
+        uint32_t seen = ms_load_acquire(&session->acked_seq);
+        int64_t left = deadline_ns - ms_monotonic_ns();
+        int answered = ms_load_acquire(&session->acked) >= sequence;
+        if (!answered && left > 0)
+            ms_futex_wait(&session->acked_seq, seen, left < LOOK_NS ? left : LOOK_NS);
+        ms_add(&session->waiting, (uint32_t)-1);
+        if (ms_load_acquire(&session->acked) >= sequence)
+            return take_answer(producer, sequence, answer);
+        if (closed(producer))
+            return MS_PRODUCER_CLOSED;
+        if (left <= 0)
+            return MS_PRODUCER_AGAIN;
+    }
+}
+
+int ms_producer_wait_flushed(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns)
+{
+    const struct ms_control *control = producer->control;
+    uint32_t *waiters = &producer->bells->flush_waiters.has_notified;
+    int why = 0;
+    if (ms_load_acquire(&control->flushed.value) >= end_offset)
+        return 0;
+    ms_add(waiters, 1u);
+    for (;;) {
+        uint32_t seen = ms_load_acquire(&control->flush_seq.value);
+        if (ms_load_acquire(&control->flushed.value) >= end_offset)
+            break;
+        if (ms_load_acquire(&control->state.frozen) != 0) {
+            why = MS_PRODUCER_FROZEN;
+            break;
+        }
+        if (closed(producer)) {
+            why = MS_PRODUCER_CLOSED;
+            break;
+        }
+        int64_t left = deadline_ns - ms_monotonic_ns();
+        if (left <= 0) {
+            why = MS_PRODUCER_AGAIN;
+            break;
+        }
+        ms_futex_wait(&control->flush_seq.value, seen, left < LOOK_NS ? left : LOOK_NS);
+    }
+    ms_add(waiters, (uint32_t)-1);
+    return why;
+}
+
+int ms_producer_put(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
+                    const uint8_t *first, uint64_t first_bytes, const uint8_t *second, uint64_t second_bytes,
+                    int64_t timeout_ns, int64_t flush_timeout_ns, int durable, int *submitted, struct ms_completion *answer)
+{
+    int64_t deadline = ms_monotonic_ns() + timeout_ns;
+    *submitted = 0;
+    int why = ms_producer_submit(producer, header, topic, properties, first, first_bytes, second, second_bytes, deadline);
+    if (why != 0)
+        return why;
+    *submitted = 1;
+    why = ms_producer_wait_acked(producer, producer->sequence, deadline, answer);
+    if (why != 0)
+        return why;
+    ms_store_release(&producer->oldest_unread, producer->sequence + 1);
+    if (!durable || answer->status != 0)
+        return 0;
+    *submitted = 2;
+    return ms_producer_wait_flushed(producer, answer->end_offset, ms_monotonic_ns() + flush_timeout_ns);
+}

@@ -1,0 +1,132 @@
+/* The writer's pass: drain submission rings, append records, commit, answer.
+ *
+ * Who: the writer process only, from workers/writer.py, one thread. Blocks on:
+ * pwrite in sync mode; ms_writer_run sleeps on the writer's latch, at most
+ * until its deadline. After a crash anywhere in here: the commit slot says what
+ * happened; the next writer calls ms_writer_roll_back, zeroes
+ * [wrote, intent_end) and goes on, so no record is lost or doubled.
+ *
+ * Order of one pass, the whole of the exactly-once argument:
+ *   1 undo.pass, intended_pass = the next pass
+ *   2 for each entry: copy it to private memory, check the copy; undo entry for
+ *     its queue before the queue's offset changes; intent_end before the bytes
+ *   3 answers into the sessions (not valid until acked moves)
+ *   4 sync mode: pwrite of the gathered bytes
+ *   5 fill the other commit slot, then slot_pass with release: the commit point
+ *   6 wrote (and committed), heads, acked, wake-ups: all derived from the slot
+ */
+#define MS_AHEAD_MAX 64
+#define MS_PASS_BYTES 4194304
+#define MS_SIDE_BYTES_MAX 268435456
+
+/* Why ms_writer_run returned. */
+#define MS_RUN_TIME 0            /* the deadline: do the housekeeping, call again */
+#define MS_RUN_SEGMENT 1         /* attach `segments_needed` segments ahead (or set refuse_segment) */
+#define MS_RUN_ROLLED 2          /* a segment was finished: close it, attach the next */
+#define MS_RUN_SESSIONS 3        /* the session table changed, or a dead session is drained */
+#define MS_RUN_SIDE 4            /* load the side object of side_slot / side_sequence (or set side_failed) */
+#define MS_RUN_QUEUES 5          /* the queue table is too full */
+#define MS_RUN_FLUSHER 6         /* a new flusher wants the first descriptors synced */
+#define MS_RUN_FROZEN 7          /* a pwrite failed: the store is frozen */
+
+/* What was wrong with an entry; stands in ms_completion.detail and session.closed. */
+#define MS_REFUSED_NO 0
+#define MS_REFUSED_TOPIC_LENGTH 1
+#define MS_REFUSED_TOPIC_BYTES 2
+#define MS_REFUSED_PROPERTIES_LENGTH 3
+#define MS_REFUSED_PROPERTIES_BYTES 4
+#define MS_REFUSED_BODY_LENGTH 5
+#define MS_REFUSED_SEGMENT 6     /* no segment can hold it */
+#define MS_REFUSED_STOPPING 7
+#define MS_REFUSED_READ_ONLY 8
+#define MS_REFUSED_DISK_FULL 9
+#define MS_REFUSED_SLAVE 10
+#define MS_REFUSED_NO_SEGMENT 11 /* the next segment could not be made */
+#define MS_REFUSED_BATCH 12      /* batch with a transaction type, or malformed members */
+#define MS_REFUSED_QUEUE_ID 13
+#define MS_REFUSED_QUEUES_FULL 14
+#define MS_REFUSED_TOO_MANY_SEGMENTS 15
+#define MS_REFUSED_SIDE 16       /* the side object is missing or not as announced */
+#define MS_REFUSED_MALFORMED 17  /* the entry contradicts itself: its session is closed */
+#define MS_REFUSED_SEQUENCE 18   /* not the next sequence number: its session is closed */
+
+struct ms_writer_session {
+    struct ms_session *session;  /* NULL: not attached */
+    uint8_t *ring;
+    uint64_t ring_bytes;
+    uint64_t generation;
+    uint64_t head;               /* of the pass being made */
+    uint64_t acked;
+    uint32_t broken;             /* a bad entry closed it */
+    uint32_t touched;            /* by the pass being made */
+};
+
+struct ms_segment {
+    int64_t base;                /* physical offset of its first byte; -1: none */
+    uint8_t *memory;             /* mapping or pool buffer; NULL in sync mode */
+    int32_t fd;                  /* sync mode */
+    int32_t pool_buffer;         /* -1 without a pool */
+};
+
+struct ms_writer {
+    struct ms_control *control;
+    struct ms_doorbells *bells;
+    struct ms_queue_table *queues;
+    void *semaphores[10];        /* by kind of worker */
+    struct ms_writer_session sessions[1024];
+    uint32_t sessions_high;      /* attached ones stand below */
+    uint32_t turn;               /* session that the next pass looks at first */
+    uint32_t session_seq_seen;
+    uint32_t mode;
+    int64_t segment_bytes;
+    int64_t max_message_bytes;
+    struct ms_segment current;
+    struct ms_segment ahead[64];
+    uint32_t ahead_count;
+    uint32_t segments_needed;    /* out: with MS_RUN_SEGMENT */
+    uint32_t refuse_segment;     /* in: answer the entry at hand CREATE_MAPEDFILE_FAILED */
+    uint32_t rolled;             /* segments finished since Python looked */
+    struct ms_segment finished[64]; /* out: with MS_RUN_ROLLED, `rolled` of them */
+    uint8_t *stage;              /* sync mode: gathers the pass */
+    int64_t stage_bytes_max;
+    int64_t stage_bytes;
+    int64_t stage_from;          /* physical offset of stage[0] */
+    uint8_t *scratch;            /* private copy of the entry at hand */
+    uint64_t scratch_bytes;
+    uint32_t side_slot;          /* out: with MS_RUN_SIDE */
+    uint32_t side_bytes;
+    uint64_t side_sequence;
+    uint64_t side_loaded;        /* in: sequence now standing in scratch; 0 none */
+    uint32_t side_failed;        /* in: answer it MS_REFUSED_SIDE */
+    uint32_t queues_refused;     /* in: no larger table came; answer MS_REFUSED_QUEUES_FULL */
+    uint64_t pass;               /* number of the pass being made */
+    int64_t position;            /* where its next record goes */
+    int64_t store_timestamp_ms;
+    uint64_t put_messages;
+    uint64_t put_bytes;
+    uint32_t entries;            /* in the pass being made */
+    int32_t spin_us;
+    int32_t error_number;        /* out: with MS_RUN_FROZEN */
+    uint32_t last_producer_same_cpu;
+    int64_t last_work_ns;
+    uint64_t skip_verify_incarnation; /* flusher incarnation already reported to Python */
+};
+
+int64_t ms_writer_bytes(void);
+/* After all pointers are set: takes the committed slot as the truth. */
+void ms_writer_open(struct ms_writer *writer);
+/* Put back what an uncommitted pass of a dead writer changed in the queue table.
+ * Returns 1 when there was such a pass: then [wrote, intent_end) must be zeroed
+ * before anything is appended. Idempotent. */
+int ms_writer_roll_back(struct ms_control *control, struct ms_queue_table *queues);
+/* After the zeroing: forget the dead pass. */
+void ms_writer_rolled_back(struct ms_control *control);
+/* Map a session in; its head and acked come from the committed slot. */
+void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms_session *session, uint64_t generation);
+void ms_writer_detach_session(struct ms_writer *writer, uint32_t slot);
+/* 1 when everything published in the session is executed (or it is broken). */
+int ms_writer_session_drained(const struct ms_writer *writer, uint32_t slot);
+/* Go over to a larger queue table that already holds everything of the old one. */
+int ms_writer_use_table(struct ms_writer *writer, struct ms_queue_table *queues);
+/* Passes until the deadline or until Python has something to do; MS_RUN_*. */
+int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns);

@@ -1,0 +1,10 @@
+#ifndef MS_WRITER_H
+#define MS_WRITER_H
+
+#include "control.h"
+#include "latch.h"
+#include "queue_table.h"
+#include "session.h"
+#include "writer.cdef.h"
+
+#endif
