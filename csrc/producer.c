@@ -188,22 +188,45 @@ int ms_producer_wait_flushed(struct ms_producer *producer, int64_t end_offset, i
     return why;
 }
 
-int ms_producer_put(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
-                    const uint8_t *first, uint64_t first_bytes, const uint8_t *second, uint64_t second_bytes,
-                    int64_t timeout_ns, int64_t flush_timeout_ns, int durable, int *submitted, struct ms_completion *answer)
+int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
+                          const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
+                          const uint8_t *second, uint64_t second_bytes, int durable)
 {
-    int64_t deadline = ms_monotonic_ns() + timeout_ns;
-    *submitted = 0;
+    int64_t deadline = ms_monotonic_ns() + producer->timeout_ns;
+    producer->stage = MS_STAGE_NOT_SUBMITTED;
     int why = ms_producer_submit(producer, header, topic, properties, first, first_bytes, second, second_bytes, deadline);
     if (why != 0)
         return why;
-    *submitted = 1;
-    why = ms_producer_wait_acked(producer, producer->sequence, deadline, answer);
+    producer->stage = MS_STAGE_SUBMITTED;
+    why = ms_producer_wait_acked(producer, producer->sequence, deadline, &producer->answer);
     if (why != 0)
         return why;
-    ms_store_release(&producer->oldest_unread, producer->sequence + 1);
-    if (!durable || answer->status != 0)
+    producer->stage = MS_STAGE_ANSWERED;
+    if (!durable || producer->answer.status != 0)
         return 0;
-    *submitted = 2;
-    return ms_producer_wait_flushed(producer, answer->end_offset, ms_monotonic_ns() + flush_timeout_ns);
+    return ms_producer_wait_flushed(producer, producer->answer.end_offset, ms_monotonic_ns() + producer->flush_timeout_ns);
+}
+
+int ms_producer_put(struct ms_producer *producer, const uint8_t *topic, uint32_t topic_bytes,
+                    const uint8_t *properties, uint32_t properties_bytes, const uint8_t *body, uint32_t body_bytes,
+                    int32_t queue_id, int32_t flag, int durable)
+{
+    struct ms_entry *header = &producer->header;
+    header->kind = MS_ENTRY_PUT;
+    header->born_timestamp_ms = ms_wall_ms();
+    header->queue_id = queue_id;
+    header->flag = flag;
+    header->count = 1;
+    header->topic_bytes = topic_bytes;
+    header->properties_bytes = properties_bytes;
+    header->payload_bytes = body_bytes;
+    int why = ms_producer_put_entry(producer, header, topic, properties, body, body_bytes, NULL, 0, durable);
+    if (producer->stage == MS_STAGE_ANSWERED)
+        producer->oldest_unread = producer->sequence + 1;
+    return why;
+}
+
+void ms_producer_set_oldest_unread(struct ms_producer *producer, uint64_t sequence)
+{
+    ms_store_release(&producer->oldest_unread, sequence);
 }

@@ -11,6 +11,11 @@
 #define MS_PRODUCER_CLOSED -32    /* -EPIPE: the session was closed or the engine was replaced */
 #define MS_PRODUCER_FROZEN -5     /* -EIO: the store is frozen, durability will not come */
 
+/* How far a put came. */
+#define MS_STAGE_NOT_SUBMITTED 0
+#define MS_STAGE_SUBMITTED 1
+#define MS_STAGE_ANSWERED 2
+
 struct ms_producer {
     const struct ms_control *control;
     struct ms_doorbells *bells;
@@ -21,10 +26,14 @@ struct ms_producer {
     uint64_t tail;
     uint64_t sequence;           /* of the last entry submitted */
     uint64_t oldest_unread;      /* answers from here on must not be overwritten */
+    int64_t timeout_ns;          /* until the writer's answer */
+    int64_t flush_timeout_ns;    /* from the answer to durability */
     int32_t spin_us;
     uint32_t slot;
     uint32_t generation;
-    uint32_t reserved;
+    uint32_t stage;              /* of the last put: MS_STAGE_* */
+    struct ms_entry header;      /* hosts and other constants of the fast path */
+    struct ms_completion answer; /* of the last put */
 };
 
 /* Takes over an empty, freshly opened session. */
@@ -46,8 +55,15 @@ void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *to
 int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns, struct ms_completion *answer);
 /* 0 once `flushed` reached end_offset; AGAIN, CLOSED, FROZEN. */
 int ms_producer_wait_flushed(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns);
-/* Submit and wait in one call: the answer, then durability if `durable`.
- * 0; AGAIN before submission: *submitted stays 0. */
-int ms_producer_put(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
-                    const uint8_t *first, uint64_t first_bytes, const uint8_t *second, uint64_t second_bytes,
-                    int64_t timeout_ns, int64_t flush_timeout_ns, int durable, int *submitted, struct ms_completion *answer);
+/* One ordinary message, submitted and waited for: the fast path. Uses
+ * producer->header (hosts), timeouts, and leaves the outcome in producer->stage
+ * and producer->answer. `durable`: wait for `flushed` too. 0 or AGAIN, CLOSED, FROZEN. */
+int ms_producer_put(struct ms_producer *producer, const uint8_t *topic, uint32_t topic_bytes,
+                    const uint8_t *properties, uint32_t properties_bytes, const uint8_t *body, uint32_t body_bytes,
+                    int32_t queue_id, int32_t flag, int durable);
+/* The same for an entry of any kind, header given whole but for entry_bytes and sequence. */
+int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
+                          const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
+                          const uint8_t *second, uint64_t second_bytes, int durable);
+/* Answers from here on must not be overwritten: the lowest sequence nobody has read yet. */
+void ms_producer_set_oldest_unread(struct ms_producer *producer, uint64_t sequence);

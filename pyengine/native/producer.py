@@ -1,0 +1,143 @@
+"""The producer's end of a session (csrc/producer.cdef.h): publish entries, wait for their answers."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+
+from pyengine._native import ffi, lib
+
+AGAIN: int = lib.MS_PRODUCER_AGAIN
+CLOSED: int = lib.MS_PRODUCER_CLOSED
+FROZEN: int = lib.MS_PRODUCER_FROZEN
+
+NOT_SUBMITTED: int = lib.MS_STAGE_NOT_SUBMITTED
+SUBMITTED: int = lib.MS_STAGE_SUBMITTED
+ANSWERED: int = lib.MS_STAGE_ANSWERED
+
+PUT: int = lib.MS_ENTRY_PUT
+MANY: int = lib.MS_ENTRY_MANY
+BATCH: int = lib.MS_ENTRY_BATCH
+SIDE: int = lib.MS_ENTRY_SIDE
+SIDE_BYTES_MAX: int = lib.MS_SIDE_BYTES_MAX
+COMPLETIONS: int = lib.MS_COMPLETIONS
+
+# sequence, physical_offset, end_offset, queue_offset, store_timestamp_ms, status, detail, count, size_bytes
+_ANSWER = struct.Struct("<QqqqqIIII")
+
+
+def pack_many(bodies: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """The payload of a MANY entry in two pieces: lengths padded to 8 bytes, bodies end to end."""
+    lengths = array("I", map(len, bodies)).tobytes()
+    if len(lengths) & 7:
+        lengths += bytes(4)
+    return lengths, b"".join(bodies)
+
+
+class ProducerSession:
+    """Pointers of one open session. Keeps the mappings alive; not thread-safe but for the waits.
+
+    `control` (read-only), `bells` and `session` are views over `mappings`; `semaphore`
+    is the writer's latch semaphore (native.latch.Latch.semaphore).
+    """
+
+    def __init__(self, control, bells, session, semaphore, slot: int, generation: int, mappings: Sequence[object]) -> None:
+        self._mappings = mappings
+        self._producer = ffi.new("struct ms_producer *")
+        producer = self._producer
+        producer.control = control
+        producer.bells = bells
+        producer.session = session
+        producer.writer_semaphore = semaphore
+        producer.slot = slot
+        producer.generation = generation
+        lib.ms_producer_attach(producer)
+        self.control = control
+        self.slot = slot
+        self.generation = generation
+        self.entry_limit: int = lib.ms_producer_entry_limit(producer)
+        self._answer_view = ffi.buffer(ffi.addressof(producer, "answer"), _ANSWER.size)
+
+    @property
+    def pointer(self):
+        return self._producer
+
+    @property
+    def stage(self) -> int:
+        """How far the last put came: NOT_SUBMITTED, SUBMITTED or ANSWERED."""
+        return self._producer.stage
+
+    @property
+    def sequence(self) -> int:
+        """Sequence number of the last submitted entry."""
+        return self._producer.sequence
+
+    def answer(self) -> tuple:
+        """The last put's answer, a tuple in the order of _ANSWER."""
+        return _ANSWER.unpack(self._answer_view)
+
+    def set_constants(self, born_host: bytes, store_host: bytes, sys_flag: int) -> None:
+        """Hosts (4 or 16 address bytes and the port, as on disk) and sysFlag of the fast path."""
+        fill_hosts(self._producer.header, born_host, store_host)
+        self._producer.header.sys_flag = sys_flag
+
+    def set_timeouts(self, timeout_s: float, flush_timeout_s: float) -> None:
+        """How long a put waits for the writer's answer, and from there for durability."""
+        self._producer.timeout_ns = int(timeout_s * 1e9)
+        self._producer.flush_timeout_ns = int(flush_timeout_s * 1e9)
+
+    def put(self, topic: bytes, properties: bytes, body: bytes, queue_id: int, flag: int, durable: bool) -> int:
+        """One ordinary message, waited for; 0 or AGAIN, CLOSED, FROZEN. See stage and answer()."""
+        return lib.ms_producer_put(
+            self._producer, topic, len(topic), properties, len(properties), body, len(body), queue_id, flag, durable)
+
+    def put_entry(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, durable: bool) -> int:
+        """An entry of any kind, waited for; 0 or AGAIN, CLOSED, FROZEN."""
+        return lib.ms_producer_put_entry(
+            self._producer, header, topic, properties, first, len(first), second, len(second), durable)
+
+    def submit(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, deadline_ns: int) -> int:
+        """Publish an entry and return at once; 0 (then `sequence` is its number) or AGAIN, CLOSED."""
+        return lib.ms_producer_submit(
+            self._producer, header, topic, properties, first, len(first), second, len(second), deadline_ns)
+
+    def wait_acked(self, sequence: int, deadline_ns: int) -> tuple[int, tuple]:
+        """(0, answer) once `sequence` is answered; (AGAIN or CLOSED, ()) otherwise. Any thread."""
+        answer = ffi.new("struct ms_completion *")
+        why = lib.ms_producer_wait_acked(self._producer, sequence, deadline_ns, answer)
+        if why:
+            return why, ()
+        return 0, _ANSWER.unpack(ffi.buffer(answer, _ANSWER.size))
+
+    def wait_flushed(self, end_offset: int, deadline_ns: int) -> int:
+        """0 once everything below `end_offset` is durable; AGAIN, CLOSED, FROZEN. Any thread."""
+        return lib.ms_producer_wait_flushed(self._producer, end_offset, deadline_ns)
+
+    def set_oldest_unread(self, sequence: int) -> None:
+        """Answers from `sequence` on are still to be read: they are not overwritten."""
+        lib.ms_producer_set_oldest_unread(self._producer, sequence)
+
+
+def fill_hosts(header, born_host: bytes, store_host: bytes) -> None:
+    """Put both hosts, in their on-disk form, into an entry header."""
+    ffi.memmove(header.born_host, born_host, len(born_host))
+    ffi.memmove(header.store_host, store_host, len(store_host))
+
+
+def new_header():
+    """An empty entry header."""
+    return ffi.new("struct ms_entry *")
+
+
+def layout_bytes(topic: bytes, properties: bytes, payload_bytes: int) -> int:
+    """Bytes that an entry takes in the ring or in a side object."""
+    return lib.ms_entry_layout_bytes(len(topic), len(properties), payload_bytes)
+
+
+def entry_bytes(header, topic: bytes, properties: bytes, first: bytes, second: bytes) -> bytes:
+    """An entry as it stands in a side object; `header` has kind, sizes and the sequence."""
+    size = layout_bytes(topic, properties, len(first) + len(second))
+    image = ffi.new("uint8_t[]", size)
+    lib.ms_entry_fill(image, header, topic, properties, first, len(first), second, len(second))
+    return bytes(ffi.buffer(image))

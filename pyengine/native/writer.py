@@ -1,0 +1,185 @@
+"""The writer's pass (csrc/writer.cdef.h): drain rings, append records, commit, answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyengine._native import ffi, lib
+
+RUN_TIME: int = lib.MS_RUN_TIME
+RUN_SEGMENT: int = lib.MS_RUN_SEGMENT
+RUN_ROLLED: int = lib.MS_RUN_ROLLED
+RUN_SESSIONS: int = lib.MS_RUN_SESSIONS
+RUN_SIDE: int = lib.MS_RUN_SIDE
+RUN_QUEUES: int = lib.MS_RUN_QUEUES
+RUN_FLUSHER: int = lib.MS_RUN_FLUSHER
+RUN_FROZEN: int = lib.MS_RUN_FROZEN
+
+AHEAD_MAX: int = lib.MS_AHEAD_MAX
+SCRATCH_BYTES_MIN = 2 * 1024 * 1024
+STAGE_BYTES = 8 * 1024 * 1024
+
+# What each refusal says to the user (MS_REFUSED_*): the sentence tells what to change.
+REFUSALS: dict[int, str] = {
+    lib.MS_REFUSED_NO: "",
+    lib.MS_REFUSED_TOPIC_LENGTH: "the topic must have 1 to 127 bytes in UTF-8: shorten it",
+    lib.MS_REFUSED_TOPIC_BYTES: "the topic must be UTF-8 without '/', without the bytes 0, 1 and 2, and not '.' or '..'",
+    lib.MS_REFUSED_PROPERTIES_LENGTH: "the property text must have at most 32767 bytes: store less in properties",
+    lib.MS_REFUSED_PROPERTIES_BYTES: "the property text must be UTF-8 without the byte 0",
+    lib.MS_REFUSED_BODY_LENGTH: "the body is larger than max_message_size_bytes: split it or raise the setting",
+    lib.MS_REFUSED_SEGMENT: "no segment of the commit log can hold the record: split it, or make the store with a larger "
+    "mapped_file_size_commit_log_bytes",
+    lib.MS_REFUSED_STOPPING: "the engine is stopping: put again after the next start",
+    lib.MS_REFUSED_READ_ONLY: "the store is read-only; `pyengine status` names the cause",
+    lib.MS_REFUSED_DISK_FULL: "the disk is full: free space, puts are accepted again by themselves",
+    lib.MS_REFUSED_SLAVE: "this store is a slave: put to its master",
+    lib.MS_REFUSED_NO_SEGMENT: "the next segment could not be made; `pyengine status` names the cause (often a full disk)",
+    lib.MS_REFUSED_BATCH: "a batch must not be a transaction message and its members must be well formed",
+    lib.MS_REFUSED_QUEUE_ID: "the queue id must not be negative",
+    lib.MS_REFUSED_QUEUES_FULL: "the table of queues could not be made larger; `pyengine status` names the cause",
+    lib.MS_REFUSED_TOO_MANY_SEGMENTS: "put_many spans more segments than can stand ready at once: split it",
+    lib.MS_REFUSED_SIDE: "the side object of a large entry was missing or not as announced: put again",
+    lib.MS_REFUSED_MALFORMED: "the producer's ring held an entry that contradicts itself: its session was closed",
+    lib.MS_REFUSED_SEQUENCE: "the producer's ring held an entry out of sequence: its session was closed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment as the writer holds it: memory (mapping or pool buffer) or, in sync mode, a descriptor."""
+
+    base: int
+    memory: object  # cffi pointer or None
+    fd: int
+    pool_buffer: int
+
+
+def roll_back(control, queues) -> bool:
+    """Put back what a dead writer's uncommitted pass changed in the queue table.
+
+    True: there was such a pass, so [wrote, intent_end) must be zeroed before anything
+    is appended; then call rolled_back. Idempotent.
+    """
+    return bool(lib.ms_writer_roll_back(control, queues))
+
+
+def rolled_back(control) -> None:
+    """Forget the dead pass, after the zeroing."""
+    lib.ms_writer_rolled_back(control)
+
+
+class Writer:
+    """The one appender of a store. Lives in the writer process, used by one thread.
+
+    `semaphores` maps kind -> latch semaphore for the workers to be woken (those that
+    run in this mode) and for the writer itself. All views must outlive the object.
+    """
+
+    def __init__(self, control, bells, queues, semaphores: dict[int, object], spin_us: int) -> None:
+        writer = self.pointer = ffi.new("struct ms_writer *")
+        writer.control = control
+        writer.bells = bells
+        writer.queues = queues
+        for kind, semaphore in semaphores.items():
+            writer.semaphores[kind] = semaphore
+        writer.mode = control.identity.mode
+        writer.segment_bytes = control.identity.segment_bytes
+        writer.max_message_bytes = control.identity.max_message_bytes
+        writer.spin_us = spin_us
+        writer.current.base = -1
+        self._scratch = None
+        self._grow_scratch(SCRATCH_BYTES_MIN)
+        self._stage = None
+        if writer.mode == lib.MS_MODE_SYNC:
+            self._stage = ffi.new("uint8_t[]", STAGE_BYTES)
+            writer.stage = self._stage
+            writer.stage_bytes_max = STAGE_BYTES
+
+    def _grow_scratch(self, size: int) -> None:
+        if self._scratch is None or len(self._scratch) < size:
+            self._scratch = ffi.new("uint8_t[]", size)
+            self.pointer.scratch = self._scratch
+            self.pointer.scratch_bytes = size
+
+    def open(self) -> None:
+        """Take the committed slot as the truth: position, heads, counters."""
+        lib.ms_writer_open(self.pointer)
+
+    @property
+    def position(self) -> int:
+        """Where the next record goes."""
+        return self.pointer.position
+
+    @property
+    def current(self) -> Segment | None:
+        """The segment being written, None before the first."""
+        return _segment(self.pointer.current)
+
+    def set_current(self, segment: Segment) -> None:
+        """The segment that holds the write position (at start)."""
+        _fill(self.pointer.current, segment)
+
+    def add_ahead(self, segment: Segment) -> None:
+        """The segment behind the last one attached."""
+        _fill(self.pointer.ahead[self.pointer.ahead_count], segment)
+        self.pointer.ahead_count += 1
+
+    @property
+    def ahead_count(self) -> int:
+        return self.pointer.ahead_count
+
+    @property
+    def next_base(self) -> int:
+        """Physical offset at which the next segment to attach begins."""
+        writer = self.pointer
+        if writer.ahead_count:
+            return writer.ahead[writer.ahead_count - 1].base + writer.segment_bytes
+        if writer.current.base >= 0:
+            return writer.current.base + writer.segment_bytes
+        return writer.position - writer.position % writer.segment_bytes
+
+    def take_finished(self) -> list[Segment]:
+        """Segments that the writer has left for good since the last call."""
+        writer = self.pointer
+        done = [_segment(writer.finished[i]) for i in range(writer.rolled)]
+        writer.rolled = 0
+        return done
+
+    def attach_session(self, slot: int, session, generation: int, entry_bytes_max: int) -> None:
+        """Take in a session (a view that the caller keeps); its head comes from the committed slot."""
+        self._grow_scratch(entry_bytes_max)
+        lib.ms_writer_attach_session(self.pointer, slot, session, generation)
+
+    def detach_session(self, slot: int) -> None:
+        lib.ms_writer_detach_session(self.pointer, slot)
+
+    def session_drained(self, slot: int) -> bool:
+        """True when everything published in the session is executed, or it was closed for a bad entry."""
+        return bool(lib.ms_writer_session_drained(self.pointer, slot))
+
+    def load_side(self, data: bytes) -> None:
+        """The side object asked for by RUN_SIDE."""
+        self._grow_scratch(len(data))
+        ffi.memmove(self.pointer.scratch, data, len(data))
+        self.pointer.side_loaded = self.pointer.side_sequence
+
+    def use_table(self, queues) -> None:
+        """Go over to a larger queue table that holds everything of the old one."""
+        lib.ms_writer_use_table(self.pointer, queues)
+
+    def run(self, deadline_ns: int) -> int:
+        """Passes until the deadline or until there is something to do here; RUN_*."""
+        return lib.ms_writer_run(self.pointer, deadline_ns)
+
+
+def _segment(struct) -> Segment | None:
+    if struct.base < 0:
+        return None
+    return Segment(struct.base, struct.memory, struct.fd, struct.pool_buffer)
+
+
+def _fill(struct, segment: Segment) -> None:
+    struct.base = segment.base
+    struct.memory = segment.memory if segment.memory is not None else ffi.NULL
+    struct.fd = segment.fd
+    struct.pool_buffer = segment.pool_buffer

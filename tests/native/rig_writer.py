@@ -1,0 +1,160 @@
+"""A writer and its producers over anonymous shared memory: no files, no supervisor."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import uuid
+from pathlib import Path
+
+import posix_ipc
+
+from pyengine._native import ffi, lib
+from pyengine.formats.hosts import encode_host
+from pyengine.native import control as control_native
+from pyengine.native import producer as producer_native
+from pyengine.native import queue_table, session
+from pyengine.native import writer as writer_native
+from pyengine.native.latch import Latch
+
+HOST = encode_host("127.0.0.1:10911")
+RING_BYTES = 64 * 1024
+
+
+class WriterRig:
+    """Control block, doorbells, queue table, a log of `segments` segments, and one named semaphore."""
+
+    def __init__(self, segment_bytes: int = 4096, segments: int = 64, mode: int = control_native.MODE_MAPPED,
+                 max_message_bytes: int = 4 << 20, replay_clock: bool = True) -> None:
+        self.segment_bytes = segment_bytes
+        self.log = mmap.mmap(-1, segment_bytes * segments)
+        self.control_memory = mmap.mmap(-1, control_native.CONTROL_BYTES)
+        self.bells_memory = mmap.mmap(-1, control_native.DOORBELLS_BYTES)
+        self.table_memory = mmap.mmap(-1, queue_table.table_bytes(1024))
+        self.control = control_native.view_control(self.control_memory)
+        self.bells = control_native.view_doorbells(self.bells_memory)
+        self.table = queue_table.view(self.table_memory)
+        queue_table.format_table(self.table, 1024, 1)
+        identity = self.control.identity
+        identity.epoch = 1
+        identity.segment_bytes = segment_bytes
+        identity.max_message_bytes = max_message_bytes
+        identity.mode = mode
+        identity.replay_clock = replay_clock
+        identity.pool_buffers = 5
+        lib.ms_control_publish(self.control, self.bells)
+        control_native.store(self.control.state, "state", control_native.STATE_RUNNING)
+        self.name = f"/pyengine-test-{uuid.uuid4().hex[:12]}"
+        self._semaphore = posix_ipc.Semaphore(self.name, posix_ipc.O_CREX, mode=0o600)
+        self.latch = Latch(self.bells.latch[control_native.WRITER], self.name)
+        self.folder: Path | None = None  # sync mode: one file a segment
+        self.open_flags = os.O_RDWR | os.O_CREAT
+        self.fds: dict[int, int] = {}
+        self.sessions: dict[int, tuple[mmap.mmap, object]] = {}
+        self.writer: writer_native.Writer | None = None
+
+    def segment(self, base: int) -> writer_native.Segment:
+        if self.control.identity.mode == control_native.MODE_SYNC:
+            if base not in self.fds:
+                path = self.folder / f"{base:020d}"
+                path.touch()
+                self.fds[base] = os.open(path, self.open_flags)
+            return writer_native.Segment(base, None, self.fds[base], -1)
+        return writer_native.Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(self.log)) + base, -1, -1)
+
+    def open_session(self, slot: int = 0, generation: int = 1) -> producer_native.ProducerSession:
+        """A producer of a new session; the writer attaches it at its next start or errand."""
+        memory = mmap.mmap(-1, session.session_bytes(RING_BYTES))
+        view = session.view(memory)
+        session.format_session(view, RING_BYTES, slot, generation, 1)
+        table_row = self.control.sessions[slot]
+        control_native.store(table_row, "generation", generation)
+        control_native.store(table_row, "state", control_native.SESSION_OPEN)
+        self.sessions[slot] = (memory, view)
+        control_native.add(self.control.session_seq, "value")
+        producer = producer_native.ProducerSession(
+            self.control, self.bells, view, self.latch.semaphore, slot, generation, (memory,))
+        producer.set_constants(HOST, HOST, 0)
+        producer.set_timeouts(5, 5)
+        return producer
+
+    def start_writer(self, ahead: int = 4) -> writer_native.Writer:
+        """A writer as workers/writer.py would start it, also behind a killed one."""
+        if writer_native.roll_back(self.control, self.table):
+            start, end = control_native.committed_slot(self.control)[0], self.control.writer.intent_end
+            self.log[start:end] = bytes(end - start)
+        writer_native.rolled_back(self.control)
+        self.writer = writer = writer_native.Writer(
+            self.control, self.bells, self.table, {control_native.WRITER: self.latch.semaphore}, spin_us=0)
+        writer.open()
+        position = writer.position
+        base = position - position % self.segment_bytes
+        if position > base:
+            writer.set_current(self.segment(base))
+        for _ in range(ahead):
+            writer.add_ahead(self.segment(writer.next_base))
+        self.attach_sessions()
+        return writer
+
+    def attach_sessions(self) -> None:
+        self.writer.pointer.session_seq_seen = control_native.load(self.control.session_seq, "value")
+        for slot, (_, view) in self.sessions.items():
+            if not self.writer.pointer.sessions[slot].session:
+                generation = control_native.load(self.control.sessions[slot], "generation")
+                self.writer.attach_session(slot, view, generation, RING_BYTES // 2)
+
+    def drain(self, deadline_s: float = 0.0) -> None:
+        """Run the writer, doing its errands, until nothing is left to do (or for deadline_s)."""
+        writer = self.writer
+        until = lib.ms_clock_monotonic_ns() + int(deadline_s * 1e9)
+        while True:
+            why = writer.run(max(until, lib.ms_clock_monotonic_ns() + 200_000))
+            if why == writer_native.RUN_SEGMENT or why == writer_native.RUN_ROLLED:
+                writer.take_finished()
+                while writer.ahead_count < max(4, writer.pointer.segments_needed):
+                    writer.add_ahead(self.segment(writer.next_base))
+            elif why == writer_native.RUN_SESSIONS:
+                self.attach_sessions()
+            elif why == writer_native.RUN_TIME:
+                if lib.ms_clock_monotonic_ns() >= until and not self._work_waits():
+                    return
+            else:
+                raise AssertionError(f"unexpected errand {why}")
+
+    def _work_waits(self) -> bool:
+        return any(not self.writer.session_drained(slot) for slot in self.sessions)
+
+    def wrote(self) -> int:
+        return control_native.load_position(self.control.wrote)
+
+    def close(self) -> None:
+        self.latch.close()
+        self._semaphore.unlink()
+        self._semaphore.close()
+        for fd in self.fds.values():
+            os.close(fd)
+
+
+def header(kind: int, *, queue_id: int = 0, payload_bytes: int, topic: bytes, properties: bytes, count: int = 1,
+           sys_flag: int = 0, clock_ms: int = 0, flag: int = 0):
+    """An entry header with the rig's hosts."""
+    head = producer_native.new_header()
+    head.kind, head.queue_id, head.count, head.sys_flag, head.clock_ms, head.flag = kind, queue_id, count, sys_flag, clock_ms, flag
+    head.topic_bytes, head.properties_bytes, head.payload_bytes = len(topic), len(properties), payload_bytes
+    head.born_timestamp_ms = 1_600_000_000_000
+    producer_native.fill_hosts(head, HOST, HOST)
+    return head
+
+
+def submit(producer, kind: int, topic: bytes, properties: bytes, first: bytes, second: bytes = b"", **fields) -> int:
+    """Publish an entry; its sequence number."""
+    head = header(kind, payload_bytes=len(first) + len(second), topic=topic, properties=properties, **fields)
+    why = producer.submit(head, topic, properties, first, second, lib.ms_clock_monotonic_ns() + 5_000_000_000)
+    assert why == 0
+    return producer.sequence
+
+
+def answer_of(producer, sequence: int) -> tuple:
+    why, answer = producer.wait_acked(sequence, lib.ms_clock_monotonic_ns() + 5_000_000_000)
+    assert why == 0
+    return answer

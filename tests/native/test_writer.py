@@ -1,0 +1,293 @@
+"""The writer's pass: what stands in the log, what the producers are told."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+
+import pytest
+from rig_writer import HOST, WriterRig, answer_of, submit
+
+from pyengine._native import ffi, lib
+from pyengine.formats.constants import BLANK_MAGIC
+from pyengine.formats.message import decode_record, encode_record
+from pyengine.native import control as control_native
+from pyengine.native.flush import monotonic_ns
+from pyengine.native.producer import BATCH, MANY, PUT, pack_many
+from pyengine.native.writer import RUN_FROZEN
+from pyengine.results import PutStatus
+
+SEQUENCE, PHYSICAL, END, QUEUE_OFFSET, STORE_TIME, STATUS, DETAIL, COUNT, SIZE = range(9)
+
+
+@pytest.fixture
+def rig():
+    made = []
+
+    def make(**settings):
+        made.append(WriterRig(**settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_put_stands_in_the_log_as_the_formats_would_write_it(rig):
+    rig = rig()
+    producer = rig.open_session()
+    rig.start_writer()
+    sequence = submit(producer, PUT, b"T", b"TAGS\x01a", b"hello", queue_id=3, flag=7, clock_ms=1_700_000_000_000)
+    rig.drain()
+    answer = answer_of(producer, sequence)
+    message = decode_record(rig.log, answer[PHYSICAL])
+    assert (message.body, message.topic, message.tags, message.queue_id, message.flag) == (b"hello", "T", "a", 3, 7)
+    assert answer[:6] == (1, 0, answer[SIZE], 0, 1_700_000_000_000, PutStatus.PUT_OK)
+    assert rig.wrote() == answer[END] == message.size_bytes
+
+
+def test_queue_offsets_are_contiguous_per_queue_and_prepared_records_take_none(rig):
+    rig = rig(segment_bytes=65536)
+    producer = rig.open_session()
+    rig.start_writer()
+    got = []
+    for n, sys_flag in enumerate((0, 0x4, 0x8, 0xC, 0)):
+        sequence = submit(producer, PUT, b"T", b"", b"%d" % n, sys_flag=sys_flag)
+        rig.drain()
+        got.append(answer_of(producer, sequence)[QUEUE_OFFSET])
+    assert got == [0, 0, 1, 0, 2]
+
+
+@pytest.mark.parametrize("left", [8, 9, 7, 1, 0])
+def test_a_record_is_written_only_where_a_blank_still_fits_behind_it(rig, left):
+    rig = rig(segment_bytes=4096)
+    producer = rig.open_session()
+    rig.start_writer()
+    overhead = 91 + 1
+    submit(producer, PUT, b"T", b"", bytes(4096 - left - overhead - 200 - overhead))
+    probe = submit(producer, PUT, b"T", b"", bytes(200))
+    last = submit(producer, PUT, b"T", b"", b"x")
+    rig.drain()
+    first_end = 4096 - left - overhead - 200
+    fits = left >= 8
+    assert answer_of(producer, probe)[PHYSICAL] == (first_end if fits else 4096)
+    blank_at = 4096 - left if fits else first_end
+    assert struct.unpack_from(">iI", rig.log, blank_at) == (4096 - blank_at, BLANK_MAGIC)
+    assert answer_of(producer, last)[PHYSICAL] == (4096 if fits else 4096 + 200 + overhead)
+
+
+def test_put_many_spans_segments_with_contiguous_offsets(rig):
+    rig = rig(segment_bytes=4096)
+    producer = rig.open_session()
+    rig.start_writer()
+    bodies = [bytes([n % 256]) * (n % 700) for n in range(60)]
+    sequence = submit(producer, MANY, b"T", b"TAGS\x01m", *pack_many(bodies), count=len(bodies))
+    rig.drain()
+    answer = answer_of(producer, sequence)
+    assert (answer[STATUS], answer[QUEUE_OFFSET], answer[COUNT]) == (PutStatus.PUT_OK, 0, 60)
+    found, at = [], 0
+    while at < answer[END]:
+        size, magic = struct.unpack_from(">iI", rig.log, at)
+        if magic != BLANK_MAGIC:
+            message = decode_record(rig.log, at)
+            assert message.physical_offset == at and message.queue_offset == len(found)
+            found.append(message.body)
+        at += size
+    assert found == bodies
+
+
+def test_put_many_is_refused_whole_when_one_member_is_illegal(rig):
+    rig = rig(segment_bytes=4096)
+    producer = rig.open_session()
+    rig.start_writer()
+    bodies = [b"fine", bytes(5000), b"fine too"]
+    sequence = submit(producer, MANY, b"T", b"", *pack_many(bodies), count=3)
+    rig.drain()
+    assert answer_of(producer, sequence)[STATUS] == PutStatus.MESSAGE_ILLEGAL
+    assert rig.wrote() == 0
+    after = submit(producer, PUT, b"T", b"", b"x")
+    rig.drain()
+    assert answer_of(producer, after)[QUEUE_OFFSET] == 0
+
+
+def member(body: bytes, properties: bytes, flag: int = 0) -> bytes:
+    return struct.pack(f">iiiii{len(body)}sh", 22 + len(body) + len(properties), 0, 0, flag, len(body), body,
+                       len(properties)) + properties
+
+
+def test_a_batch_rolls_as_a_whole_and_its_properties_are_appended_to_each_member(rig):
+    rig = rig(segment_bytes=4096)
+    producer = rig.open_session()
+    rig.start_writer()
+    submit(producer, PUT, b"T", b"", bytes(3000))
+    members = [member(b"one" * 100, b"K\x01v", 1), member(b"two" * 100, b"", 2), member(b"three" * 60, b"K\x01v\x02", 3)]
+    sequence = submit(producer, BATCH, b"T", b"B\x01b", b"".join(members), count=3)
+    rig.drain()
+    answer = answer_of(producer, sequence)
+    assert (answer[STATUS], answer[PHYSICAL], answer[QUEUE_OFFSET]) == (PutStatus.PUT_OK, 4096, 1)
+    at, texts = 4096, []
+    for _ in range(3):
+        message = decode_record(rig.log, at)
+        texts.append((message.raw_properties, message.flag))
+        at += message.size_bytes
+    assert texts == [("K\x01v\x02B\x01b", 1), ("B\x01b", 2), ("K\x01v\x02B\x01b", 3)]
+
+
+@pytest.mark.parametrize("change", ["short", "long", "count", "prepared", "none"])
+def test_a_malformed_batch_is_refused_and_the_session_lives(rig, change):
+    rig = rig(segment_bytes=4096)
+    producer = rig.open_session()
+    rig.start_writer()
+    good = member(b"body", b"K\x01v")
+    data = {"short": good[:-1], "long": good + b"x", "none": b""}.get(change, good)
+    sequence = submit(producer, BATCH, b"T", b"", data, count=2 if change == "count" else 1,
+                      sys_flag=4 if change == "prepared" else 0)
+    after = submit(producer, PUT, b"T", b"", b"x")
+    rig.drain()
+    assert answer_of(producer, sequence)[STATUS] == PutStatus.MESSAGE_ILLEGAL
+    assert answer_of(producer, after)[STATUS] == PutStatus.PUT_OK
+
+
+@pytest.mark.parametrize("topic", [b"", b"t" * 128, b"a/b", b".", b"..", b"a\0b", b"a\x01b", b"a\x02b", b"\xff\xfe", b"\xe0\x80\x80"])
+def test_a_topic_that_would_hurt_the_store_is_refused(rig, topic):
+    rig = rig()
+    producer = rig.open_session()
+    rig.start_writer()
+    sequence = submit(producer, PUT, topic, b"", b"x")
+    rig.drain()
+    assert answer_of(producer, sequence)[STATUS] == PutStatus.MESSAGE_ILLEGAL
+    assert rig.wrote() == 0
+
+
+def test_sizes_are_refused_with_rocketmqs_statuses(rig):
+    rig = rig(segment_bytes=1 << 20, max_message_bytes=1000)
+    producer = rig.open_session()
+    rig.start_writer()
+    results = []
+    for properties, body in ((b"", bytes(1000)), (b"", bytes(1001)), (b"p" * 32767, b""), (b"p" * 32768, b"")):
+        sequence = submit(producer, PUT, b"T", properties, body)
+        rig.drain()
+        results.append(PutStatus(answer_of(producer, sequence)[STATUS]).name)
+    assert results == ["PUT_OK", "MESSAGE_ILLEGAL", "PUT_OK", "PROPERTIES_SIZE_EXCEEDED"]
+
+
+def test_a_frozen_store_refuses_every_put(rig):
+    rig = rig()
+    producer = rig.open_session()
+    rig.start_writer()
+    control_native.freeze(rig.control, control_native.FLUSHER, 5, "fdatasync: input/output error")
+    sequence = submit(producer, PUT, b"T", b"", b"x")
+    rig.drain()
+    assert answer_of(producer, sequence)[STATUS] == PutStatus.SERVICE_NOT_AVAILABLE
+    assert control_native.reason(rig.control) == "fdatasync: input/output error"
+    assert not control_native.freeze(rig.control, control_native.WRITER, 28, "another")
+    assert "input/output" in control_native.reason(rig.control)
+
+
+def test_a_new_generation_of_a_session_slot_starts_at_zero(rig):
+    rig = rig()
+    first = rig.open_session(slot=5, generation=1)
+    rig.start_writer()
+    submit(first, PUT, b"T", b"", b"a")
+    rig.drain()
+    rig.writer.detach_session(5)
+    second = rig.open_session(slot=5, generation=2)
+    sequence = submit(second, PUT, b"T", b"", b"b")
+    rig.drain()
+    assert sequence == 1 and answer_of(second, 1)[QUEUE_OFFSET] == 1
+
+
+def test_the_store_clock_never_steps_back(rig):
+    rig = rig()
+    producer = rig.open_session()
+    rig.start_writer()
+    times = []
+    for clock_ms in (1_700_000_005_000, 1_700_000_001_000, 1_700_000_006_000):
+        sequence = submit(producer, PUT, b"T", b"", b"x", clock_ms=clock_ms)
+        rig.drain()
+        times.append(answer_of(producer, sequence)[STORE_TIME])
+    assert times == [1_700_000_005_000, 1_700_000_005_000, 1_700_000_006_000]
+    assert rig.control.writer.clock_back_ms == 4000
+
+
+def test_sync_mode_writes_the_same_bytes_through_descriptors(rig, tmp_path):
+    mapped, sync = rig(segment_bytes=4096), rig(segment_bytes=4096, mode=control_native.MODE_SYNC)
+    sync.folder = tmp_path
+    for each in (mapped, sync):
+        producer = each.open_session()
+        each.start_writer()
+        for n in range(30):
+            submit(producer, PUT, b"T", b"TAGS\x01x", bytes([n]) * (n * 13), clock_ms=1_700_000_000_000 + n)
+        each.drain()
+    files = sorted(tmp_path.iterdir())
+    written = b"".join(path.read_bytes().ljust(4096, b"\0") for path in files)[: sync.wrote()]
+    assert len(files) > 3 and sync.wrote() == mapped.wrote()
+    assert written == mapped.log[: mapped.wrote()]
+
+
+def test_a_failed_write_in_sync_mode_freezes_the_store_and_acknowledges_nothing(rig, tmp_path):
+    rig = rig(segment_bytes=4096, mode=control_native.MODE_SYNC)
+    rig.folder = tmp_path
+    rig.open_flags = os.O_RDONLY  # every pwrite fails with EBADF
+    producer = rig.open_session()
+    rig.start_writer()
+    sequence = submit(producer, PUT, b"T", b"", b"x")
+    assert rig.writer.run(monotonic_ns() + 1_000_000_000) == RUN_FROZEN
+    assert "offset 0" in control_native.reason(rig.control)
+    rig.start_writer()
+    rig.drain()
+    assert answer_of(producer, sequence)[STATUS] == PutStatus.SERVICE_NOT_AVAILABLE
+    assert rig.wrote() == 0
+
+
+def test_garbage_in_a_ring_closes_that_session_only(rig):
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    rig = rig(segment_bytes=65536, segments=400)
+    good = rig.open_session(0)
+    rig.start_writer()
+    sent = 0
+    for generation in range(1, 200):
+        hostile = rig.open_session(1, generation)
+        view = hostile.pointer
+        if chance.random() < 0.5:
+            submit(hostile, PUT, b"H", b"", b"x" * chance.randrange(200))
+            # Scribble over the published entry.
+            at = chance.randrange(0, 128)
+            view.ring[at] = chance.randrange(256)
+        else:
+            for n in range(256):
+                view.ring[n] = chance.randrange(256)
+            view.session.tail = chance.choice([8, 64, 128, 256, 1 << 40, (1 << 64) - 8])
+        submit(good, PUT, b"G", b"", b"good")
+        sent += 1
+        rig.drain()
+        rig.writer.detach_session(1)
+        rig.sessions.pop(1)
+    assert answer_of(good, sent)[STATUS] == PutStatus.PUT_OK
+    at, seen = 0, 0
+    while at < rig.wrote():
+        size, magic = struct.unpack_from(">iI", rig.log, at)
+        if magic != BLANK_MAGIC:
+            message = decode_record(rig.log, at)
+            assert message.physical_offset == at
+            seen += message.topic == "G"
+        at += size
+    assert seen == sent
+
+
+def test_encoding_equals_the_formats(rig):
+    rig = rig()
+    producer = rig.open_session()
+    rig.start_writer()
+    submit(producer, PUT, "主题".encode(), "KEYS\x01ключ".encode(), b"body", queue_id=2, flag=-3, clock_ms=1_700_000_000_123)
+    rig.drain()
+    want = encode_record(
+        topic="主题", body=b"body", properties="KEYS\x01ключ", queue_id=2, flag=-3, queue_offset=0, physical_offset=0,
+        sys_flag=0, born_timestamp_ms=1_600_000_000_000, born_host="127.0.0.1:10911", store_timestamp_ms=1_700_000_000_123,
+        store_host="127.0.0.1:10911", reconsume_times=0, prepared_transaction_offset=0)
+    assert rig.log[:rig.wrote()] == want
+    assert len(HOST) == 8 and ffi.sizeof("struct ms_entry") == 128
+    assert lib.MS_COMPLETIONS == 4096

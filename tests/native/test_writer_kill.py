@@ -1,0 +1,154 @@
+"""The writer killed -9 at random: every submitted entry is executed exactly once, in order."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import struct
+import sys
+import time
+import traceback
+
+import pytest
+from rig_writer import WriterRig, submit
+
+from pyengine.formats.constants import BLANK_MAGIC
+from pyengine.formats.message import decode_record
+from pyengine.native import control as control_native
+from pyengine.native import queue_table
+from pyengine.native.producer import MANY, PUT, pack_many
+
+PRODUCERS = 3
+QUEUES = 4
+
+
+def writer_process(rig: WriterRig) -> int:
+    """Fork a writer over the rig's shared memory; its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        rig.start_writer()
+        while True:
+            rig.drain(deadline_s=1.0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(3)
+
+
+def producer_process(rig: WriterRig, producer, number: int, seed: int, stop) -> int:
+    """Fork a producer that submits numbered messages until the stop byte is set; its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        chance = random.Random(seed * 31 + number)
+        message = 0
+        while not stop[0]:
+            topic = b"P%d" % number
+            queue_id = chance.randrange(QUEUES)
+            if chance.random() < 0.2:
+                bodies = [struct.pack("<qq", number, message + k) + bytes(chance.randrange(200)) for k in range(1 + chance.randrange(40))]
+                submit(producer, MANY, topic, b"TAGS\x01m", *pack_many(bodies), count=len(bodies), queue_id=queue_id)
+                message += len(bodies)
+            else:
+                submit(producer, PUT, topic, b"TAGS\x01s", struct.pack("<qq", number, message) + bytes(chance.randrange(400)),
+                       queue_id=queue_id)
+                message += 1
+            producer.set_oldest_unread(producer.sequence + 1)  # nobody reads the answers here
+            stop[8 + 8 * number: 16 + 8 * number] = struct.pack("<q", message)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        print("session closed for", producer.pointer.session.closed, file=sys.stderr)
+    finally:
+        os._exit(4)
+
+
+def run(kills: int) -> dict:
+    import mmap
+
+    seed = int(os.environ.get("PYENGINE_SEED", random.randrange(1 << 32)))
+    print("seed", seed)
+    chance = random.Random(seed)
+    rig = WriterRig(segment_bytes=1 << 20, segments=600)
+    stop = mmap.mmap(-1, 4096)
+    pids: list[int] = []
+    in_pass = 0
+    try:
+        producers = [rig.open_session(slot) for slot in range(PRODUCERS)]
+        pids = [producer_process(rig, producer, n, seed, stop) for n, producer in enumerate(producers)]
+        done = 0
+        while done < kills and rig.wrote() < 550 << 20:
+            pid = writer_process(rig)
+            time.sleep(chance.uniform(0.0003, 0.004))  # the moment of the kill, not a wait for anything
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            done += 1
+            in_pass += rig.control.writer.intended_pass == control_native.load(rig.control.slot_pass, "value") + 1
+        stop[0] = 1
+        pid = writer_process(rig)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pids.pop(), 0)[1]) for _ in producers]
+        assert codes == [0] * PRODUCERS
+        deadline = time.monotonic() + 20
+        views = [view for _, view in rig.sessions.values()]
+        while any(view.acked != producer_sequence(view) for view in views):
+            assert time.monotonic() < deadline, "the last writer did not finish"
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        records = verify(rig, [struct.unpack_from("<q", stop, 8 + 8 * n)[0] for n in range(PRODUCERS)])
+        return {"seed": seed, "kills": done, "in_pass": in_pass, "records": records}
+    finally:
+        stop[0] = 1
+        for each in pids:
+            os.kill(each, signal.SIGKILL)
+            os.waitpid(each, 0)
+        rig.close()
+
+
+def producer_sequence(view) -> int:
+    """Sequence of the last entry published in a ring: counted by walking is not needed, head == tail says drained."""
+    return view.acked if view.head == view.tail else -1
+
+
+def verify(rig: WriterRig, sent: list[int]) -> int:
+    at, end = 0, rig.wrote()
+    expected = [0] * PRODUCERS
+    queue_offsets: dict[tuple[str, int], int] = {}
+    records = 0
+    while at < end:
+        size, magic = struct.unpack_from(">iI", rig.log, at)
+        if magic != BLANK_MAGIC:
+            message = decode_record(rig.log, at)
+            number, sequence = struct.unpack_from("<qq", message.body)
+            assert message.physical_offset == at
+            assert sequence == expected[number], f"producer {number}: message {sequence} where {expected[number]} was due"
+            expected[number] += 1
+            queue = (message.topic, message.queue_id)
+            assert message.queue_offset == queue_offsets.get(queue, 0)
+            queue_offsets[queue] = message.queue_offset + 1
+            records += 1
+        at += size
+    assert at == end and expected == sent
+    for (topic, queue_id), offset in queue_offsets.items():
+        assert queue_table.get_offset(rig.table, topic, queue_id) == offset
+    behind = rig.log[end:end + 4096]
+    assert not any(behind), "bytes behind the end that no pass owns"
+    return records
+
+
+def test_no_kill_of_the_writer_loses_doubles_or_reorders_a_message():
+    outcome = run(kills=120)
+    print(outcome)
+    assert outcome["in_pass"] > 0, "no kill hit the middle of a pass: the test saw nothing"
+    assert outcome["records"] > 1000
+
+
+@pytest.mark.long
+def test_no_kill_of_the_writer_loses_doubles_or_reorders_a_message_long():
+    outcome = run(kills=3000)
+    print(outcome)
+    assert outcome["in_pass"] > 100
