@@ -7,7 +7,7 @@ import random
 import struct
 
 import pytest
-from rig_writer import HOST, WriterRig, answer_of, submit
+from fix_writer_rig import HOST, WriterRig, answer_of, submit
 
 from pyengine._native import ffi, lib
 from pyengine.formats.constants import BLANK_MAGIC

@@ -11,7 +11,7 @@ import time
 import traceback
 
 import pytest
-from rig_writer import WriterRig, submit
+from fix_writer_rig import WriterRig, submit
 
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.message import decode_record
