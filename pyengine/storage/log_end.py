@@ -28,6 +28,7 @@ except ImportError:  # the C module is not built: the same walk, record by recor
 
 _SEGMENTS_AFTER_ORDERLY_STOP = 3  # CommitLog.recoverNormally
 _LOOK_AGAIN_S = 1.0
+_TRIES = 16
 # What an appending process leaves for a moment; anything else at the end is final.
 _UNFINISHED = frozenset(
     (CaseLabel.FOREIGN, CaseLabel.OVERRUN, CaseLabel.TORN, CaseLabel.OFFSET_MISMATCH, CaseLabel.BAD_CRC)
@@ -48,21 +49,29 @@ class LogEnd:
 
         0 for a log without segments.
         """
-        starts = self._log.starts()
-        if not starts:
-            self._end = None
-            return 0
+        end = 0
+        for _ in range(_TRIES):
+            starts = self._log.starts()
+            if not starts:
+                self._end = None
+                return 0
+            end = self._find(starts)
+            if end >= self._log.min_offset:
+                self._end = end
+                return end
+            self._end = None  # the segment was deleted, and perhaps emptied, while it was read
+        return end
+
+    def _find(self, starts: list[int]) -> int:
         if self._end is None or not starts[0] <= self._end <= starts[-1] + self._log.size_bytes:
-            self._end, _ = self._walk(self._first_offset(starts))
-            return self._end
+            return self._walk(self._first_offset(starts))[0]
         end, reason = self._walk(self._end)
         if end == self._end and reason in _UNFINISHED and self._may_look_again():
             # Either someone is writing there, or the writer was killed and what we had
             # passed was cleared and written over: the segment's start is sure.
             segment = self._log.start_of(end)
             if segment is not None:
-                end, _ = self._walk(segment)
-        self._end = end
+                return self._walk(segment)[0]
         return end
 
     def _walk(self, offset: int) -> tuple[int, str]:

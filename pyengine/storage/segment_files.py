@@ -23,6 +23,8 @@ from pyengine.formats.paths import parse_segment_name, segment_name
 # Folder times have the granularity of the kernel's clock tick. A listing made within
 # this time of the folder's last change may have missed a second change of the same tick.
 _TICK_NS = 50_000_000
+# A broker makes a file first and gives it its length then; this engine links finished files.
+_BEING_MADE_NS = 1_000_000_000
 MAPPINGS_MAX = 256
 
 
@@ -40,7 +42,8 @@ def list_segments(folder: str | os.PathLike[str], size_bytes: int) -> list[Segme
     `size_bytes`, or a name is no multiple of it: RocketMQ would refuse the whole store
     (MappedFileQueue.load) or misplace every offset.
     """
-    return [SegmentFile(Path(folder) / segment_name(start), start) for start in sorted(_inodes(folder, size_bytes))]
+    found, _ = _inodes(folder, size_bytes)
+    return [SegmentFile(Path(folder) / segment_name(start), start) for start in sorted(found)]
 
 
 def map_read_only(path: str | os.PathLike[str]) -> mmap.mmap:
@@ -117,18 +120,20 @@ class SegmentFolder:
         except (FileNotFoundError, NotADirectoryError):
             changed_ns = -1
         if changed_ns != self._seen_ns:
-            self._list()
-            settled = time.time_ns() - changed_ns > _TICK_NS
+            complete = self._list()
+            settled = complete and time.time_ns() - changed_ns > _TICK_NS
             self._seen_ns = changed_ns if settled else None
         return self._starts
 
-    def _list(self) -> None:
-        inode_of = _inodes(self.folder, self.size_bytes)
+    def _list(self) -> bool:
+        """List the folder; False when a file in it is just being made."""
+        inode_of, complete = _inodes(self.folder, self.size_bytes, self._inode_of)
         for start, inode in self._inode_of.items():
             if inode_of.get(start) != inode:
                 self._cache.drop(self.folder, start)
         self._inode_of = inode_of
         self._starts = sorted(inode_of)
+        return complete
 
     @property
     def min_offset(self) -> int:
@@ -159,24 +164,46 @@ class SegmentFolder:
             return None
 
 
-def _inodes(folder: str | os.PathLike[str], size_bytes: int) -> dict[int, int]:
-    """Start offset -> inode of every file in the folder; StoreRefusedError as list_segments."""
+def _inodes(
+    folder: str | os.PathLike[str], size_bytes: int, followed: dict[int, int] | None = None
+) -> tuple[dict[int, int], bool]:
+    """(start offset -> inode of every file, whether that is all). StoreRefusedError as list_segments.
+
+    Who follows a folder gives what was found before: these files are not judged again, and
+    an empty file that is younger than a second is left out, since someone is making it.
+    """
     found: dict[int, int] = {}
+    complete = True
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 start = parse_segment_name(entry.name)
                 if start is None or not entry.is_file():
-                    raise StoreRefusedError(f"{entry.path} does not belong there; move it away (RocketMQ refuses the store too)")
-                try:
-                    length = entry.stat().st_size
-                except FileNotFoundError:  # deleted since the folder was read
-                    continue
-                if length != size_bytes:
-                    raise StoreRefusedError(f"{entry.path} has {length} bytes, not {size_bytes}, the size of its like")
-                if start % size_bytes:
-                    raise StoreRefusedError(f"{entry.path}: its name is no multiple of the size {size_bytes}")
-                found[start] = entry.inode()
+                    raise StoreRefusedError(
+                        f"{entry.path} does not belong there; move it away (RocketMQ refuses the store too)"
+                    )
+                inode = entry.inode()
+                if followed is None or followed.get(start) != inode:
+                    try:
+                        status = entry.stat()
+                    except FileNotFoundError:  # deleted since the folder was read
+                        continue
+                    if followed is not None and status.st_size == 0 and _is_being_made(status):
+                        complete = False
+                        continue
+                    _judge(entry.path, start, status.st_size, size_bytes)
+                found[start] = inode
     except (FileNotFoundError, NotADirectoryError):
-        return {}
-    return found
+        return {}, True
+    return found, complete
+
+
+def _is_being_made(status: os.stat_result) -> bool:
+    return time.time_ns() - status.st_ctime_ns < _BEING_MADE_NS
+
+
+def _judge(path: str, start: int, length: int, size_bytes: int) -> None:
+    if length != size_bytes:
+        raise StoreRefusedError(f"{path} has {length} bytes, not {size_bytes}, the size of its like")
+    if start % size_bytes:
+        raise StoreRefusedError(f"{path}: its name is no multiple of the size {size_bytes}")

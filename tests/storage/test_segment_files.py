@@ -68,6 +68,26 @@ def test_what_cannot_be_mapped(tmp_path):
         map_read_only(tmp_path / "empty")
 
 
+def test_a_file_that_is_being_made_is_not_there_yet(tmp_path):
+    """A broker makes the file first and gives it its length then."""
+    make(tmp_path, 0)
+    new = tmp_path / segment_name(SIZE)
+    new.touch()
+    folder = SegmentFolder(tmp_path, SIZE, MappingCache())
+    assert folder.starts() == [0]
+    with pytest.raises(StoreRefusedError):
+        list_segments(tmp_path, SIZE)
+    new.write_bytes(bytes(SIZE))
+    assert folder.starts() == [0, SIZE]
+
+
+def test_an_empty_file_that_nobody_is_making_is_refused(tmp_path, monkeypatch):
+    (tmp_path / segment_name(0)).touch()
+    monkeypatch.setattr(segment_files, "_BEING_MADE_NS", 0)
+    with pytest.raises(StoreRefusedError):
+        SegmentFolder(tmp_path, SIZE, MappingCache()).starts()
+
+
 def test_new_segments_are_seen(tmp_path):
     folder = SegmentFolder(tmp_path / "log", SIZE, MappingCache())
     assert folder.starts() == []
@@ -86,7 +106,7 @@ def test_a_listing_is_kept_while_the_folder_is_unchanged(tmp_path, monkeypatch):
     os.utime(tmp_path, ns=(10**18, 10**18))
     folder = SegmentFolder(tmp_path, SIZE, MappingCache())
     assert folder.starts() == [0]
-    monkeypatch.setattr(segment_files, "_inodes", lambda *_: pytest.fail("listed again"))
+    monkeypatch.setattr(segment_files, "_inodes", lambda *_, **__: pytest.fail("listed again"))
     assert folder.starts() == [0]
 
 
