@@ -24,6 +24,9 @@
     __atomic_compare_exchange_n((address), (expected), (value), 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
 /* Between "I stored mine" and "I look at yours" (sleep or ring the bell). */
 #define ms_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+/* Keep the order of stores as written, for who looks after this process was killed: what it
+ * had executed is there, what stood behind is not. No CPU fence: the dead have no store buffer. */
+#define ms_compiler_fence() __atomic_signal_fence(__ATOMIC_SEQ_CST)
 
 /* Inside a spin: let the other hyper-thread run. */
 #if defined(__x86_64__) || defined(__i386__)

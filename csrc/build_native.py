@@ -32,6 +32,9 @@ CONCEPTS = (
     "group_commit",
     "producer",
     "writer",
+    "consume_queue",
+    "index_file",
+    "dispatch",
 )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]

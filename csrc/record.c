@@ -1,6 +1,7 @@
 #include "record.h"
 
 #include "crc32.h"
+#include "utf8.h"
 
 #define FIXED_BYTES 75 /* of a record, besides hosts and the three texts */
 
@@ -72,48 +73,24 @@ int64_t ms_record_encode_blank(uint8_t *to, int32_t free_bytes)
     return MS_BLANK_BYTES;
 }
 
-#define HIGH_BITS 0x8080808080808080ULL
 #define LOW_BITS 0x0101010101010101ULL
 
 int ms_record_text_is_clean(const uint8_t *text, int64_t length)
 {
     const uint8_t *const end = text + length;
+    int bad = 0;
     while (text < end) {
         if (end - text >= 8) { /* eight plain ASCII bytes at a time */
             uint64_t word;
             memcpy(&word, text, 8);
             /* With no high bit set, a byte is 0 exactly when subtracting 1 borrows into it. */
-            if (((word | (word - LOW_BITS)) & HIGH_BITS) == 0) {
+            if (((word | (word - LOW_BITS)) & MS_NOT_ASCII) == 0) {
                 text += 8;
                 continue;
             }
         }
-        const uint8_t lead = *text++;
-        if (lead == 0)
+        if (ms_utf8_next(&text, end, &bad) == 0 || bad)
             return 0;
-        if (lead < 0x80)
-            continue;
-        int more;
-        uint8_t low = 0x80, high = 0xBF; /* bounds of the second byte: no overlong form, no surrogate, <= U+10FFFF */
-        if (lead >= 0xC2 && lead <= 0xDF) {
-            more = 1;
-        } else if (lead >= 0xE0 && lead <= 0xEF) {
-            more = 2;
-            low = lead == 0xE0 ? 0xA0 : 0x80;
-            high = lead == 0xED ? 0x9F : 0xBF;
-        } else if (lead >= 0xF0 && lead <= 0xF4) {
-            more = 3;
-            low = lead == 0xF0 ? 0x90 : 0x80;
-            high = lead == 0xF4 ? 0x8F : 0xBF;
-        } else {
-            return 0;
-        }
-        if (end - text < more || *text < low || *text > high)
-            return 0;
-        for (int i = 1; i < more; i++)
-            if ((text[i] & 0xC0) != 0x80)
-                return 0;
-        text += more;
     }
     return 1;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import NoReturn
 
 from pyengine._native import ffi, lib
 from pyengine.errors import DiskError, DiskFullError, FlushError
@@ -11,7 +12,8 @@ from pyengine.errors import DiskError, DiskFullError, FlushError
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def _raise(code: int, what: str, path: str | None, kind: type[DiskError] = DiskError) -> None:
+def raise_disk_error(code: int, what: str, path: str | None, kind: type[DiskError] = DiskError) -> NoReturn:
+    """Raise what the -errno `code` of a failed `what` means: DiskFullError, or `kind`."""
     number = -code
     if number in _FULL and kind is DiskError:
         kind = DiskFullError
@@ -23,14 +25,14 @@ def fdatasync(fd: int, path: str | None = None) -> None:
     """Make the file's data durable, or raise FlushError, which is final."""
     code = lib.ms_flush_fdatasync(fd)
     if code:
-        _raise(code, "fdatasync", path, FlushError)
+        raise_disk_error(code, "fdatasync", path, FlushError)
 
 
 def fsync(fd: int, path: str | None = None) -> None:
     """Make the file (or the names in a folder) durable, or raise FlushError, which is final."""
     code = lib.ms_flush_fsync(fd)
     if code:
-        _raise(code, "fsync", path, FlushError)
+        raise_disk_error(code, "fsync", path, FlushError)
 
 
 def pwrite_all(fd: int, data, at: int, path: str | None = None, length: int | None = None) -> None:
@@ -40,21 +42,21 @@ def pwrite_all(fd: int, data, at: int, path: str | None = None, length: int | No
         data = ffi.from_buffer("uint8_t[]", data)
     code = lib.ms_flush_pwrite_all(fd, data, length, at)
     if code:
-        _raise(code, "write", path)
+        raise_disk_error(code, "write", path)
 
 
 def allocate(fd: int, offset: int, length: int, path: str | None = None) -> None:
     """Really allocate [offset, offset+length), extending the file; DiskFullError when there is no room."""
     code = lib.ms_flush_allocate(fd, offset, length)
     if code:
-        _raise(code, "allocate", path)
+        raise_disk_error(code, "allocate", path)
 
 
 def zero_range(fd: int, offset: int, length: int, path: str | None = None) -> int:
     """Zero what is not zero yet in [offset, offset+length); the number of bytes rewritten."""
     done = lib.ms_flush_zero_range(fd, offset, length)
     if done < 0:
-        _raise(done, "zero", path)
+        raise_disk_error(done, "zero", path)
     return done
 
 

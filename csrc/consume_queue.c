@@ -1,0 +1,254 @@
+#define _GNU_SOURCE
+#include "consume_queue.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bytes.h"
+#include "flush.h"
+
+#define EXT_ADDRESS_MAX INT64_C(-2147483649) /* a tags code at or below is an address in the extension */
+
+int ms_queue_find(const struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id)
+{
+    const uint64_t hash = ms_queue_hash(topic, topic_bytes, queue_id);
+    for (uint32_t at = (uint32_t)hash;; at++) {
+        const int32_t number = set->buckets[at & (uint32_t)set->bucket_mask];
+        if (number < 0)
+            return -1;
+        const struct ms_queue *const queue = &set->queues[number];
+        if (queue->hash == hash && queue->queue_id == queue_id && queue->topic_bytes == topic_bytes &&
+            memcmp(set->topics + queue->topic_at, topic, (size_t)topic_bytes) == 0)
+            return number;
+    }
+}
+
+static void enter(struct ms_queue_set *set, int32_t number)
+{
+    uint32_t at = (uint32_t)set->queues[number].hash;
+    while (set->buckets[at & (uint32_t)set->bucket_mask] >= 0)
+        at++;
+    set->buckets[at & (uint32_t)set->bucket_mask] = number;
+}
+
+int ms_queue_add(struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id)
+{
+    if (set->count == set->capacity || 2 * (set->count + 1) > set->bucket_mask + 1 ||
+        set->topics_bytes + topic_bytes > set->topics_capacity)
+        return -ENOSPC;
+    const int32_t number = set->count++;
+    struct ms_queue *const queue = &set->queues[number];
+    memset(queue, 0, sizeof *queue);
+    queue->hash = ms_queue_hash(topic, topic_bytes, queue_id);
+    queue->topic_at = set->topics_bytes;
+    queue->topic_bytes = topic_bytes;
+    queue->queue_id = queue_id;
+    queue->max_physical = -1;
+    queue->allocated_bytes = -1;
+    queue->fd = -1;
+    queue->chunk = -1;
+    memcpy(set->topics + set->topics_bytes, topic, (size_t)topic_bytes);
+    set->topics_bytes += topic_bytes;
+    enter(set, number);
+    return number;
+}
+
+void ms_queue_rehash(struct ms_queue_set *set)
+{
+    for (int32_t at = 0; at <= set->bucket_mask; at++)
+        set->buckets[at] = -1;
+    for (int32_t number = 0; number < set->count; number++)
+        enter(set, number);
+}
+
+void ms_queue_encode_entry(uint8_t *to, int64_t physical_offset, int32_t size_bytes, int64_t tags_code)
+{
+    ms_put_64(to, (uint64_t)physical_offset);
+    ms_put_32(to + 8, (uint32_t)size_bytes);
+    ms_put_64(to + 12, (uint64_t)tags_code);
+}
+
+/* Room before bytes: a pwrite into an unallocated part could still fail when the kernel writes it back. */
+static int allocate_windows(const struct ms_queue_set *set, struct ms_queue *queue, int64_t from, int64_t to)
+{
+    if (to <= queue->allocated_bytes)
+        return 0;
+    int64_t start = from - from % MS_QUEUE_WINDOW_BYTES;
+    if (start < queue->allocated_bytes)
+        start = queue->allocated_bytes;
+    int64_t end = to + MS_QUEUE_WINDOW_BYTES - 1;
+    end -= end % MS_QUEUE_WINDOW_BYTES;
+    if (end > set->file_bytes)
+        end = set->file_bytes;
+    const int why = ms_flush_allocate(queue->fd, start, end - start);
+    if (why == 0)
+        queue->allocated_bytes = end;
+    return why;
+}
+
+static int write_chunk(struct ms_queue_set *set, struct ms_queue_chunk *chunk)
+{
+    struct ms_queue *const queue = &set->queues[chunk->queue];
+    const int64_t bytes = (int64_t)chunk->count * MS_QUEUE_ENTRY_BYTES;
+    const int64_t at = chunk->first * MS_QUEUE_ENTRY_BYTES - queue->file_start;
+    if (!chunk->dirty)
+        return 0;
+    int why = allocate_windows(set, queue, at, at + bytes);
+    if (why == 0)
+        why = ms_flush_pwrite_all(queue->fd, chunk->entries, bytes, at);
+    if (why != 0)
+        set->failed_queue = chunk->queue;
+    return why;
+}
+
+int ms_queue_write_gathered(struct ms_queue_set *set)
+{
+    int why = 0;
+    for (int32_t i = 0; i < set->chunks_used; i++) {
+        struct ms_queue_chunk *const chunk = &set->chunks[i];
+        if (why == 0)
+            why = write_chunk(set, chunk);
+        set->queues[chunk->queue].chunk = -1;
+    }
+    set->chunks_used = 0;
+    return why;
+}
+
+/* What stands in the file from `position` on; zeros beyond its end. */
+static int load_chunk(const struct ms_queue_set *set, struct ms_queue_chunk *chunk, int64_t position)
+{
+    const struct ms_queue *const queue = &set->queues[chunk->queue];
+    const int64_t at = position * MS_QUEUE_ENTRY_BYTES - queue->file_start;
+    int64_t want = set->file_bytes - at;
+    if (want > (int64_t)sizeof chunk->entries)
+        want = sizeof chunk->entries;
+    ssize_t got;
+    do
+        got = pread(queue->fd, chunk->entries, (size_t)want, at);
+    while (got < 0 && errno == EINTR);
+    if (got < 0)
+        return -errno;
+    memset(chunk->entries + got, 0, sizeof chunk->entries - (size_t)got);
+    return 0;
+}
+
+/* The place is taken: by this very message, or by another one (RocketMQ too keeps what came first). */
+static int stands_already(const uint8_t *entry, int64_t physical_offset, int32_t size_bytes, int64_t tags_code)
+{
+    const int64_t there = ms_get_i64(entry);
+    const int32_t there_bytes = ms_get_i32(entry + 8);
+    const int64_t there_tags = ms_get_i64(entry + 12);
+    if (there < 0 || there_bytes <= 0 || (there == 0 && there_bytes == MS_QUEUE_FILLER_SIZE))
+        return 0;
+    return there != physical_offset ||
+           (there_bytes == size_bytes && (there_tags == tags_code || there_tags <= EXT_ADDRESS_MAX));
+}
+
+/* The queue's chunk, ready to take `position`; a new one if the present one cannot. */
+static int chunk_for(struct ms_queue_set *set, int32_t number, int64_t position, int repeated,
+                     struct ms_queue_chunk **found)
+{
+    struct ms_queue *const queue = &set->queues[number];
+    int why;
+    if (queue->chunk < 0) {
+        if (set->chunks_used == set->chunk_count && (why = ms_queue_write_gathered(set)) != 0)
+            return why;
+        queue->chunk = set->chunks_used++;
+    } else {
+        struct ms_queue_chunk *const chunk = &set->chunks[queue->chunk];
+        if (position == chunk->first + chunk->count && chunk->count < MS_QUEUE_CHUNK_ENTRIES &&
+            (chunk->loaded || !repeated)) {
+            *found = chunk;
+            return 0;
+        }
+        if ((why = write_chunk(set, chunk)) != 0)
+            return why;
+    }
+    struct ms_queue_chunk *const chunk = &set->chunks[queue->chunk];
+    chunk->first = position;
+    chunk->count = 0;
+    chunk->queue = number;
+    chunk->loaded = repeated;
+    chunk->dirty = 0;
+    *found = chunk;
+    if (repeated && (why = load_chunk(set, chunk, position)) != 0) {
+        set->failed_queue = number;
+        return why;
+    }
+    return 0;
+}
+
+int ms_queue_put(struct ms_queue_set *set, int32_t number, int64_t queue_offset, int64_t physical_offset,
+                 int32_t size_bytes, int64_t tags_code, int64_t *position)
+{
+    struct ms_queue *const queue = &set->queues[number];
+    const int repeated = physical_offset + size_bytes <= queue->max_physical;
+    if (queue->refused)
+        return 0;
+    *position = queue_offset;
+    if (repeated ? queue_offset < 0 || queue_offset >= queue->next_offset : queue_offset < queue->next_offset) {
+        set->ignored++;
+        return 0;
+    }
+    if (!repeated && queue_offset > queue->next_offset)
+        *position = queue->next_offset;
+    const int64_t byte = *position * MS_QUEUE_ENTRY_BYTES;
+    if (queue->fd < 0 || byte < queue->file_start || byte >= queue->file_start + set->file_bytes)
+        return MS_QUEUE_NEEDS_FILE;
+
+    struct ms_queue_chunk *chunk;
+    const int why = chunk_for(set, number, *position, repeated, &chunk);
+    if (why != 0)
+        return why;
+    uint8_t *const entry = chunk->entries + chunk->count * MS_QUEUE_ENTRY_BYTES;
+    queue->last_used = set->tick;
+    chunk->count++;
+    if (repeated && stands_already(entry, physical_offset, size_bytes, tags_code)) {
+        set->ignored++;
+        return 0;
+    }
+    ms_queue_encode_entry(entry, physical_offset, size_bytes, tags_code);
+    chunk->dirty = 1;
+    if (!repeated) {
+        set->out_of_order += queue_offset != *position;
+        queue->next_offset = *position + 1;
+        queue->max_physical = physical_offset + size_bytes;
+    }
+    set->written++;
+    return 0;
+}
+
+int ms_queue_fill(int fd, int64_t bytes)
+{
+    uint8_t piece[512 * MS_QUEUE_ENTRY_BYTES];
+    for (int i = 0; i < 512; i++)
+        ms_queue_encode_entry(piece + i * MS_QUEUE_ENTRY_BYTES, 0, MS_QUEUE_FILLER_SIZE, 0);
+    for (int64_t at = 0; at < bytes;) {
+        const int64_t length = bytes - at < (int64_t)sizeof piece ? bytes - at : (int64_t)sizeof piece;
+        const int why = ms_flush_pwrite_all(fd, piece, length, at);
+        if (why != 0)
+            return why;
+        at += length;
+    }
+    return 0;
+}
+
+int64_t ms_queue_count_entries(int fd, int64_t file_bytes)
+{
+    int64_t low = 0, high = file_bytes / MS_QUEUE_ENTRY_BYTES; /* entries below low are there, at high none is */
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        uint8_t entry[MS_QUEUE_ENTRY_BYTES];
+        const ssize_t got = pread(fd, entry, sizeof entry, middle * MS_QUEUE_ENTRY_BYTES);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return -errno;
+        if (got == sizeof entry && ms_get_i64(entry) >= 0 && ms_get_i32(entry + 8) > 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}

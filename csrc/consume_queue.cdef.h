@@ -1,0 +1,83 @@
+/* Entries of many consume queues, gathered and written in runs (FORMAT section 8).
+ *
+ * Who: whoever dispatches: the reputter, or recovery before it; one process, one
+ * thread. Blocks on: pwrite and fallocate of queue files. Entry k of a queue goes
+ * to byte 20 k of it, whatever was there before, so writing again is harmless.
+ * After a crash: any run of entries may be missing, and the last one may be
+ * half written; what dispatched them starts again from its published position.
+ *
+ * All memory belongs to the caller (Python), which also opens and makes files:
+ * C says which one it misses.
+ */
+#define MS_QUEUE_ENTRY_BYTES 20
+#define MS_QUEUE_CHUNK_ENTRIES 64
+#define MS_QUEUE_WINDOW_BYTES 65536
+#define MS_QUEUE_FILLER_SIZE 0x7FFFFFFF
+
+#define MS_QUEUE_NEEDS_FILE 1
+
+struct ms_queue {
+    int64_t next_offset;     /* the queue offset that the next entry should have */
+    int64_t max_physical;    /* physical end of the newest message it holds; -1 none */
+    int64_t file_start;      /* byte of the queue at which the open file begins */
+    int64_t allocated_bytes; /* of the open file; -1 not known */
+    uint64_t hash;           /* of topic and queue id */
+    int64_t topic_at;        /* in ms_queue_set.topics */
+    int32_t topic_bytes;
+    int32_t queue_id;
+    int32_t fd;              /* -1: none is open */
+    int32_t chunk;           /* -1: nothing is gathered */
+    uint32_t last_used;      /* ms_queue_set.tick */
+    uint32_t refused;        /* 1: no folder can have this topic's name; entries are dropped */
+};
+
+/* A run of entries of one queue. */
+struct ms_queue_chunk {
+    int64_t first;           /* queue offset of entries[0] */
+    int32_t count;
+    int32_t queue;
+    int32_t loaded;          /* 1: entries[] was read from the file first, to keep what is right */
+    int32_t dirty;           /* 1: something differs from the file */
+    uint8_t entries[1280];
+};
+
+struct ms_queue_set {
+    struct ms_queue *queues;
+    int32_t *buckets;        /* queue number, or -1; linear probing, at most half full */
+    uint8_t *topics;
+    struct ms_queue_chunk *chunks;
+    int64_t file_bytes;      /* size of every queue file: a multiple of 20 */
+    int64_t topics_bytes;
+    int64_t topics_capacity;
+    int32_t count;
+    int32_t capacity;
+    int32_t bucket_mask;
+    int32_t chunk_count;
+    int32_t chunks_used;
+    uint32_t tick;           /* +1 a batch; the age of descriptors is told by it */
+    int32_t failed_queue;    /* whose file the last error is about */
+    int32_t reserved;
+    int64_t written;         /* entries put at the end of their queue */
+    int64_t ignored;         /* entries below their queue's end that were there already */
+    int64_t out_of_order;    /* entries beyond their queue's end, put at the end as RocketMQ does */
+};
+
+/* Number of the queue, or -1. */
+int ms_queue_find(const struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id);
+/* A new queue without a file; its number, or -ENOSPC when a table is full (the caller makes larger ones). */
+int ms_queue_add(struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id);
+/* Enter all queues into `buckets`, which the caller has just replaced. */
+void ms_queue_rehash(struct ms_queue_set *set);
+/* Gather one entry: 0, MS_QUEUE_NEEDS_FILE (attach the file that holds byte 20 * `*position`), or -errno.
+ * A message whose end is at or below max_physical is a repetition: its entry is written only where the
+ * file does not hold it. */
+int ms_queue_put(struct ms_queue_set *set, int32_t queue, int64_t queue_offset, int64_t physical_offset,
+                 int32_t size_bytes, int64_t tags_code, int64_t *position);
+/* Write all that is gathered: 0 or -errno, with failed_queue. After an error nothing stays gathered. */
+int ms_queue_write_gathered(struct ms_queue_set *set);
+/* 20 bytes. */
+void ms_queue_encode_entry(uint8_t *to, int64_t physical_offset, int32_t size_bytes, int64_t tags_code);
+/* Fill [0, bytes) of a file with the filler of a queue that does not begin at 0. 0 or -errno. */
+int ms_queue_fill(int fd, int64_t bytes);
+/* Entries at the front of a queue file that are no zeros: found by halving, since zeros end the data. -errno. */
+int64_t ms_queue_count_entries(int fd, int64_t file_bytes);

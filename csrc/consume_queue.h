@@ -1,0 +1,28 @@
+#ifndef MS_CONSUME_QUEUE_H
+#define MS_CONSUME_QUEUE_H
+
+#include <stdint.h>
+#include <string.h>
+#include "consume_queue.cdef.h"
+
+_Static_assert(sizeof(((struct ms_queue_chunk *)0)->entries) == MS_QUEUE_CHUNK_ENTRIES * MS_QUEUE_ENTRY_BYTES,
+               "a chunk holds its entries");
+_Static_assert(MS_QUEUE_WINDOW_BYTES % 4096 == 0, "windows are whole blocks");
+
+/* The same for every table of queues. */
+static inline uint64_t ms_queue_hash(const uint8_t *topic, int32_t bytes, int32_t queue_id)
+{
+    uint64_t hash = 0x9E3779B97F4A7C15ULL ^ (uint32_t)queue_id;
+    uint64_t word;
+    for (; bytes >= 8; bytes -= 8, topic += 8) {
+        memcpy(&word, topic, 8);
+        hash = (hash ^ word) * 0xFF51AFD7ED558CCDULL;
+        hash ^= hash >> 32;
+    }
+    word = 0;
+    memcpy(&word, topic, (size_t)bytes);
+    hash = (hash ^ word ^ ((uint64_t)bytes << 56)) * 0xC4CEB9FE1A85EC53ULL;
+    return hash ^ hash >> 32;
+}
+
+#endif

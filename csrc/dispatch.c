@@ -1,0 +1,268 @@
+#include "dispatch.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "property.h"
+#include "record.h"
+#include "utf8.h"
+
+#define SCHEDULE_TOPIC "SCHEDULE_TOPIC_XXXX"
+#define SCHEDULE_TOPIC_BYTES 19
+#define LMQ_PREFIX "%LMQ%"
+#define LMQ_PREFIX_BYTES 5
+
+/* One queue that a message has an entry in. */
+struct target {
+    struct ms_text topic;
+    int32_t queue_id;
+    int64_t queue_offset;
+};
+
+/* The queues of INNER_MULTI_DISPATCH, one after the other. */
+struct multi {
+    struct ms_text names;
+    struct ms_text offsets;
+    int32_t queue_id;
+};
+
+/* Pieces as Java's split counts them: empty ones at the end are none. */
+static int count_pieces(struct ms_text text)
+{
+    struct ms_text piece;
+    int count = 0, filled = 0;
+    while (ms_text_split(&text, ',', &piece)) {
+        count++;
+        if (piece.bytes > 0)
+            filled = count;
+    }
+    return filled;
+}
+
+static void multi_begin(struct multi *multi, const struct ms_routing *routing, int32_t queue_id)
+{
+    multi->names = routing->multi_dispatch;
+    multi->offsets = routing->multi_queue_offset;
+    multi->queue_id = queue_id;
+    if (multi->offsets.at == NULL || count_pieces(multi->names) != count_pieces(multi->offsets))
+        multi->names.at = NULL;
+}
+
+static int multi_next(struct multi *multi, struct target *target)
+{
+    struct ms_text offset;
+    while (ms_text_split(&multi->names, ',', &target->topic) && ms_text_split(&multi->offsets, ',', &offset)) {
+        if (target->topic.bytes == 0 || !ms_text_number(offset, 0, INT64_MAX, &target->queue_offset))
+            continue;
+        const int is_lmq = target->topic.bytes >= LMQ_PREFIX_BYTES &&
+                           memcmp(target->topic.at, LMQ_PREFIX, LMQ_PREFIX_BYTES) == 0;
+        target->queue_id = is_lmq ? 0 : multi->queue_id;
+        return 1;
+    }
+    return 0;
+}
+
+/* What a queue entry says of the tags: their hash, or when a delayed message is due (FORMAT section 8.2). */
+static int64_t tags_code_of(const struct ms_dispatch *d, const struct ms_record *record, const struct ms_routing *routing)
+{
+    int64_t level;
+    if (record->topic_bytes == SCHEDULE_TOPIC_BYTES && routing->delay.at != NULL &&
+        memcmp(record->topic, SCHEDULE_TOPIC, SCHEDULE_TOPIC_BYTES) == 0 &&
+        ms_text_number(routing->delay, INT32_MIN, INT32_MAX, &level)) {
+        if (level > d->delay_levels)
+            level = d->delay_levels;
+        if (level > 0)
+            return record->store_timestamp_ms + d->delays_ms[level - 1];
+    }
+    if (routing->tags.at == NULL)
+        return 0;
+    return (int32_t)ms_java_hash(0, routing->tags.at, routing->tags.bytes);
+}
+
+static int fail(struct ms_dispatch *d, int why)
+{
+    d->error_number = -why;
+    return MS_DISPATCH_FAILED;
+}
+
+static int put_entry(struct ms_dispatch *d, const struct ms_record *record, const struct target *target,
+                     int64_t physical_offset, int64_t tags_code)
+{
+    const int queue = ms_queue_find(&d->queues, target->topic.at, (int32_t)target->topic.bytes, target->queue_id);
+    if (queue < 0) {
+        d->wanted_topic = target->topic.at;
+        d->wanted_topic_bytes = (int32_t)target->topic.bytes;
+        d->wanted_queue_id = target->queue_id;
+        d->wanted_queue_offset = target->queue_offset;
+        return MS_DISPATCH_NEEDS_QUEUE;
+    }
+    int64_t position;
+    const int why = ms_queue_put(&d->queues, queue, target->queue_offset, physical_offset, record->size_bytes,
+                                 tags_code, &position);
+    if (why == MS_QUEUE_NEEDS_FILE) {
+        d->wanted_queue = queue;
+        d->wanted_queue_offset = position;
+        return MS_DISPATCH_NEEDS_FILE;
+    }
+    return why == 0 ? 0 : fail(d, why);
+}
+
+static int to_queues(struct ms_dispatch *d, const struct ms_record *record, const struct ms_routing *routing,
+                     int64_t physical_offset)
+{
+    const int64_t tags_code = tags_code_of(d, record, routing);
+    struct target target = {
+        .topic = {record->topic, record->topic_bytes},
+        .queue_id = ms_record_queue_id(record),
+        .queue_offset = ms_record_queue_offset(record),
+    };
+    int why = put_entry(d, record, &target, physical_offset, tags_code);
+    if (why == 0 && d->multi_dispatch && routing->multi_dispatch.at != NULL) {
+        struct multi multi;
+        multi_begin(&multi, routing, target.queue_id);
+        while (why == 0 && multi_next(&multi, &target))
+            why = put_entry(d, record, &target, physical_offset, tags_code);
+    }
+    return why;
+}
+
+/* Put the key unless an earlier life has: keys are counted in the order of the record. */
+static int put_key(struct ms_dispatch *d, const struct ms_record *record, struct ms_text key, int64_t physical_offset,
+                   int64_t *seen)
+{
+    if ((*seen)++ < d->indexed_keys)
+        return 0;
+    if (d->index.base == NULL)
+        return MS_DISPATCH_NEEDS_INDEX;
+    const int32_t hash = ms_index_key_hash(record->topic, record->topic_bytes, key.at, key.bytes);
+    if (ms_index_put(&d->index, d->progress, hash, physical_offset, record->store_timestamp_ms) != 0)
+        return MS_DISPATCH_NEEDS_INDEX;
+    d->indexed_keys++;
+    d->keys++;
+    return 0;
+}
+
+static int to_index(struct ms_dispatch *d, const struct ms_record *record, const struct ms_routing *routing,
+                    int64_t physical_offset)
+{
+    if (physical_offset < d->indexed_offset)
+        return 0;
+    if (physical_offset > d->indexed_offset) {
+        /* RocketMQ fetches a file with room before it looks for keys. */
+        if (d->index.base == NULL || ms_index_is_full(&d->index))
+            return MS_DISPATCH_NEEDS_INDEX;
+        d->indexed_offset = physical_offset;
+        d->indexed_keys = 0;
+    }
+    if ((record->sys_flag & MS_SYS_FLAG_TRANSACTION) == MS_SYS_FLAG_ROLLBACK)
+        return 0;
+    int64_t seen = 0;
+    int why = 0;
+    if (routing->uniq_key.at != NULL)
+        why = put_key(d, record, routing->uniq_key, physical_offset, &seen);
+    struct ms_text rest = routing->keys, word;
+    while (why == 0 && ms_text_split(&rest, ' ', &word))
+        if (word.bytes > 0)
+            why = put_key(d, record, word, physical_offset, &seen);
+    return why;
+}
+
+int ms_dispatch_run(struct ms_dispatch *d, const uint8_t *view, int64_t base_offset, int64_t start, int64_t end)
+{
+    int64_t offset = start;
+    int found = MS_CASE_RANGE_END;
+    struct ms_record record;
+    struct ms_routing routing;
+
+    d->queues.tick++;
+    while (offset < end) {
+        found = ms_record_parse(view + (offset - base_offset), end - offset, &record);
+        if (found != MS_CASE_MESSAGE)
+            break;
+        if (ms_record_physical_offset(&record) != offset) {
+            found = MS_CASE_OFFSET_MISMATCH;
+            break;
+        }
+        ms_property_routing(record.properties, record.properties_bytes, &routing);
+        if (ms_record_is_queued(&record) && (found = to_queues(d, &record, &routing, offset)) != 0)
+            break;
+        if (d->index_enabled && (found = to_index(d, &record, &routing, offset)) != 0)
+            break;
+        d->last_store_timestamp_ms = record.store_timestamp_ms;
+        d->messages++;
+        offset += record.size_bytes;
+        found = MS_CASE_RANGE_END;
+    }
+    const int why = ms_queue_write_gathered(&d->queues);
+    if (why != 0 && found != MS_DISPATCH_FAILED)
+        found = fail(d, why);
+    d->reached = found == MS_DISPATCH_FAILED ? start : offset;
+    return found;
+}
+
+/* 1 when the queue was new to the table. */
+static int touch(struct ms_touched_queue *places, int64_t mask, const struct target *target)
+{
+    const uint64_t hash = ms_queue_hash(target->topic.at, (int32_t)target->topic.bytes, target->queue_id);
+    struct ms_touched_queue *place;
+    for (uint64_t at = hash;; at++) {
+        place = &places[at & (uint64_t)mask];
+        if (place->topic == NULL)
+            break;
+        if (place->hash == hash && place->queue_id == target->queue_id && place->topic_bytes == target->topic.bytes &&
+            memcmp(place->topic, target->topic.at, (size_t)target->topic.bytes) == 0) {
+            if (target->queue_offset < place->min_queue_offset)
+                place->min_queue_offset = target->queue_offset;
+            if (target->queue_offset > place->max_queue_offset)
+                place->max_queue_offset = target->queue_offset;
+            place->count++;
+            return 0;
+        }
+    }
+    place->hash = hash;
+    place->topic = target->topic.at;
+    place->topic_bytes = (int32_t)target->topic.bytes;
+    place->queue_id = target->queue_id;
+    place->min_queue_offset = place->max_queue_offset = target->queue_offset;
+    place->count = 1;
+    return 1;
+}
+
+int ms_dispatch_touched(struct ms_touched_queue *places, int64_t place_count, int multi_dispatch, const uint8_t *view,
+                        int64_t base_offset, int64_t start, int64_t end, int64_t *reached,
+                        int64_t *last_store_timestamp_ms)
+{
+    int64_t taken = 0, offset = start;
+    int found = MS_CASE_RANGE_END;
+    struct ms_record record;
+    struct ms_routing routing;
+    struct multi multi = {{NULL, 0}, {NULL, 0}, 0};
+    while (offset < end) {
+        found = ms_record_parse(view + (offset - base_offset), end - offset, &record);
+        if (found != MS_CASE_MESSAGE)
+            break;
+        if (ms_record_is_queued(&record)) {
+            struct target target = {
+                .topic = {record.topic, record.topic_bytes},
+                .queue_id = ms_record_queue_id(&record),
+                .queue_offset = ms_record_queue_offset(&record),
+            };
+            if (multi_dispatch) {
+                ms_property_routing(record.properties, record.properties_bytes, &routing);
+                multi_begin(&multi, &routing, target.queue_id);
+            }
+            if (2 * (taken + 1 + count_pieces(multi.names)) > place_count) {
+                found = -ENOSPC;
+                break;
+            }
+            do
+                taken += touch(places, place_count - 1, &target);
+            while (multi_next(&multi, &target));
+        }
+        *last_store_timestamp_ms = record.store_timestamp_ms;
+        offset += record.size_bytes;
+        found = MS_CASE_RANGE_END;
+    }
+    *reached = offset;
+    return found;
+}

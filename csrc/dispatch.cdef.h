@@ -1,0 +1,66 @@
+/* From the log to consume queues and index: the loop over the records of one segment.
+ *
+ * Who: whoever dispatches (reputter, or recovery before it); one process, one
+ * thread. Blocks on: writes of queue files, page faults. `reached` is published
+ * by the caller after the call; after a crash everything from the published
+ * position is dispatched again, which changes nothing that is right.
+ *
+ * Rules (BEHAVIOUR section 9, FORMAT sections 8 and 10): plain and committed
+ * messages get a queue entry, prepared and rolled back ones none; all but rolled
+ * back ones are indexed, UNIQ_KEY first, then the words of KEYS. A half record
+ * ends the range: it is waited for, never skipped.
+ */
+#define MS_DISPATCH_NEEDS_QUEUE 16
+#define MS_DISPATCH_NEEDS_FILE 17
+#define MS_DISPATCH_NEEDS_INDEX 18
+#define MS_DISPATCH_FAILED 19
+
+struct ms_dispatch {
+    struct ms_queue_set queues;
+    struct ms_index_file index;
+    struct ms_index_progress *progress;
+    const int64_t *delays_ms;       /* by level - 1 */
+    int32_t delay_levels;
+    int32_t index_enabled;
+    int32_t multi_dispatch;         /* entries for the queues of INNER_MULTI_DISPATCH too */
+    int32_t error_number;           /* of the last call, with MS_DISPATCH_FAILED */
+
+    int64_t indexed_offset;         /* the newest record that has keys in the index; -1 none */
+    int64_t indexed_keys;           /* how many of its keys are in */
+
+    int64_t reached;                /* last call: everything before is dispatched */
+    const uint8_t *wanted_topic;    /* last call, NEEDS_QUEUE: whose; inside the view */
+    int32_t wanted_topic_bytes;
+    int32_t wanted_queue_id;
+    int64_t wanted_queue_offset;    /* NEEDS_QUEUE: of its first message here; NEEDS_FILE: the entry's position */
+    int32_t wanted_queue;           /* NEEDS_FILE */
+    int32_t reserved;
+    int64_t last_store_timestamp_ms; /* of the newest record that was dispatched; -1 none */
+    int64_t messages;               /* records passed since the beginning */
+    int64_t keys;                   /* keys put since the beginning */
+};
+
+/* Dispatch the records of [start, end) in the segment whose byte `base_offset` is view[0]. Returns
+ * MS_CASE_RANGE_END at the end or before a half header, MS_CASE_BLANK at the segment's closing blank, another
+ * MS_CASE_* for what is no whole record (OVERRUN: only a part of it lies below `end`), or MS_DISPATCH_*. All
+ * that lies before `reached` has been written when this returns, except with MS_DISPATCH_FAILED: then
+ * `reached` says what is sure. */
+int ms_dispatch_run(struct ms_dispatch *dispatch, const uint8_t *view, int64_t base_offset, int64_t start, int64_t end);
+
+/* One queue of a range of the log. */
+struct ms_touched_queue {
+    uint64_t hash;
+    const uint8_t *topic;           /* inside the view; NULL: a free place */
+    int32_t topic_bytes;
+    int32_t queue_id;
+    int64_t min_queue_offset;
+    int64_t max_queue_offset;
+    int64_t count;
+};
+
+/* Which queues the records of [start, end) have entries in. `places` (a power of two, all zero) becomes an
+ * open-addressed table. Returns MS_CASE_*, or -ENOSPC when more than half of the places would be taken: begin
+ * again with a larger table. `reached` is the first byte that is no part of a passed record. */
+int ms_dispatch_touched(struct ms_touched_queue *places, int64_t place_count, int multi_dispatch, const uint8_t *view,
+                        int64_t base_offset, int64_t start, int64_t end, int64_t *reached,
+                        int64_t *last_store_timestamp_ms);

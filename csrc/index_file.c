@@ -1,0 +1,155 @@
+#include "index_file.h"
+
+#include <string.h>
+
+#include "atomics.h"
+#include "bytes.h"
+#include "utf8.h"
+
+/* Tests look at the files after each store of a put, as a kill would leave them. */
+#ifndef MS_KILL_POINT
+#define MS_KILL_POINT(name) ((void)0)
+#endif
+
+enum { AT_BEGIN_TIME = 0, AT_END_TIME = 8, AT_BEGIN_OFFSET = 16, AT_END_OFFSET = 24, AT_SLOT_COUNT = 32, AT_COUNT = 36 };
+
+static uint8_t *slot_at(const struct ms_index_file *file, int32_t slot)
+{
+    return file->base + MS_INDEX_HEADER_BYTES + 4 * (int64_t)slot;
+}
+
+static uint8_t *entry_at(const struct ms_index_file *file, int32_t entry)
+{
+    return slot_at(file, file->slots) + MS_INDEX_ENTRY_BYTES * (int64_t)entry;
+}
+
+static int32_t count_of(const struct ms_index_file *file)
+{
+    const int32_t count = ms_get_i32(file->base + AT_COUNT);
+    if (count <= 0)
+        return 1;
+    return count < file->entries ? count : file->entries;
+}
+
+int32_t ms_index_key_hash(const uint8_t *topic, int64_t topic_bytes, const uint8_t *key, int64_t key_bytes)
+{
+    uint32_t hash = ms_java_hash(0, topic, topic_bytes);
+    hash = ms_java_hash(31 * hash + '#', key, key_bytes);
+    if (hash == 0x80000000u)
+        return 0;
+    return (int32_t)hash < 0 ? (int32_t)-hash : (int32_t)hash;
+}
+
+void ms_index_read_header(const struct ms_index_file *file, struct ms_index_header *header)
+{
+    const uint8_t *const base = file->base;
+    header->begin_timestamp_ms = ms_get_i64(base + AT_BEGIN_TIME);
+    header->end_timestamp_ms = ms_get_i64(base + AT_END_TIME);
+    header->begin_physical_offset = ms_get_i64(base + AT_BEGIN_OFFSET);
+    header->end_physical_offset = ms_get_i64(base + AT_END_OFFSET);
+    header->hash_slot_count = ms_get_i32(base + AT_SLOT_COUNT);
+    header->index_count = count_of(file);
+}
+
+/* Whole seconds since the file's begin, as RocketMQ counts them (IndexFile.putKey). */
+static uint32_t seconds_since(int64_t begin_timestamp_ms, int64_t store_timestamp_ms)
+{
+    int64_t passed;
+    if (begin_timestamp_ms <= 0 || store_timestamp_ms < begin_timestamp_ms)
+        return 0;
+    passed = (store_timestamp_ms - begin_timestamp_ms) / 1000;
+    return passed > INT32_MAX ? INT32_MAX : (uint32_t)passed;
+}
+
+int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *progress, int32_t key_hash,
+                 int64_t physical_offset, int64_t store_timestamp_ms)
+{
+    uint8_t *const base = file->base;
+    const int32_t number = count_of(file);
+    if (number >= file->entries)
+        return MS_INDEX_FULL;
+    const int32_t slot = key_hash % file->slots;
+    uint8_t *const head_at = slot_at(file, slot);
+    uint8_t *const entry = entry_at(file, number);
+    int32_t head = ms_get_i32(head_at);
+    if (head == number) /* a put that was cut short and whose undo is lost: the chain goes on behind it */
+        head = ms_get_i32(entry + 16);
+    if (head < 0 || head >= number)
+        head = 0;
+
+    progress->file_number = file->number;
+    progress->physical_offset = physical_offset;
+    progress->slot = slot;
+    progress->old_head = head;
+    progress->entry = number;
+    memcpy(progress->old_header, base, MS_INDEX_HEADER_BYTES);
+    ms_store_release(&progress->putting, (uint64_t)1);
+    ms_compiler_fence();
+    MS_KILL_POINT("undo");
+
+    ms_put_32(entry, (uint32_t)key_hash);
+    MS_KILL_POINT("hash");
+    ms_put_64(entry + 4, (uint64_t)physical_offset);
+    ms_put_32(entry + 12, seconds_since(ms_get_i64(base + AT_BEGIN_TIME), store_timestamp_ms));
+    ms_put_32(entry + 16, (uint32_t)head);
+    ms_compiler_fence();
+    MS_KILL_POINT("entry");
+    ms_put_32(head_at, (uint32_t)number);
+    ms_compiler_fence();
+    MS_KILL_POINT("slot");
+    if (number == 1) {
+        ms_put_64(base + AT_BEGIN_OFFSET, (uint64_t)physical_offset);
+        ms_put_64(base + AT_BEGIN_TIME, (uint64_t)store_timestamp_ms);
+    }
+    MS_KILL_POINT("begin");
+    if (head == 0)
+        ms_put_32(base + AT_SLOT_COUNT, ms_get_u32(base + AT_SLOT_COUNT) + 1);
+    ms_compiler_fence();
+    MS_KILL_POINT("slot count");
+    ms_put_32(base + AT_COUNT, (uint32_t)number + 1);
+    ms_compiler_fence();
+    MS_KILL_POINT("count");
+    ms_put_64(base + AT_END_OFFSET, (uint64_t)physical_offset);
+    ms_compiler_fence();
+    MS_KILL_POINT("end offset");
+    ms_put_64(base + AT_END_TIME, (uint64_t)store_timestamp_ms);
+    MS_KILL_POINT("end time");
+    ms_store_release(&progress->putting, (uint64_t)0);
+    MS_KILL_POINT("done");
+    return 0;
+}
+
+int ms_index_roll_back(const struct ms_index_file *file, struct ms_index_progress *progress)
+{
+    if (ms_load_acquire(&progress->putting) == 0 || progress->file_number != file->number ||
+        progress->slot < 0 || progress->slot >= file->slots)
+        return 0;
+    ms_put_32(slot_at(file, progress->slot), (uint32_t)progress->old_head);
+    memcpy(file->base, progress->old_header, MS_INDEX_HEADER_BYTES);
+    ms_store_release(&progress->putting, (uint64_t)0);
+    return 1;
+}
+
+void ms_index_inherit(const struct ms_index_file *file, const struct ms_index_header *predecessor)
+{
+    uint8_t *const base = file->base;
+    ms_put_64(base + AT_BEGIN_TIME, (uint64_t)predecessor->end_timestamp_ms);
+    ms_put_64(base + AT_END_TIME, (uint64_t)predecessor->end_timestamp_ms);
+    ms_put_64(base + AT_BEGIN_OFFSET, (uint64_t)predecessor->end_physical_offset);
+    ms_put_64(base + AT_END_OFFSET, (uint64_t)predecessor->end_physical_offset);
+}
+
+int64_t ms_index_newest_offset(const struct ms_index_file *file)
+{
+    const int32_t count = count_of(file);
+    return count > 1 ? ms_get_i64(entry_at(file, count - 1) + 4) : -1;
+}
+
+int64_t ms_index_count_tail(const struct ms_index_file *file, int64_t physical_offset)
+{
+    int32_t entry = count_of(file) - 1;
+    int64_t found = 0;
+    for (; entry >= 1 && ms_get_i64(entry_at(file, entry) + 4) == physical_offset; entry--)
+        found++;
+    return found;
+}

@@ -1,0 +1,60 @@
+/* Keys into one index file (FORMAT section 10), each put all or not at all.
+ *
+ * Who: whoever dispatches (reputter, or recovery before it); one process, one
+ * thread. Blocks on: page faults of the mapping, which is allocated, so a full
+ * disk cannot hurt. After a crash of the process: at most one put is unfinished;
+ * its undo stands in ms_index_progress, and the next dispatcher rolls it back.
+ * How many keys of the newest record are in already is told by the file's own
+ * last entries. After a power cut the pages may be of any age: recovery rebuilds
+ * the files above its restart point.
+ */
+#define MS_INDEX_HEADER_BYTES 40
+#define MS_INDEX_ENTRY_BYTES 20
+#define MS_INDEX_PROGRESS_BYTES 256
+
+#define MS_INDEX_FULL 1
+
+/* The undo of the put under way. In shared memory it outlives its writer. */
+struct ms_index_progress {
+    uint64_t putting;          /* 1: a put is under way and what follows undoes it */
+    int64_t file_number;       /* the file's name as a number */
+    int64_t physical_offset;   /* of the record whose key is put */
+    int32_t slot;
+    int32_t old_head;          /* what the slot held */
+    int32_t entry;             /* the entry that is filled */
+    int32_t reserved;
+    uint8_t old_header[40];
+    int8_t pad[176];
+};
+
+/* One mapped file. base NULL: none. The mapping has 40 + 4 * slots + 20 * entries bytes. */
+struct ms_index_file {
+    uint8_t *base;
+    int64_t number;            /* its name as a number */
+    int32_t slots;
+    int32_t entries;           /* entry 0 included, which is never used */
+};
+
+struct ms_index_header {
+    int64_t begin_timestamp_ms;
+    int64_t end_timestamp_ms;
+    int64_t begin_physical_offset;
+    int64_t end_physical_offset;
+    int32_t hash_slot_count;
+    int32_t index_count;       /* of the next free entry; at least 1 */
+};
+
+/* |String.hashCode| of topic # key, 0 for the smallest int. */
+int32_t ms_index_key_hash(const uint8_t *topic, int64_t topic_bytes, const uint8_t *key, int64_t key_bytes);
+/* Enter one key: 0, or MS_INDEX_FULL and nothing changed. */
+int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *progress, int32_t key_hash,
+                 int64_t physical_offset, int64_t store_timestamp_ms);
+/* Undo the unfinished put, if there is one and it is this file's: 1 undone, 0 nothing to do. */
+int ms_index_roll_back(const struct ms_index_file *file, struct ms_index_progress *progress);
+void ms_index_read_header(const struct ms_index_file *file, struct ms_index_header *header);
+/* The header of a file that follows a full one: begin and end are the predecessor's end. */
+void ms_index_inherit(const struct ms_index_file *file, const struct ms_index_header *predecessor);
+/* Entries at the end that belong to the record at `physical_offset`. */
+int64_t ms_index_count_tail(const struct ms_index_file *file, int64_t physical_offset);
+/* The record of the newest entry, -1 without entries. */
+int64_t ms_index_newest_offset(const struct ms_index_file *file);

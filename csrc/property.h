@@ -1,0 +1,130 @@
+/* The property text of a record: name 0x01 value, joined by 0x02 (FORMAT section 6).
+ *
+ * Who: dispatch (reputter, recovery) and the column scanner. Header only: both
+ * loops want it inlined. A piece without 0x01, with an empty name or an empty
+ * value is ignored, the first 0x01 splits, the last of equal names wins, as in
+ * MessageDecoder.string2messageProperties.
+ */
+#ifndef MS_PROPERTY_H
+#define MS_PROPERTY_H
+
+#include <stdint.h>
+#include <string.h>
+
+/* Some bytes of the view; at NULL: absent. */
+struct ms_text {
+    const uint8_t *at;
+    int64_t bytes;
+};
+
+/* The next piece of [*at, end) that is a name and a value; 0 at the end. Moves *at behind it. */
+static inline int ms_property_next(const uint8_t **at, const uint8_t *end, struct ms_text *name, struct ms_text *value)
+{
+    while (*at < end) {
+        const uint8_t *const piece = *at;
+        const uint8_t *stop = memchr(piece, 2, (size_t)(end - piece));
+        if (stop == NULL)
+            stop = end;
+        *at = stop + 1;
+        const uint8_t *const split = memchr(piece, 1, (size_t)(stop - piece));
+        if (split == NULL || split == piece || split + 1 == stop)
+            continue;
+        name->at = piece;
+        name->bytes = split - piece;
+        value->at = split + 1;
+        value->bytes = stop - split - 1;
+        return 1;
+    }
+    return 0;
+}
+
+static inline int ms_text_equals(struct ms_text text, const char *other, int64_t bytes)
+{
+    return text.bytes == bytes && memcmp(text.at, other, (size_t)bytes) == 0;
+}
+
+/* The properties that decide where a record goes. */
+struct ms_routing {
+    struct ms_text tags;
+    struct ms_text keys;
+    struct ms_text uniq_key;
+    struct ms_text delay;
+    struct ms_text multi_dispatch;
+    struct ms_text multi_queue_offset;
+};
+
+static inline void ms_property_routing(const uint8_t *text, int64_t bytes, struct ms_routing *found)
+{
+    const uint8_t *at = text, *const end = text + bytes;
+    struct ms_text name, value;
+    memset(found, 0, sizeof *found);
+    while (ms_property_next(&at, end, &name, &value)) {
+        switch (name.bytes) { /* nearly always enough to tell them apart */
+        case 4:
+            if (memcmp(name.at, "TAGS", 4) == 0)
+                found->tags = value;
+            else if (memcmp(name.at, "KEYS", 4) == 0)
+                found->keys = value;
+            break;
+        case 5:
+            if (memcmp(name.at, "DELAY", 5) == 0)
+                found->delay = value;
+            break;
+        case 8:
+            if (memcmp(name.at, "UNIQ_KEY", 8) == 0)
+                found->uniq_key = value;
+            break;
+        case 20:
+            if (memcmp(name.at, "INNER_MULTI_DISPATCH", 20) == 0)
+                found->multi_dispatch = value;
+            break;
+        case 24:
+            if (memcmp(name.at, "INNER_MULTI_QUEUE_OFFSET", 24) == 0)
+                found->multi_queue_offset = value;
+            break;
+        default:
+            break;
+        }
+    }
+}
+
+/* The next piece of `rest` up to `separator`; empty pieces come too; 0 when nothing is left. */
+static inline int ms_text_split(struct ms_text *rest, uint8_t separator, struct ms_text *piece)
+{
+    if (rest->at == NULL)
+        return 0;
+    const uint8_t *const stop = memchr(rest->at, separator, (size_t)rest->bytes);
+    piece->at = rest->at;
+    if (stop == NULL) {
+        piece->bytes = rest->bytes;
+        rest->at = NULL;
+        return 1;
+    }
+    piece->bytes = stop - rest->at;
+    rest->bytes -= piece->bytes + 1;
+    rest->at = stop + 1;
+    return 1;
+}
+
+/* A decimal number as Java's parseInt and parseLong read it; 0 when the text is none or does not fit. */
+static inline int ms_text_number(struct ms_text text, int64_t low, int64_t high, int64_t *number)
+{
+    const uint8_t *at = text.at, *const end = text.at + text.bytes;
+    int64_t value = 0;
+    const int negative = text.bytes > 0 && *at == '-';
+    if (text.bytes > 0 && (*at == '-' || *at == '+'))
+        at++;
+    if (text.at == NULL || at == end)
+        return 0;
+    for (; at < end; at++) { /* counted downwards: the lowest number has no positive twin */
+        if (*at < '0' || *at > '9' || __builtin_mul_overflow(value, (int64_t)10, &value) ||
+            __builtin_sub_overflow(value, (int64_t)(*at - '0'), &value))
+            return 0;
+    }
+    if (!negative && __builtin_sub_overflow((int64_t)0, value, &value))
+        return 0;
+    *number = value;
+    return value >= low && value <= high;
+}
+
+#endif

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Build and run the C tests: plain, then with ASan and UBSan.
+# usage: csrc/tests/run.sh [--plain|--sanitize] [test ...]     exit 0 = all passed
+# CHECK_SEED=N repeats the random part of a failed run. CC chooses the compiler.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+flavours=(plain sanitize)
+case "${1:-}" in
+    --plain) flavours=(plain); shift ;;
+    --sanitize) flavours=(sanitize); shift ;;
+esac
+tests=("$@")
+if [ ${#tests[@]} -eq 0 ]; then
+    for path in "$here"/test_*.c; do
+        tests+=("$(basename "$path" .c)")
+    done
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+warnings=(-Wall -Wextra -Werror -std=gnu11)
+
+for flavour in "${flavours[@]}"; do
+    flags=(-O2 -g)
+    if [ "$flavour" = sanitize ]; then
+        flags=(-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all)
+    fi
+    mkdir "$work/$flavour"
+    for source in "$here"/../*.c; do
+        case "$source" in *_native.c) continue ;; esac
+        "${CC:-cc}" "${warnings[@]}" "${flags[@]}" -c "$source" -o "$work/$flavour/$(basename "$source" .c).o"
+    done
+    # An archive, so that a test which includes a concept's .c brings its own copy.
+    ar rcs "$work/$flavour.a" "$work/$flavour"/*.o
+    for test in "${tests[@]}"; do
+        "${CC:-cc}" "${warnings[@]}" "${flags[@]}" "$here/$test.c" "$work/$flavour.a" -lrt -lpthread -o "$work/$test.$flavour"
+        UBSAN_OPTIONS=print_stacktrace=1 "$work/$test.$flavour"
+    done
+    echo "passed: $flavour (${tests[*]})"
+done

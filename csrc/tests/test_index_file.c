@@ -1,0 +1,156 @@
+/* A put that is killed after any of its stores is undone and done again: nothing lost, nothing doubled.
+ *
+ * The hook copies file and progress area as they stand at each step of each put; from
+ * every copy a new life begins, with and without the progress area. */
+#include "check.h"
+
+#define SLOTS 5
+#define ENTRIES 40
+#define FILE_BYTES (40 + 4 * SLOTS + 20 * ENTRIES)
+#define STEPS_MAX 16
+
+static void kill_point(const char *name);
+#define MS_KILL_POINT(name) kill_point(name)
+#include "../index_file.c"
+
+struct life {
+    uint8_t file[FILE_BYTES];
+    struct ms_index_progress progress;
+    char step[16];
+};
+
+static uint8_t file_bytes[FILE_BYTES] __attribute__((aligned(8)));
+static struct ms_index_progress area;
+static const struct ms_index_file file = {.base = file_bytes, .number = 20240101000000000, .slots = SLOTS, .entries = ENTRIES};
+static struct life lives[STEPS_MAX];
+static int life_count;
+static int recording;
+
+static void kill_point(const char *name)
+{
+    if (!recording)
+        return;
+    CHECK(life_count < STEPS_MAX);
+    memcpy(lives[life_count].file, file_bytes, FILE_BYTES);
+    lives[life_count].progress = area;
+    snprintf(lives[life_count].step, sizeof lives[life_count].step, "%s", name);
+    life_count++;
+}
+
+/* Key k of record r: hashes that share slots, several keys a record. */
+static int32_t hash_of(int key)
+{
+    return (int32_t)((uint32_t)key * 2654435761u >> 8);
+}
+
+static int put(int key)
+{
+    const int record = key / 3;
+    return ms_index_put(&file, &area, hash_of(key), 1000 + record * 100, 1700000000000 + record * 1500);
+}
+
+/* What a dispatcher does at start: undo, count what is in, put the rest of the record. */
+static void live_on(int key)
+{
+    const int64_t offset = 1000 + key / 3 * 100;
+    ms_index_roll_back(&file, &area);
+    CHECK(area.putting == 0);
+    const int done = ms_index_newest_offset(&file) == offset ? (int)ms_index_count_tail(&file, offset) : 0;
+    for (int next = key / 3 * 3 + done; next <= key; next++)
+        CHECK(put(next) == 0);
+}
+
+static void test_every_step_of_every_put(void)
+{
+    static uint8_t before[FILE_BYTES];
+    for (int key = 0; key < ENTRIES - 1; key++) {
+        memcpy(before, file_bytes, FILE_BYTES);
+        life_count = 0;
+        recording = 1;
+        CHECK(put(key) == 0);
+        recording = 0;
+        CHECK(life_count >= 9);
+        static uint8_t after[FILE_BYTES];
+        memcpy(after, file_bytes, FILE_BYTES);
+        for (int i = 0; i < life_count; i++) {
+            memcpy(file_bytes, lives[i].file, FILE_BYTES);
+            area = lives[i].progress;
+            if (ms_index_roll_back(&file, &area)) { /* all is as before; what the free entry holds does not count */
+                memcpy(entry_at(&file, key + 1), before + (entry_at(&file, key + 1) - file_bytes), MS_INDEX_ENTRY_BYTES);
+                CHECK(memcmp(file_bytes, before, FILE_BYTES) == 0);
+            }
+            live_on(key);
+            if (memcmp(file_bytes, after, FILE_BYTES) != 0) {
+                fprintf(stderr, "killed at '%s' of key %d\n", lives[i].step, key);
+                CHECK(0);
+            }
+        }
+        memcpy(file_bytes, after, FILE_BYTES);
+        area.putting = 0;
+    }
+    static uint8_t full[FILE_BYTES];
+    memcpy(full, file_bytes, FILE_BYTES);
+    CHECK(put(ENTRIES - 1) == MS_INDEX_FULL);
+    CHECK(memcmp(file_bytes, full, FILE_BYTES) == 0);
+}
+
+/* Without its undo a put that got as far as its slot must not cut the chain behind it. */
+static void test_lost_progress_keeps_chains(void)
+{
+    memset(file_bytes, 0, FILE_BYTES);
+    memset(&area, 0, sizeof area);
+    for (int i = 0; i < 3; i++)
+        CHECK(ms_index_put(&file, &area, 7, 100 + i, 1700000000000) == 0);
+    life_count = 0;
+    recording = 1;
+    CHECK(ms_index_put(&file, &area, 7, 103, 1700000000000) == 0);
+    recording = 0;
+    for (int i = 0; i < life_count; i++) {
+        if (strcmp(lives[i].step, "slot") != 0)
+            continue;
+        memcpy(file_bytes, lives[i].file, FILE_BYTES);
+        memset(&area, 0, sizeof area);
+        CHECK(ms_index_put(&file, &area, 7, 103, 1700000000000) == 0);
+        int chain = 0;
+        for (int32_t at = ms_get_i32(slot_at(&file, 7 % SLOTS)); at > 0; at = ms_get_i32(entry_at(&file, at) + 16))
+            CHECK(++chain <= 4);
+        CHECK(chain == 4);
+        return;
+    }
+    CHECK(0);
+}
+
+/* A file of garbage between guard pages: whatever its numbers say, nothing outside is touched. */
+static void test_garbage_files(void)
+{
+    for (int round = 0; round < 20000; round++) {
+        struct guarded memory = guarded_new(FILE_BYTES);
+        struct ms_index_file garbage = {.base = memory.at, .number = 1, .slots = SLOTS, .entries = ENTRIES};
+        struct ms_index_progress undo = {0};
+        struct ms_index_header header;
+        for (int i = 0; i < FILE_BYTES; i++)
+            memory.at[i] = dice(3) ? (uint8_t)dice(256) : 0;
+        if (dice(2))
+            ms_put_32(memory.at + 36, (uint32_t)dice(ENTRIES + 2));
+        ms_index_read_header(&garbage, &header);
+        CHECK(header.index_count >= 1 && header.index_count <= ENTRIES);
+        const int64_t newest = ms_index_newest_offset(&garbage);
+        CHECK(ms_index_count_tail(&garbage, newest) <= ENTRIES);
+        for (int i = 0; i < 5; i++)
+            ms_index_put(&garbage, &undo, (int32_t)dice(1u << 31), (int64_t)dice(1u << 30), (int64_t)dice(1u << 30));
+        undo.putting = 1;
+        undo.file_number = 1;
+        undo.slot = (int32_t)dice(20) - 5;
+        ms_index_roll_back(&garbage, &undo);
+        guarded_free(&memory);
+    }
+}
+
+int main(void)
+{
+    dice_begin("index_file");
+    test_every_step_of_every_put();
+    test_lost_progress_keeps_chains();
+    test_garbage_files();
+    return 0;
+}

@@ -1,0 +1,122 @@
+"""The loop that feeds consume queues and index, and the look at what a range of the log feeds (csrc/dispatch.cdef.h)."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pyengine._native import ffi, lib
+from pyengine.errors import UsageError
+from pyengine.native.consume_queue import QueueSet
+from pyengine.native.index_file import IndexMapping
+from pyengine.native.scan import REASONS
+
+RANGE_END = lib.MS_CASE_RANGE_END
+BLANK = lib.MS_CASE_BLANK
+NEEDS_QUEUE = lib.MS_DISPATCH_NEEDS_QUEUE
+NEEDS_FILE = lib.MS_DISPATCH_NEEDS_FILE
+NEEDS_INDEX = lib.MS_DISPATCH_NEEDS_INDEX
+FAILED = lib.MS_DISPATCH_FAILED
+
+_TOUCHED_PLACES = 1024
+
+
+class DispatchLoop:
+    """One `struct ms_dispatch` and what it points to.
+
+    `struct` is the C side's state: `reached`, `wanted_*`, counters. `delays_ms` holds
+    the delay of level 1, 2, ...
+    """
+
+    def __init__(
+        self, queue_file_bytes: int, delays_ms: Sequence[int], progress, *, index_enabled: bool, multi_dispatch: bool
+    ) -> None:
+        self.struct = ffi.new("struct ms_dispatch *")
+        self._delays = ffi.new("int64_t[]", list(delays_ms) or 1)
+        self._progress = progress
+        self._index: IndexMapping | None = None
+        self.struct.delays_ms = self._delays
+        self.struct.delay_levels = len(delays_ms)
+        self.struct.progress = progress
+        self.struct.index_enabled = index_enabled
+        self.struct.multi_dispatch = multi_dispatch
+        self.struct.indexed_offset = -1
+        self.struct.last_store_timestamp_ms = -1
+        self._queues_struct = ffi.addressof(self.struct, "queues")
+        self.queues = QueueSet(self._queues_struct, queue_file_bytes)
+
+    def run(self, data, base_offset: int, start: int, end: int) -> int:
+        """Go on from `start`; RANGE_END, BLANK, another MS_CASE_*, or what is missing. `data` is a cffi pointer."""
+        return lib.ms_dispatch_run(self.struct, data, base_offset, start, end)
+
+    def wanted_topic(self) -> bytes:
+        return bytes(ffi.buffer(self.struct.wanted_topic, self.struct.wanted_topic_bytes))
+
+    def use_index(self, index: IndexMapping | None) -> None:
+        """The index file that takes the next keys."""
+        self._index = index
+        if index is None:
+            self.struct.index.base = ffi.NULL
+        else:
+            self.struct.index = index.struct[0]
+
+
+class TouchedQueue(NamedTuple):
+    """What a range of the log put into one queue."""
+
+    topic: str
+    queue_id: int
+    min_queue_offset: int
+    max_queue_offset: int
+    count: int
+
+
+class Touched(NamedTuple):
+    """`reached` is the first byte that is no part of a whole record, `reason` why (see native.scan);
+    the store time is that of the last record, -1 without any."""
+
+    queues: list[TouchedQueue]
+    reached: int
+    reason: str
+    last_store_timestamp_ms: int
+
+
+def touched_queues(view, base_offset: int, start: int, end: int, *, multi_dispatch: bool = False) -> Touched:
+    """The queues that the whole records of [start, end) have entries in, in no order. Stateless, writes nothing.
+
+    `view` holds one segment from `base_offset` on. Raises UsageError when the range does not lie in it.
+    """
+    data = bounded(view, base_offset, start, end)
+    reached = ffi.new("int64_t *", start)
+    last_ms = ffi.new("int64_t *", -1)
+    place_count = _TOUCHED_PLACES
+    while True:
+        places = ffi.new("struct ms_touched_queue[]", place_count)
+        reason = lib.ms_dispatch_touched(
+            places, place_count, multi_dispatch, data, base_offset, start, end, reached, last_ms
+        )
+        if reason != -errno.ENOSPC:
+            break
+        place_count *= 4
+        last_ms[0] = -1
+    queues = [
+        TouchedQueue(
+            str(ffi.buffer(place.topic, place.topic_bytes), "utf-8", "replace"),
+            place.queue_id,
+            place.min_queue_offset,
+            place.max_queue_offset,
+            place.count,
+        )
+        for place in places
+        if place.topic
+    ]
+    return Touched(queues, reached[0], REASONS[reason], last_ms[0])
+
+
+def bounded(view, base_offset: int, start: int, end: int):
+    """A pointer to the view's bytes, or UsageError when [start, end) does not lie in it."""
+    data = ffi.from_buffer("uint8_t[]", view)
+    if not base_offset <= start <= end <= base_offset + len(data):
+        raise UsageError(f"[{start}, {end}) does not lie in the segment at {base_offset} of {len(data)} bytes")
+    return data

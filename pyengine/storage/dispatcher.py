@@ -1,0 +1,255 @@
+"""From the log to consume queues and index (DefaultMessageStore.doDispatch; FORMAT sections 8 and 10).
+
+Invariants:
+1. Entry k of a queue goes to byte 20 k; dispatching a range again changes nothing that is right.
+2. A position that `dispatch` returned is wholly dispatched: every entry and every key of the records below it
+   has been handed to the kernel. The caller publishes it afterwards, and after a crash starts from what it published.
+3. A half record is waited for, never skipped.
+4. Keys are put once: the undo of the put under way stands in `index_progress`, which outlives this process when
+   it lies in shared memory, and the keys that are in already are read off the index file's last entries.
+
+Used by recovery (inline, with private progress) and by the reputter worker; one Dispatcher per store at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from types import TracebackType
+
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL, parse_delay_levels
+from pyengine.formats.paths import StorePaths
+from pyengine.native.consume_queue import check_layout
+from pyengine.native.dispatch import (
+    BLANK,
+    FAILED,
+    NEEDS_FILE,
+    NEEDS_INDEX,
+    NEEDS_QUEUE,
+    RANGE_END,
+    DispatchLoop,
+    Touched,
+    TouchedQueue,
+    bounded,
+    touched_queues,
+)
+from pyengine.native.flush import raise_disk_error
+from pyengine.native.index_file import new_progress, progress_at
+from pyengine.native.scan import REASONS
+from pyengine.storage.geometry import Geometry
+from pyengine.storage.index_files import IndexFiles
+from pyengine.storage.queue_files import find_queue_end, open_queue_file, remove_void_files
+
+__all__ = ["Dispatcher", "Touched", "TouchedQueue", "is_queue_name", "touched_queues"]
+
+_OPEN_FILES_MIN = 16
+_OPEN_FILES_MAX = 1 << 16
+_NAME_BYTES_MAX = 255
+_QUEUE_OFFSET_MAX = (1 << 62) // CQ_ENTRY_BYTES
+
+
+class Dispatcher:
+    """Writes what the log says into consume queues and index.
+
+    `index_progress` is the 256-byte area for the index undo: a cffi pointer or a
+    writable buffer that outlives this process, or None for private memory. Give the
+    next Dispatcher the same area after this process was killed; zero it when the
+    store was recovered by other means. `message_delay_level` is RocketMQ's setting,
+    `multi_dispatch` its enableMultiDispatch. `open_files_max` bounds the descriptors
+    held (default: half of what the process may open, whose soft limit is raised).
+
+    Raises StoreRefusedError for files of wrong lengths, DiskFullError, DiskError.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        geometry: Geometry,
+        *,
+        index_progress=None,
+        message_index_enable: bool = True,
+        message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL,
+        multi_dispatch: bool = False,
+        open_files_max: int | None = None,
+    ) -> None:
+        self._paths = StorePaths(root)
+        self._file_bytes = geometry.mapped_file_size_consume_queue_bytes
+        check_layout(self._file_bytes)
+        self._open_files_max = max(_OPEN_FILES_MIN, open_files_max or _default_open_files())
+        self._open_files = 0
+        progress = new_progress() if index_progress is None else progress_at(index_progress)
+        self._kept = index_progress  # the memory behind `progress`
+        self._loop = DispatchLoop(
+            self._file_bytes,
+            list(parse_delay_levels(message_delay_level).values()),
+            progress,
+            index_enabled=message_index_enable,
+            multi_dispatch=multi_dispatch,
+        )
+        self._index_files = IndexFiles(self._paths.index, geometry.index_layout)
+        self.stopped_by = REASONS[RANGE_END]
+        if message_index_enable:
+            index, indexed = self._index_files.open_newest(progress)
+            self._loop.use_index(index)
+            self._loop.struct.indexed_offset = indexed.physical_offset
+            self._loop.struct.indexed_keys = indexed.keys
+
+    def dispatch(self, view, base_offset: int, start: int, end: int) -> int:
+        """Dispatch the whole records of [start, end) and return how far it came.
+
+        `view` is the mapping of one whole segment, whose first byte stands at the
+        physical offset `base_offset`. At a blank that lies below `end` altogether the
+        answer is the start of the next segment. `stopped_by` then says why it went no
+        further: `range_end` or `overrun` at a half record, `blank`, or what is wrong
+        with the record there (see native.scan.REASONS).
+
+        Raises DiskFullError or DiskError with the path; a later call with the same
+        `start` goes on where that one failed.
+        """
+        data = bounded(view, base_offset, start, end)
+        loop, state = self._loop, self._loop.struct
+        while True:
+            reason = loop.run(data, base_offset, start, end)
+            if reason == RANGE_END:
+                self.stopped_by = "range_end"
+                return state.reached
+            if reason == NEEDS_FILE:
+                self._attach_file(state.wanted_queue, state.wanted_queue_offset)
+            elif reason == NEEDS_QUEUE:
+                self._add_queue(loop.wanted_topic(), state.wanted_queue_id, state.wanted_queue_offset)
+            elif reason == NEEDS_INDEX:
+                loop.use_index(None)  # its mapping is about to go
+                loop.use_index(self._index_files.make_next())
+            elif reason == FAILED:
+                self._raise_failed()
+            else:
+                self.stopped_by = REASONS[reason]
+                segment_end = base_offset + len(data)
+                return segment_end if reason == BLANK and end == segment_end else state.reached
+            start = state.reached
+
+    def queue_ends(self) -> dict[tuple[str, int], int]:
+        """The next queue offset of every queue that was dispatched to since this object was made."""
+        queues = self._loop.queues
+        return {
+            (_text(queues.topic(number)), queues[number].queue_id): queues[number].next_offset
+            for number in range(len(queues))
+            if not queues[number].refused
+        }
+
+    @property
+    def messages(self) -> int:
+        """Records dispatched."""
+        return self._loop.struct.messages
+
+    @property
+    def keys(self) -> int:
+        """Keys put into the index."""
+        return self._loop.struct.keys
+
+    @property
+    def entries(self) -> int:
+        """Queue entries written, repaired ones too."""
+        return self._loop.struct.queues.written
+
+    @property
+    def out_of_order(self) -> int:
+        """Entries whose queue offset lay beyond their queue's end: put at the end, as RocketMQ does (FORMAT 8.4)."""
+        return self._loop.struct.queues.out_of_order
+
+    @property
+    def last_store_timestamp_ms(self) -> int:
+        """Store time of the newest record that was dispatched, -1 without any."""
+        return self._loop.struct.last_store_timestamp_ms
+
+    def close(self) -> None:
+        """Close all files. Nothing is lost: what was dispatched is with the kernel."""
+        for number in list(self._loop.queues.open_queues()):
+            self._close_file(number)
+        self._loop.use_index(None)
+        self._index_files.close()
+
+    def __enter__(self) -> Dispatcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> None:
+        refused = not is_queue_name(topic) or not 0 <= queue_offset <= _QUEUE_OFFSET_MAX
+        next_offset, max_physical = queue_offset, -1
+        if not refused:
+            folder = self._folder(topic, queue_id)
+            end = find_queue_end(folder, self._file_bytes)
+            if end.max_physical >= 0:
+                next_offset, max_physical = end
+            else:
+                remove_void_files(folder, self._file_bytes)
+        queue = self._loop.queues[self._loop.queues.add(topic, queue_id)]
+        queue.next_offset = next_offset
+        queue.max_physical = max_physical
+        queue.refused = refused
+
+    def _attach_file(self, number: int, position: int) -> None:
+        self._close_file(number)
+        if self._open_files >= self._open_files_max:
+            self._close_least_used()
+        folder = self._folder(self._loop.queues.topic(number), self._loop.queues[number].queue_id)
+        fd, start, allocated = open_queue_file(folder, self._file_bytes, position)
+        queue = self._loop.queues[number]
+        queue.fd, queue.file_start, queue.allocated_bytes = fd, start, allocated
+        self._open_files += 1
+
+    def _close_file(self, number: int) -> None:
+        queue = self._loop.queues[number]
+        if queue.fd >= 0:
+            fd, queue.fd = queue.fd, -1
+            self._open_files -= 1
+            os.close(fd)
+
+    def _close_least_used(self) -> None:
+        """Close a quarter of the files, so that looking for them costs little per file."""
+        queues = self._loop.queues
+        by_age = sorted(queues.open_queues(), key=lambda number: queues[number].last_used)
+        for number in by_age[: max(1, len(by_age) // 4)]:
+            self._close_file(number)
+
+    def _folder(self, topic: bytes, queue_id: int) -> Path:
+        return self._paths.queue_folder(_text(topic), queue_id)
+
+    def _raise_failed(self) -> None:
+        state = self._loop.struct
+        queues = self._loop.queues
+        number = state.queues.failed_queue
+        folder = self._folder(queues.topic(number), queues[number].queue_id)
+        raise_disk_error(-state.error_number, "write queue", str(folder))
+
+
+def is_queue_name(topic: bytes) -> bool:
+    """True when a folder can have this topic's name. The door refuses the others; a foreign log may hold them,
+    and their messages are indexed but get no queue."""
+    if not 0 < len(topic) <= _NAME_BYTES_MAX or topic in (b".", b"..") or b"/" in topic or b"\0" in topic:
+        return False
+    try:
+        topic.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _text(topic: bytes) -> str:
+    return topic.decode("utf-8", "replace")
+
+
+def _default_open_files() -> int:
+    """Half of what the process may open, which is raised to what the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return min(soft, _OPEN_FILES_MAX) // 2 if soft != resource.RLIM_INFINITY else _OPEN_FILES_MAX // 2

@@ -1,0 +1,68 @@
+"""A full disk is an error with a name, not a SIGBUS; the same call goes on once there is room."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from logs import Log, LogBuilder, files_below, index_contents
+from pyengine.errors import DiskFullError
+from pyengine.storage.dispatcher import Dispatcher
+from pyengine.storage.geometry import Geometry
+
+pytestmark = pytest.mark.root
+
+SEGMENT = 4 << 20
+QUEUES_ONLY = Geometry(SEGMENT, mapped_file_size_consume_queue_bytes=400_000, max_hash_slot_num=64, max_index_num=500)
+SMALL_QUEUES = Geometry(SEGMENT, mapped_file_size_consume_queue_bytes=4000, max_hash_slot_num=64, max_index_num=5000)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 512 KiB."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", where], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"mount refused: {mounted.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", where], check=True)
+
+
+def outcome(root: Path) -> tuple[dict[str, bytes], list[bytes]]:
+    return files_below(root / "consumequeue"), index_contents(root)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "topics", "ballast_bytes"),
+    [
+        (QUEUES_ONLY, ["T"], 250_000),  # no room for a window in the middle of a queue file
+        (QUEUES_ONLY, [f"t{number}" for number in range(30)], 0),  # none for one more queue
+        (SMALL_QUEUES, ["T"], 350_000),  # none for an index file
+    ],
+)
+def test_a_full_disk_stops_the_dispatch_and_room_lets_it_go_on(geometry, topics, ballast_bytes, small_disk, tmp_path):
+    builder = LogBuilder(SEGMENT)
+    keys = geometry is SMALL_QUEUES
+    for number in range(14_000):
+        builder.append(topics[number % len(topics)], b"", properties=f"KEYS\x01k{number}" if keys else "")
+    log = Log(builder.write(tmp_path / "log"), SEGMENT)
+    with Dispatcher(tmp_path / "undisturbed", geometry, message_index_enable=keys) as dispatcher:
+        log.dispatch(dispatcher)
+
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * ballast_bytes)
+    with Dispatcher(small_disk, geometry, message_index_enable=keys) as dispatcher:
+        for _ in range(3):  # it stays an error as long as there is no room
+            with pytest.raises(DiskFullError) as raised:
+                log.dispatch(dispatcher)
+            assert raised.value.errno == errno.ENOSPC
+            assert str(small_disk) in str(raised.value)
+        ballast.unlink()
+        if subprocess.run(["mount", "-o", "remount,size=64m", small_disk], capture_output=True).returncode:
+            pytest.skip("remount refused")
+        assert log.dispatch(dispatcher) == builder.end
+    assert outcome(small_disk) == outcome(tmp_path / "undisturbed")
