@@ -188,10 +188,11 @@ def _toml_value(value: Value) -> str:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Value]:
-    """PYENGINE_* settings. A name that is no setting is refused if it looks like a misspelt one, else left to others."""
+    """PYENGINE_* settings; an empty one counts as unset. A name that is no setting is refused if it looks like a
+    misspelt one, else left to others."""
     values: dict[str, Value] = {}
     for variable, text in environ.items():
-        if not variable.startswith(ENV_PREFIX):
+        if not variable.startswith(ENV_PREFIX) or not text:
             continue
         folded = fold(variable.removeprefix(ENV_PREFIX))
         name = _NAMES.get(folded)

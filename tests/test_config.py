@@ -196,6 +196,7 @@ def test_a_misspelt_environment_name_is_refused_and_foreign_ones_are_left_alone(
         load_config(tmp_path / "new", {}, {"PYENGINE_FLUSH_DISC_TYPE": "SYNC_FLUSH"})
     foreign = {"PYENGINE_DEBUG": "1", "PYENGINE_REQUIRE": "java", "PYENGINE_SANITIZE": "address", "PYENGINE_KILL_AT": "x"}
     assert load_config(tmp_path / "new", {}, foreign) == EngineConfig()
+    assert load_config(tmp_path / "new", {}, {"PYENGINE_PUT_TIMEOUT_MS": ""}) == EngineConfig()
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
