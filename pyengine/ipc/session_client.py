@@ -1,0 +1,153 @@
+"""The producer's way to a session: ask the supervisor, take the objects by descriptor.
+
+    with open_session(root) as session:
+        session.control, session.bells, session.session    # cffi pointers, see pyengine.native
+        session.writer_latch                               # to wake the writer
+
+A supervisor that is just being replaced delays the opening, within the timeout; nothing
+else ever asks it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc import attach_count, session_server
+from pyengine.ipc.control_block import EngineMemory, Identity
+from pyengine.ipc.shared_objects import BELLS, CONTROL, SharedFolder, SharedObject, find_folder, session_name
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
+from pyengine.native import session as native_session
+from pyengine.native.latch import Latch
+
+CONNECT_TIMEOUT_S = 10.0
+RETRY_STEP_S = 0.02
+
+
+class ProducerSession:
+    """One open session, mapped: session and doorbells read-write, the control block read-only."""
+
+    def __init__(self, root: Path, answer: dict[str, object], descriptors: list[int]) -> None:
+        self.root = root
+        self.slot = int(answer["slot"])
+        self.generation = int(answer["generation"])
+        self.ring_bytes = int(answer["ring_bytes"])
+        folder = SharedFolder(str(answer["folder"]))
+        session, control, bells = descriptors
+        self._object = SharedObject(session_name(self.slot, self.generation), session, writable=True)
+        self.memory = EngineMemory(folder, SharedObject(CONTROL, control, writable=False),
+                                   SharedObject(BELLS, bells, writable=True))
+        native.check_control(self.memory.control, int(answer["control_bytes"]))
+        self.session = native_session.view(self._object.memory)
+        native_session.check_session(self.session, self._object.size_bytes)
+        self._pid = os.getpid()
+        self._counted = attach_count.join(self.identity.sysv_semaphore_id)
+
+    @property
+    def folder(self) -> SharedFolder:
+        """Where side objects go."""
+        return self.memory.folder
+
+    @property
+    def control(self):
+        """`struct ms_control *`, read-only memory."""
+        return self.memory.control
+
+    @property
+    def bells(self):
+        """`struct ms_doorbells *`."""
+        return self.memory.bells
+
+    @property
+    def identity(self) -> Identity:
+        """The engine's identity and constants."""
+        return self.memory.identity
+
+    @property
+    def writer_latch(self) -> Latch:
+        """The writer's latch; its `semaphore` is what C needs."""
+        return self.memory.latch(native.WRITER)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether entries still find a writer: neither this session was closed nor the engine replaced."""
+        line = self.control.sessions[self.slot]
+        return (not self.memory.retired and native.load(line, "generation") == self.generation
+                and native.load(line, "state") == native.SESSION_OPEN)
+
+    def close(self) -> None:
+        """Say goodbye and unmap; what was published is still executed. In a forked child: only unmap."""
+        if self._object is None:
+            return
+        if os.getpid() == self._pid:
+            if self._counted:
+                attach_count.leave(self.identity.sysv_semaphore_id)
+            if self.is_open:
+                request = {"want": "close", "slot": self.slot, "generation": self.generation}
+                with contextlib.suppress(OSError, ValueError), session_server.connect(self.folder.path, 1.0) as channel:
+                    _ask(channel, request)
+        self.session = None
+        self._object.close()
+        self._object = None
+        self.memory.close()
+
+    def __enter__(self) -> ProducerSession:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
+                 timeout_s: float = CONNECT_TIMEOUT_S) -> ProducerSession:
+    """A session with the engine that runs on `root`; `ring_bytes` None takes the engine's default.
+
+    EngineUnavailableError says why there is none: no engine, stopping, degraded, no slot
+    free. A missing supervisor is waited for while other processes of the engine live.
+    """
+    root = Path(root).resolve()
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _open_now(root, ring_bytes, max(0.1, deadline_s - time.monotonic()))
+        except OSError as error:
+            if not living_kinds(root):
+                raise EngineUnavailableError(f"no engine is running on {root}: start it with `pyengine start {root}`") from None
+            if time.monotonic() >= deadline_s:
+                raise EngineUnavailableError(
+                    f"the engine on {root} gave no session within {timeout_s:g} s ({error}): "
+                    "is its supervisor alive? (pyengine status)") from None
+        time.sleep(RETRY_STEP_S)
+
+
+def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerSession:
+    folder = find_folder(root)
+    with session_server.connect(folder.path, timeout_s) as channel:
+        answer, descriptors = _ask(channel, {"want": "session", "ring_bytes": ring_bytes})
+    if "error" in answer or len(descriptors) != 3:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise EngineUnavailableError(str(answer.get("error", "the engine's answer came without its objects")))
+    return ProducerSession(root, answer, descriptors)
+
+
+def _ask(channel: socket.socket, request: dict[str, object]) -> tuple[dict[str, object], list[int]]:
+    """(answer, descriptors that came with it). OSError when the other side went away."""
+    channel.sendall(json.dumps(request).encode() + b"\n")
+    line = b""
+    descriptors: list[int] = []
+    while not line.endswith(b"\n"):
+        data, received, _, _ = socket.recv_fds(channel, session_server.LINE_BYTES_MAX, 3, socket.MSG_CMSG_CLOEXEC)
+        descriptors += received
+        if not data:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise ConnectionResetError("the supervisor closed the connection")
+        line += data
+    return json.loads(line), descriptors

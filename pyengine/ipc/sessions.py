@@ -1,0 +1,125 @@
+"""The session table: who may put. Its one writing process here is the supervisor.
+
+A slot goes FREE -> OPEN (supervisor) -> DEAD (supervisor, or the writer for a bad entry)
+-> FREE (writer, once the ring is drained). Each opening raises the slot's generation,
+which is part of the object's name, so that nothing ever speaks of the wrong session.
+Every step is one compare-and-swap; after it `session_seq` rises and the writer is woken.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pyengine.errors import DiskFullError, EngineUnavailableError, UsageError
+from pyengine.ipc.control_block import SESSION_SLOTS, EngineMemory
+from pyengine.ipc.heartbeat import is_alive, process_start_ms
+from pyengine.ipc.shared_objects import session_name
+from pyengine.native import control as native
+from pyengine.native import sequence
+from pyengine.native import session as native_session
+from pyengine.native.session import RING_BYTES_MIN
+
+RING_BYTES_MAX = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """A session just opened. `descriptor` is its object's, read-write; the caller closes it."""
+
+    slot: int
+    generation: int
+    ring_bytes: int
+    session_bytes: int
+    descriptor: int
+
+
+class Sessions:
+    """Opens sessions, marks them dead, clears up behind them."""
+
+    def __init__(self, memory: EngineMemory) -> None:
+        self._memory = memory
+        self._control = memory.control
+        self._slots = range(min(memory.identity.sessions_max, SESSION_SLOTS))
+
+    def open(self, pid: int, uid: int, ring_bytes: int | None = None) -> OpenSession:
+        """A session for the process `pid`. Raises a sentence: all slots taken, wrong size, no room, process gone."""
+        ring_bytes = ring_bytes or self._memory.identity.session_ring_bytes_default
+        if not RING_BYTES_MIN <= ring_bytes <= RING_BYTES_MAX or ring_bytes & (ring_bytes - 1):
+            raise UsageError(f"ring_bytes = {ring_bytes}: give a power of two from {RING_BYTES_MIN} to {RING_BYTES_MAX}")
+        start_ms = process_start_ms(pid)
+        if start_ms is None:
+            raise EngineUnavailableError(f"process {pid} is not to be seen from here: "
+                                         "producer and engine must share one pid namespace")
+        slot = self._free_slot()
+        line = self._control.sessions[slot]
+        generation = native.load(line, "generation") % 0xFFFFFFFF + 1
+        size = native_session.session_bytes(ring_bytes)
+        name = session_name(slot, generation)
+        self._memory.folder.unlink(name)  # of a supervisor that died right here
+        with self._memory.folder.create(name, size) as shared:
+            view = native_session.view(shared.memory)
+            native_session.format_session(view, ring_bytes, slot, generation, self._memory.identity.epoch)
+            descriptor = os.dup(shared.descriptor)
+        line.pid, line.uid, line.start_time_ms = pid, uid, start_ms
+        line.ring_bytes, line.bad_entry = ring_bytes, 0
+        native.store(line, "generation", generation)
+        native.compare_and_swap(line, "state", native.SESSION_FREE, native.SESSION_OPEN)
+        self._changed()
+        return OpenSession(slot, generation, ring_bytes, size, descriptor)
+
+    def _free_slot(self) -> int:
+        for slot in self._slots:
+            if native.load(self._control.sessions[slot], "state") == native.SESSION_FREE:
+                return slot
+        raise DiskFullError(f"all {len(self._slots)} sessions are taken: close producers, or raise sessions_max")
+
+    def close(self, slot: int, generation: int) -> bool:
+        """The producer is done or dead: what it published is still executed. False when it was closed already."""
+        if slot not in self._slots:
+            return False
+        line = self._control.sessions[slot]
+        if native.load(line, "generation") != generation:
+            return False
+        if not native.compare_and_swap(line, "state", native.SESSION_OPEN, native.SESSION_DEAD):
+            return False
+        self._changed()
+        return True
+
+    def owner_lives(self, slot: int) -> bool:
+        """Whether the very process that the slot was opened for is alive."""
+        line = self._control.sessions[slot]
+        return is_alive(native.load(line, "pid"), native.load(line, "start_time_ms"))
+
+    def open_slots(self) -> list[tuple[int, int, int]]:
+        """(slot, generation, pid) of the open sessions."""
+        found = []
+        for slot in self._slots:
+            line = self._control.sessions[slot]
+            if native.load(line, "state") == native.SESSION_OPEN:
+                found.append((slot, native.load(line, "generation"), native.load(line, "pid")))
+        return found
+
+    def close_orphans(self) -> list[int]:
+        """Mark the sessions of processes that are gone; for a supervisor that takes over. The slots closed."""
+        return [slot for slot, generation, _ in self.open_slots()
+                if not self.owner_lives(slot) and self.close(slot, generation)]
+
+    def sweep_objects(self) -> list[str]:
+        """Remove session and side objects whose session is over and drained; the names removed."""
+        living = set()
+        for slot in self._slots:
+            line = self._control.sessions[slot]
+            if native.load(line, "state") != native.SESSION_FREE:
+                living.add((slot, native.load(line, "generation")))
+        removed = []
+        for name in self._memory.folder.names():
+            kind, *numbers = name.split("-")
+            if kind in ("session", "side") and tuple(map(int, numbers[:2])) not in living:
+                if self._memory.folder.unlink(name):
+                    removed.append(name)
+        return removed
+
+    def _changed(self) -> None:
+        sequence.shout(self._control.session_seq)
+        self._memory.wake(native.WRITER)

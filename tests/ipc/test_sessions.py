@@ -1,0 +1,289 @@
+"""Opening, closing and losing sessions, over the real socket, with real producers that are really killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from fix_owner import CHECKOUT, eventually
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc import attach_count, session_server
+from pyengine.ipc.session_client import open_session
+from pyengine.ipc.session_server import SessionServer
+from pyengine.ipc.sessions import Sessions
+from pyengine.native import control as native
+from pyengine.native import session as native_session
+
+PRODUCER = """
+import sys
+from pyengine.ipc.session_client import open_session
+session = open_session(sys.argv[1])
+print(session.slot, session.generation, flush=True)
+sys.stdin.read()
+"""
+
+
+class Server:
+    """The supervisor's part: a selector loop in a thread of the test."""
+
+    def __init__(self, owner) -> None:
+        self.owner = owner
+        self.selector = selectors.DefaultSelector()
+        self.sessions = Sessions(owner.memory)
+        self.server = SessionServer(owner.memory, self.selector, self.sessions)
+        self.going = True
+        self.thread = threading.Thread(target=self.loop)
+        self.thread.start()
+
+    def loop(self) -> None:
+        while self.going:
+            for key, _ in self.selector.select(0.02):
+                key.data()
+            self.server.tick()
+
+    def close(self) -> None:
+        if self.going:
+            self.going = False
+            self.thread.join()
+            self.server.close()
+            self.selector.close()
+
+
+@pytest.fixture
+def server(make_owner):
+    owner = make_owner(sessions_max=4, session_ring_bytes_default=65536)
+    owner.position(0)
+    owner.publish()
+    made = Server(owner)
+    yield made
+    made.close()
+
+
+def state(server, slot):
+    return native.load(server.owner.control.sessions[slot], "state")
+
+
+def free(server, slot):
+    """What the writer does once a dead session is drained."""
+    assert native.compare_and_swap(server.owner.control.sessions[slot], "state", native.SESSION_DEAD, native.SESSION_FREE)
+
+
+def producer(server):
+    child = subprocess.Popen([sys.executable, "-c", PRODUCER, str(server.owner.root)], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
+    slot, generation = map(int, child.stdout.readline().split())
+    return child, slot, generation
+
+
+def end(child):
+    child.stdin.close()
+    child.wait(timeout=30)
+    child.stdout.close()
+
+
+def test_a_session_is_opened_used_and_closed(server):
+    latch = server.owner.memory.latch(native.WRITER)
+    latch.arm()
+    before = native.load(server.owner.control.session_seq, "value")
+    with open_session(server.owner.root) as session:
+        assert (session.slot, session.generation, session.ring_bytes) == (0, 1, 65536)
+        line = server.owner.control.sessions[0]
+        assert (line.pid, line.uid, line.ring_bytes) == (os.getpid(), os.geteuid(), 65536)
+        assert state(server, 0) == native.SESSION_OPEN and session.is_open
+        assert latch.wait(10) and native.load(server.owner.control.session_seq, "value") > before
+        assert session.identity == server.owner.memory.identity
+        assert attach_count.count(session.identity.sysv_semaphore_id) == 1
+        # the writer's mapping of the object is the producer's
+        with server.owner.folder.attach("session-0-1") as shared:
+            view = native_session.view(shared.memory)
+            native_session.check_session(view, shared.size_bytes)
+            session.session.tail = 4711
+            assert view.tail == 4711 and view.epoch == session.identity.epoch
+        assert os.stat(server.owner.folder.path / "session-0-1").st_blocks * 512 >= shared.size_bytes
+    assert state(server, 0) == native.SESSION_DEAD
+    assert attach_count.count(server.owner.memory.identity.sysv_semaphore_id) == 0
+
+
+def test_the_ring_is_as_large_as_asked(server):
+    with open_session(server.owner.root, ring_bytes=1 << 20) as session:
+        assert session.session.ring_bytes == 1 << 20
+    for wrong in (1000, 65537, 1 << 40, -65536):
+        with pytest.raises(EngineUnavailableError, match="power of two"):
+            open_session(server.owner.root, ring_bytes=wrong)
+
+
+def test_a_slot_comes_back_with_another_generation_and_its_old_object_goes(server):
+    open_session(server.owner.root).close()
+    with open_session(server.owner.root) as session:
+        assert (session.slot, session.generation) == (1, 1), "slot 0 is not drained yet"
+        free(server, 0)
+        with open_session(server.owner.root) as again:
+            assert (again.slot, again.generation) == (0, 2)
+            (server.owner.folder.path / "side-0-1-5").touch()
+            (server.owner.folder.path / "side-0-2-5").touch()
+            eventually(lambda: "session-0-1" not in server.owner.folder.names()
+                       and "side-0-1-5" not in server.owner.folder.names(), "old objects swept")
+            assert {"session-0-2", "session-1-1", "side-0-2-5"} <= set(server.owner.folder.names())
+
+
+def test_a_killed_producer_is_noticed_and_counted_out(server):
+    child, slot, generation = producer(server)
+    semaphore = server.owner.memory.identity.sysv_semaphore_id
+    assert attach_count.count(semaphore) == 1
+    child.send_signal(signal.SIGKILL)
+    eventually(lambda: state(server, slot) == native.SESSION_DEAD, "its session is dead")
+    child.wait()
+    assert attach_count.count(semaphore) == 0
+    end(child)
+
+
+def test_a_producer_that_ends_without_a_word_is_noticed(server):
+    child, slot, _ = producer(server)
+    end(child)
+    eventually(lambda: state(server, slot) == native.SESSION_DEAD, "its session is dead")
+
+
+def test_all_slots_taken_is_said(server):
+    held = [open_session(server.owner.root) for _ in range(4)]
+    with pytest.raises(EngineUnavailableError, match="sessions_max"):
+        open_session(server.owner.root)
+    for session in held:
+        session.close()
+
+
+def test_nobody_closes_the_session_of_another(server):
+    child, slot, generation = producer(server)
+    request = {"want": "close", "slot": slot, "generation": generation}
+    with session_server.connect(server.owner.folder.path, 10) as channel:
+        channel.sendall(json.dumps(request).encode() + b"\n")
+        answer = json.loads(channel.recv(4096))
+    if os.geteuid() != 0:
+        assert answer == {"closed": False} and state(server, slot) == native.SESSION_OPEN
+    end(child)
+
+
+@pytest.mark.parametrize("line", [
+    b"", b"{}", b"[]", b"null", b'{"want": "more"}', b"\xff\xfe", b'{"want": "session", "ring_bytes": "big"}',
+    b'{"want": "close"}', b'{"want": "close", "slot": -1, "generation": 1}', b'{"want": "close", "slot": 99999, "generation": 1}',
+    b'{"want": "session", "ring_bytes": 65536.5}',
+])
+def test_nonsense_gets_an_answer_and_harms_nobody(server, line):
+    with session_server.connect(server.owner.folder.path, 10) as channel:
+        channel.sendall(line + b"\n")
+        answer = json.loads(channel.recv(4096))
+    assert "error" in answer or answer == {"closed": False}
+    open_session(server.owner.root).close()
+
+
+def test_endless_lines_and_silent_peers_are_dropped(server, monkeypatch):
+    monkeypatch.setattr(session_server, "PATIENCE_S", 0.05)
+    with session_server.connect(server.owner.folder.path, 10) as endless, \
+            session_server.connect(server.owner.folder.path, 10) as silent:
+        endless.sendall(b"x" * 5000)
+        assert endless.recv(10) == b""
+        assert silent.recv(10) == b""
+    open_session(server.owner.root).close()
+
+
+def test_a_producer_that_vanishes_while_it_is_answered_leaves_no_session(server):
+    for _ in range(20):
+        with session_server.connect(server.owner.folder.path, 10) as channel:
+            channel.sendall(b'{"want": "session"}\n' * 3)
+            channel.shutdown(socket.SHUT_RD)
+
+    def a_session_after_clearing_up():
+        for slot, generation, _ in server.sessions.open_slots():  # answered before it vanished
+            server.sessions.close(slot, generation)
+        for slot in range(4):
+            native.compare_and_swap(server.owner.control.sessions[slot], "state", native.SESSION_DEAD, native.SESSION_FREE)
+        try:
+            return open_session(server.owner.root)
+        except EngineUnavailableError:
+            return None
+
+    eventually(a_session_after_clearing_up, "the server still serves").close()
+
+
+@pytest.mark.parametrize(("set_state", "says"), [
+    (lambda control: native.store(control.state, "refuse_puts", native.REFUSE_STOPPING), "stopping"),
+    (lambda control: native.store(control.state, "state", native.STATE_DEGRADED), "degraded"),
+    (lambda control: native.store(control.state, "state", native.STATE_RECOVERING), "recovering"),
+])
+def test_an_engine_that_does_not_serve_says_so(server, set_state, says):
+    set_state(server.owner.control)
+    with pytest.raises(EngineUnavailableError, match=says):
+        open_session(server.owner.root, timeout_s=1)
+
+
+def test_without_engine_there_is_no_waiting(make_owner):
+    owner = make_owner()
+    owner.lock.close()
+    with pytest.raises(EngineUnavailableError, match="pyengine start"):
+        open_session(owner.root, timeout_s=3600)
+
+
+def test_a_missing_supervisor_is_waited_for_and_its_successor_takes_the_sessions_over(server):
+    owner = server.owner
+    child, slot, generation = producer(server)
+    doomed, doomed_slot, _ = producer(server)
+    server.close()
+    with pytest.raises(EngineUnavailableError, match="supervisor"):
+        open_session(owner.root, timeout_s=0.1)
+    doomed.kill()
+    doomed.wait()
+    opened = []
+    waiter = threading.Thread(target=lambda: opened.append(open_session(owner.root, timeout_s=60)))
+    waiter.start()
+    successor = Server(owner)
+    try:
+        waiter.join(timeout=60)
+        assert opened and opened[0].is_open
+        assert native.load(owner.control.sessions[slot], "state") == native.SESSION_OPEN
+        assert native.load(owner.control.sessions[doomed_slot], "state") == native.SESSION_DEAD
+        end(child)
+        eventually(lambda: native.load(owner.control.sessions[slot], "state") == native.SESSION_DEAD,
+                   "the successor watches it too")
+        opened[0].close()
+    finally:
+        successor.close()
+        end(doomed)
+
+
+@pytest.mark.root
+def test_another_user_is_turned_away(server):
+    script = ("import os, socket, sys\n"
+              "channel = socket.socket(socket.AF_UNIX)\n"
+              "os.setuid(65534)\n"
+              "try:\n"
+              "    channel.connect(sys.argv[1])\n"
+              "    print(channel.recv(4096))\n"
+              "except PermissionError:\n"
+              "    print('refused')\n")
+    done = subprocess.run([sys.executable, "-c", script, str(server.owner.folder.socket_path)],
+                          capture_output=True, text=True, timeout=60)
+    assert done.stdout == "refused\n"
+    # and even one that gets past the folder's rights is told apart by its credentials
+    os.chmod(server.owner.folder.path, 0o755)
+    os.chmod(server.owner.folder.socket_path, 0o666)
+    done = subprocess.run([sys.executable, "-c", script, str(server.owner.folder.socket_path)],
+                          capture_output=True, text=True, timeout=60)
+    assert "belongs to uid 0, not to uid 65534" in done.stdout
+    os.chmod(server.owner.folder.path, 0o700)
+
+
+def test_a_forked_child_does_not_close_its_parents_session(server):
+    with open_session(server.owner.root) as session:
+        child = os.fork()
+        if child == 0:
+            session.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert session.is_open
