@@ -102,6 +102,10 @@ class ProducerSession:
         return lib.ms_producer_submit(
             self._producer, header, topic, properties, first, len(first), second, len(second), deadline_ns)
 
+    def submit_side(self, header, deadline_ns: int) -> int:
+        """Publish that the next entry stands in its side object of header.payload_bytes; 0 or AGAIN, CLOSED."""
+        return lib.ms_producer_submit(self._producer, header, b"", b"", ffi.NULL, 0, ffi.NULL, 0, deadline_ns)
+
     def wait_acked(self, sequence: int, deadline_ns: int) -> tuple[int, tuple]:
         """(0, answer) once `sequence` is answered; (AGAIN or CLOSED, ()) otherwise. Any thread."""
         answer = ffi.new("struct ms_completion *")

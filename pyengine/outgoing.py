@@ -1,0 +1,149 @@
+"""What a producer hands in, checked and turned into the bytes of a ring entry.
+
+RocketMQ's broker makes these checks in putMessage (BEHAVIOUR section 6); here they are
+made in the producer's process, in the same order and with the same statuses, and the
+sentence says what to change. What 4.9 accepts and then loses is refused too (DESIGN
+promise 7). The writer checks again what could hurt the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pyengine.formats.constants import (
+    INTERNAL_PROPERTY_NAMES,
+    NAME_VALUE_SEPARATOR,
+    PROPERTIES_BYTES_MAX,
+    PROPERTY_DELAY,
+    PROPERTY_KEYS,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_SEPARATOR,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    RESERVED_PROPERTY_NAMES,
+    SCHEDULE_TOPIC,
+    TOPIC_BYTES_MAX,
+)
+from pyengine.results import PutStatus
+
+_RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
+_FORBIDDEN = ("\x00", NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)
+PROPERTY_PIECE_CHARS_MIN = 3  # readers drop a shorter piece, so an empty value would be lost
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMessage:
+    """One member of put_batch: what put() takes, but for topic and queue, which all share."""
+
+    body: bytes
+    tags: str | None = None
+    keys: str | Iterable[str] | None = None
+    properties: Mapping[str, str] | None = None
+    flag: int = 0
+
+
+class Refused(Exception):
+    """A message that must not be submitted: RocketMQ's status and the sentence."""
+
+    def __init__(self, status: PutStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+def topic_bytes(topic: str) -> bytes:
+    """The topic in UTF-8, or Refused."""
+    if not isinstance(topic, str):
+        raise TypeError(f"topic must be str, not {type(topic).__name__}")
+    try:
+        data = topic.encode()
+    except UnicodeEncodeError:
+        raise Refused(PutStatus.MESSAGE_ILLEGAL, "the topic holds a lone surrogate: give it as valid text") from None
+    if not data:
+        raise Refused(PutStatus.MESSAGE_ILLEGAL, "the topic is empty: name one")
+    if len(data) > TOPIC_BYTES_MAX:
+        raise Refused(PutStatus.MESSAGE_ILLEGAL,
+                      f"the topic has {len(data)} bytes in UTF-8, {TOPIC_BYTES_MAX} are possible: shorten it")
+    if topic in (".", "..") or "/" in topic:
+        raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} cannot be a folder's name: leave out '/', '.' and '..'")
+    if any(mark in topic for mark in _FORBIDDEN):
+        raise Refused(PutStatus.MESSAGE_ILLEGAL, "the topic holds a character 0, 1 or 2: leave it out")
+    return data
+
+
+def body_bytes(body: bytes | bytearray | memoryview) -> bytes:
+    """The body as bytes; TypeError for text, which has no one encoding."""
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, (bytearray, memoryview)):
+        return bytes(body)
+    raise TypeError(f"body must be bytes, not {type(body).__name__}: encode text first, for example with .encode()")
+
+
+def _value(name: str, value: str, what: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be str, not {type(value).__name__}")
+    if any(mark in value for mark in _FORBIDDEN):
+        raise Refused(PutStatus.MESSAGE_ILLEGAL,
+                      f"{what} holds a character 0, 1 or 2, which separate properties on disk: leave it out")
+    if name and len(name) + 1 + len(value) < PROPERTY_PIECE_CHARS_MIN or not value:
+        raise Refused(PutStatus.MESSAGE_ILLEGAL, f"{what} is empty: readers of the format would drop it; leave it away")
+    return value
+
+
+def _user_property(name: str, value: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a property's name must be str, not {type(name).__name__}")
+    if not name or any(mark in name for mark in _FORBIDDEN):
+        raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the property name {name!r} is empty or holds a character 0, 1 or 2")
+    if name in _RESERVED:
+        raise Refused(PutStatus.MESSAGE_ILLEGAL,
+                      f"the property name {name} is reserved by RocketMQ: use the argument for it, or another name")
+    return f"{name}{NAME_VALUE_SEPARATOR}{_value(name, value, f'the property {name}')}"
+
+
+def properties_text(tags: str | None, keys: str | Iterable[str] | None, properties: Mapping[str, str] | None,
+                    unique_key: str | None = None) -> str:
+    """The property text, user properties first, in the order given; Refused when a part of it is illegal."""
+    pieces = [_user_property(name, value) for name, value in properties.items()] if properties else []
+    if keys is not None:
+        words = keys if isinstance(keys, str) else " ".join(_value("", word, "a key") for word in keys)
+        if words:
+            pieces.append(f"{PROPERTY_KEYS}{NAME_VALUE_SEPARATOR}{_value(PROPERTY_KEYS, words, 'keys')}")
+    if unique_key is not None:
+        pieces.append(f"{PROPERTY_UNIQ_KEY}{NAME_VALUE_SEPARATOR}{_value(PROPERTY_UNIQ_KEY, unique_key, 'unique_key')}")
+    if tags:
+        pieces.append(f"{PROPERTY_TAGS}{NAME_VALUE_SEPARATOR}{_value(PROPERTY_TAGS, tags, 'tags')}")
+    return PROPERTY_SEPARATOR.join(pieces)
+
+
+def properties_bytes(text: str) -> bytes:
+    """The property text in UTF-8. RocketMQ counts characters first, then bytes, with two statuses."""
+    if len(text) > PROPERTIES_BYTES_MAX:
+        raise Refused(PutStatus.MESSAGE_ILLEGAL,
+                      f"the properties have {len(text)} characters, {PROPERTIES_BYTES_MAX} are possible: store less in them")
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise Refused(PutStatus.MESSAGE_ILLEGAL, "a property holds a lone surrogate: give it as valid text") from None
+    if len(data) > PROPERTIES_BYTES_MAX:
+        raise Refused(PutStatus.PROPERTIES_SIZE_EXCEEDED,
+                      f"the properties have {len(data)} bytes in UTF-8, {PROPERTIES_BYTES_MAX} are possible: store less in them")
+    return data
+
+
+def delayed(topic: str, queue_id: int, text: str, level: int, levels: int) -> tuple[str, int, str]:
+    """(topic, queue id, property text) of a message that is to be delivered later.
+
+    CommitLog.asyncPutMessage: the level is clamped to the table's length, the real topic
+    and queue go into properties. Delivery is ScheduleMessageService's.
+    """
+    level = min(level, levels)
+    pieces = [piece for piece in text.split(PROPERTY_SEPARATOR)
+              if piece and piece.split(NAME_VALUE_SEPARATOR, 1)[0]
+              not in (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)]
+    for name, value in ((PROPERTY_DELAY, level), (PROPERTY_REAL_TOPIC, topic), (PROPERTY_REAL_QUEUE_ID, queue_id)):
+        pieces.append(f"{name}{NAME_VALUE_SEPARATOR}{value}")
+    return SCHEDULE_TOPIC, level - 1, PROPERTY_SEPARATOR.join(pieces)

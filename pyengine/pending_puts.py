@@ -1,0 +1,93 @@
+"""Puts that were submitted and are waited for by a Future.
+
+One thread per producer, started with the first such put, takes the answers in order of
+submission and resolves the futures. A put that outlives a caller's patience stays here:
+its Future is resolved when the engine answers after all, or when the session is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+
+from pyengine.native.flush import monotonic_ns
+from pyengine.native.producer import AGAIN, ProducerSession
+
+LOOK_NS = 250_000_000
+
+
+class PutFuture(Future):
+    """A concurrent.futures.Future that can be awaited as well."""
+
+    def __await__(self) -> Generator[object, None, object]:
+        return asyncio.wrap_future(self).__await__()
+
+
+class PendingPuts:
+    """The puts of one session whose answers are still to come.
+
+    `finish(code, answer, context)` makes the result of one put: code 0 or CLOSED, the
+    answer tuple (empty when there is none), and whatever was given to add(). It runs in
+    this object's thread and may wait for durability.
+    """
+
+    def __init__(self, session: ProducerSession, finish: Callable[[int, tuple, object], object]) -> None:
+        self._session = session
+        self._finish = finish
+        self._waiting: deque[tuple[int, PutFuture, object]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: int, context: object) -> PutFuture:
+        """A future for the entry just submitted; the caller holds the producer's lock."""
+        future = PutFuture()
+        future.set_running_or_notify_cancel()
+        with self._changed:
+            if not self._waiting:
+                self._session.set_oldest_unread(sequence)
+            self._waiting.append((sequence, future, context))
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pyengine-answers", daemon=True)
+            self._thread.start()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                sequence, future, context = self._waiting[0]
+            code, answer = self._session.wait_acked(sequence, monotonic_ns() + LOOK_NS)
+            if code == AGAIN and not self._closed:
+                continue
+            try:
+                result = self._finish(code, answer, context)
+            except BaseException as error:  # noqa: BLE001 - a future must never be left hanging
+                self._drop(sequence)
+                future.set_exception(error)
+                continue
+            self._drop(sequence)
+            future.set_result(result)
+
+    def _drop(self, sequence: int) -> None:
+        with self._changed:
+            self._waiting.popleft()
+            self._session.set_oldest_unread(sequence + 1)
+
+    def close(self) -> None:
+        """Resolve what is left (answered or indeterminate) and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()

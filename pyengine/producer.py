@@ -1,0 +1,540 @@
+"""Producer: puts into a running engine through a session of its own.
+
+    with pyengine.connect(path) as producer:
+        producer.put("orders", b"...", tags="new", keys="42")
+        producer.put_many("orders", bodies)              # one answer for all of them
+        future = producer.put_async("orders", b"...")    # or: await producer.put_async(...)
+
+What PUT_OK means depends on the store's flush mode (README, durability table). A refusal
+comes back as a status with a sentence, never as an exception; wrong Python types are
+TypeError. A put that was submitted and not answered in time is *indeterminate*: status
+UNKNOWN_ERROR, `indeterminate=True` (DESIGN promise 9).
+
+When the engine is replaced by another start, puts under way become indeterminate and the
+next put opens a new session. Thread-safe. Not to be used across fork().
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pyengine import outgoing
+from pyengine.errors import EngineError, UsageError
+from pyengine.formats.batch import BatchMember, encode_batch
+from pyengine.formats.constants import (
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6,
+    SYS_FLAG_TRANSACTION_COMMIT,
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_NONE,
+)
+from pyengine.formats.hosts import HOST_V6_BYTES, encode_host
+from pyengine.formats.message import record_size
+from pyengine.formats.properties import decode_properties, is_wait_store_ok
+from pyengine.native import control as control_native
+from pyengine.native import producer as native
+from pyengine.native.flush import monotonic_ns
+from pyengine.native.writer import REFUSALS
+from pyengine.outgoing import BatchMessage, Refused
+from pyengine.pending_puts import PendingPuts, PutFuture
+from pyengine.results import PutManyResult, PutResult, PutStatus
+
+_OK = PutStatus.PUT_OK
+
+
+class OpenSession(Protocol):
+    """What ipc.session_client.open_session gives: one session at the supervisor's."""
+
+    native: native.ProducerSession
+    folder: Path
+
+    def close(self) -> None:
+        """Tell the supervisor and unmap. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What is needed to make a result of an answer."""
+
+    kind: int
+    topic: str
+    queue_id: int
+    store_host: bytes
+    durable: bool
+    sizes: Sequence[int] = ()       # batch: of each record, for the message ids
+    side: Path | None = None
+
+
+def _message_id(store_host: bytes, physical_offset: int) -> str:
+    return (store_host + physical_offset.to_bytes(8, "big")).hex().upper()
+
+
+class Producer:
+    """Puts through one session. Made by pyengine.connect.
+
+    `open_session` is called now and whenever the engine was replaced. Hosts are text
+    (`1.2.3.4:10911`). `delay_levels` is the number of levels of the store's table.
+    """
+
+    def __init__(self, open_session: Callable[[], OpenSession], *, store_host: str = "127.0.0.1:10911",
+                 born_host: str = "127.0.0.1:0", delay_levels: int = 18) -> None:
+        self._open_session = open_session
+        self._store_host = encode_host(store_host)
+        self._born_host = encode_host(born_host)
+        self._host_flags = _host_flags(self._born_host, self._store_host)
+        self._delay_levels = delay_levels
+        self._lock = threading.Lock()
+        self._session: OpenSession | None = None
+        self._pid = os.getpid()
+        self._topics: dict[str, bytes] = {}
+        self._tags: dict[str | None, bytes] = {None: b"", "": b""}
+        self._closed = False
+        self._attach()
+
+    # ---- session ----------------------------------------------------------------
+
+    def _attach(self) -> None:
+        session = self._open_session()
+        identity = session.native.control.identity
+        self._session = session
+        self._native = session.native
+        self._sync = identity.mode == control_native.MODE_SYNC
+        self._timeout_s = identity.put_timeout_ms / 1000
+        self._flush_timeout_s = identity.sync_flush_timeout_ms / 1000
+        self._native.set_constants(self._born_host, self._store_host, self._host_flags)
+        self._native.set_timeouts(self._timeout_s, self._flush_timeout_s)
+        self._pending = PendingPuts(self._native, self._finish)
+
+    def _renew(self) -> str:
+        """The session is over: open another; the reason when that fails. The lock is held."""
+        self._detach()
+        try:
+            self._attach()
+        except EngineError as error:
+            return str(error)
+        return ""
+
+    def _detach(self) -> None:
+        if self._session is not None:
+            self._pending.close()
+            self._session.close()
+            self._session = None
+
+    def _ready(self) -> str:
+        """A sentence when nothing can be submitted, empty when it can. The lock is held."""
+        if self._closed:
+            return "the producer is closed: connect again"
+        if os.getpid() != self._pid:
+            return "the producer was made before a fork: connect in the process that puts"
+        return "" if self._session is not None else self._renew()
+
+    def close(self) -> None:
+        """Wait for the answers that are due, end the session. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._detach()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ---- puts -------------------------------------------------------------------
+
+    def put(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
+            keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+            delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
+            timeout_s: float | None = None) -> PutResult:
+        """Store one message and say where; returns when it is as durable as the flush mode promises.
+
+        `keys`: words for query_message, as one text with blanks or as several. `unique_key`
+        is stored as UNIQ_KEY, by which doubles can be recognised. `delay_level` 1..n puts
+        it off (message_delay_level). `wait=False`: in sync mode do not wait for the disk.
+        `timeout_s` bounds the wait for the writer's answer (default put_timeout_ms).
+        RocketMQ: DefaultMessageStore.putMessage.
+        """
+        try:
+            name = self._topics.get(topic)
+            if name is None:
+                name = self._remember_topic(topic)
+            if keys is None and properties is None and unique_key is None and tags in self._tags:
+                text = self._tags[tags]
+            else:
+                text = self._properties(tags, keys, properties, unique_key)
+            if type(body) is not bytes:
+                body = outgoing.body_bytes(body)
+            if delay_level:
+                topic, queue_id, later = self._delay(topic, queue_id, text.decode(), delay_level)
+                name, text = topic.encode(), outgoing.properties_bytes(later)
+        except Refused as refused:
+            return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
+        durable = self._sync and wait
+        if timeout_s is None and not self._pending and len(body) < self._native.entry_limit - 65536:
+            if self._lock.acquire(blocking=False):
+                try:
+                    return self._put_now(name, text, body, topic, queue_id, flag, durable)
+                finally:
+                    self._lock.release()
+        header = self._header(native.PUT, name, text, len(body), queue_id, flag)
+        context = _Context(native.PUT, topic, queue_id, self._store_host, durable)
+        return self._put_and_wait(header, name, text, body, b"", context, timeout_s)
+
+    def _put_now(self, name: bytes, text: bytes, body: bytes, topic: str, queue_id: int, flag: int, durable: bool) -> PutResult:
+        """The fast path: one native call. The lock is held."""
+        reason = "" if self._session is not None and not self._closed else self._ready()
+        if reason:
+            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, topic=topic, queue_id=queue_id, reason=reason)
+        session = self._native
+        code = session.put(name, text, body, queue_id, flag, durable)
+        if code == native.CLOSED and session.stage == native.NOT_SUBMITTED:
+            reason = self._renew()
+            if reason:
+                return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, topic=topic, queue_id=queue_id, reason=reason)
+            session = self._native
+            code = session.put(name, text, body, queue_id, flag, durable)
+        if code == 0:
+            answer = session.answer()
+            if answer[5] == 0:
+                physical_offset = answer[1]
+                return PutResult(_OK, _message_id(self._store_host, physical_offset), answer[3], physical_offset,
+                                 answer[8], answer[4], topic, queue_id)
+        context = _Context(native.PUT, topic, queue_id, self._store_host, durable)
+        return self._outcome(code, session.stage, session.answer(), context)
+
+    def put_async(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
+                  keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+                  delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
+                  timeout_s: float | None = None) -> PutFuture:
+        """put() without waiting: a Future of its PutResult, which can be awaited too.
+
+        `timeout_s` bounds only the wait for room in the ring. The Future resolves when the
+        engine answers, also after a worker was replaced; if the session ends first, to
+        an indeterminate result.
+        """
+        try:
+            name = self._topics.get(topic) or self._remember_topic(topic)
+            text = self._properties(tags, keys, properties, unique_key)
+            body = outgoing.body_bytes(body)
+            if delay_level:
+                topic, queue_id, later = self._delay(topic, queue_id, text.decode(), delay_level)
+                name, text = topic.encode(), outgoing.properties_bytes(later)
+        except Refused as refused:
+            return _resolved(PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason))
+        header = self._header(native.PUT, name, text, len(body), queue_id, flag)
+        context = _Context(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
+        return self._submit(header, name, text, body, b"", context, timeout_s)
+
+    def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
+                 keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+                 wait: bool = True, timeout_s: float | None = None) -> PutManyResult:
+        """Store many messages of one queue with contiguous queue offsets, all or none, one answer.
+
+        All share tags, keys, properties and flag. May span segments and exceed 4 MiB in
+        sum (at most 256 MiB; each body obeys max_message_size_bytes).
+        """
+        return self._many(topic, bodies, queue_id, tags, keys, properties, flag, wait, timeout_s, asynchronous=False)
+
+    def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
+                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None,
+                       flag: int = 0, wait: bool = True, timeout_s: float | None = None) -> PutFuture:
+        """put_many() without waiting: a Future of its PutManyResult."""
+        return self._many(topic, bodies, queue_id, tags, keys, properties, flag, wait, timeout_s, asynchronous=True)
+
+    def _many(self, topic, bodies, queue_id, tags, keys, properties, flag, wait, timeout_s, *, asynchronous):
+        try:
+            name = self._topics.get(topic) or self._remember_topic(topic)
+            text = self._properties(tags, keys, properties, None)
+            if not isinstance(bodies, (list, tuple)):
+                bodies = list(bodies)
+            if not bodies:
+                raise Refused(PutStatus.MESSAGE_ILLEGAL, "put_many got no bodies: give at least one")
+            try:
+                lengths, joined = native.pack_many(bodies)
+            except TypeError:
+                lengths, joined = native.pack_many([outgoing.body_bytes(body) for body in bodies])
+            if len(lengths) + len(joined) > native.SIDE_BYTES_MAX - 131072:
+                raise Refused(PutStatus.MESSAGE_ILLEGAL, "put_many takes at most 256 MiB at once: split it")
+        except Refused as refused:
+            result = PutManyResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
+            return _resolved(result) if asynchronous else result
+        header = self._header(native.MANY, name, text, len(lengths) + len(joined), queue_id, flag, len(bodies))
+        context = _Context(native.MANY, topic, queue_id, self._store_host, self._sync and wait)
+        if asynchronous:
+            return self._submit(header, name, text, lengths, joined, context, timeout_s)
+        return self._put_and_wait(header, name, text, lengths, joined, context, timeout_s)
+
+    def put_batch(self, topic: str, messages: Iterable[BatchMessage | bytes], *, queue_id: int = 0,
+                  properties: Mapping[str, str] | None = None, wait: bool = True,
+                  timeout_s: float | None = None) -> PutResult:
+        """RocketMQ's putMessages: members with properties of their own, in one segment, within its size limits.
+
+        `properties` are appended to every member's. The result has the first member's
+        offsets and all message ids joined by commas.
+        """
+        try:
+            name = self._topics.get(topic) or self._remember_topic(topic)
+            shared = self._properties(None, None, properties, None)
+            members = []
+            for each in messages:
+                each = each if isinstance(each, BatchMessage) else BatchMessage(outgoing.body_bytes(each))
+                text = outgoing.properties_text(each.tags, each.keys, each.properties)
+                outgoing.properties_bytes(text)
+                members.append(BatchMember(outgoing.body_bytes(each.body), each.flag, text))
+            if not members:
+                raise Refused(PutStatus.MESSAGE_ILLEGAL, "put_batch got no messages: give at least one")
+        except Refused as refused:
+            return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
+        header = self._header(native.BATCH, name, shared, 0, queue_id, 0, len(members))
+        return self._put_members(header, name, shared, members, topic, queue_id, self._store_host, wait, timeout_s)
+
+    def _put_members(self, header, name: bytes, shared: bytes, members: list[BatchMember], topic: str, queue_id: int,
+                     store_host: bytes, wait: bool, timeout_s: float | None) -> PutResult:
+        payload = encode_batch(members)
+        header.payload_bytes = len(payload)
+        sizes = []
+        for member in members:
+            own = len(member.properties_text.encode())
+            joint = bool(shared and own and not member.properties_text.endswith("\x02"))
+            sizes.append(record_size(len(member.body), len(name), own + joint + len(shared), header.sys_flag))
+        context = _Context(native.BATCH, topic, queue_id, store_host, self._sync and wait, tuple(sizes))
+        return self._put_and_wait(header, name, shared, payload, b"", context, timeout_s)
+
+    # ---- raw puts: what RocketMQ's store is given by its broker -------------------
+
+    def put_raw(self, topic: str, body: bytes, *, queue_id: int = 0, properties_text: str = "", flag: int = 0,
+                sys_flag: int = 0, born_timestamp_ms: int = 0, born_host: str = "127.0.0.1:0",
+                store_host: str | None = None, reconsume_times: int = 0, prepared_transaction_offset: int = 0,
+                wait_store_msg_ok: bool = True, delay_level: int = 0, clock_ms: int = 0,
+                timeout_s: float | None = None) -> PutResult:
+        """One message with every field given by hand; the property text is stored as it is.
+
+        For tools that replay what a broker received. `clock_ms` counts only in an engine
+        with replay_clock. RocketMQ: MessageExtBrokerInner.
+        """
+        try:
+            transaction = sys_flag & SYS_FLAG_TRANSACTION_MASK
+            if len(topic) > 127:
+                raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the topic has {len(topic)} characters, 127 are possible: shorten it")
+            if delay_level > 0 and transaction in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT):
+                outgoing.properties_bytes(properties_text)
+                topic, queue_id, properties_text = outgoing.delayed(
+                    topic, queue_id, properties_text, delay_level, self._delay_levels)
+            name = outgoing.topic_bytes(topic)
+            text = outgoing.properties_bytes(properties_text)
+        except Refused as refused:
+            return PutResult(refused.status, topic=topic, queue_id=queue_id, reason=refused.reason)
+        store = encode_host(store_host) if store_host else self._store_host
+        header = self._raw_header(native.PUT, name, text, len(body), queue_id, flag, sys_flag, born_timestamp_ms,
+                                  encode_host(born_host), store, reconsume_times, prepared_transaction_offset, clock_ms)
+        context = _Context(native.PUT, topic, queue_id, store, self._sync and wait_store_msg_ok)
+        return self._put_and_wait(header, name, text, body, b"", context, timeout_s)
+
+    def put_batch_raw(self, topic: str, members: Sequence[BatchMember], *, queue_id: int = 0, properties_text: str = "",
+                      sys_flag: int = 0, born_timestamp_ms: int = 0, born_host: str = "127.0.0.1:0",
+                      store_host: str | None = None, reconsume_times: int = 0, wait_store_msg_ok: bool = True,
+                      delay_level: int = 0, clock_ms: int = 0, timeout_s: float | None = None) -> PutResult:
+        """A batch with every field given by hand. RocketMQ: MessageExtBatch."""
+        try:
+            if sys_flag & SYS_FLAG_TRANSACTION_MASK or delay_level > 0:
+                raise Refused(PutStatus.MESSAGE_ILLEGAL, "a batch holds no transaction and no delayed messages: put them singly")
+            name = outgoing.topic_bytes(topic)
+            shared = outgoing.properties_bytes(properties_text)
+        except Refused as refused:
+            return PutResult(refused.status, topic=topic, queue_id=queue_id, reason=refused.reason)
+        store = encode_host(store_host) if store_host else self._store_host
+        header = self._raw_header(native.BATCH, name, shared, 0, queue_id, 0, sys_flag, born_timestamp_ms,
+                                  encode_host(born_host), store, reconsume_times, 0, clock_ms)
+        header.count = len(members)
+        wait = wait_store_msg_ok and is_wait_store_ok(decode_properties(properties_text))
+        return self._put_members(header, name, shared, list(members), topic, queue_id, store, wait, timeout_s)
+
+    # ---- pieces -----------------------------------------------------------------
+
+    def _remember_topic(self, topic: str) -> bytes:
+        name = outgoing.topic_bytes(topic)
+        if len(self._topics) < 10_000:
+            self._topics[topic] = name
+        return name
+
+    def _properties(self, tags, keys, properties, unique_key) -> bytes:
+        data = outgoing.properties_bytes(outgoing.properties_text(tags, keys, properties, unique_key))
+        if keys is None and properties is None and unique_key is None and len(self._tags) < 10_000:
+            self._tags[tags] = data
+        return data
+
+    def _delay(self, topic: str, queue_id: int, text: str, level: int) -> tuple[str, int, str]:
+        if level < 0:
+            raise Refused(PutStatus.MESSAGE_ILLEGAL, f"delay_level {level} is negative: give 1 to {self._delay_levels}, or 0")
+        return outgoing.delayed(topic, queue_id, text, level, self._delay_levels)
+
+    def _header(self, kind: int, name: bytes, text: bytes, payload_bytes: int, queue_id: int, flag: int, count: int = 1):
+        header = native.new_header()
+        header.kind = kind
+        header.queue_id, header.flag, header.sys_flag, header.count = queue_id, flag, self._host_flags, count
+        header.topic_bytes, header.properties_bytes, header.payload_bytes = len(name), len(text), payload_bytes
+        header.born_timestamp_ms = time.time_ns() // 1_000_000
+        native.fill_hosts(header, self._born_host, self._store_host)
+        return header
+
+    def _raw_header(self, kind, name, text, payload_bytes, queue_id, flag, sys_flag, born_timestamp_ms, born_host,
+                    store_host, reconsume_times, prepared_transaction_offset, clock_ms):
+        header = self._header(kind, name, text, payload_bytes, queue_id, flag)
+        header.sys_flag = sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6) | _host_flags(born_host, store_host)
+        header.born_timestamp_ms = born_timestamp_ms
+        header.reconsume_times = reconsume_times
+        header.prepared_transaction_offset = prepared_transaction_offset
+        header.clock_ms = clock_ms
+        native.fill_hosts(header, born_host, store_host)
+        return header
+
+    def _put_and_wait(self, header, name, text, first, second, context: _Context, timeout_s: float | None):
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        if limit < 0:
+            raise UsageError(f"timeout_s is {timeout_s}: give 0 or more seconds")
+        future = self._submit(header, name, text, first, second, context, limit)
+        try:
+            return future.result(limit + (self._flush_timeout_s if context.durable else 0))
+        except FutureTimeoutError:
+            return _unknown(context, f"submitted, but not answered within {limit:g} s: it may or may not be stored")
+
+    def _submit(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: _Context,
+                timeout_s: float | None) -> PutFuture:
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        deadline_ns = monotonic_ns() + int(limit * 1e9)
+        with self._lock:
+            for attempt in (1, 2):
+                reason = self._ready()
+                if reason:
+                    return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE, reason))
+                try:
+                    code, context = self._submit_now(header, name, text, first, second, context, deadline_ns)
+                except OSError as error:
+                    return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                                              f"no room for the side object of a large put: {error.strerror}"))
+                if code == 0:
+                    return self._pending.add(self._native.sequence, context)
+                if code == native.CLOSED and attempt == 1:
+                    reason = self._renew()
+                    if not reason:
+                        continue
+                    return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE, reason))
+                break
+        return _resolved(_refused(
+            context, PutStatus.SERVICE_NOT_AVAILABLE,
+            f"the writer made no room in {limit:g} s; nothing was submitted (`pyengine status` tells how it is)"))
+
+    def _submit_now(self, header, name, text, first, second, context: _Context, deadline_ns: int) -> tuple[int, _Context]:
+        if native.layout_bytes(name, text, len(first) + len(second)) <= self._native.entry_limit:
+            return self._native.submit(header, name, text, first, second, deadline_ns), context
+        side = self._write_side(header, name, text, first, second)
+        small = native.new_header()
+        small.kind = native.SIDE
+        small.payload_bytes = side.stat().st_size
+        small.count = header.count
+        code = self._native.submit_side(small, deadline_ns)
+        if code:
+            side.unlink(missing_ok=True)
+            return code, context
+        return 0, _Context(context.kind, context.topic, context.queue_id, context.store_host, context.durable,
+                           context.sizes, side)
+
+    def _write_side(self, header, name, text, first, second) -> Path:
+        """An entry larger than half the ring goes into a file of its own beside the ring; the writer reads it."""
+        header.sequence = self._native.sequence + 1
+        image = native.entry_bytes(header, name, text, first, second)
+        path = self._session.folder / f"side-{self._native.slot}-{self._native.generation}-{header.sequence}"
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, len(image))
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(image)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        return path
+
+    # ---- answers ----------------------------------------------------------------
+
+    def _finish(self, code: int, answer: tuple, context: _Context):
+        """The result of one pending put; in the answers' thread."""
+        if context.side is not None:
+            context.side.unlink(missing_ok=True)
+        if code:
+            return self._outcome(code, native.SUBMITTED, answer, context)
+        if context.durable and answer[5] == 0:
+            code = self._native.wait_flushed(answer[2], monotonic_ns() + int(self._flush_timeout_s * 1e9))
+        return self._outcome(code, native.ANSWERED, answer, context)
+
+    def _outcome(self, code: int, stage: int, answer: tuple, context: _Context):
+        if stage == native.NOT_SUBMITTED:
+            return _refused(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                            "the writer made no room in time; nothing was submitted (`pyengine status` tells how it is)")
+        if stage == native.SUBMITTED:
+            return _unknown(context, "submitted, but the session ended before the answer: it may or may not be stored"
+                            if code == native.CLOSED else "submitted, but not answered in time: it may or may not be stored")
+        status = PutStatus(answer[5])
+        reason = REFUSALS.get(answer[6], "")
+        indeterminate = False
+        if code:
+            status = PutStatus.FLUSH_DISK_TIMEOUT
+            indeterminate = code == native.CLOSED
+            reason = {
+                native.FROZEN: "stored, but it could not be made durable: " + control_native.reason(self._native.control),
+                native.CLOSED: "stored, but the engine went away before it was durable",
+            }.get(code, f"stored, but not durable within {self._flush_timeout_s:g} s")
+        return _result(context, status, answer, reason, indeterminate)
+
+
+def _result(context: _Context, status: PutStatus, answer: tuple, reason: str, indeterminate: bool):
+    _, physical_offset, end_offset, queue_offset, store_timestamp_ms, _, _, count, size_bytes = answer
+    stored = physical_offset >= 0
+    if context.kind == native.MANY:
+        return PutManyResult(status, count if stored else 0, queue_offset, physical_offset, end_offset,
+                             store_timestamp_ms, context.topic, context.queue_id, reason, indeterminate)
+    msg_id = ""
+    if stored and context.sizes:
+        ids, at = [], physical_offset
+        for size in context.sizes:
+            ids.append(_message_id(context.store_host, at))
+            at += size
+        msg_id = ",".join(ids)
+    elif stored:
+        msg_id = _message_id(context.store_host, physical_offset)
+    return PutResult(status, msg_id, queue_offset, physical_offset, size_bytes, store_timestamp_ms, context.topic,
+                     context.queue_id, count if stored else 0, reason, indeterminate)
+
+
+def _refused(context: _Context, status: PutStatus, reason: str):
+    if context.kind == native.MANY:
+        return PutManyResult(status, topic=context.topic, queue_id=context.queue_id, reason=reason)
+    return PutResult(status, topic=context.topic, queue_id=context.queue_id, count=0, reason=reason)
+
+
+def _unknown(context: _Context, reason: str):
+    if context.kind == native.MANY:
+        return PutManyResult(PutStatus.UNKNOWN_ERROR, topic=context.topic, queue_id=context.queue_id, reason=reason,
+                             indeterminate=True)
+    return PutResult(PutStatus.UNKNOWN_ERROR, topic=context.topic, queue_id=context.queue_id, count=0, reason=reason,
+                     indeterminate=True)
+
+
+def _resolved(result: object) -> PutFuture:
+    future = PutFuture()
+    future.set_result(result)
+    return future
+
+
+def _host_flags(born_host: bytes, store_host: bytes) -> int:
+    flags = SYS_FLAG_BORN_HOST_V6 if len(born_host) == HOST_V6_BYTES else 0
+    return flags | (SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0)
