@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pyengine import outgoing
 from pyengine.errors import EngineError, UsageError
@@ -38,6 +38,7 @@ from pyengine.formats.constants import (
 from pyengine.formats.hosts import HOST_V6_BYTES, encode_host
 from pyengine.formats.message import record_size
 from pyengine.formats.properties import decode_properties, is_wait_store_ok
+from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as control_native
 from pyengine.native import producer as native
 from pyengine.native.flush import monotonic_ns
@@ -46,17 +47,10 @@ from pyengine.outgoing import BatchMessage, Refused
 from pyengine.pending_puts import PendingPuts, PutFuture
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
+if TYPE_CHECKING:
+    from pyengine.ipc.session_client import ProducerSession
+
 _OK = PutStatus.PUT_OK
-
-
-class OpenSession(Protocol):
-    """What ipc.session_client.open_session gives: one session at the supervisor's."""
-
-    native: native.ProducerSession
-    folder: Path
-
-    def close(self) -> None:
-        """Tell the supervisor and unmap. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,7 @@ class Producer:
     (`1.2.3.4:10911`). `delay_levels` is the number of levels of the store's table.
     """
 
-    def __init__(self, open_session: Callable[[], OpenSession], *, store_host: str = "127.0.0.1:10911",
+    def __init__(self, open_session: Callable[[], ProducerSession], *, store_host: str = "127.0.0.1:10911",
                  born_host: str = "127.0.0.1:0", delay_levels: int = 18) -> None:
         self._open_session = open_session
         self._store_host = encode_host(store_host)
@@ -91,7 +85,7 @@ class Producer:
         self._host_flags = _host_flags(self._born_host, self._store_host)
         self._delay_levels = delay_levels
         self._lock = threading.Lock()
-        self._session: OpenSession | None = None
+        self._session: ProducerSession | None = None
         self._pid = os.getpid()
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
@@ -102,9 +96,10 @@ class Producer:
 
     def _attach(self) -> None:
         session = self._open_session()
-        identity = session.native.control.identity
+        identity = session.identity
         self._session = session
-        self._native = session.native
+        self._native = native.ProducerSession(session.control, session.bells, session.session, session.writer_latch.semaphore,
+                                              session.slot, session.generation)
         self._sync = identity.mode == control_native.MODE_SYNC
         self._timeout_s = identity.put_timeout_ms / 1000
         self._flush_timeout_s = identity.sync_flush_timeout_ms / 1000
@@ -123,7 +118,7 @@ class Producer:
 
     def _detach(self) -> None:
         if self._session is not None:
-            self._pending.close()
+            self._pending.close()  # its thread looks at the session's memory
             self._session.close()
             self._session = None
 
@@ -450,7 +445,7 @@ class Producer:
         """An entry larger than half the ring goes into a file of its own beside the ring; the writer reads it."""
         header.sequence = self._native.sequence + 1
         image = native.entry_bytes(header, name, text, first, second)
-        path = self._session.folder / f"side-{self._native.slot}-{self._native.generation}-{header.sequence}"
+        path = self._session.folder.path / side_name(self._native.slot, self._native.generation, header.sequence)
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:

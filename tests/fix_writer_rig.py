@@ -73,7 +73,7 @@ class WriterRig:
         self.sessions[slot] = (memory, view)
         control_native.add(self.control.session_seq, "value")
         producer = producer_native.ProducerSession(
-            self.control, self.bells, view, self.latch.semaphore, slot, generation, (memory,))
+            self.control, self.bells, view, self.latch.semaphore, slot, generation)
         producer.set_constants(HOST, HOST, 0)
         producer.set_timeouts(5, 5)
         return producer

@@ -36,14 +36,13 @@ def pack_many(bodies: Sequence[bytes]) -> tuple[bytes, bytes]:
 
 
 class ProducerSession:
-    """Pointers of one open session. Keeps the mappings alive; not thread-safe but for the waits.
+    """Pointers of one open session; the caller keeps the mappings. Not thread-safe but for the waits.
 
-    `control` (read-only), `bells` and `session` are views over `mappings`; `semaphore`
-    is the writer's latch semaphore (native.latch.Latch.semaphore).
+    `control` (read-only), `bells` and `session` are views over mappings; `semaphore` is
+    the writer's latch semaphore (native.latch.Latch.semaphore).
     """
 
-    def __init__(self, control, bells, session, semaphore, slot: int, generation: int, mappings: Sequence[object]) -> None:
-        self._mappings = mappings
+    def __init__(self, control, bells, session, semaphore, slot: int, generation: int) -> None:
         self._producer = ffi.new("struct ms_producer *")
         producer = self._producer
         producer.control = control

@@ -1,0 +1,96 @@
+"""An engine in parts: the test's process owns the store and serves sessions, real workers do the rest."""
+
+from __future__ import annotations
+
+import selectors
+import threading
+
+import pytest
+from fix_owner import Owner
+
+from pyengine.ipc import shared_objects
+from pyengine.ipc.session_client import open_session
+from pyengine.ipc.session_server import SessionServer
+from pyengine.ipc.sessions import Sessions
+from pyengine.native import control as native
+from pyengine.native import queue_table
+from pyengine.producer import Producer
+
+QUEUE_SLOTS = 1024
+MODULES = {native.ALLOCATOR: "workers.allocator", native.WRITER: "workers.writer", native.FLUSHER: "workers.flusher",
+           native.COMMITTER: "workers.committer"}
+
+
+class Parts:
+    """Owner, session server in a thread, and the workers that a put needs in this mode."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.control = owner.control
+        identity = owner.memory.identity
+        table = owner.folder.create(shared_objects.queues_name(1), queue_table.table_bytes(QUEUE_SLOTS))
+        queue_table.format_table(queue_table.view(table.memory), QUEUE_SLOTS, 1)
+        table.close()
+        for slot in owner.control.slots:
+            slot.queue_table_generation = 1
+        for number in range(identity.pool_buffers):
+            owner.folder.create(shared_objects.pool_name(number), identity.segment_bytes).close()
+        for buffer in owner.control.pool:
+            buffer.segment_base = -1
+        (owner.root / "commitlog").mkdir()
+        owner.position(0, ready_end=0)
+        owner.publish()
+        self._selector = selectors.DefaultSelector()
+        self._server = SessionServer(owner.memory, self._selector, Sessions(owner.memory))
+        self._going = True
+        self._thread = threading.Thread(target=self._loop)
+        self._thread.start()
+        self.workers = {}
+        kinds = [native.ALLOCATOR, native.FLUSHER, native.WRITER]
+        if identity.mode == native.MODE_POOL:
+            kinds.append(native.COMMITTER)
+        for kind in kinds:
+            self.start(kind)
+
+    def _loop(self) -> None:
+        while self._going:
+            for key, _ in self._selector.select(0.02):
+                key.data()
+            self._server.tick()
+
+    def start(self, kind: int) -> None:
+        incarnation = native.load(self.owner.worker(kind), "incarnation") + 1
+        self.workers[kind] = self.owner.spawn(MODULES[kind])
+        self.owner.wait_ready(kind, incarnation)
+
+    def kill(self, kind: int) -> None:
+        self.workers[kind].kill()
+        self.workers[kind].wait()
+
+    def producer(self, **settings) -> Producer:
+        return Producer(lambda: open_session(self.owner.root), **settings)
+
+    def log(self) -> bytes:
+        files = sorted((self.owner.root / "commitlog").iterdir())
+        return b"".join(path.read_bytes() for path in files)
+
+    def close(self) -> None:
+        self._going = False
+        self._thread.join()
+        self._server.close()
+        self._selector.close()
+
+
+@pytest.fixture
+def make_parts(make_owner):
+    """make_parts(**identity) -> Parts, running."""
+    made = []
+
+    def make(**identity) -> Parts:
+        identity.setdefault("session_ring_bytes_default", 65536)
+        made.append(Parts(make_owner(f"store{len(made)}", **identity)))
+        return made[-1]
+
+    yield make
+    for parts in made:
+        parts.close()

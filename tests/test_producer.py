@@ -1,0 +1,214 @@
+"""Puts through real workers: what comes back, what stands in the log, what a dead worker costs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from pyengine.formats.batch import BatchMember
+from pyengine.formats.constants import BLANK_MAGIC
+from pyengine.formats.message import Message, decode_record
+from pyengine.native import control as native
+from pyengine.outgoing import BatchMessage
+from pyengine.results import PutStatus
+
+MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
+
+
+@pytest.fixture(params=list(MODES))
+def parts(request, make_parts):
+    return make_parts(**MODES[request.param])
+
+
+def messages(parts) -> list[Message]:
+    """Every record of the log's files up to `committed`."""
+    log, found, at = parts.log(), [], 0
+    while at < native.load_position(parts.control.committed):
+        if int.from_bytes(log[at + 4:at + 8], "big") == BLANK_MAGIC:
+            at += int.from_bytes(log[at:at + 4], "big")
+            continue
+        found.append(decode_record(log, at))
+        assert found[-1].physical_offset == at
+        at += found[-1].size_bytes
+    return found
+
+
+def all_committed(parts):
+    from fix_owner import eventually
+
+    eventually(lambda: native.load_position(parts.control.committed) == native.load_position(parts.control.wrote), "committed")
+
+
+def test_put_tells_where_the_message_stands(parts):
+    with parts.producer() as producer:
+        first = producer.put("T", b"hello", queue_id=2, tags="a", keys=["k1", "k2"], properties={"p": "v"}, flag=5)
+        second = producer.put("T", b"", queue_id=2)
+    assert (first.status, first.queue_offset, first.physical_offset, first.topic) == (PutStatus.PUT_OK, 0, 0, "T")
+    assert (second.status, second.queue_offset, second.physical_offset) == (PutStatus.PUT_OK, 1, first.size_bytes)
+    all_committed(parts)
+    stored = messages(parts)
+    assert [m.msg_id for m in stored] == [first.msg_id, second.msg_id]
+    assert stored[0].raw_properties == "p\x01v\x02KEYS\x01k1 k2\x02TAGS\x01a"
+    assert (stored[0].body, stored[0].flag, stored[1].body) == (b"hello", 5, b"")
+
+
+def test_what_was_acknowledged_in_sync_mode_is_flushed(make_parts):
+    parts = make_parts(mode=native.MODE_SYNC)
+    with parts.producer() as producer:
+        for n in range(20):
+            result = producer.put("T", b"x" * n)
+            assert result.ok
+            assert native.load_position(parts.control.flushed) >= result.physical_offset + result.size_bytes
+        result = producer.put_many("T", [b"y"] * 100)
+        assert result.ok and native.load_position(parts.control.flushed) >= result.end_physical_offset
+
+
+def test_put_many_and_large_bodies_go_beside_the_ring(parts):
+    with parts.producer() as producer:
+        bodies = [bytes([n % 251]) * (n % 1500) for n in range(150)]
+        result = producer.put_many("T", bodies, tags="m")
+        large = producer.put("T", bytes(60_000))
+    assert (result.status, result.count, result.first_queue_offset) == (PutStatus.PUT_OK, 150, 0)
+    assert large.ok and large.queue_offset == 150
+    all_committed(parts)
+    assert [m.body for m in messages(parts)] == [*bodies, bytes(60_000)]
+    assert not [name for name in parts.owner.folder.names() if name.startswith("side")]
+
+
+def test_put_batch_keeps_each_members_properties(parts):
+    with parts.producer() as producer:
+        result = producer.put_batch("T", [BatchMessage(b"a", tags="x", keys="k"), b"b"], properties={"B": "b"})
+    assert (result.status, result.count) == (PutStatus.PUT_OK, 2)
+    all_committed(parts)
+    stored = messages(parts)
+    assert result.msg_id == ",".join(m.msg_id for m in stored)
+    assert [m.raw_properties for m in stored] == ["KEYS\x01k\x02TAGS\x01x\x02B\x01b", "B\x01b"]
+
+
+def test_futures_resolve_in_order_and_can_be_awaited(parts):
+    with parts.producer() as producer:
+        futures = [producer.put_async("T", b"%d" % n) for n in range(500)]
+        assert [future.result(10).queue_offset for future in futures] == list(range(500))
+
+        async def puts():
+            return await asyncio.gather(*(producer.put_async("T", b"a") for _ in range(20)))
+
+        assert [result.queue_offset for result in asyncio.run(puts())] == list(range(500, 520))
+
+
+def test_threads_share_a_producer(parts):
+    offsets: list[int] = []
+    with parts.producer() as producer:
+
+        def work():
+            for _ in range(50):
+                offsets.append(producer.put("T", b"t").queue_offset)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(offsets) == list(range(200))
+
+
+@pytest.mark.parametrize(("arguments", "status", "says"), [
+    ({"topic": ""}, "MESSAGE_ILLEGAL", "empty"),
+    ({"topic": "t" * 128}, "MESSAGE_ILLEGAL", "128 bytes"),
+    ({"topic": "宽" * 43}, "MESSAGE_ILLEGAL", "129 bytes"),
+    ({"topic": "a/b"}, "MESSAGE_ILLEGAL", "folder"),
+    ({"topic": ".."}, "MESSAGE_ILLEGAL", "folder"),
+    ({"topic": "a\x01"}, "MESSAGE_ILLEGAL", "character 0, 1 or 2"),
+    ({"properties": {"TAGS": "x"}}, "MESSAGE_ILLEGAL", "reserved"),
+    ({"properties": {"a\x02": "x"}}, "MESSAGE_ILLEGAL", "name"),
+    ({"properties": {"a": "x\x00"}}, "MESSAGE_ILLEGAL", "property a"),
+    ({"properties": {"a": ""}}, "MESSAGE_ILLEGAL", "empty"),
+    ({"tags": "x\x02"}, "MESSAGE_ILLEGAL", "tags"),
+    ({"keys": ["x\x01"]}, "MESSAGE_ILLEGAL", "key"),
+    ({"properties": {"a": "p" * 32766}}, "MESSAGE_ILLEGAL", "characters"),
+    ({"properties": {"a": "中" * 12000}}, "PROPERTIES_SIZE_EXCEEDED", "bytes"),
+    ({"body": bytes(65536)}, "MESSAGE_ILLEGAL", "no segment"),
+    ({"body": bytes((4 << 20) + 1)}, "MESSAGE_ILLEGAL", "max_message_size_bytes"),
+    ({"queue_id": -1}, "MESSAGE_ILLEGAL", "queue id"),
+    ({"delay_level": -1}, "MESSAGE_ILLEGAL", "negative"),
+])
+def test_bad_input_is_refused_with_a_status_and_a_sentence(make_parts, arguments, status, says):
+    parts = make_parts()
+    with parts.producer() as producer:
+        result = producer.put(**{"topic": "T", "body": b"x", **arguments})
+        assert (result.status.name, result.indeterminate) == (status, False)
+        assert says in result.reason, result.reason
+        assert producer.put_async(**{"topic": "T", "body": b"x", **arguments}).result(10).status.name == status
+        assert producer.put("T", b"fine").physical_offset == 0
+
+
+def test_text_bodies_are_a_type_error(make_parts):
+    with make_parts().producer() as producer:
+        with pytest.raises(TypeError, match="encode"):
+            producer.put("T", "text")
+
+
+def test_delayed_messages_wait_in_the_schedule_topic(make_parts):
+    parts = make_parts()
+    with parts.producer(delay_levels=5) as producer:
+        result = producer.put("T", b"later", queue_id=3, tags="t", delay_level=9)
+    (stored,) = messages(parts)
+    assert (stored.topic, stored.queue_id, result.topic) == ("SCHEDULE_TOPIC_XXXX", 4, "SCHEDULE_TOPIC_XXXX")
+    assert stored.properties == {"TAGS": "t", "DELAY": "5", "REAL_TOPIC": "T", "REAL_QID": "3"}
+
+
+def test_raw_puts_store_every_field_as_given(make_parts):
+    parts = make_parts(replay_clock=1)
+    with parts.producer() as producer:
+        result = producer.put_raw("T", b"b", queue_id=1, properties_text="TAGS\x01", flag=7, sys_flag=0x4,
+                                  born_timestamp_ms=1_600_000_000_000, born_host="[2001:db8::1]:99", store_host="10.0.0.1:10911",
+                                  reconsume_times=3, prepared_transaction_offset=77, clock_ms=1_700_000_000_000)
+        batch = producer.put_batch_raw("T", [BatchMember(b"m", 1, "K\x01v")], clock_ms=1_700_000_000_001)
+        refused = producer.put_batch_raw("T", [BatchMember(b"m")], sys_flag=4)
+    stored = messages(parts)
+    assert (stored[0].born_host, stored[0].store_host, stored[0].sys_flag) == ("[2001:db8::1]:99", "10.0.0.1:10911", 0x14)
+    assert (stored[0].store_timestamp_ms, stored[0].reconsume_times, stored[0].raw_properties) == (1_700_000_000_000, 3, "TAGS\x01")
+    assert stored[0].msg_id == result.msg_id and batch.ok and stored[1].store_timestamp_ms == 1_700_000_000_001
+    assert refused.status is PutStatus.MESSAGE_ILLEGAL
+
+
+def test_a_dead_writer_is_waited_for_and_loses_nothing(parts):
+    with parts.producer() as producer:
+        before = producer.put("T", b"before")
+        parts.kill(native.WRITER)
+        futures = [producer.put_async("T", b"%d" % n) for n in range(30)]
+        parts.start(native.WRITER)
+        assert [future.result(10).queue_offset for future in futures] == list(range(1, 31))
+    all_committed(parts)
+    assert [m.body for m in messages(parts)] == [b"before", *(b"%d" % n for n in range(30))]
+    assert before.ok
+
+
+def test_a_put_that_no_writer_answers_is_indeterminate(make_parts):
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put("T", b"1").ok
+        parts.kill(native.WRITER)
+        result = producer.put("T", b"2", timeout_s=0.05)
+        assert (result.status, result.indeterminate) == (PutStatus.UNKNOWN_ERROR, True)
+        parts.start(native.WRITER)
+        assert producer.put("T", b"3").queue_offset == 2
+
+
+def test_a_frozen_store_refuses_puts_and_names_the_cause(make_parts):
+    parts = make_parts(mode=native.MODE_SYNC)
+    with parts.producer() as producer:
+        assert producer.put("T", b"1").ok
+        native.freeze(parts.control, native.FLUSHER, 5, "the flusher could not make it durable (Input/output error)")
+        result = producer.put("T", b"2")
+    assert (result.status, result.indeterminate) == (PutStatus.SERVICE_NOT_AVAILABLE, False)
+    assert "read-only" in result.reason
+
+
+def test_a_closed_producer_says_so(make_parts):
+    producer = make_parts().producer()
+    producer.close()
+    result = producer.put("T", b"x")
+    assert result.status is PutStatus.SERVICE_NOT_AVAILABLE and "closed" in result.reason
