@@ -22,9 +22,8 @@ if TYPE_CHECKING:
         StoreRefusedError, UsageError,
     )
     from pyengine.formats.message import Message
-    from pyengine.ipc.live_reader import open_store
     from pyengine.results import GetResult, GetStatus, PutManyResult, PutResult, PutStatus, ReadLevel
-    from pyengine.storage.store_reader import StoreReader
+    from pyengine.storage.store_reader import StoreReader, open_store
 
 __version__ = "0.1.0"
 
@@ -37,9 +36,8 @@ _MODULES = {
         "PutTimeoutError", "StoreBusyError", "StoreRefusedError", "UsageError",
     ),
     "pyengine.formats.message": ("Message",),
-    "pyengine.ipc.live_reader": ("open_store",),
     "pyengine.results": ("GetResult", "GetStatus", "PutManyResult", "PutResult", "PutStatus", "ReadLevel"),
-    "pyengine.storage.store_reader": ("StoreReader",),
+    "pyengine.storage.store_reader": ("StoreReader", "open_store"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -1,0 +1,77 @@
+"""Where a file is not zero, and making it so. Holes are skipped, not read: a queue file is mostly hole.
+
+File times are kept where only zeros are written, because RocketMQ finds a queue file
+by its time (BEHAVIOUR section 12).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyengine.storage.durable_writes import open_file, pwrite_all, sync_descriptor
+
+_CHUNK_BYTES = 1 << 20
+_PAGE_BYTES = 4096
+
+
+def used_end(path: Path, start: int = 0) -> int:
+    """The position behind the file's last non-zero byte, or `start` when there is none from there on."""
+    descriptor = open_file(path, os.O_RDONLY)
+    try:
+        end = start
+        for position, chunk in data_chunks(descriptor, start):
+            used = len(chunk.rstrip(b"\0"))
+            if used:
+                end = position + used
+        return end
+    finally:
+        os.close(descriptor)
+
+
+def clear_file_from(path: Path, start: int) -> int:
+    """Zero a file from byte `start` to its end, durable, length and file time kept.
+
+    Returns how many bytes there were up to the last non-zero one. Pages that are zero
+    already are not written, so holes stay holes. May be done twice.
+    """
+    descriptor = open_file(path, os.O_RDWR)
+    try:
+        status = os.fstat(descriptor)
+        end = start
+        for position, chunk in data_chunks(descriptor, start):
+            used = len(chunk.rstrip(b"\0"))
+            if not used:
+                continue
+            end = position + used
+            for at in range(0, used, _PAGE_BYTES):
+                page = chunk[at : at + _PAGE_BYTES]
+                if page.rstrip(b"\0"):
+                    pwrite_all(descriptor, bytes(len(page)), position + at, path)
+        if end > start:
+            os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+            sync_descriptor(descriptor, path)
+        return end - start
+    finally:
+        os.close(descriptor)
+
+
+def data_chunks(descriptor: int, start: int) -> Iterator[tuple[int, bytes]]:
+    """(position, bytes) of everything from `start` on that is no hole, at most 1 MiB at a time."""
+    position = start
+    while True:
+        try:
+            position = os.lseek(descriptor, position, os.SEEK_DATA)
+            data_end = os.lseek(descriptor, position, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole is left
+                return
+            raise
+        while position < data_end:
+            chunk = os.pread(descriptor, min(_CHUNK_BYTES, data_end - position), position)
+            if not chunk:
+                return
+            yield position, chunk
+            position += len(chunk)

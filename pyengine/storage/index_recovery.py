@@ -1,0 +1,125 @@
+"""Which index files can be believed, and from where the log's keys must be entered again.
+
+RocketMQ deletes, after a crash, every index file whose end time is later than the
+checkpoint's index time, and never cuts an index with the log (IndexService.load,
+FORMAT section 10). Then it enters only the keys of the segment where recovery began;
+older keys of the deleted file are lost for good. Here they are entered again from
+where the last believed file ends (docs/compatibility.md).
+
+    label     what                                                decision
+    short     another length than header, slots and entries make  delete
+    senseless counts or times that no index has                   delete
+    unsynced  abort file, and end time after the checkpoint's     delete
+    beyond    its last key is of a record that the log lost       delete
+    orphaned  follows a file that is deleted                      delete
+    sound     everything else                                     keep
+
+Index files are made from the log, so what is deleted here is not kept anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyengine.formats.checkpoint import Checkpoint
+from pyengine.formats.constants import INDEX_HEADER_BYTES
+from pyengine.formats.index_file import IndexHeader, IndexLayout, unpack_header
+from pyengine.formats.paths import StorePaths, is_index_name
+from pyengine.storage.new_file import sync_folder
+from pyengine.storage.recovery_report import RecoveryPath
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFileState:
+    """One index file on the disk; `label` is its row of the table above."""
+
+    path: Path
+    header: IndexHeader
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """`deleted` newest first, so that a crash leaves a row of files without a gap."""
+
+    kept: tuple[IndexFileState, ...]
+    deleted: tuple[IndexFileState, ...]
+    enter_from: int | None  # physical offset from which keys are entered again; None: nowhere
+
+
+def plan_index(
+    root: Path | str, layout: IndexLayout, path: RecoveryPath, checkpoint: Checkpoint, log_min: int, log_end: int
+) -> IndexPlan:
+    """Judge every index file against the log [log_min, log_end). Reads only."""
+    files: list[IndexFileState] = []
+    for file in list_index_files(root):
+        label = "orphaned" if files and files[-1].label != "sound" else ""
+        files.append(_judge(file, layout, path, checkpoint, log_end, label))
+    kept = tuple(file for file in files if file.label == "sound")
+    deleted = tuple(file for file in reversed(files) if file.label != "sound")
+    enter_from = None
+    if deleted or path is RecoveryPath.ABNORMAL:
+        enter_from = max(kept[-1].header.end_physical_offset, log_min) if kept else log_min
+    return IndexPlan(kept, deleted, enter_from)
+
+
+def delete_index_files(files: Sequence[IndexFileState]) -> None:
+    """Unlink them in this order, durable. May be done twice."""
+    for file in files:
+        file.path.unlink(missing_ok=True)
+    if files:
+        sync_folder(files[0].path.parent)
+
+
+def list_index_files(root: Path | str) -> list[Path]:
+    """Index files, oldest first; other names are skipped, as RocketMQ does."""
+    folder = StorePaths(root).index
+    try:
+        return sorted(folder / name for name in os.listdir(folder) if is_index_name(name))
+    except FileNotFoundError:
+        return []
+
+
+def synced_index_time_ms(root: Path | str, layout: IndexLayout) -> int:
+    """What the checkpoint may say when all index files are synced: the end time of the newest full one, 0 without."""
+    newest = 0
+    for file in list_index_files(root):
+        header = _read_header(file)
+        if layout.is_full(header.index_count):
+            newest = header.end_timestamp_ms
+    return newest
+
+
+def _judge(
+    file: Path, layout: IndexLayout, path: RecoveryPath, checkpoint: Checkpoint, log_end: int, label: str
+) -> IndexFileState:
+    if file.stat().st_size != layout.size_bytes:
+        return IndexFileState(file, IndexHeader(), label or "short")
+    header = _read_header(file)
+    if not label:
+        if not _makes_sense(header, layout):
+            label = "senseless"
+        elif path is RecoveryPath.ABNORMAL and header.end_timestamp_ms > checkpoint.index_msg_timestamp_ms:
+            label = "unsynced"
+        elif header.index_count > 1 and header.end_physical_offset >= log_end:
+            label = "beyond"
+        else:
+            label = "sound"
+    return IndexFileState(file, header, label)
+
+
+def _makes_sense(header: IndexHeader, layout: IndexLayout) -> bool:
+    return (
+        0 <= header.begin_timestamp_ms <= header.end_timestamp_ms
+        and 0 <= header.begin_physical_offset <= header.end_physical_offset
+        and 0 <= header.hash_slot_count < max(header.index_count, 1)
+        and header.index_count <= layout.max_index_num
+    )
+
+
+def _read_header(file: Path) -> IndexHeader:
+    with open(file, "rb") as opened:
+        return unpack_header(opened.read(INDEX_HEADER_BYTES))

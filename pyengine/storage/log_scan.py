@@ -1,0 +1,172 @@
+"""How far whole records reach: the reading half of recovery (BEHAVIOUR section 10).
+
+The rules for a record are RocketMQ's (CommitLog.checkMessageAndReturnSize) in its
+stores and below our watermark; above it, where a power cut may have lost pages, the
+text is judged too (DESIGN section 5, "what is whole"). In our own stores a record
+must also name its own offset; RocketMQ never asks for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyengine.formats.checkpoint import Checkpoint
+from pyengine.formats.constants import MESSAGE_MAGIC
+from pyengine.formats.record_case import CaseLabel
+from pyengine.formats.record_layout import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at
+from pyengine.native.scan import walk
+from pyengine.storage.recovery_cases import Owner
+from pyengine.storage.recovery_report import Progress, RecoveryPath
+from pyengine.storage.segment_files import SegmentFile, map_read_only
+
+SLICE_BYTES = 64 << 20            # how much is walked between two calls of `progress`
+CLEAN_VERIFY_BYTES_MAX = 1 << 30  # read after a clean stop of our own store: it must start within a second
+NORMAL_SEGMENTS = 3               # CommitLog.recoverNormally reads this many again
+MISSING_SEGMENT = "missing_segment"  # a reason beside formats.record_case: our own log has a gap
+_STORE_TIME_READABLE_BYTES = 68 + 8  # behind a 20-byte host
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """The log's files and what is known about them before reading."""
+
+    folder: Path
+    segments: Sequence[SegmentFile]
+    size_bytes: int
+    watermark: int | None  # our own; None for a store without one
+
+    @property
+    def owner(self) -> Owner:
+        return Owner.THEIRS if self.watermark is None else Owner.OURS
+
+    @property
+    def min_offset(self) -> int:
+        return self.segments[0].start_offset if self.segments else -1
+
+    def index_of(self, offset: int) -> int | None:
+        """Which segment holds `offset`; None when none does."""
+        for index, segment in enumerate(self.segments):
+            if segment.start_offset <= offset < segment.start_offset + self.size_bytes:
+                return index
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class LogScan:
+    """How far whole records reach from `scan_from` on, and what stopped the walk (a label of formats.record_case)."""
+
+    scan_from: int
+    end_offset: int
+    reason: str
+    records: int = 0
+    messages: int = 0
+    last_store_timestamp_ms: int = -1
+
+    def carried_on(self, result, end_offset: int, reason: str) -> LogScan:
+        """This scan with one more walk behind it."""
+        return replace(
+            self,
+            end_offset=end_offset,
+            reason=reason,
+            records=self.records + result.records,
+            messages=self.messages + result.messages,
+            last_store_timestamp_ms=(
+                result.last_store_timestamp_ms if result.messages else self.last_store_timestamp_ms
+            ),
+        )
+
+
+def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoint) -> int:
+    """The index of the segment in which the reading begins; 0 without segments.
+
+    With our watermark it is never a later segment than the watermark's. After a clean
+    stop of our own store as many of the last three segments are read as fit into
+    CLEAN_VERIFY_BYTES_MAX, the watermark's own in any case.
+    """
+    count = len(log.segments)
+    if path is RecoveryPath.NORMAL:
+        segments_read = NORMAL_SEGMENTS
+        if log.owner is Owner.OURS:
+            segments_read = min(NORMAL_SEGMENTS, max(1, CLEAN_VERIFY_BYTES_MAX // log.size_bytes))
+        first = max(0, count - segments_read)
+    else:
+        first = 0
+        for index in range(count - 1, 0, -1):
+            if _is_older_than(log.segments[index].path, checkpoint.min_timestamp_ms):
+                first = index
+                break
+    if log.watermark is not None and count:
+        holder = log.index_of(log.watermark)
+        first = min(first, count - 1 if holder is None else holder)
+    return first
+
+
+def scan_log(
+    log: LogView, first: int, *, check_crc: bool, limit: int | None = None, progress: Progress | None = None
+) -> LogScan:
+    """Walk from segment `first` to the first thing that is no record, or to `limit` if that comes earlier."""
+    if not log.segments:
+        return LogScan(0, 0, CaseLabel.ZEROES)
+    scan_from = log.segments[first].start_offset
+    log_end = log.segments[-1].start_offset + log.size_bytes
+    total_bytes = (log_end if limit is None else min(limit, log_end)) - scan_from
+    scan = LogScan(scan_from, scan_from, CaseLabel.RANGE_END)
+    for segment in log.segments[first:]:
+        base, segment_end = segment.start_offset, segment.start_offset + log.size_bytes
+        if log.owner is Owner.OURS and base != scan.end_offset:
+            return replace(scan, reason=MISSING_SEGMENT)
+        end = segment_end if limit is None else min(segment_end, limit)
+        scan = _scan_segment(log, segment, end, scan, check_crc, progress, total_bytes)
+        if scan.reason != CaseLabel.BLANK:
+            return scan
+        if segment is log.segments[-1] and log.owner is Owner.THEIRS:
+            return scan  # RocketMQ ends the log before such a blank
+        scan = replace(scan, end_offset=segment_end, reason=CaseLabel.RANGE_END)
+    return scan
+
+
+def _scan_segment(
+    log: LogView, segment: SegmentFile, end: int, scan: LogScan, check_crc: bool, progress: Progress | None, total_bytes: int
+) -> LogScan:
+    scan = replace(scan, end_offset=segment.start_offset, reason=CaseLabel.RANGE_END)
+    with contextlib.closing(map_read_only(segment.path)) as view:
+        view.madvise(mmap.MADV_SEQUENTIAL)
+        for stop, strict in _slices(segment.start_offset, end, log.watermark):
+            if scan.end_offset >= stop:  # the last record reached over this slice
+                continue
+            result = walk(
+                view, segment.start_offset, scan.end_offset, stop, limit=end,
+                check_crc=check_crc, strict=strict, check_offset=log.owner is Owner.OURS,
+            )
+            scan = scan.carried_on(result, result.end_offset, result.reason)
+            if progress is not None:
+                progress(scan.end_offset - scan.scan_from, total_bytes)
+            if scan.reason != CaseLabel.RANGE_END or scan.end_offset < stop:
+                break
+    return scan
+
+
+def _slices(start: int, end: int, watermark: int | None) -> Iterator[tuple[int, bool]]:
+    """(stop, strict) of the pieces of [start, end), cut at the watermark and at every SLICE_BYTES."""
+    while start < end:
+        stop = min(start + SLICE_BYTES, end)
+        strict = watermark is not None and start >= watermark
+        if watermark is not None and start < watermark:
+            stop = min(stop, watermark)
+        yield stop, strict
+        start = stop
+
+
+def _is_older_than(path: Path, timestamp_ms: int) -> bool:
+    """CommitLog.isMappedFileMatchedRecover: the first record was stored at or before `timestamp_ms`."""
+    with open(path, "rb") as file:
+        header = file.read(_STORE_TIME_READABLE_BYTES)
+    if len(header) < _STORE_TIME_READABLE_BYTES or BEGIN.unpack_from(header)[1] != MESSAGE_MAGIC:
+        return False
+    (sys_flag,) = I32.unpack_from(header, SYS_FLAG_AT)
+    (stored_ms,) = I64.unpack_from(header, store_timestamp_at(sys_flag))
+    return stored_ms != 0 and stored_ms <= timestamp_ms

@@ -1,0 +1,393 @@
+"""Bring a stopped store to order: the conductor (DESIGN section 5, BEHAVIOUR section 10, docs/recovery.md).
+
+    look      refuse what RocketMQ would refuse; nothing is changed
+    decide    end of the log, queues to cut, index files to drop, where to dispatch from
+    degraded? damage below our own watermark: report it, change nothing
+    marker    config/recovery, durable
+    log       quarantine; segments behind the end, newest first; drain the pool; clear the tail; sync
+    queues    cut back to the log; index files that cannot be believed
+    dispatch  log -> queues and index, from where they end; sync
+    finish    checkpoint, watermark, abort, marker
+
+The caller owns the store (its lock) and no worker runs. Every step may be cut short
+by a crash and is done again by the next run, which comes to the same store. On a
+store that was stopped in order and is whole nothing is written at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyengine.errors import ExitCode, NotAStoreError
+from pyengine.formats.checkpoint import Checkpoint
+from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL
+from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.native.scan import sync
+from pyengine.storage.abort_file import abort_file_exists, remove_abort_file
+from pyengine.storage.dispatch_start import dispatch_start
+from pyengine.storage.dispatcher import Dispatcher
+from pyengine.storage.durable_writes import sync_file, write_at
+from pyengine.storage.file_zeros import clear_file_from
+from pyengine.storage.geometry import Geometry
+from pyengine.storage.index_recovery import (
+    IndexPlan,
+    delete_index_files,
+    list_index_files,
+    plan_index,
+    synced_index_time_ms,
+)
+from pyengine.storage.log_recovery import LogPlan, plan_log
+from pyengine.storage.log_scan import LogView, first_segment_to_scan
+from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
+from pyengine.storage.quarantine import Quarantine
+from pyengine.storage.queue_recovery import QueueCut, QueueState, apply_cut, list_queues, plan_cut, sync_queue
+from pyengine.storage.recovery_cases import FileDecision, Owner, TailDecision
+from pyengine.storage.recovery_marker import RecoveryMarker, read_marker, remove_marker, write_marker
+from pyengine.storage.recovery_report import (
+    GrowingProgress,
+    Progress,
+    RecoveryPath,
+    RecoveryReport,
+    RecoveryState,
+    SharedState,
+)
+from pyengine.storage.segment_files import SegmentFile, list_segments, map_read_only
+from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
+from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
+
+DISPATCH_SLICE_BYTES = 16 << 20
+
+# Called with a step's name before the step changes anything.
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryOptions:
+    """Settings of the store that recovery needs beside its geometry."""
+
+    check_crc_on_recover: bool = True
+    message_index_enable: bool = True
+    enable_multi_dispatch: bool = False
+    message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL
+
+
+def recover(
+    root: Path | str,
+    geometry: Geometry,
+    *,
+    progress: Progress | None = None,
+    accept_loss: bool = False,
+    shared: SharedState | None = None,
+    options: RecoveryOptions | None = None,
+    on_step: OnStep | None = None,
+) -> RecoveryReport:
+    """Recover the store at `root`; everything up to the report's end offset is durable when this returns.
+
+    Leaves a store that was stopped in order: no abort file, queues and index caught up
+    with the log, checkpoint true. Raises StoreRefusedError (a segment of wrong length, a
+    foreign file), NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our
+    own watermark is no exception but a report with state DEGRADED, and nothing was
+    changed; with `accept_loss` the log is cut there and the rest goes to quarantine.
+    """
+    started_s = time.monotonic()
+    recovery = _Recovery(Path(root), geometry, options or RecoveryOptions(), progress, on_step)
+    report = recovery.run(shared, accept_loss)
+    return replace(report, seconds=time.monotonic() - started_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """All decisions; made before anything is changed."""
+
+    path: RecoveryPath
+    log: LogPlan
+    cuts: tuple[QueueCut, ...]
+    index: IndexPlan
+    dispatch_from: int
+    orphaned_folders: tuple[Path, ...]
+
+
+class _Recovery:
+    def __init__(
+        self, root: Path, geometry: Geometry, options: RecoveryOptions, progress: Progress | None, on_step: OnStep | None
+    ) -> None:
+        self._root = root
+        self._paths = StorePaths(root)
+        self._geometry = geometry
+        self._options = options
+        self._progress = GrowingProgress(progress)
+        self._on_step = on_step or (lambda name: None)
+        self._quarantine = Quarantine(root)
+        self._notes: list[str] = []
+
+    def run(self, shared: SharedState | None, accept_loss: bool) -> RecoveryReport:
+        if not _looks_like_a_store(self._paths):
+            raise NotAStoreError(f"{self._root} holds no store: there is no commitlog in it")
+        reading = read_watermark(self._root)
+        log = LogView(
+            self._paths.commit_log,
+            list_segments(self._paths.commit_log, self._geometry.mapped_file_size_commit_log_bytes),
+            self._geometry.mapped_file_size_commit_log_bytes,
+            None if reading.watermark is None else reading.watermark.flushed,
+        )
+        queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
+        plan = self._decide(log, queues, shared)
+        if reading.damage:
+            self._notes.append(reading.damage)
+        if log.watermark is not None and plan.log.end_offset < log.watermark and not accept_loss:
+            return self._report(log, plan, queues, RecoveryState.DEGRADED, changed=False, dispatched_bytes=0)
+        changed = self._carry_out(log, plan, reading.watermark)
+        self._progress.finish()
+        if changed:
+            queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
+        dispatched_bytes = max(0, plan.log.end_offset - plan.dispatch_from)
+        return self._report(log, plan, queues, RecoveryState.RECOVERED, changed, dispatched_bytes)
+
+    # -- decide -------------------------------------------------------------------
+
+    def _decide(self, log: LogView, queues: list[QueueState], shared: SharedState | None) -> _Plan:
+        marker = read_marker(self._root)
+        checkpoint = read_checkpoint(self._root)
+        is_abnormal = abort_file_exists(self._root) or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
+        path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
+        first = first_segment_to_scan(log, path, checkpoint)
+        if marker is not None:
+            first = min(first, log.index_of(marker.scan_from) or 0)
+        log_plan, cuts, index, dispatch_from = self._decide_from(log, queues, shared, path, checkpoint, first)
+        if log.owner is Owner.OURS and dispatch_from < log_plan.scan.scan_from:
+            # What is dispatched is read first: damage there is damage below the watermark.
+            first = log.index_of(dispatch_from) or 0
+            log_plan, cuts, index, dispatch_from = self._decide_from(log, queues, shared, path, checkpoint, first)
+        log_min = max(log.min_offset, 0)
+        if marker is not None:
+            dispatch_from = max(log_min, min(dispatch_from, marker.dispatch_from))
+        orphaned = () if log.segments else tuple(
+            folder for folder in (self._paths.consume_queue, self._paths.index) if _holds_files(folder)
+        )
+        return _Plan(path, log_plan, tuple(cuts), index, dispatch_from, orphaned)
+
+    def _decide_from(
+        self, log: LogView, queues: list[QueueState], shared: SharedState | None, path: RecoveryPath,
+        checkpoint: Checkpoint, first: int,
+    ) -> tuple[LogPlan, list[QueueCut], IndexPlan, int]:
+        """The plan when the reading begins at segment `first`."""
+        log_plan = plan_log(log, first, shared, check_crc=self._options.check_crc_on_recover, progress=self._progress)
+        end = log_plan.end_offset
+        cuts = [plan_cut(queue, end, keep_place=log.owner is Owner.OURS) for queue in queues]
+        index = plan_index(
+            self._root, self._geometry.index_layout, path, checkpoint, max(log.min_offset, 0), end
+        )
+        dispatch_from = dispatch_start(
+            log, path, log_plan.scan.scan_from, end, cuts, index,
+            index_enabled=self._options.message_index_enable, multi_dispatch=self._options.enable_multi_dispatch,
+        )
+        return log_plan, cuts, index, dispatch_from
+
+    # -- carry out ----------------------------------------------------------------
+
+    def _carry_out(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> bool:
+        """Change the store as planned; returns whether anything but syncing was to be done."""
+        end = plan.log.end_offset
+        has_work = (
+            plan.path is RecoveryPath.ABNORMAL
+            or plan.log.changes_something
+            or any(cut.changes_something for cut in plan.cuts)
+            or bool(plan.index.deleted)
+            or bool(plan.orphaned_folders)
+            or plan.dispatch_from < end
+            or read_marker(self._root) is not None
+            or (watermark is not None and watermark.flushed != end)
+        )
+        if not has_work:
+            self._sync_log(log, plan)
+            sweep_unfinished(self._root)
+            return False
+        sweep_unfinished(self._root)
+        self._on_step("marker")
+        write_marker(self._root, RecoveryMarker(plan.path, plan.log.scan.scan_from, plan.dispatch_from))
+        if watermark is not None and end < watermark.flushed:
+            self._on_step("accept-loss")
+            write_watermark(self._root, replace(watermark, flushed=end))
+        self._change_log(log, plan)
+        self._change_queues_and_index(plan)
+        self._dispatch(log, plan)
+        self._finish(plan, watermark)
+        return True
+
+    def _change_log(self, log: LogView, plan: _Plan) -> None:
+        end = plan.log.end_offset
+        holder = log.index_of(end)
+        for start, content in plan.log.undrained:
+            self._on_step("quarantine pool")
+            self._quarantine.keep_memory(start, content, "pool bytes that are no whole records")
+        if plan.log.tail is TailDecision.QUARANTINE and holder is not None:
+            self._on_step("quarantine tail")
+            segment = log.segments[holder]
+            self._quarantine.keep_bytes(
+                segment.path, segment.start_offset, end, segment.start_offset + log.size_bytes,
+                f"behind the end of the log at {end} ({plan.log.scan.reason})",
+            )
+        for segment, decision, label in reversed(plan.log.extra):
+            self._on_step(f"{decision.value} segment")
+            if decision is FileDecision.QUARANTINE:
+                self._quarantine.keep_file(segment.path, segment.start_offset, f"{label}: the log ends at {end}")
+            else:
+                segment.path.unlink(missing_ok=True)
+                sync_folder(self._paths.commit_log)
+        for start, content in plan.log.drains:
+            self._on_step("drain")
+            base = start - start % log.size_bytes
+            write_at(self._segment_path(base, log.size_bytes), content, start - base)
+        if plan.log.tail is not TailDecision.LEAVE and holder is not None:
+            self._on_step("clear tail")
+            segment = log.segments[holder]
+            clear_file_from(segment.path, end - segment.start_offset)
+        self._sync_log(log, plan)
+
+    def _segment_path(self, base: int, size_bytes: int) -> Path:
+        path = self._paths.commit_log_segment(base)
+        if not path.exists():
+            os.close(create_file(path.parent, segment_name(base), size_bytes))
+        return path
+
+    def _sync_log(self, log: LogView, plan: _Plan) -> None:
+        """Make the log durable from where the reading began to its end."""
+        for segment in self._segments_between(log, plan.log.scan.scan_from, plan.log.end_offset):
+            sync_file(segment.path)
+
+    def _change_queues_and_index(self, plan: _Plan) -> None:
+        for folder in plan.orphaned_folders:
+            self._on_step("quarantine orphans")
+            self._quarantine.keep_file(folder, 0, "there is no commit log that these were made from", kind="derived")
+        if plan.orphaned_folders:
+            return
+        for cut in plan.cuts:
+            if cut.changes_something:
+                self._on_step("cut queue")
+                apply_cut(cut)
+        if plan.index.deleted:
+            self._on_step("delete index")
+            delete_index_files(plan.index.deleted)
+
+    def _dispatch(self, log: LogView, plan: _Plan) -> None:
+        start, end = plan.dispatch_from, plan.log.end_offset
+        if start >= end:
+            return
+        self._on_step("dispatch")
+        scanned_bytes = plan.log.scan.end_offset - plan.log.scan.scan_from
+        total_bytes = scanned_bytes + end - start
+        with contextlib.closing(self._dispatcher()) as dispatcher:
+            for segment in self._segments_between(log, start, end):
+                base = segment.start_offset
+                with contextlib.closing(map_read_only(segment.path)) as view:
+                    at, stop = max(start, base), min(end, base + log.size_bytes)
+                    while at < stop:
+                        reached = dispatcher.dispatch(view, base, at, min(stop, at + DISPATCH_SLICE_BYTES))
+                        if reached == at:  # a record or a blank that is longer than the slice
+                            reached = dispatcher.dispatch(view, base, at, stop)
+                        at = reached if reached > at else self._step_over(view, base, at, stop, dispatcher.stopped_by)
+                        self._progress(scanned_bytes + min(at, end) - start, total_bytes)
+        self._on_step("sync derived")
+        for queue in list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes):
+            if queue.max_physical_offset > start:
+                sync_queue(queue, start)
+        kept = {file.path for file in plan.index.kept}
+        for path in list_index_files(self._root):
+            if path not in kept or path == plan.index.kept[-1].path:
+                sync_file(path)
+
+    def _step_over(self, view, base: int, at: int, stop: int, reason: str) -> int:
+        """Where dispatch goes on when it cannot pass `at`: RocketMQ's log may hold what its recovery never looks at."""
+        following = sync(view, base, at + 1, stop) if at + 1 < stop else None
+        following = stop if following is None else following
+        self._notes.append(f"nothing between {at} and {following} could be dispatched ({reason})")
+        return following
+
+    def _dispatcher(self) -> Dispatcher:
+        return Dispatcher(
+            self._root,
+            self._geometry,
+            message_index_enable=self._options.message_index_enable,
+            message_delay_level=self._options.message_delay_level,
+            multi_dispatch=self._options.enable_multi_dispatch,
+        )
+
+    def _segments_between(self, log: LogView, start: int, end: int) -> list[SegmentFile]:
+        """The segments that hold [start, end), those that the drain has made included."""
+        return [
+            segment
+            for segment in list_segments(log.folder, log.size_bytes)
+            if segment.start_offset < end and segment.start_offset + log.size_bytes > start
+        ]
+
+    def _finish(self, plan: _Plan, watermark: DurableWatermark | None) -> None:
+        self._on_step("checkpoint")
+        write_checkpoint(self._root, self._true_checkpoint(plan))
+        if watermark is not None and watermark.flushed != plan.log.end_offset:
+            self._on_step("watermark")
+            write_watermark(self._root, replace(watermark, flushed=plan.log.end_offset))
+        self._on_step("abort")
+        remove_abort_file(self._root)
+        self._on_step("remove marker")
+        remove_marker(self._root)
+
+    def _true_checkpoint(self, plan: _Plan) -> Checkpoint:
+        """All of the log, the queues and the full index files are synced now: their newest times, never ahead."""
+        last_ms = plan.log.scan.last_store_timestamp_ms
+        if last_ms < 0:  # nothing was read: no time is later than what the old checkpoint may say
+            old = read_checkpoint(self._root)
+            last_ms = min(old.physic_msg_timestamp_ms, old.logics_msg_timestamp_ms) if plan.log.end_offset else 0
+        return Checkpoint(last_ms, last_ms, synced_index_time_ms(self._root, self._geometry.index_layout))
+
+    # -- report -------------------------------------------------------------------
+
+    def _report(
+        self, log: LogView, plan: _Plan, queues: list[QueueState], state: RecoveryState, changed: bool,
+        dispatched_bytes: int,
+    ) -> RecoveryReport:
+        is_degraded = state is RecoveryState.DEGRADED
+        pieces = tuple(self._quarantine.pieces)
+        exit_code = ExitCode.CORRUPTION if is_degraded else ExitCode.REPAIRED if pieces else ExitCode.OK
+        end = plan.log.end_offset
+        return RecoveryReport(
+            path=plan.path,
+            state=state,
+            exit_code=exit_code,
+            min_offset=log.min_offset,
+            end_offset=end,
+            scan_from=plan.log.scan.scan_from,
+            stop_reason=str(plan.log.scan.reason),
+            records=plan.log.scan.records,
+            messages=plan.log.scan.messages,
+            kept_bytes=max(0, end - max(log.min_offset, 0)),
+            cut_bytes=0 if is_degraded else plan.log.cut_bytes,
+            drained_bytes=0 if is_degraded else plan.log.drained_bytes,
+            dispatched_bytes=dispatched_bytes,
+            last_store_timestamp_ms=plan.log.scan.last_store_timestamp_ms,
+            damage_offset=end if is_degraded else None,
+            watermark=log.watermark,
+            shared_state=plan.log.shared_state,
+            queue_ends={(queue.topic, queue.queue_id): queue.max_offset for queue in queues},
+            index_files_removed=0 if is_degraded else len(plan.index.deleted),
+            queue_entries_removed=0 if is_degraded else sum(cut.entries for cut in plan.cuts),
+            removed_files=() if is_degraded else tuple(
+                str(segment.path.relative_to(self._root))
+                for segment, decision, _ in plan.log.extra if decision is FileDecision.DELETE
+            ),
+            quarantined=pieces,
+            notes=tuple(self._notes),
+            changed=changed,
+        )
+
+
+def _looks_like_a_store(paths: StorePaths) -> bool:
+    return any(path.exists() for path in (paths.commit_log, paths.checkpoint, paths.consume_queue))
+
+
+def _holds_files(folder: Path) -> bool:
+    return folder.is_dir() and any(path.is_file() for path in folder.rglob("*"))

@@ -1,0 +1,57 @@
+"""The file `config/recovery`: a recovery has begun to change things and has not finished.
+
+It stands before the first change and goes after the last. A recovery that was killed
+leaves it, and the next one reads from the same places again, although the abort file,
+the number of segments or the queues' ends would now point it elsewhere. It only ever
+makes the next recovery read more; where the log ends is found anew from the files, so
+that an old marker can do no harm to a store that someone else has written to since.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pyengine.formats.paths import StorePaths
+from pyengine.storage.new_file import sync_folder, write_config
+from pyengine.storage.recovery_report import RecoveryPath
+
+MARKER_NAME = "recovery"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryMarker:
+    """Where the unfinished recovery read from."""
+
+    path: RecoveryPath
+    scan_from: int
+    dispatch_from: int
+
+
+def read_marker(root: Path | str) -> RecoveryMarker | None:
+    """The marker; None without one. One that is unreadable asks for the most: everything is read again."""
+    try:
+        fields = json.loads(_marker_path(root).read_bytes())
+        return RecoveryMarker(RecoveryPath(fields["path"]), int(fields["scan_from"]), int(fields["dispatch_from"]))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return RecoveryMarker(RecoveryPath.ABNORMAL, 0, 0)
+
+
+def write_marker(root: Path | str, marker: RecoveryMarker) -> None:
+    """Durable before this returns."""
+    write_config(_marker_path(root), json.dumps(asdict(marker)).encode() + b"\n", keep_backup=False)
+
+
+def remove_marker(root: Path | str) -> None:
+    """Durable before this returns; nothing happens without one."""
+    path = _marker_path(root)
+    if path.exists():
+        path.unlink()
+        sync_folder(path.parent)
+
+
+def _marker_path(root: Path | str) -> Path:
+    return StorePaths(root).config / MARKER_NAME
