@@ -15,7 +15,7 @@
 
 void ms_producer_attach(struct ms_producer *producer)
 {
-    producer->ring = ms_session_ring(producer->session, producer->session->ring_at);
+    producer->ring = ms_session_ring(producer->session);
     producer->ring_bytes = producer->session->ring_bytes;
     producer->tail = ms_load_acquire(&producer->session->tail);
     producer->sequence = 0;

@@ -15,9 +15,10 @@ _Static_assert(offsetof(struct ms_session, waiting) == 2 * MS_LINE_BYTES, "tail:
 _Static_assert(offsetof(struct ms_session, head) == 3 * MS_LINE_BYTES, "waiting: one line");
 _Static_assert(offsetof(struct ms_session, completion) == 4 * MS_LINE_BYTES, "head: one line");
 
-static inline uint8_t *ms_session_ring(struct ms_session *session, uint64_t ring_at)
+/* Where the ring begins: never read from the object, which its producer may scribble on. */
+static inline uint8_t *ms_session_ring(struct ms_session *session)
 {
-    return (uint8_t *)session + ring_at;
+    return (uint8_t *)session + ((sizeof(struct ms_session) + 4095) & ~(size_t)4095);
 }
 
 static inline uint64_t ms_align8(uint64_t bytes)

@@ -110,7 +110,7 @@ static void publish_session(const struct ms_writer_session *own)
     ms_store_release(&session->acked_seq, (uint32_t)own->acked);
 }
 
-void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms_session *session, uint64_t generation)
+void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms_session *session, uint64_t generation, uint64_t ring_bytes)
 {
     struct ms_writer_session *own = &writer->sessions[slot];
     if (own->generation != generation) {
@@ -119,8 +119,8 @@ void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms
         own->generation = generation;
     }
     own->session = session;
-    own->ring_bytes = session->ring_bytes;
-    own->ring = ms_session_ring(session, session->ring_at);
+    own->ring_bytes = ring_bytes;
+    own->ring = ms_session_ring(session);
     own->broken = 0;
     own->touched = 0;
     if (writer->side_slot == slot)

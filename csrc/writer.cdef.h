@@ -121,8 +121,9 @@ void ms_writer_open(struct ms_writer *writer);
 int ms_writer_roll_back(struct ms_control *control, struct ms_queue_table *queues);
 /* After the zeroing: forget the dead pass. */
 void ms_writer_rolled_back(struct ms_control *control);
-/* Map a session in; its head and acked come from the committed slot. */
-void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms_session *session, uint64_t generation);
+/* Take a mapped session in; its head and acked come from the committed slot, ring_bytes
+ * from the session table (nothing is believed from the object itself). */
+void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms_session *session, uint64_t generation, uint64_t ring_bytes);
 void ms_writer_detach_session(struct ms_writer *writer, uint32_t slot);
 /* 1 when everything published in the session is executed (or it is broken). */
 int ms_writer_session_drained(const struct ms_writer *writer, uint32_t slot);

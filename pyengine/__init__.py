@@ -22,8 +22,9 @@ if TYPE_CHECKING:
         StoreRefusedError, UsageError,
     )
     from pyengine.formats.message import Message
+    from pyengine.ipc.live_reader import open_store
     from pyengine.results import GetResult, GetStatus, PutManyResult, PutResult, PutStatus, ReadLevel
-    from pyengine.storage.store_reader import StoreReader, open_store
+    from pyengine.storage.store_reader import StoreReader
 
 __version__ = "0.1.0"
 
@@ -36,8 +37,9 @@ _MODULES = {
         "PutTimeoutError", "StoreBusyError", "StoreRefusedError", "UsageError",
     ),
     "pyengine.formats.message": ("Message",),
+    "pyengine.ipc.live_reader": ("open_store",),
     "pyengine.results": ("GetResult", "GetStatus", "PutManyResult", "PutResult", "PutStatus", "ReadLevel"),
-    "pyengine.storage.store_reader": ("StoreReader", "open_store"),
+    "pyengine.storage.store_reader": ("StoreReader",),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -101,7 +101,7 @@ class WriterRig:
         for slot, (_, view) in self.sessions.items():
             if not self.writer.pointer.sessions[slot].session:
                 generation = control_native.load(self.control.sessions[slot], "generation")
-                self.writer.attach_session(slot, view, generation, RING_BYTES // 2)
+                self.writer.attach_session(slot, view, generation, RING_BYTES)
 
     def drain(self, deadline_s: float = 0.0) -> None:
         """Run the writer, doing its errands, until nothing is left to do (or for deadline_s)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -10,9 +9,9 @@ from pyengine.results import GetStatus
 
 if TYPE_CHECKING:
     from pyengine.formats.message import Message
-    from pyengine.storage.store_reader import StoreReader
+    from pyengine.ipc.live_reader import LiveStoreReader
 
-LOOK_AGAIN_S = 0.1
+LOOK_AGAIN_S = 0.5  # also how soon a new queue is seen
 
 
 class Follower:
@@ -25,7 +24,7 @@ class Follower:
     """
 
     def __init__(
-        self, reader: StoreReader, topic: str, queue_ids: tuple[int, ...] = (), *, start: str = "end",
+        self, reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...] = (), *, start: str = "end",
         tags: str | None = None, level: str | None = None, committed: Mapping[int, int] | None = None,
     ) -> None:
         self._reader = reader
@@ -45,6 +44,7 @@ class Follower:
         """
         count = 0
         while True:
+            seen = self._reader.arrivals()
             moved = False
             for queue_id in self._queue_ids or self._reader.topics().get(self._topic, []):
                 before = self._next_offset(queue_id)
@@ -63,7 +63,7 @@ class Follower:
             if not moved:
                 if not follow:
                     return
-                time.sleep(LOOK_AGAIN_S)
+                self._reader.wait_for_arrival(LOOK_AGAIN_S, seen)
 
     def _next_offset(self, queue_id: int) -> int:
         if queue_id not in self.next_offsets:

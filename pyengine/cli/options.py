@@ -14,7 +14,7 @@ from pyengine.errors import ConfigError, NotAStoreError
 from pyengine.results import ReadLevel
 
 if TYPE_CHECKING:
-    from pyengine.storage.store_reader import StoreReader
+    from pyengine.ipc.live_reader import LiveStoreReader
 
 # What tells a store from any other directory: one of these is there.
 STORE_SIGNS = ("commitlog", "consumequeue", "checkpoint", "config/engine.toml", "config/engine-id")
@@ -45,9 +45,9 @@ def store_command(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def reading(root: Path, settings: dict[str, str]) -> Iterator[StoreReader]:
+def reading(root: Path, settings: dict[str, str]) -> Iterator[LiveStoreReader]:
     """The store at `root`, open for reading: as it is on disk, or live if its engine runs."""
-    from pyengine.storage.store_reader import open_store
+    from pyengine.ipc.live_reader import open_store
 
     with open_store(existing_store(root), **settings) as reader:
         yield reader

@@ -145,10 +145,10 @@ class Writer:
         writer.rolled = 0
         return done
 
-    def attach_session(self, slot: int, session, generation: int, entry_bytes_max: int) -> None:
+    def attach_session(self, slot: int, session, generation: int, ring_bytes: int) -> None:
         """Take in a session (a view that the caller keeps); its head comes from the committed slot."""
-        self._grow_scratch(entry_bytes_max)
-        lib.ms_writer_attach_session(self.pointer, slot, session, generation)
+        self._grow_scratch(ring_bytes // 2)
+        lib.ms_writer_attach_session(self.pointer, slot, session, generation, ring_bytes)
 
     def detach_session(self, slot: int) -> None:
         lib.ms_writer_detach_session(self.pointer, slot)

@@ -1,0 +1,380 @@
+"""CommitLog.putMessage under its lock, as a process: what the native pass cannot decide.
+
+The pass itself (drain rings, append, commit, answer) is csrc/writer.c. Here: start behind
+a dead writer, give it segments, sessions, side objects and larger queue tables, and vouch
+for a new flusher. Owned by the writer process: positions `wrote` and, without a pool,
+`committed`; the commit slots; the queue table; pool buffers from free to taken.
+
+After a crash of this process: the commit slot says what happened. The next one puts back
+the queue offsets of the uncommitted pass, zeroes what that pass may have written (records
+of equal size would otherwise line up and come back to life), and goes on.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import time
+from collections.abc import Callable
+
+from pyengine._native import ffi
+from pyengine.errors import EngineUnavailableError, FlushError, InvariantError
+from pyengine.ipc import shared_objects
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import SharedObject
+from pyengine.native import control as native
+from pyengine.native import flush, queue_table, session
+from pyengine.native import writer as pass_
+from pyengine.native.writer import Segment, Writer
+from pyengine.services.freeze import freeze
+from pyengine.services.unflushed_segments import UnflushedSegments
+
+RUN_NS = 100_000_000        # housekeeping at least this often
+SEGMENT_WAIT_S = 5.0        # RocketMQ waits as long for a mapped file (AllocateMappedFileService)
+QUEUE_TABLE_WAIT_S = 5.0
+QUEUE_TABLE_GROW_AT = 0.6   # ask for a larger table well before the native limit of 3/4
+LOOK_S = 0.05
+WAKES = (native.COMMITTER, native.FLUSHER, native.REPUTTER)
+
+
+class PutMessageService:
+    """The appender of the store. `beat` is called on each wait, so that waiting for a segment is not silence."""
+
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], beat: Callable[[], None] = lambda: None) -> None:
+        self._memory = memory
+        self._control = memory.control
+        self._identity = memory.identity
+        self._size = self._identity.segment_bytes
+        self._beat = beat
+        self._latch = memory.latch(native.WRITER)
+        self._unflushed = UnflushedSegments(root, self._size)
+        self._mappings: dict[int, mmap.mmap] = {}       # async mapped: by segment base
+        self._pool: dict[int, SharedObject] = {}        # by buffer number
+        self._sessions: dict[int, SharedObject] = {}    # by slot
+        self._dying: set[int] = set()
+        self._follow()
+        slot = self._control.slots[native.load_position(self._control.slot_pass) & 1]
+        self._generation = slot.queue_table_generation or 1
+        self._table_object, self._table = memory.open_queue_table(self._generation)
+        self._forget_dead_pass()
+        semaphores = {kind: memory.latch(kind).semaphore for kind in (native.WRITER, *WAKES)}
+        self._writer = Writer(self._control, memory.bells, self._table, semaphores, self._identity.spin_writer_us)
+        self._writer.open()
+        self._attach_segments_at_start()
+        self._look_at_sessions()
+
+    # ---- start ------------------------------------------------------------------
+
+    def _forget_dead_pass(self) -> None:
+        if pass_.roll_back(self._control, self._table):
+            wrote, _ = native.committed_slot(self._control)
+            intent_end = native.load(self._control.writer, "intent_end")
+            start = wrote
+            while start < intent_end:
+                base = start - start % self._size
+                end = min(intent_end, base + self._size)
+                self._zero(base, start, end)
+                start = end
+        pass_.rolled_back(self._control)
+
+    def _zero(self, base: int, start: int, end: int) -> None:
+        if self._identity.mode == native.MODE_POOL:
+            number = self._buffer_of(base)
+            if number is None:
+                return  # the dead pass had not taken a buffer for it yet
+            view = ffi.from_buffer("uint8_t[]", self._buffer(number).memory, require_writable=True)
+            ffi.memmove(view + (start - base), bytes(end - start), end - start)
+            return
+        flush.zero_range(self._unflushed.descriptors[base], start - base, end - start, self._unflushed.path(base))
+
+    def _attach_segments_at_start(self) -> None:
+        position = self._writer.position
+        base = position - position % self._size
+        if position > base:
+            segment = self._segment(base)
+            if segment is None:
+                raise InvariantError(f"no pool buffer could be had for the segment {base} that is being written")
+            self._writer.set_current(segment)
+        self._attach_ahead(1)
+
+    # ---- segments ---------------------------------------------------------------
+
+    def _follow(self) -> None:
+        self._unflushed.follow(native.load_position(self._control.flushed), native.load(self._control.allocator, "ready_end"))
+
+    def _segment(self, base: int) -> Segment | None:
+        """The segment at `base`, whose file stands ready; None when there is no free pool buffer for it."""
+        if base not in self._unflushed.descriptors:
+            self._follow()
+        descriptor = self._unflushed.descriptors[base]
+        if self._identity.mode == native.MODE_SYNC:
+            return Segment(base, None, descriptor, -1)
+        if self._identity.mode == native.MODE_POOL:
+            number = self._buffer_of(base)
+            if number is None:
+                number = self._take_buffer(base)
+            if number is None:
+                return None
+            memory = ffi.from_buffer("uint8_t[]", self._buffer(number).memory, require_writable=True)
+            return Segment(base, ffi.cast("uint8_t *", memory), -1, number)
+        mapping = self._mappings.get(base)
+        if mapping is None:
+            mapping = self._mappings[base] = mmap.mmap(descriptor, self._size)
+        return Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(mapping)), -1, -1)
+
+    def _buffer_of(self, base: int) -> int | None:
+        for number in range(self._identity.pool_buffers):
+            if native.load(self._control.pool[number], "segment_base") == base:
+                return number
+        return None
+
+    def _take_buffer(self, base: int) -> int | None:
+        for number in range(self._identity.pool_buffers):
+            if native.load(self._control.pool[number], "segment_base") == -1:
+                native.compare_and_swap(self._control.pool[number], "segment_base", -1, base)
+                return number
+        return None
+
+    def _buffer(self, number: int) -> SharedObject:
+        if number not in self._pool:
+            shared = self._memory.folder.attach(shared_objects.pool_name(number))
+            # Locked so that a put never faults; the limit may forbid it, then it is only slower.
+            flush.lock_memory(ffi.from_buffer("uint8_t[]", shared.memory), shared.size_bytes)
+            self._pool[number] = shared
+        return self._pool[number]
+
+    def _attach_ahead(self, count: int) -> bool:
+        """Give the pass `count` segments ahead, as far as they stand ready; True when it has them."""
+        while self._writer.ahead_count < count:
+            base = self._writer.next_base
+            if native.load(self._control.allocator, "ready_end") < base + self._size:
+                return False
+            segment = self._segment(base)
+            if segment is None:
+                return False
+            self._writer.add_ahead(segment)
+        return True
+
+    def _wait_for_segments(self) -> None:
+        """RUN_SEGMENT: the entry at hand needs segments; refuse it when they do not come."""
+        needed = self._writer.pointer.segments_needed
+        wanted_end = self._writer.next_base + (needed - self._writer.ahead_count) * self._size
+        if wanted_end > native.load(self._control.writer, "wanted_end"):
+            native.store(self._control.writer, "wanted_end", wanted_end)
+        self._memory.wake(native.ALLOCATOR)
+        waited_for_pool = False
+        deadline_s = time.monotonic() + SEGMENT_WAIT_S
+        while True:
+            self._latch.arm()
+            if self._attach_ahead(needed):
+                self._latch.disarm()
+                break
+            failing = native.load(self._control.allocator, "error_number")
+            if failing or native.load(self._control.state, "frozen") or time.monotonic() >= deadline_s:
+                self._latch.disarm()
+                self._writer.pointer.refuse_segment = 1
+                break
+            waited_for_pool |= native.load(self._control.allocator, "ready_end") >= wanted_end
+            self._beat()
+            self._latch.wait(LOOK_S)
+        if waited_for_pool:
+            native.store(self._control.writer, "pool_waits", native.load(self._control.writer, "pool_waits") + 1)
+
+    def _after_roll(self) -> None:
+        """RUN_ROLLED: let go of what is finished; the next segment is attached if it is ready."""
+        for segment in self._writer.take_finished():
+            mapping = self._mappings.pop(segment.base, None)
+            if mapping is not None:
+                _unmap(mapping)
+        self._follow()
+        self._memory.wake(native.ALLOCATOR)
+        self._attach_ahead(1)
+
+    # ---- sessions ---------------------------------------------------------------
+
+    def _look_at_sessions(self) -> None:
+        """RUN_SESSIONS: take in what is open, drain and free what is dead."""
+        self._writer.pointer.session_seq_seen = native.load(self._control.session_seq, "value")
+        for slot in range(self._identity.sessions_max):
+            state = native.load(self._control.sessions[slot], "state")
+            if state != native.SESSION_FREE and slot not in self._sessions:
+                self._attach_session(slot)
+            if state == native.SESSION_DEAD:
+                self._dying.add(slot)
+        self._bury_dead()
+
+    def _attach_session(self, slot: int) -> None:
+        row = self._control.sessions[slot]
+        generation = native.load(row, "generation")
+        ring_bytes = native.load(row, "ring_bytes")
+        try:
+            shared = self._memory.folder.attach(shared_objects.session_name(slot, generation))
+        except EngineUnavailableError:
+            native.compare_and_swap(row, "state", native.SESSION_OPEN, native.SESSION_DEAD)
+            self._dying.add(slot)
+            return
+        if shared.size_bytes < session.session_bytes(ring_bytes):
+            shared.close()
+            native.compare_and_swap(row, "state", native.SESSION_OPEN, native.SESSION_DEAD)
+            self._dying.add(slot)
+            return
+        self._sessions[slot] = shared
+        self._writer.attach_session(slot, session.view(shared.memory), generation, ring_bytes)
+
+    def _bury_dead(self) -> None:
+        for slot in tuple(self._dying):
+            if slot in self._sessions:
+                if not self._writer.session_drained(slot):
+                    continue
+                self._writer.detach_session(slot)
+                _unmap_object(self._sessions.pop(slot))
+            generation = native.load(self._control.sessions[slot], "generation")
+            self._memory.folder.unlink(shared_objects.session_name(slot, generation))
+            native.compare_and_swap(self._control.sessions[slot], "state", native.SESSION_DEAD, native.SESSION_FREE)
+            self._dying.discard(slot)
+
+    def _load_side(self) -> None:
+        """RUN_SIDE: an entry too large for its ring. Read, never mapped: its producer may cut it short."""
+        wanted = self._writer.pointer
+        generation = native.load(self._control.sessions[wanted.side_slot], "generation")
+        name = shared_objects.side_name(wanted.side_slot, generation, wanted.side_sequence)
+        try:
+            descriptor = os.open(self._memory.folder.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                data = b""
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    data = os.pread(descriptor, wanted.side_bytes, 0)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            data = b""
+        if len(data) == wanted.side_bytes:
+            self._writer.load_side(data)
+        else:
+            wanted.side_failed = 1
+
+    # ---- queue table ------------------------------------------------------------
+
+    def _ask_for_table(self) -> None:
+        if native.load(self._control.writer, "queue_table_wanted") <= self._table.slots:
+            native.store(self._control.writer, "queue_table_wanted", self._table.slots * 2)
+            self._memory.wake(native.SUPERVISOR)
+
+    def _adopt_table(self) -> bool:
+        """Go over to the table the supervisor offers, if there is a newer one."""
+        offered = native.load(self._control.state, "queue_table_generation_offered")
+        if offered <= self._generation:
+            return False
+        shared, table = self._memory.open_queue_table(offered)
+        queue_table.copy(table, self._table)
+        self._writer.use_table(table)
+        old_name, old = shared_objects.queues_name(self._generation), self._table_object
+        self._generation, self._table_object, self._table = offered, shared, table
+        self._memory.folder.unlink(old_name)
+        _unmap_object(old)
+        return True
+
+    def _wait_for_table(self) -> None:
+        """RUN_QUEUES: no room for one more queue; refuse the entry when no larger table comes."""
+        self._ask_for_table()
+        deadline_s = time.monotonic() + QUEUE_TABLE_WAIT_S
+        while not self._adopt_table():
+            if time.monotonic() >= deadline_s:
+                self._writer.pointer.queues_refused = 1
+                return
+            self._latch.arm()
+            self._beat()
+            self._latch.wait(LOOK_S)
+
+    # ---- durability -------------------------------------------------------------
+
+    def _vouch_for_flusher(self) -> None:
+        """RUN_FLUSHER: a new flusher cannot know what the kernel told the dead one; our descriptors can.
+
+        They were opened before anything was written. One clean fdatasync on each, and
+        `flushed` may move again.
+        """
+        incarnation = native.load(self._control.flusher, "incarnation")
+        self._writer.pointer.skip_verify_incarnation = incarnation
+        try:
+            for start in sorted(self._unflushed.descriptors):
+                flush.fdatasync(self._unflushed.descriptors[start], self._unflushed.path(start))
+        except FlushError as error:
+            freeze(self._memory, native.WRITER, error)
+            return
+        native.store(self._control.writer, "verified_flusher", incarnation)
+        self._memory.wake(native.FLUSHER)
+
+    def _start_over(self) -> None:
+        """RUN_FROZEN: the pass failed on the disk; forget it. What follows is refused by the frozen state."""
+        pass_.roll_back(self._control, self._table)
+        pass_.rolled_back(self._control)
+        self._writer.open()
+
+    # ---- the round --------------------------------------------------------------
+
+    def run(self) -> None:
+        """Passes for up to RUN_NS, or one errand."""
+        why = self._writer.run(flush.monotonic_ns() + RUN_NS)
+        if why == pass_.RUN_SEGMENT:
+            self._wait_for_segments()
+        elif why == pass_.RUN_ROLLED:
+            self._after_roll()
+        elif why == pass_.RUN_SESSIONS:
+            self._look_at_sessions()
+        elif why == pass_.RUN_SIDE:
+            self._load_side()
+        elif why == pass_.RUN_QUEUES:
+            self._wait_for_table()
+        elif why == pass_.RUN_FLUSHER:
+            self._vouch_for_flusher()
+        elif why == pass_.RUN_FROZEN:
+            self._start_over()
+        else:
+            self._keep_house()
+
+    def _keep_house(self) -> None:
+        self._follow()
+        if self._dying:
+            self._bury_dead()
+        if self._writer.ahead_count == 0:
+            self._attach_ahead(1)
+        if self._table.used > self._table.slots * QUEUE_TABLE_GROW_AT and not self._adopt_table():
+            self._ask_for_table()
+
+    @property
+    def drained(self) -> bool:
+        """Whether everything published in any session is executed."""
+        return all(self._writer.session_drained(slot) for slot in self._sessions)
+
+    def close(self) -> None:
+        """Unmap everything; positions and slots stay for who comes next."""
+        for slot in tuple(self._sessions):
+            self._writer.detach_session(slot)
+            _unmap_object(self._sessions.pop(slot))
+        for mapping in self._mappings.values():
+            _unmap(mapping)
+        self._mappings.clear()
+        for shared in self._pool.values():
+            _unmap_object(shared)
+        self._pool.clear()
+        self._unflushed.close()
+        _unmap_object(self._table_object)
+
+
+def _unmap(mapping: mmap.mmap) -> None:
+    try:
+        mapping.close()
+    except BufferError:
+        pass  # a cffi view is still counted; it goes when the view goes
+
+
+def _unmap_object(shared: SharedObject) -> None:
+    try:
+        shared.close()
+    except BufferError:
+        os.close(shared.descriptor)
+        shared.descriptor = -1
+
+

@@ -1,0 +1,39 @@
+"""Writer: the only process that appends to the log, moves `wrote` and gives out queue offsets.
+
+Promise: an entry published in a session's ring is executed exactly once, whoever is killed
+in between; its answer tells where it stands. It must never wait for a producer, and for
+another worker only bounded. Its death: producers wait (each by its own deadline) until the
+next one has read the commit slot; nothing is lost, doubled or reordered.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyengine.errors import EngineError
+from pyengine.native import control as native
+from pyengine.services.put_message import PutMessageService
+from workers import worker
+
+
+def serve(attached: worker.Worker) -> None:
+    """Passes until asked to stop; then everything that was published before."""
+    try:
+        service = PutMessageService(attached.memory, attached.root, attached.beat)
+    except EngineError as error:
+        raise worker.BootFailedError(str(error)) from error
+    try:
+        attached.ready()
+        while not attached.stopping:
+            service.run()
+            attached.beat(worked=True)
+        attached.heart.state(native.WORKER_STOPPING)
+        while not attached.memory.retired and not service.drained:
+            service.run()
+            attached.beat(worked=True)
+    finally:
+        service.close()
+
+
+if __name__ == "__main__":
+    sys.exit(worker.run(native.WRITER, "Appends what producers submit to the commit log.", serve))
