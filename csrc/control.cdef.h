@@ -110,14 +110,15 @@ struct ms_state {
 /* Two lines a worker: the first is the worker's own, the second the supervisor's. */
 struct ms_worker {
     int64_t heartbeat_ns;        /* CLOCK_MONOTONIC; fed by progress, not by a timer */
-    int64_t start_time_ms;       /* process start (psutil create_time * 1000): pid reuse */
+    int64_t start_time_ms;       /* process start in ms since boot (ipc/heartbeat.py): pid reuse */
     int32_t pid;
     uint32_t state;              /* MS_WORKER_* */
     int32_t cpu;                 /* last seen CPU, for the spin rule */
     uint32_t incarnation;        /* +1 at each attach */
     uint64_t passes;             /* rounds with work */
     int64_t error_count;
-    int8_t pad[80];
+    int64_t position;            /* the worker's note to its next incarnation; checkpointer: queues are durable up to here */
+    int8_t pad[72];
     uint32_t restarts;           /* supervisor */
     int8_t pad2[124];
 };

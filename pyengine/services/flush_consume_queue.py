@@ -1,0 +1,202 @@
+"""FlushConsumeQueueService and the checkpoint: how far everything is durable, on disk (BEHAVIOUR sections 8 and 9).
+
+Once in flush_interval_consume_queue_ms:
+
+    1 read the targets: `reput_from`, and (flushed, its store time) as one pair
+    2 which queue files did the records since the last round touch? sync those
+    3 sync the index files that were filled since
+    4 write `checkpoint` (three store times) and `config/watermark` (flushed)
+
+Everything written in 4 was read before 2 and 3 and is durable by then, so no value is
+ever ahead. A queue's round costs a sync per touched file, not per queue of the store, so
+100,000 queues at rest cost nothing. How far queues are durable stands in this worker's
+own line of the control block, for its next incarnation.
+
+RocketMQ flushes a partly filled index file only at stop and takes the index time from
+full ones; so does this: its slots are dirtied all over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from pyengine.config import EngineConfig
+from pyengine.errors import DiskError, FlushError
+from pyengine.formats.checkpoint import Checkpoint
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.index_file import unpack_header
+from pyengine.formats.paths import StorePaths, is_index_name, segment_name
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.native import control as native
+from pyengine.native.flush import fdatasync, fsync, monotonic_ns
+from pyengine.services.freeze import freeze
+from pyengine.storage.dispatcher import touched_queues
+from pyengine.storage.segment_files import map_read_only
+from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
+from pyengine.storage.watermark import DurableWatermark, write_watermark
+
+WATERMARK_INTERVAL_NS = 1_000_000_000
+SHARE = 10  # a round that took long is followed by a pause this many times as long
+INDEX_HEADER_BYTES = 40
+
+
+class FlushConsumeQueueService:
+    """Syncs queues and index, writes checkpoint and watermark."""
+
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
+                 report: Callable[[str], None] = lambda text: None,
+                 beat: Callable[[], None] = lambda: None) -> None:
+        """`report` gets a sentence when something cannot be written; `beat` is called between files."""
+        self._memory = memory
+        self._control = memory.control
+        self._line = memory.control.workers[native.CHECKPOINTER]
+        self._root = root
+        self._paths = StorePaths(root)
+        self._report = report
+        self._beat = beat
+        self._segment_bytes = memory.identity.segment_bytes
+        self._queue_file_bytes = config.geometry.mapped_file_size_consume_queue_bytes
+        self._index_enabled = config.message_index_enable
+        self._multi_dispatch = config.enable_multi_dispatch
+        self._interval_ns = config.flush_interval_consume_queue_ms * 1_000_000
+        self._due_ns = 0
+        self._watermark_due_ns = 0
+        self._checkpoint = read_checkpoint(root)
+        self._watermark = -1
+        self._synced_index = ""  # the newest index file that is synced for good
+        self._failing = ""
+
+    def work(self) -> bool:
+        """A round, if it is due."""
+        began_ns = monotonic_ns()
+        if began_ns >= self._due_ns:
+            self._guarded(final=False)
+            now_ns = monotonic_ns()
+            self._due_ns = now_ns + max(self._interval_ns, SHARE * (now_ns - began_ns))
+        return False
+
+    def _guarded(self, *, final: bool) -> None:
+        if native.load(self._control.state, "frozen"):
+            return  # what is on the disk now is what recovery must work with
+        try:
+            self._round(final=final)
+        except FlushError as error:
+            freeze(self._memory, native.CHECKPOINTER, error)
+        except DiskError as error:
+            if self._failing != str(error):
+                self._failing = str(error)
+                self._report(f"checkpoint and watermark stand still: {error}")
+            native.store(self._line, "error_count", native.load(self._line, "error_count") + 1)
+        else:
+            if self._failing:
+                self._failing = ""
+                self._report("checkpoint and watermark move again")
+
+    def _round(self, *, final: bool) -> None:
+        target = native.load_position(self._control.reput_from)
+        flushed, flushed_ms = native.flush_pair(self._control)
+        logics_ms = self._sync_queues(native.load(self._line, "position"), target)
+        index_ms = self._sync_index(final=final)
+        native.store(self._line, "position", target)
+        self._write_checkpoint(Checkpoint(
+            max(self._checkpoint.physic_msg_timestamp_ms, flushed_ms),
+            max(self._checkpoint.logics_msg_timestamp_ms, logics_ms),
+            max(self._checkpoint.index_msg_timestamp_ms, index_ms)))
+        self._write_watermark(flushed, final=final)
+
+    # -- queues
+
+    def _sync_queues(self, start: int, end: int) -> int:
+        """Sync the queue files that the records of [start, end) went to; store time of the last record, -1 without."""
+        last_ms = -1
+        spans: dict[tuple[str, int], tuple[int, int]] = {}
+        while start < end:
+            base = start - start % self._segment_bytes
+            stop = min(end, base + self._segment_bytes)
+            with contextlib.closing(map_read_only(self._paths.commit_log_segment(base))) as view:
+                touched = touched_queues(view, base, start, stop, multi_dispatch=self._multi_dispatch)
+            if touched.reason not in ("range_end", "blank"):
+                raise DiskError(f"the log cannot be read at {touched.reached} ({touched.reason})",
+                                path=str(self._paths.commit_log_segment(base)))
+            last_ms = max(last_ms, touched.last_store_timestamp_ms)
+            for queue in touched.queues:
+                low, high = spans.get((queue.topic, queue.queue_id), (queue.min_queue_offset, queue.max_queue_offset))
+                spans[queue.topic, queue.queue_id] = min(low, queue.min_queue_offset), max(high, queue.max_queue_offset)
+            start = stop
+            self._beat()
+        for (topic, queue_id), (low, high) in spans.items():
+            self._sync_queue(topic, queue_id, low, high)
+            self._beat()
+        return last_ms
+
+    def _sync_queue(self, topic: str, queue_id: int, low: int, high: int) -> None:
+        size = self._queue_file_bytes
+        folder = self._paths.queue_folder(topic, queue_id)
+        first = low * CQ_ENTRY_BYTES // size * size
+        for start in range(first, high * CQ_ENTRY_BYTES + 1, size):
+            self._sync_file(str(folder / segment_name(start)))
+
+    def _sync_file(self, path: str, *, whole: bool = False) -> None:
+        """Sync one file of derived data; one that is not there (removed meanwhile, or never made) needs none."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=path) from error
+        try:
+            (fsync if whole else fdatasync)(descriptor, path)
+        finally:
+            os.close(descriptor)
+
+    # -- index
+
+    def _sync_index(self, *, final: bool) -> int:
+        """Sync the files that are full (all of them at stop); end time of the newest full one, 0 without."""
+        if not self._index_enabled:
+            return 0
+        try:
+            names = sorted(name for name in os.listdir(self._paths.index) if is_index_name(name))
+        except FileNotFoundError:
+            return 0
+        full = names[:-1]
+        index_ms = 0
+        for name in [name for name in full if name > self._synced_index]:
+            path = str(self._paths.index / name)
+            self._sync_file(path)
+            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                index_ms = unpack_header(file.read(INDEX_HEADER_BYTES)).end_timestamp_ms
+            self._synced_index = name
+            self._beat()
+        if final and names:
+            self._sync_file(str(self._paths.index / names[-1]))
+        return index_ms
+
+    # -- what is written about it
+
+    def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        if checkpoint != self._checkpoint:
+            write_checkpoint(self._root, checkpoint)
+            self._checkpoint = checkpoint
+
+    def _write_watermark(self, flushed: int, *, final: bool) -> None:
+        now_ns = monotonic_ns()
+        if flushed == self._watermark or now_ns < self._watermark_due_ns and not final:
+            return
+        identity = self._memory.identity
+        write_watermark(self._root, DurableWatermark(str(identity.store_uuid), identity.epoch, flushed))
+        self._watermark = flushed
+        self._watermark_due_ns = now_ns + WATERMARK_INTERVAL_NS
+
+    def pause_s(self) -> float:
+        return max(0.0, (self._due_ns - monotonic_ns()) / 1e9)
+
+    def drain(self) -> bool:
+        """The last round; flusher and reputter are gone by now."""
+        self._guarded(final=True)
+        return False
+
+    def close(self) -> None:
+        """Nothing is kept open."""

@@ -1,0 +1,147 @@
+"""ReputMessageService: from the log to queues and index, behind the writer (BEHAVIOUR section 9).
+
+RocketMQ's polls each millisecond. Here the writer (or, with the pool, the committer) rings
+a latch; after finding work this service goes on looking in short naps for a few
+milliseconds before it arms the latch again, so that under load nobody has to ring.
+
+Order: entries and keys first, then `reput_from`, then the arrival sequence that consumers
+sleep on. After a crash everything from `reput_from` on is dispatched again, which changes
+nothing that is right (storage/dispatcher.py); the undo of an unfinished index put stands
+in the control block.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+
+from pyengine._native import ffi
+from pyengine.config import EngineConfig
+from pyengine.errors import DiskError
+from pyengine.formats.paths import StorePaths
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.native import control as native
+from pyengine.native import sequence
+from pyengine.native.flush import monotonic_ns
+from pyengine.storage.dispatcher import Dispatcher
+from pyengine.storage.segment_files import map_read_only
+
+BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
+QUIET_NS = 3_000_000       # naps go on this long after the last find
+NAP_S = 0.00005
+ROUND_NS = 50_000_000      # one work() lasts at most about this long
+RETRY_NS = 1_000_000_000
+IDLE_PAUSE_S = 0.5
+HALF_A_RECORD = ("range_end", "overrun")
+
+
+class ReputMessageService:
+    """Dispatches what is committed; moves `reput_from` and the arrival sequence."""
+
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
+                 report: Callable[[str], None] = lambda text: None) -> None:
+        """`report` gets a sentence when dispatching begins to fail and when it works again."""
+        self._memory = memory
+        self._control = memory.control
+        self._paths = StorePaths(root)
+        self._segment_bytes = memory.identity.segment_bytes
+        self._report = report
+        self._limit = self._control.confirm if memory.identity.dispatch_at else self._control.committed
+        self._dispatcher = Dispatcher(
+            root, config.geometry,
+            index_progress=ffi.addressof(self._control, "index_progress"),
+            message_index_enable=config.message_index_enable,
+            message_delay_level=config.message_delay_level,
+            multi_dispatch=config.enable_multi_dispatch)
+        self._reput_from = native.load_position(self._control.reput_from)
+        self._base = -1
+        self._view: mmap.mmap | None = None
+        self._retry_ns = 0
+        self._failing = ""
+
+    def work(self) -> bool:
+        """Dispatch what is there, and what comes while it is still busy."""
+        if not self._advance():
+            return False
+        now_ns = monotonic_ns()
+        leave_ns, quiet_ns = now_ns + ROUND_NS, now_ns + QUIET_NS
+        while now_ns < quiet_ns and now_ns < leave_ns:
+            if self._advance():
+                quiet_ns = monotonic_ns() + QUIET_NS
+            else:
+                time.sleep(NAP_S)
+            now_ns = monotonic_ns()
+        return True
+
+    def _advance(self) -> bool:
+        """One batch; whether `reput_from` moved."""
+        start = self._reput_from
+        end = native.load_position(self._limit)
+        if end <= start or self._retry_ns and monotonic_ns() < self._retry_ns:
+            return False
+        base = start - start % self._segment_bytes
+        try:
+            if base != self._base:
+                self._open(base)
+            # A batch ends wherever it may: a record that reaches beyond it is waited for, so the next one is longer.
+            stop = min(end, base + self._segment_bytes)
+            reached = self._dispatcher.dispatch(self._view, base, start, min(stop, start + BATCH_BYTES))
+            if reached == start:
+                reached = self._dispatcher.dispatch(self._view, base, start, stop)
+        except DiskError as error:
+            self._fail(str(error))
+            return False
+        if reached <= start and stop == end and self._dispatcher.stopped_by in HALF_A_RECORD:
+            return False  # half a record: the rest of it is waited for
+        if reached <= start:
+            self._fail(f"the record at {start} cannot be dispatched ({self._dispatcher.stopped_by}), "
+                       f"although everything below {end} is committed")
+            return False
+        if self._failing:
+            self._report("dispatching works again")
+            self._failing = ""
+        self._retry_ns = 0
+        self._reput_from = reached
+        native.store_position(self._control.reput_from, reached)
+        sequence.raise_(self._control.arrival_seq, self._memory.bells.arrival_waiters)
+        return True
+
+    def _open(self, base: int) -> None:
+        """Map the segment read-only; the one before it stays mapped until then."""
+        path = self._paths.commit_log_segment(base)
+        try:
+            view = map_read_only(path)
+        except FileNotFoundError as error:
+            raise DiskError(f"{path} is gone, but not dispatched yet", path=str(path)) from error
+        self._close_view()
+        self._view, self._base = view, base
+
+    def _close_view(self) -> None:
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+            self._base = -1
+
+    def _fail(self, why: str) -> None:
+        """Derived data can wait: puts go on, and it is tried again each second."""
+        if why != self._failing:
+            self._failing = why
+            self._report(f"queues and index stand still: {why}")
+        line = self._control.workers[native.REPUTTER]
+        native.store(line, "error_count", native.load(line, "error_count") + 1)
+        self._retry_ns = monotonic_ns() + RETRY_NS
+
+    def pause_s(self) -> float:
+        if self._retry_ns:
+            return max(0.01, (self._retry_ns - monotonic_ns()) / 1e9)
+        return IDLE_PAUSE_S
+
+    def drain(self) -> bool:
+        """Dispatch to the end; gives up where it does not work."""
+        return self._advance()
+
+    def close(self) -> None:
+        self._dispatcher.close()
+        self._close_view()

@@ -1,0 +1,241 @@
+"""The checkpointer never writes a value that is ahead of what was synced before it."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from fix_owner import eventually
+from ready_store import SEGMENT, store_with_writer
+from pyengine.config import EngineConfig
+from pyengine.errors import DiskFullError, FlushError
+from pyengine.formats.paths import StorePaths
+from pyengine.native import control as native
+from pyengine.services import flush_consume_queue
+from pyengine.services.flush_consume_queue import FlushConsumeQueueService
+from pyengine.services.reput_message import ReputMessageService
+from pyengine.storage.store_checkpoint import read_checkpoint
+from pyengine.storage.watermark import read_watermark
+
+
+class Rig:
+    """A store whose other workers are played by hand, and a record of what was synced."""
+
+    def __init__(self, make_owner, monkeypatch, **changes) -> None:
+        self.owner, self.writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, segments=6)
+        config = self.owner.config
+        self.config = EngineConfig(**{name: getattr(config, name) for name in (
+            "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num",
+            "max_index_num")}, flush_interval_consume_queue_ms=1, **changes)
+        self.reputter = ReputMessageService(self.owner.memory, self.owner.root, self.config)
+        self.said: list[str] = []
+        self.synced: list[str] = []
+        real = flush_consume_queue.fdatasync
+
+        def fdatasync(descriptor, path=None):
+            self.synced.append(os.path.relpath(path, self.owner.root))
+            real(descriptor, path)
+
+        monkeypatch.setattr(flush_consume_queue, "fdatasync", fdatasync)
+        self.service = self.make()
+
+    def make(self) -> FlushConsumeQueueService:
+        return FlushConsumeQueueService(self.owner.memory, self.owner.root, self.config, self.said.append)
+
+    def dispatch(self) -> None:
+        while self.reputter.work():
+            pass
+
+    def flush(self) -> None:
+        """What the flusher does."""
+        native.publish_flushed(self.owner.control, self.owner.bells, self.writer.end, self.writer.clock_ms)
+
+    def round(self) -> None:
+        self.service._due_ns = 0
+        self.service._watermark_due_ns = 0
+        self.service.work()
+
+
+@pytest.fixture
+def rig(make_owner, monkeypatch):
+    made = Rig(make_owner, monkeypatch)
+    yield made
+    made.reputter.close()
+
+
+def test_only_touched_queue_files_are_synced_and_times_follow(rig):
+    for queue_id in range(4):
+        rig.writer.put(b"x", queue_id=queue_id)
+    rig.dispatch()
+    rig.flush()
+    rig.round()
+    assert sorted(rig.synced) == [f"consumequeue/T/{queue_id}/{0:020d}" for queue_id in range(4)]
+    checkpoint = read_checkpoint(rig.owner.root)
+    assert checkpoint.physic_msg_timestamp_ms == checkpoint.logics_msg_timestamp_ms == rig.writer.clock_ms
+    assert read_watermark(rig.owner.root).watermark.flushed == rig.writer.end
+    rig.synced.clear()
+    rig.round()
+    assert rig.synced == []
+    rig.writer.put(b"y", queue_id=2)
+    rig.dispatch()
+    rig.round()
+    assert rig.synced == [f"consumequeue/T/2/{0:020d}"]
+    assert native.load(rig.service._line, "position") == rig.writer.end
+
+
+def test_nothing_is_claimed_for_what_is_not_dispatched_or_not_flushed(rig):
+    rig.writer.put(b"one")
+    rig.dispatch()
+    rig.flush()
+    first_ms, first_end = rig.writer.clock_ms, rig.writer.end
+    rig.writer.put(b"two")
+    rig.round()
+    checkpoint = read_checkpoint(rig.owner.root)
+    assert (checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms) == (first_ms, first_ms)
+    assert read_watermark(rig.owner.root).watermark.flushed == first_end
+    rig.dispatch()
+    rig.round()
+    checkpoint = read_checkpoint(rig.owner.root)
+    assert (checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms) == (first_ms, rig.writer.clock_ms)
+    assert read_watermark(rig.owner.root).watermark.flushed == first_end
+
+
+def test_targets_are_read_before_the_syncs(rig, monkeypatch):
+    """Whatever is published while the files are being synced belongs to the next round."""
+    rig.writer.put(b"one")
+    rig.dispatch()
+    rig.flush()
+    first_ms, first_end = rig.writer.clock_ms, rig.writer.end
+    real = rig.service._sync_queue
+
+    def sync_queue(*arguments):
+        real(*arguments)
+        if rig.writer.end == first_end:
+            rig.writer.put(b"two")
+            rig.dispatch()
+            rig.flush()
+
+    monkeypatch.setattr(rig.service, "_sync_queue", sync_queue)
+    rig.round()
+    checkpoint = read_checkpoint(rig.owner.root)
+    assert (checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms) == (first_ms, first_ms)
+    assert read_watermark(rig.owner.root).watermark.flushed == first_end
+    assert native.load(rig.service._line, "position") == first_end
+
+
+def test_queue_files_over_several_segments_and_files_are_all_synced(rig):
+    for _ in range(700):  # 300 entries a queue file
+        rig.writer.put(b"x" * 200)
+    assert rig.writer.end > 2 * SEGMENT
+    rig.dispatch()
+    rig.round()
+    assert sorted(rig.synced) == [f"consumequeue/T/0/{start:020d}" for start in (0, 6000, 12000)]
+
+
+def test_full_index_files_are_synced_once_and_the_last_one_at_stop(rig):
+    while len(list(StorePaths(rig.owner.root).index.glob("*"))) < 3:
+        rig.writer.put(b"x", properties=f"KEYS\x01k{rig.writer.end}")
+        rig.dispatch()
+    names = sorted(path.name for path in StorePaths(rig.owner.root).index.iterdir())
+    rig.round()
+    assert [name for name in rig.synced if name.startswith("index")] == [f"index/{name}" for name in names[:2]]
+    index_ms = read_checkpoint(rig.owner.root).index_msg_timestamp_ms
+    assert 0 < index_ms <= rig.writer.clock_ms
+    rig.synced.clear()
+    rig.round()
+    assert not any(name.startswith("index") for name in rig.synced)
+    assert not rig.service.drain()
+    assert [name for name in rig.synced if name.startswith("index")] == [f"index/{names[2]}"]
+    assert read_checkpoint(rig.owner.root).index_msg_timestamp_ms == index_ms
+
+
+def test_a_successor_syncs_from_where_the_dead_one_had_come(rig):
+    rig.writer.put(b"x", queue_id=0)
+    rig.dispatch()
+    rig.round()
+    rig.writer.put(b"x", queue_id=1)
+    rig.dispatch()
+    rig.synced.clear()
+    rig.service = rig.make()
+    rig.round()
+    assert rig.synced == [f"consumequeue/T/1/{0:020d}"]
+    assert read_checkpoint(rig.owner.root).logics_msg_timestamp_ms == rig.writer.clock_ms
+
+
+def test_a_failed_sync_freezes_the_store_and_leaves_the_checkpoint(rig, monkeypatch):
+    rig.writer.put(b"one")
+    rig.dispatch()
+    rig.flush()
+    rig.round()
+    before = read_checkpoint(rig.owner.root), read_watermark(rig.owner.root).watermark
+    rig.writer.put(b"two")
+    rig.dispatch()
+    rig.flush()
+
+    def fail(descriptor, path=None):
+        raise FlushError(f"fdatasync {path}", errno=errno.EIO, path=path)
+
+    monkeypatch.setattr(flush_consume_queue, "fdatasync", fail)
+    rig.round()
+    assert native.load(rig.owner.control.state, "frozen") == 2
+    assert rig.owner.control.state.frozen_kind == native.CHECKPOINTER
+    monkeypatch.undo()
+    rig.round()
+    rig.service.drain()
+    assert (read_checkpoint(rig.owner.root), read_watermark(rig.owner.root).watermark) == before
+
+
+def test_a_full_disk_is_said_once_and_got_over(rig, monkeypatch):
+    rig.writer.put(b"one")
+    rig.dispatch()
+    rig.flush()
+    real = flush_consume_queue.write_watermark
+
+    def full(root, watermark):
+        raise DiskFullError("no room for the watermark", errno=errno.ENOSPC)
+
+    monkeypatch.setattr(flush_consume_queue, "write_watermark", full)
+    rig.round()
+    rig.round()
+    assert len(rig.said) == 1 and "no room" in rig.said[0]
+    assert native.load(rig.service._line, "error_count") == 2
+    monkeypatch.setattr(flush_consume_queue, "write_watermark", real)
+    rig.round()
+    assert read_watermark(rig.owner.root).watermark.flushed == rig.writer.end
+    assert rig.said[1:] == ["checkpoint and watermark move again"]
+
+
+def test_the_watermark_is_written_at_most_once_a_second_but_always_at_stop(rig):
+    rig.writer.put(b"one")
+    rig.dispatch()
+    rig.flush()
+    rig.round()
+    first = rig.writer.end
+    rig.writer.put(b"two")
+    rig.dispatch()
+    rig.flush()
+    rig.service._due_ns = 0
+    rig.service.work()
+    assert read_watermark(rig.owner.root).watermark.flushed == first
+    assert not rig.service.drain()
+    told = read_watermark(rig.owner.root).watermark
+    assert told.flushed == rig.writer.end
+    assert (told.uuid, told.epoch) == (str(rig.owner.engine_id.uuid), rig.owner.memory.identity.epoch)
+
+
+def test_the_worker_writes_while_it_runs_and_when_it_is_asked_to_stop(rig):
+    child = rig.owner.spawn("workers.checkpointer", "--set", "flush_interval_consume_queue_ms=10")
+    rig.owner.wait_ready(native.CHECKPOINTER)
+    rig.writer.put(b"one")
+    rig.dispatch()
+    rig.flush()
+    eventually(lambda: read_checkpoint(rig.owner.root).logics_msg_timestamp_ms == rig.writer.clock_ms, "a checkpoint")
+    rig.writer.put(b"two")
+    rig.dispatch()
+    rig.flush()
+    child.terminate()
+    assert child.wait(timeout=30) == 0
+    assert read_checkpoint(rig.owner.root).physic_msg_timestamp_ms == rig.writer.clock_ms
+    assert read_watermark(rig.owner.root).watermark.flushed == rig.writer.end

@@ -1,0 +1,220 @@
+"""Dispatch behind the writer: order of publishing, restarts at any place, derived data that cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from fix_owner import eventually
+from ready_store import SEGMENT, store_with_writer
+from pyengine.errors import DiskFullError
+from pyengine.formats.paths import StorePaths
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.native import control as native
+from pyengine.native import sequence
+from pyengine.services import reput_message
+from pyengine.services.reput_message import ReputMessageService
+from pyengine.storage.store_reader import open_store
+
+
+def reput_from(owner):
+    return native.load_position(owner.control.reput_from)
+
+
+def derived_files(root):
+    """Content of every queue and index file; index names are wall-clock, so only their order counts."""
+    paths = StorePaths(root)
+    queues = {str(path.relative_to(root)): path.read_bytes() for path in sorted(paths.consume_queue.rglob("0*"))
+              if path.is_file()}
+    return queues, [path.read_bytes() for path in sorted(paths.index.iterdir())]
+
+
+def service_of(owner, said=None):
+    return ReputMessageService(owner.memory, owner.root, owner.config, (said if said is not None else []).append)
+
+
+def test_what_is_committed_becomes_visible_and_consumers_are_woken(make_owner):
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    service = service_of(owner)
+    seen = sequence.load(owner.control.arrival_seq)
+    writer.put(b"hello", topic="orders", queue_id=3, properties="KEYS\x01k1")
+    with EngineMemory.attach(owner.folder, writable=False) as consumer:
+        assert service.work()
+        assert sequence.wait(consumer.control.arrival_seq, seen, consumer.bells.arrival_waiters, 0)
+    assert reput_from(owner) == writer.end
+    with open_store(owner.root) as store:
+        [message] = store.get_message("orders", 3, 0).messages
+        assert message.body == b"hello"
+        assert [found.body for found in store.query_message("orders", "k1")] == [b"hello"]
+    assert not service.work()
+    service.close()
+
+
+def test_nothing_beyond_committed_is_dispatched(make_owner):
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    service = service_of(owner)
+    writer.put(b"first")
+    end = writer.end
+    writer.put(b"second")
+    native.store_position(owner.control.committed, end)
+    service.work()
+    assert reput_from(owner) == end
+    native.store_position(owner.control.committed, writer.end - 5)
+    service.work()
+    assert reput_from(owner) == end, "half a record is waited for"
+    native.store_position(owner.control.committed, writer.end)
+    eventually(lambda: service.work() or reput_from(owner) == writer.end, "the rest")
+    service.close()
+
+
+def test_entries_are_there_before_the_position_says_so(make_owner, monkeypatch):
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    service = service_of(owner)
+    path = StorePaths(owner.root).queue_folder("T", 0) / "00000000000000000000"
+    published = []
+
+    def store_position(position, value):
+        published.append((value, os.path.exists(path) and path.read_bytes()[:20] != bytes(20)))
+        real(position, value)
+
+    real = native.store_position
+    monkeypatch.setattr(reput_message.native, "store_position", store_position)
+    writer.put(b"x")
+    published.clear()
+    service.work()
+    assert published == [(writer.end, True)]
+    service.close()
+
+
+def test_small_batches_over_many_segments_give_the_same_as_one_go(make_owner, monkeypatch):
+    files = []
+    for batch_bytes in (4 << 20, 300):
+        monkeypatch.setattr(reput_message, "BATCH_BYTES", batch_bytes)
+        owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, segments=6, name=f"store-{batch_bytes}")
+        for number in range(300):
+            writer.put(b"x" * (number * 37 % 1500), topic=f"T{number % 3}", queue_id=number % 2,
+                       properties=f"KEYS\x01k{number % 50}")
+        assert writer.end > 3 * SEGMENT
+        service = service_of(owner)
+        while service.work():
+            pass
+        assert reput_from(owner) == writer.end
+        service.close()
+        files.append(derived_files(owner.root))
+    assert files[0] == files[1]
+
+
+def test_a_record_longer_than_a_batch_passes(make_owner, monkeypatch):
+    monkeypatch.setattr(reput_message, "BATCH_BYTES", 100)
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    writer.put(b"x" * 5000)
+    service = service_of(owner)
+    service.work()
+    assert reput_from(owner) == writer.end
+    service.close()
+
+
+def test_a_successor_starts_where_the_position_stands_and_repeats_harmlessly(make_owner):
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    for number in range(100):
+        writer.put(b"x" * 300, queue_id=number % 4, properties=f"KEYS\x01k{number}")
+    service = service_of(owner)
+    while service.work():
+        pass
+    service.close()
+    before = derived_files(owner.root)
+    native.store_position(owner.control.reput_from, 0)  # the worst a killed reputter can leave: nothing published
+    service = service_of(owner)
+    while service.work():
+        pass
+    service.close()
+    assert reput_from(owner) == writer.end
+    assert derived_files(owner.root) == before
+
+
+def test_a_full_disk_stops_dispatch_says_so_once_and_is_got_over(make_owner, monkeypatch):
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    said = []
+    service = service_of(owner, said)
+    monkeypatch.setattr(reput_message, "RETRY_NS", 1_000_000)
+    full = True
+    real = service._dispatcher.dispatch
+
+    def dispatch(*arguments):
+        if full:
+            raise DiskFullError("no room for the queue", errno=errno.ENOSPC)
+        return real(*arguments)
+
+    monkeypatch.setattr(service._dispatcher, "dispatch", dispatch)
+    writer.put(b"x")
+    assert not service.work()
+    assert 0 < service.pause_s() <= 0.01
+    errors = owner.control.workers[native.REPUTTER]
+    eventually(lambda: service.work() or native.load(errors, "error_count") >= 3, "tried again")
+    assert len(said) == 1 and "no room" in said[0]
+    assert reput_from(owner) == 0
+    full = False
+    eventually(lambda: service.work(), "dispatched at last")
+    assert reput_from(owner) == writer.end and said[1] == "dispatching works again"
+    service.close()
+
+
+def test_rubbish_below_committed_is_told_and_not_passed_over(make_owner):
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    said = []
+    service = service_of(owner, said)
+    writer.put(b"good")
+    good = writer.end
+    writer._write(b"\xff" * 100, 100)
+    writer.publish()
+    service.work()
+    assert reput_from(owner) == good
+    eventually(lambda: service.work() or said, "said")
+    assert f"at {good} cannot be dispatched" in said[0]
+    service.close()
+
+
+def test_confirm_bounds_dispatch_where_the_engine_says_so(make_owner):
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, dispatch_at=1)
+    service = service_of(owner)
+    writer.put(b"x")
+    assert not service.work()
+    native.store_position(owner.control.confirm, writer.end)
+    assert service.work() and reput_from(owner) == writer.end
+    service.close()
+
+
+@pytest.mark.parametrize("rounds", [6])
+def test_killed_again_and_again_the_queues_and_the_index_come_out_whole(make_owner, rng, rounds):
+    def fill(writer, count):
+        for number in range(count):
+            writer.put(b"x" * (number * 31 % 700), topic=f"T{number % 3}", properties=f"KEYS\x01k{number % 40} l{number}")
+
+    calm, calm_writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, segments=8, name="calm")
+    fill(calm_writer, 150 * rounds)
+    service = service_of(calm)
+    while service.work():
+        pass
+    service.close()
+
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, segments=8, name="stormy")
+    fill(writer, 150 * rounds)
+    written = writer.end
+    native.store_position(owner.control.committed, 0)
+    steps = sorted(rng.sample(sorted(written * number // 40 for number in range(1, 40)), rounds))
+    for incarnation, step in enumerate([*steps, written], 1):
+        child = owner.spawn("workers.reputter")
+        owner.wait_ready(native.REPUTTER, incarnation)
+        before = reput_from(owner)
+        native.store_position(owner.control.committed, step)
+        owner.memory.wake(native.REPUTTER)
+        eventually(lambda before=before, step=step: reput_from(owner) > before or before >= step, "it moves")
+        if step < written:
+            child.kill()
+            child.wait()
+    eventually(lambda: reput_from(owner) == written, "the last one reaches the end")
+    child.terminate()
+    assert child.wait(timeout=30) == 0
+    assert derived_files(owner.root) == derived_files(calm.root)

@@ -1,0 +1,23 @@
+"""Checkpointer: syncs queues and index, writes `checkpoint` and `config/watermark`.
+
+Promise: no value in either file is ever ahead of what is durable. Time bound: about
+flush_interval_consume_queue_ms behind, the watermark at most once a second. Its death:
+recovery after a crash reads more of the log; nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyengine.native import control as native
+from pyengine.services.flush_consume_queue import FlushConsumeQueueService
+from workers import worker
+
+
+def make_service(attached: worker.Worker) -> FlushConsumeQueueService:
+    return FlushConsumeQueueService(attached.memory, attached.root, attached.config,
+                                    lambda text: worker.say(native.CHECKPOINTER, text), attached.beat)
+
+
+if __name__ == "__main__":
+    sys.exit(worker.main(native.CHECKPOINTER, "Notes on disk how far everything is durable.", make_service))
