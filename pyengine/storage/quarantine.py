@@ -73,6 +73,20 @@ class Quarantine:
                     self._write_note(target, segment.name, start, end - start, digest, reason)
         self.pieces.append(QuarantinedPiece(target, start, end - start, reason))
 
+    def keep_memory(self, physical_offset: int, content: memoryview, reason: str) -> None:
+        """Keep bytes that stand in no file: pool bytes that are no whole records. Durable before this returns."""
+        digest = hashlib.sha256(content).hexdigest()
+        name = self._free_name(f"pool-{segment_name(physical_offset)}-{len(content)}", digest)
+        target = self._folder / name
+        if not self._has(name, digest):
+            with self._removed_on_failure(target):
+                with open(target, "wb") as copy:
+                    copy.write(content)
+                    copy.flush()
+                    os.fsync(copy.fileno())
+                self._write_note(target, "transient store pool", physical_offset, len(content), digest, reason)
+        self.pieces.append(QuarantinedPiece(target, physical_offset, len(content), reason))
+
     def keep_file(self, path: Path, physical_offset: int, reason: str, *, kind: str = "commitlog") -> None:
         """Move a file or a folder here, with its note. Durable before this returns."""
         make_folders(self._folder)
