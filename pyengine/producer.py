@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,10 +65,6 @@ class _Context:
     durable: bool
     sizes: Sequence[int] = ()       # batch: of each record, for the message ids
     side: Path | None = None
-
-
-def _message_id(store_host: bytes, physical_offset: int) -> str:
-    return (store_host + physical_offset.to_bytes(8, "big")).hex().upper()
 
 
 class Producer:
@@ -173,7 +170,7 @@ class Producer:
             return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
         durable = self._sync and wait
         if timeout_s is None and not self._pending and len(body) < self._native.entry_limit - 65536:
-            if self._lock.acquire(blocking=False):
+            if self._lock.acquire(False):
                 try:
                     return self._put_now(name, text, body, topic, queue_id, flag, durable)
                 finally:
@@ -198,9 +195,8 @@ class Producer:
         if code == 0:
             answer = session.answer()
             if answer[5] == 0:
-                physical_offset = answer[1]
-                return PutResult(_OK, _message_id(self._store_host, physical_offset), answer[3], physical_offset,
-                                 answer[8], answer[4], topic, queue_id)
+                return PutResult(_OK, "", answer[3], answer[1], answer[8], answer[4], topic, queue_id, 1, "", False,
+                                 self._store_host)
         context = _Context(native.PUT, topic, queue_id, self._store_host, durable)
         return self._outcome(code, session.stage, session.answer(), context)
 
@@ -499,15 +495,10 @@ def _result(context: _Context, status: PutStatus, answer: tuple, reason: str, in
                              store_timestamp_ms, context.topic, context.queue_id, reason, indeterminate)
     msg_id = ""
     if stored and context.sizes:
-        ids, at = [], physical_offset
-        for size in context.sizes:
-            ids.append(_message_id(context.store_host, at))
-            at += size
-        msg_id = ",".join(ids)
-    elif stored:
-        msg_id = _message_id(context.store_host, physical_offset)
+        starts = accumulate(context.sizes[:-1], initial=physical_offset)
+        msg_id = ",".join((context.store_host + start.to_bytes(8, "big")).hex().upper() for start in starts)
     return PutResult(status, msg_id, queue_offset, physical_offset, size_bytes, store_timestamp_ms, context.topic,
-                     context.queue_id, count if stored else 0, reason, indeterminate)
+                     context.queue_id, count if stored else 0, reason, indeterminate, context.store_host)
 
 
 def _refused(context: _Context, status: PutStatus, reason: str):
