@@ -36,6 +36,7 @@ class QueueReader:
         self.queue_id = queue_id
         self.files = SegmentFolder(folder, size_bytes, cache)
         self.entries_per_file = size_bytes // CQ_ENTRY_BYTES
+        self._max_hint = (-1, 1)  # (file, entries in it): the last max_offset
         self._ext = SegmentFolder(ext_folder, ext_size_bytes, cache)
 
     def max_offset(self, limit: int) -> int:
@@ -51,7 +52,13 @@ class QueueReader:
             view = self.files.view(start)
             if view is None or is_outside(ENTRY.unpack_from(view)):
                 continue
-            return start // CQ_ENTRY_BYTES + self._first(view, 0, self.entries_per_file, is_outside)
+            count = self._max_hint[1] if self._max_hint[0] == start else 1
+            if is_outside(ENTRY.unpack_from(view, (count - 1) * CQ_ENTRY_BYTES)):
+                count = 1  # another limit than last time, or entries were cut
+            if count < self.entries_per_file and not is_outside(ENTRY.unpack_from(view, count * CQ_ENTRY_BYTES)):
+                count = self._first(view, count + 1, self.entries_per_file, is_outside)
+            self._max_hint = (start, count)
+            return start // CQ_ENTRY_BYTES + count
         return 0
 
     def min_offset(self, log_min_offset: int, max_offset: int) -> int:
@@ -67,7 +74,7 @@ class QueueReader:
             count = min(self.entries_per_file, max_offset - first)
             if view is None or count <= 0:
                 continue
-            at = self._first(view, 0, count, is_there)
+            at = 0 if is_there(ENTRY.unpack_from(view)) else self._first(view, 1, count, is_there)
             if at < count:
                 return first + at
         return max_offset

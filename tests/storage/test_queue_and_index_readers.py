@@ -45,6 +45,21 @@ def test_tags_are_looked_up_in_the_extension(builder):
             queue.ext_unit(5)
 
 
+def test_the_end_of_a_queue_for_limits_in_any_order(builder, rng):
+    """The last answer is a hint for the next one, never more."""
+    messages = [builder.put("T") for _ in range(37)]
+    with open_store(builder.root) as store:
+        queue = store.queue("T", 0)
+        for _ in range(300):
+            limit = rng.randrange(builder.end + 100)
+            expected = sum(message.physical_offset + message.size_bytes <= limit for message in messages)
+            assert queue.max_offset(limit) == expected
+        for left in (36, 31, 30, 29, 21, 1):  # entries are cut by a recovery
+            for number in range(left, 37):
+                builder.write_entry("T", 0, number, 0, 0, 0)
+            assert queue.max_offset(builder.end) == left
+
+
 LAYOUT = IndexLayout(4, 10)
 HASH = index_key_hash("T", "k")
 
