@@ -694,8 +694,9 @@ static int commit_pass(struct ms_writer *writer)
         return MS_RUN_FROZEN;
     struct ms_commit_slot *slot = &control->slots[writer->pass & 1];
     int grew = writer->position != ms_load_relaxed(&control->wrote.value);
-    slot->wrote = writer->position;
-    slot->store_timestamp_ms = writer->store_timestamp_ms;
+    /* Relaxed, not plain: ms_control_committed_slot may look on, and look again. */
+    ms_store_relaxed(&slot->wrote, writer->position);
+    ms_store_relaxed(&slot->store_timestamp_ms, writer->store_timestamp_ms);
     slot->queue_table_generation = writer->queues->generation;
     slot->put_messages = writer->put_messages;
     slot->put_bytes = writer->put_bytes;

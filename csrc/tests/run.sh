@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Build and run the C tests: plain, then with ASan and UBSan.
-# usage: csrc/tests/run.sh [--plain|--sanitize] [test ...]     exit 0 = all passed
+# Build and run the C tests: plain, with ASan and UBSan, and stress_* also with TSan.
+# TSan sees threads only, so in stress tests threads play the processes.
+# usage: csrc/tests/run.sh [--plain|--sanitize|--thread] [test ...]     exit 0 = all passed
 # CHECK_SEED=N repeats the random part of a failed run. CC chooses the compiler.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
-flavours=(plain sanitize)
+flavours=(plain sanitize thread)
 case "${1:-}" in
     --plain) flavours=(plain); shift ;;
     --sanitize) flavours=(sanitize); shift ;;
+    --thread) flavours=(thread); shift ;;
 esac
 tests=("$@")
 if [ ${#tests[@]} -eq 0 ]; then
-    for path in "$here"/test_*.c; do
+    for path in "$here"/test_*.c "$here"/stress_*.c; do
         tests+=("$(basename "$path" .c)")
     done
 fi
@@ -26,6 +28,16 @@ for flavour in "${flavours[@]}"; do
     if [ "$flavour" = sanitize ]; then
         flags=(-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all)
     fi
+    chosen=("${tests[@]}")
+    if [ "$flavour" = thread ]; then
+        # -Wno-tsan: fences order a store before a load here, which TSan does not model and does not need.
+        flags=(-O1 -g -fno-omit-frame-pointer -fsanitize=thread -Wno-tsan)
+        chosen=()
+        for test in "${tests[@]}"; do
+            case "$test" in stress_*) chosen+=("$test") ;; esac
+        done
+        [ ${#chosen[@]} -gt 0 ] || continue
+    fi
     mkdir "$work/$flavour"
     for source in "$here"/../*.c; do
         case "$source" in *_native.c) continue ;; esac
@@ -33,9 +45,9 @@ for flavour in "${flavours[@]}"; do
     done
     # An archive, so that a test which includes a concept's .c brings its own copy.
     ar rcs "$work/$flavour.a" "$work/$flavour"/*.o
-    for test in "${tests[@]}"; do
+    for test in "${chosen[@]}"; do
         "${CC:-cc}" "${warnings[@]}" "${flags[@]}" "$here/$test.c" "$work/$flavour.a" -lrt -lpthread -o "$work/$test.$flavour"
-        UBSAN_OPTIONS=print_stacktrace=1 "$work/$test.$flavour"
+        UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 "$work/$test.$flavour"
     done
-    echo "passed: $flavour (${tests[*]})"
+    echo "passed: $flavour (${chosen[*]})"
 done

@@ -1,0 +1,167 @@
+/* Producers, the writer and the flusher as threads over one control block: every
+ * put is answered once and in order, queue offsets are dense, and a put that
+ * waited for durability finds `flushed` behind it. Run under TSan this checks
+ * the memory orders of ring, commit slot, answers and sequences. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "../atomics.h"
+#include "../futex.h"
+#include "../producer.h"
+#include "../record.h"
+#include "../writer.h"
+#include "check.h"
+
+#define PRODUCERS 3
+#define PUTS 4000
+#define RING_BYTES 65536
+#define SEGMENT_BYTES (1 << 20)
+#define SEGMENTS 24
+#define TABLE_SLOTS 64
+
+static struct ms_control *control;
+static struct ms_doorbells *bells;
+static struct ms_queue_table *queues;
+static struct ms_session *sessions[PRODUCERS];
+static struct ms_writer *writer;
+static uint8_t *log_memory;
+static void *semaphore;
+static uint32_t stop;
+
+static void *zeroed(size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    return memory;
+}
+
+static void *write_all(void *unused)
+{
+    (void)unused;
+    int64_t next = writer->ahead[writer->ahead_count - 1].base + SEGMENT_BYTES;
+    while (!ms_load_acquire(&stop)) {
+        int why = ms_writer_run(writer, ms_monotonic_ns() + 5000000);
+        if (why == MS_RUN_TIME)
+            continue;
+        CHECK(why == MS_RUN_ROLLED || why == MS_RUN_SEGMENT);
+        writer->rolled = 0;
+        while (writer->ahead_count < 2) {
+            CHECK(next < (int64_t)SEGMENT_BYTES * SEGMENTS);
+            writer->ahead[writer->ahead_count++] = (struct ms_segment){next, log_memory + next, -1, -1};
+            next += SEGMENT_BYTES;
+        }
+    }
+    return NULL;
+}
+
+static void *flush_all(void *unused)
+{
+    (void)unused;
+    while (!ms_load_acquire(&stop)) {
+        int64_t wrote, time_ms;
+        ms_control_committed_slot(control, &wrote, &time_ms);
+        if (wrote > ms_load_acquire(&control->flushed.value))
+            ms_control_publish_flushed(control, bells, wrote, time_ms);
+        else
+            usleep(50);
+    }
+    return NULL;
+}
+
+static void *produce(void *number)
+{
+    uint32_t slot = (uint32_t)(uintptr_t)number;
+    struct ms_producer producer = {.control = control, .bells = bells, .session = sessions[slot],
+                                   .writer_semaphore = semaphore, .slot = slot, .generation = 1};
+    ms_producer_attach(&producer);
+    producer.timeout_ns = producer.flush_timeout_ns = 20000000000;
+    char topic[8];
+    snprintf(topic, sizeof topic, "P%u", slot);
+    uint8_t body[600];
+    memset(body, (int)slot, sizeof body);
+    for (int64_t n = 0; n < PUTS; n++) {
+        memcpy(body, &n, sizeof n);
+        int durable = n % 7 == 0;
+        int why = ms_producer_put(&producer, (uint8_t *)topic, 2, (uint8_t *)"TAGS\1t", 6, body, 8 + (uint32_t)(n % 500), 0, 0, durable);
+        CHECK(why == 0);
+        CHECK(producer.answer.status == 0 && producer.answer.queue_offset == n);
+        CHECK(ms_load_acquire(&control->wrote.value) >= producer.answer.end_offset);
+        if (durable)
+            CHECK(ms_load_acquire(&control->flushed.value) >= producer.answer.end_offset);
+        int64_t stored;
+        memcpy(&stored, log_memory + producer.answer.physical_offset + ms_record_body_at(0), sizeof stored);
+        CHECK(stored == n);
+    }
+    return NULL;
+}
+
+int main(void)
+{
+    control = zeroed(sizeof *control);
+    bells = zeroed(sizeof *bells);
+    queues = zeroed((size_t)ms_queue_table_bytes(TABLE_SLOTS));
+    writer = zeroed(sizeof *writer);
+    log_memory = zeroed((size_t)SEGMENT_BYTES * SEGMENTS);
+    ms_queue_table_format(queues, TABLE_SLOTS, 1);
+    control->identity.segment_bytes = SEGMENT_BYTES;
+    control->identity.max_message_bytes = 4 << 20;
+    control->identity.spin_producer_us = 20;
+    control->state.state = MS_STATE_RUNNING;
+    ms_control_publish(control, bells);
+
+    char name[64];
+    snprintf(name, sizeof name, "/pyengine-stress-%d", (int)getpid());
+    semaphore = sem_open(name, O_CREAT | O_EXCL, 0600, 0);
+    CHECK(semaphore != SEM_FAILED);
+    sem_unlink(name);
+
+    writer->control = control;
+    writer->bells = bells;
+    writer->queues = queues;
+    writer->semaphores[MS_WRITER] = semaphore;
+    writer->segment_bytes = SEGMENT_BYTES;
+    writer->max_message_bytes = 4 << 20;
+    writer->spin_us = 20;
+    writer->current.base = -1;
+    writer->scratch_bytes = RING_BYTES;
+    writer->scratch = zeroed(RING_BYTES);
+    ms_writer_open(writer);
+    writer->ahead[writer->ahead_count++] = (struct ms_segment){0, log_memory, -1, -1};
+    for (uint32_t i = 0; i < PRODUCERS; i++) {
+        sessions[i] = zeroed((size_t)ms_session_bytes(RING_BYTES));
+        ms_session_format(sessions[i], RING_BYTES, i, 1, 1);
+        control->sessions[i].generation = 1;
+        control->sessions[i].state = MS_SESSION_OPEN;
+        ms_writer_attach_session(writer, i, sessions[i], 1, RING_BYTES);
+    }
+
+    pthread_t workers[2], producers[PRODUCERS];
+    CHECK(pthread_create(&workers[0], NULL, write_all, NULL) == 0);
+    CHECK(pthread_create(&workers[1], NULL, flush_all, NULL) == 0);
+    for (uintptr_t i = 0; i < PRODUCERS; i++)
+        CHECK(pthread_create(&producers[i], NULL, produce, (void *)i) == 0);
+    for (int i = 0; i < PRODUCERS; i++)
+        pthread_join(producers[i], NULL);
+    ms_store_release(&stop, 1u);
+    pthread_join(workers[0], NULL);
+    pthread_join(workers[1], NULL);
+
+    int64_t at = 0, records = 0, end = ms_load_acquire(&control->wrote.value);
+    while (at < end) {
+        int what = ms_record_classify(log_memory + at, SEGMENT_BYTES - at % SEGMENT_BYTES, at, MS_CHECK_CRC | MS_CHECK_TEXT | MS_CHECK_OFFSET);
+        uint32_t bytes = (uint32_t)log_memory[at] << 24 | (uint32_t)log_memory[at + 1] << 16 | (uint32_t)log_memory[at + 2] << 8 | log_memory[at + 3];
+        CHECK(what == MS_CASE_MESSAGE || what == MS_CASE_BLANK);
+        records += what == MS_CASE_MESSAGE;
+        at += bytes;
+    }
+    CHECK(at == end && records == PRODUCERS * PUTS);
+    sem_close(semaphore);
+    return 0;
+}
