@@ -18,7 +18,7 @@ READING = {
     "offset-at": ["--topic", "T", "--queue-id", "0", "--timestamp", "0"],
     "dump": ["checkpoint"],
 }
-COMMANDS = READING
+COMMANDS = READING | {"recover": []}
 
 
 def call(command: str, store: object, *more: object):

@@ -1,0 +1,119 @@
+"""Shared memory that a dead engine left behind: what recovery may believe of it, and its end.
+
+For the store's owner only (the lock is held exclusively, so nobody else writes it).
+After kill -9 of all processes the control block says where the log ended, and pool
+buffers hold what was acknowledged but not yet written into files. Both count only if
+they are of this very store, epoch and boot, and nobody opened the store in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc import attach_count, shared_objects
+from pyengine.ipc.control_block import EngineMemory, Identity
+from pyengine.ipc.engine_id import EngineId, read_boot_id, read_engine_id, read_epoch
+from pyengine.ipc.shared_objects import SharedFolder, SharedObject, find_folder
+from pyengine.ipc.store_lock import lock_modified_ns
+from pyengine.native import control as native
+from pyengine.storage.recovery_report import SharedState
+
+
+class LeftMemory:
+    """What stands there. `shared` is for recover(); None when there is nothing to believe or to reject."""
+
+    def __init__(self, folder: SharedFolder | None) -> None:
+        self._folder = folder
+        self._buffers: list[SharedObject] = []
+        self._views: list[memoryview] = []
+        self._semaphore_id = attach_count.NONE
+        self.shared: SharedState | None = None
+
+    def discard(self) -> bool:
+        """Remove it, once the store is recovered without it; True if there was any. It only cached files by then."""
+        if self._folder is None:
+            return False
+        attach_count.remove(self._semaphore_id)
+        return bool(self._folder.sweep())
+
+    def _look(self, root: str | os.PathLike[str], engine_id: EngineId) -> None:
+        try:
+            memory = EngineMemory.attach(self._folder, writable=False)
+        except EngineUnavailableError:  # none, or its maker died before it was published: nothing was put through it
+            return
+        with memory:
+            identity = memory.identity
+            mismatch = _mismatch(root, engine_id, identity)
+            slot_end, _ = native.committed_slot(memory.control)
+            committed = native.load_position(memory.control.committed)
+            if not mismatch:
+                self._semaphore_id = identity.sysv_semaphore_id
+            bases = [] if mismatch else self._pool_bases(memory, identity)
+        try:
+            self.shared = SharedState(slot_end, committed, self._map_pool(bases), mismatch)
+        except EngineUnavailableError as error:
+            self.shared = SharedState(slot_end, committed, (), f"a buffer of the pool is missing: {error}")
+
+    @staticmethod
+    def _pool_bases(memory: EngineMemory, identity: Identity) -> list[tuple[int, int]]:
+        """(buffer number, physical offset of its first byte) of the buffers in use."""
+        if identity.mode != native.MODE_POOL:
+            return []
+        bases = ((number, native.load(memory.control.pool[number], "segment_base"))
+                 for number in range(identity.pool_buffers))
+        return [(number, base) for number, base in bases if base >= 0]
+
+    def _map_pool(self, bases: list[tuple[int, int]]) -> tuple[tuple[int, memoryview], ...]:
+        found = []
+        for number, base in bases:
+            buffer = self._folder.attach(shared_objects.pool_name(number), writable=False)
+            self._buffers.append(buffer)
+            view = memoryview(buffer.memory)
+            self._views.append(view)
+            found.append((base, view))
+        return tuple(found)
+
+    def _close(self) -> None:
+        self.shared = None
+        for view in self._views:
+            with contextlib.suppress(BufferError):
+                view.release()
+        for buffer in self._buffers:
+            with contextlib.suppress(BufferError):  # somebody still holds a piece: unmapped when they let go
+                buffer.close()
+
+
+@contextlib.contextmanager
+def left_memory(root: str | os.PathLike[str]) -> Iterator[LeftMemory]:
+    """The shared memory that the last engine of the store at `root` left, mapped inside the block.
+
+    Creates nothing. A store that never had an engine of ours, or was stopped in order, has none.
+    """
+    engine_id = read_engine_id(root)
+    if engine_id is None:
+        yield LeftMemory(None)
+        return
+    left = LeftMemory(find_folder(root))
+    try:
+        left._look(root, engine_id)
+        yield left
+    finally:
+        left._close()
+
+
+def _mismatch(root: str | os.PathLike[str], engine_id: EngineId, identity: Identity) -> str:
+    """What differs from the store as it is now; empty if the memory is its own and nobody was there since."""
+    if identity.store_uuid != engine_id.uuid:
+        return "it belongs to another store"
+    if (identity.engine_id_device, identity.engine_id_inode) != (engine_id.device, engine_id.inode):
+        return "the store is a copy"
+    if identity.boot_id != read_boot_id():
+        return "the machine was started again"
+    if identity.epoch != read_epoch(root):
+        return f"it is of epoch {identity.epoch}, the store of {read_epoch(root)}"
+    if identity.lock_modified_ns and identity.lock_modified_ns != lock_modified_ns(root):
+        return "another program has opened the store since"
+    return ""

@@ -1,0 +1,174 @@
+"""`pyengine recover`: outcome, exit codes, and stores that are not to be touched."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from fix_cli import changes, picture, run, spawn, without_override
+from fix_golden import compare_inspect
+
+from pyengine.ipc.engine_id import read_epoch
+from pyengine.ipc.store_lock import StoreLock
+from pyengine.native import control as native
+from pyengine.storage.watermark import DurableWatermark, write_watermark
+
+HOLD_AS_ROCKETMQ = ("import fcntl, sys; file = open(sys.argv[1], 'r+'); fcntl.lockf(file, fcntl.LOCK_EX, 1, 0); "
+                    "print('locked', flush=True); sys.stdin.read()")
+
+
+def settings_of(store) -> list[str]:
+    return [word for key, value in store.manifest["config"].items() for word in ("--set", f"{key}={value}")]
+
+
+@pytest.mark.parametrize(("recipe", "code"), [("roll", 0), ("abnormal", 0), ("abnormal-cqgone", 0), ("abnormal-garbled", 4)])
+def test_recover_then_inspect_is_what_the_real_store_reads(golden, recipe, code):
+    store = golden(recipe)
+    ran = run("recover", store.root, "--json", *settings_of(store))
+    assert ran.code == code, ran
+    document = ran.document
+    assert document["state"] == "recovered" and document["end_offset"] == store.verify["facts"]["maxPhy"]
+    assert document["path"] == store.verify["path"]
+    assert (document["quarantined"] != []) == (code == 4)
+    inspected = run("inspect", store.root, "--json", *settings_of(store)).document
+    assert compare_inspect(inspected, store.verify, ignore=() if recipe == "roll" else ("byTime",)) == []
+    assert run("status", store.root, "--json").document["unclean"] is False
+
+
+def test_recover_for_people_tells_what_it_did(golden):
+    store = golden("abnormal-garbled")
+    ran = run("recover", store.root)
+    assert ran.code == 4 and "Recovered by the abnormal path" in ran.stdout
+    assert "bytes cut" in ran.stdout and str(store.root / "quarantine") in ran.stdout
+
+
+def test_a_whole_store_is_left_as_it_is(golden):
+    store = golden("basic")
+    before = picture(store.root)
+    ran = run("recover", store.root, "--json")
+    assert ran.code == 0 and ran.document["changed"] is False
+    assert changes(before, picture(store.root)) == []
+
+
+def test_damage_below_our_watermark_is_refused_until_the_loss_is_accepted(golden):
+    store = golden("basic")
+    end = store.verify["facts"]["maxPhy"]
+    write_watermark(store.root, DurableWatermark("6f1c7b0e-0000-4000-8000-000000000001", 1, end))
+    damaged = store.verify["records"][50]
+    segment = store.root / "commitlog" / ("0" * 20)
+    content = bytearray(segment.read_bytes())
+    content[damaged["phy"] + 4] ^= 0xFF
+    segment.write_bytes(content)
+    before = picture(store.root)
+    ran = run("recover", store.root, "--json")
+    assert ran.code == 3 and ran.document["state"] == "degraded" and ran.document["damage_offset"] == damaged["phy"]
+    assert "--accept-loss" in ran.stderr
+    assert changes(before, picture(store.root)) == []
+    ran = run("recover", store.root, "--accept-loss", "--json")
+    assert ran.code == 4 and ran.document["end_offset"] == damaged["phy"] and ran.document["quarantined"]
+
+
+def test_a_segment_of_wrong_length_is_refused(golden):
+    store = golden("abnormal-shortfile")
+    before = picture(store.root)
+    ran = run("recover", store.root, *settings_of(store))
+    assert ran.code == 3 and ran.stdout == "" and "00000000000000000000" in ran.stderr
+    assert changes(before, picture(store.root)) == []
+
+
+def test_a_store_that_a_broker_has_open_is_busy(golden):
+    store = golden("abnormal")
+    before = picture(store.root)
+    child = subprocess.Popen([sys.executable, "-c", HOLD_AS_ROCKETMQ, str(store.root / "lock")], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE)
+    try:
+        assert child.stdout.readline() == b"locked\n"
+        ran = run("recover", store.root, "--json")
+        assert ran.code == 5 and ran.document["exit_code"] == 5 and f"pid {child.pid}" in ran.stderr
+    finally:
+        child.communicate()
+    assert changes(before, picture(store.root)) == []
+
+
+def test_a_store_with_a_living_supervisor_or_worker_is_busy(golden):
+    store = golden("abnormal")
+    before = picture(store.root)
+    with StoreLock(store.root) as supervisor:
+        supervisor.own()
+        supervisor.share()
+        ran = run("recover", store.root)
+        assert ran.code == 5 and "supervisor" in ran.stderr
+    with StoreLock(store.root) as worker:
+        worker.share()
+        worker.take_kind(native.WRITER)
+        ran = run("recover", store.root)
+        assert ran.code == 5 and "living workers" in ran.stderr
+    assert changes(before, picture(store.root)) == []
+
+
+def test_without_permission_nothing_happens(golden):
+    store = golden("abnormal-torn")
+    paths = [store.root, *store.root.rglob("*")]
+    for path in paths:
+        path.chmod(path.stat().st_mode & 0o555)
+    before = picture(store.root)
+    try:
+        ran = spawn("recover", store.root, preexec_fn=without_override)
+        assert changes(before, picture(store.root)) == []
+    finally:
+        for path in paths:
+            path.chmod(path.stat().st_mode | 0o200)
+    assert ran.code == 1 and ran.stdout == "" and "ermission denied" in ran.stderr and "Traceback" not in ran.stderr
+
+
+def test_what_only_stood_in_the_pool_is_drained_after_everything_was_killed(make_parts):
+    """The committer dies first, puts go on into the pool, then all is killed: every acknowledged body comes back."""
+    parts = make_parts(mode=native.MODE_POOL, pool_buffers=3)
+    owner = parts.owner
+    bodies = [b"%03d in the pool" % number for number in range(50)]
+    with parts.producer() as producer:
+        assert producer.put("T", b"committed").ok
+        parts.kill(native.COMMITTER)
+        for body in bodies:
+            assert producer.put("T", body).ok
+        wrote, committed = (native.load_position(getattr(parts.control, name)) for name in ("wrote", "committed"))
+        assert committed < wrote, "something must be undrained"
+        parts.kill(native.WRITER)
+        parts.kill(native.FLUSHER)
+        parts.kill(native.ALLOCATOR)
+    epoch = read_epoch(owner.root)
+    owner.lock.close()
+    assert run("get", owner.root, "--topic", "T", "--queue-id", 0, "--offset", 0).code == 0
+    ran = run("recover", owner.root, "--json")
+    assert ran.code == 0, ran
+    assert ran.document["shared_state"] == "used"
+    assert ran.document["drained_bytes"] == wrote - committed and ran.document["end_offset"] == wrote
+    messages = run("get", owner.root, "--topic", "T", "--queue-id", 0, "--offset", 1, "--max-messages", 32, "--json").document
+    assert [message["body"].encode() for message in messages["messages"]] == bodies[: len(messages["messages"])]
+    assert messages["max_offset"] == 51 and len(messages["messages"]) == 32
+    assert owner.folder.names() == [] and read_epoch(owner.root) == epoch + 1
+    again = run("recover", owner.root, "--json").document
+    assert (again["shared_state"], again["drained_bytes"], again["end_offset"]) == ("none", 0, wrote)
+
+
+@pytest.mark.parametrize("what", ["epoch", "copy", "lock"])
+def test_memory_of_another_life_is_not_believed(make_parts, what):
+    """Undrained bytes of another epoch, or from before another program opened the store, do not come back."""
+    parts = make_parts(mode=native.MODE_POOL, pool_buffers=3)
+    owner = parts.owner
+    with parts.producer() as producer:
+        parts.kill(native.COMMITTER)
+        assert producer.put("T", b"only in the pool").ok
+        for kind in (native.WRITER, native.FLUSHER, native.ALLOCATOR):
+            parts.kill(kind)
+    owner.lock.close()
+    if what == "epoch":
+        (owner.root / "config" / "epoch").write_text("99\n")
+    elif what == "lock":
+        owner.control.identity.lock_modified_ns = 1
+    else:
+        owner.control.identity.engine_id_inode += 1
+    document = run("recover", owner.root, "--json").document
+    assert document["shared_state"].startswith("discarded: ") and document["drained_bytes"] == 0
+    assert document["end_offset"] == 0 and owner.folder.names() == []
