@@ -1,0 +1,84 @@
+"""What the benchmarks share: rounds, quantiles, a row, the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: a figure, its spread, and what it is held against.
+
+    `ratio` is median / limit of the same run; `floor` and `aim` come from the design and
+    are ratios where there is a limit, figures of `unit` otherwise.
+    """
+
+    question: str
+    unit: str
+    rounds: list[float]
+    limit: float | None = None
+    limit_is: str = ""
+    floor: float | None = None
+    aim: float | None = None
+    higher_is_better: bool = True
+    notes: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.limit is None else self.median / self.limit
+
+    @property
+    def verdict(self) -> str:
+        held = self.ratio if self.ratio is not None else self.median
+        for name, bound in (("aim", self.aim), ("floor", self.floor)):
+            if bound is not None and (held >= bound if self.higher_is_better else held <= bound):
+                return f"{name} reached"
+        return "below floor" if self.floor is not None else ""
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value below which `share` of them lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def show(rows: list[Row]) -> None:
+    """The table on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{os.cpu_count()} CPUs, Python {sys.version.split()[0]}, load {os.getloadavg()[0]:.1f}")
+    for name in ("question", "median", "lowest .. highest", "limit", "ratio", "floor", "aim", ""):
+        table.add_column(name)
+    for row in rows:
+        notes = "".join(f"\n  {name} {_figure(value)}" for name, value in row.notes.items())
+        table.add_row(
+            row.question + notes, f"{_figure(row.median)} {row.unit}",
+            f"{_figure(min(row.rounds))} .. {_figure(max(row.rounds))}",
+            f"{_figure(row.limit)} ({row.limit_is})" if row.limit is not None else "",
+            f"{row.ratio:.2f}" if row.ratio is not None else "",
+            _figure(row.floor), _figure(row.aim), row.verdict)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def keep(rows: list[Row], path: Path) -> None:
+    """All rows as JSON."""
+    document = [asdict(row) | {"median": row.median, "ratio": row.ratio, "verdict": row.verdict} for row in rows]
+    path.write_text(json.dumps(document, indent=1) + "\n")

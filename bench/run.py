@@ -1,0 +1,202 @@
+"""Measure the engine against the machine it runs on. See bench/README.md.
+
+usage: python bench/run.py [--quick] [--rounds N] [--folder DIR] [--json FILE] [--only TEXT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import raw  # noqa: E402
+from measure import Row, keep, quantile, show  # noqa: E402
+
+import pyengine  # noqa: E402
+from pyengine.engine import engine_status  # noqa: E402
+
+RECORD_OVERHEAD_BYTES = 91 + len("bench")
+SETTINGS = {"mapped_file_size_commit_log_bytes": 1 << 28, "max_hash_slot_num": 100_000, "max_index_num": 400_000,
+            "flush_disk_type": "ASYNC_FLUSH"}
+
+
+class Bench:
+    """Rounds of measurements over stores in one folder."""
+
+    def __init__(self, folder: Path, rounds: int, seconds: float) -> None:
+        self.folder = folder
+        self.rounds = rounds
+        self.seconds = seconds
+        self.rows: list[Row] = []
+
+    def store(self, **settings) -> tuple[pyengine.Engine, Path]:
+        path = Path(tempfile.mkdtemp(dir=self.folder)) / "store"
+        return pyengine.Engine(path, **{**SETTINGS, **settings}), path
+
+    def produce(self, store: Path, kind: str, size: int, producers: int = 1, count: int = 1) -> list[dict]:
+        """Run producer processes side by side; what each of them printed."""
+        command = [sys.executable, str(HERE / "producing.py"), str(store), kind, str(size), str(self.seconds), str(count)]
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+        children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+                    for _ in range(producers)]
+        for child in children:
+            if child.stdout.readline().strip() != "ready":
+                raise SystemExit("a producer did not come up")
+        for child in children:
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        answers = [json.loads(child.communicate()[0].strip().splitlines()[-1]) for child in children]
+        return answers
+
+    def rate(self, answers: list[dict]) -> float:
+        return sum(answer["messages"] / answer["seconds"] for answer in answers)
+
+
+def bench_async_puts(bench: Bench) -> None:
+    for size, floor, aim in ((128, 400_000, 1_170_000), (1024, 300_000, 590_000)):
+        engine, path = bench.store()
+        with engine:
+            rounds = [bench.produce(path, "put", size) for _ in range(bench.rounds)]
+        rates = [bench.rate(answers) for answers in rounds]
+        best = rounds[rates.index(max(rates))][0]
+        bench.rows.append(Row(f"put, async, one producer, {size} B", "msg/s", rates, floor=floor, aim=aim,
+                              notes={"p50 us": best["p50_us"], "p99 us": best["p99_us"], "p99.9 us": best["p999_us"]}))
+        shutil.rmtree(path.parent)
+
+
+def bench_async_many(bench: Bench) -> None:
+    for size, producers, floor, aim, unit in ((1024, 1, 0.7e9, 2.5e9, "B/s"), (1024, 2, 1.0e9, 2.5e9, "B/s"),
+                                              (128, 1, 2e6, 5e6, "msg/s")):
+        engine, path = bench.store()
+        with engine:
+            rates = [bench.rate(bench.produce(path, "many", size, producers, 256)) for _ in range(bench.rounds)]
+        values = [rate * size for rate in rates] if unit == "B/s" else rates
+        bench.rows.append(Row(f"put_many(256), async, {producers} producer(s), {size} B", unit, values, floor=floor, aim=aim,
+                              notes={"copy into a fresh mapping B/s": raw.copy_rate(bench.folder, 256 << 20)}))
+        shutil.rmtree(path.parent)
+
+
+def bench_sync(bench: Bench) -> None:
+    engine, path = bench.store(flush_disk_type="SYNC_FLUSH")
+    size = 1024
+    with engine:
+        ratios, singles, sixteens, groups, group_limits, limits = [], [], [], [], [], []
+        for _ in range(bench.rounds):
+            limits.append(raw.sync_rate(bench.folder, size + RECORD_OVERHEAD_BYTES, bench.seconds))
+            singles.append(bench.rate(bench.produce(path, "put", size)))
+            ratios.append(singles[-1] / limits[-1])
+            sixteens.append(bench.rate(bench.produce(path, "put", size, 16)))
+            group_limits.append(raw.sync_rate(bench.folder, 64 * (size + RECORD_OVERHEAD_BYTES), bench.seconds) * 64)
+            groups.append(bench.rate(bench.produce(path, "many", size, 1, 64)))
+    middle = sorted(limits)[len(limits) // 2]
+    bench.rows.append(Row("put, sync, one producer", "msg/s", singles, middle, "raw pwrite + fdatasync", 0.80, 0.90,
+                          notes={"best pair's ratio": max(ratios)}))
+    bench.rows.append(Row("put, sync, 16 producers", "msg/s", sixteens, sorted(singles)[len(singles) // 2], "one producer", 4, 5))
+    bench.rows.append(Row("put_many(64), sync", "msg/s", groups, sorted(group_limits)[len(group_limits) // 2],
+                          "raw pwrite of 64 + fdatasync", 0.6, 0.8))
+    shutil.rmtree(path.parent)
+
+
+def bench_visible(bench: Bench) -> None:
+    for mode, settings in (("async", {}), ("sync", {"flush_disk_type": "SYNC_FLUSH"}), ("pool", {"transient_store_pool_enable": True})):
+        engine, path = bench.store(**settings)
+        with engine, pyengine.connect(path) as producer, pyengine.open_store(path) as store:
+            producer.put("bench", b"first")
+            rounds = []
+            for _ in range(bench.rounds):
+                lags = []
+                for _ in range(200):
+                    wanted = producer.put("bench", b"x" * 100).queue_offset + 1
+                    began = time.perf_counter()
+                    while store.queue_range("bench", 0)[1] < wanted:
+                        if time.perf_counter() - began > 5:
+                            raise SystemExit("not visible within 5 s")
+                    lags.append((time.perf_counter() - began) * 1e6)
+                    time.sleep(0.002)  # an idle store, not a busy one
+                rounds.append(quantile(lags, 0.5))
+            bench.rows.append(Row(f"put to visible in its queue, idle, {mode}", "us", rounds, floor=150, aim=50,
+                                  higher_is_better=False, notes={"p99 us": quantile(lags, 0.99)}))
+        shutil.rmtree(path.parent)
+
+
+def bench_recovery(bench: Bench) -> None:
+    engine, path = bench.store()
+    with engine:
+        bench.produce(path, "many", 1024, 1, 256)
+        pids = [worker["pid"] for worker in engine_status(path)["workers"]] + [engine_status(path)["supervisor_pid"]]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
+        began = time.perf_counter()
+        report = json.loads(subprocess.run([sys.executable, "-m", "pyengine", "recover", str(path), "--json"], check=True,
+                                           capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(HERE.parent)}).stdout)
+        took = time.perf_counter() - began
+    bench.rows.append(Row("recovery after kill -9 of all", "GB/s", [report["gb_per_s"]], floor=2, aim=8,
+                          notes={"bytes": report["end_offset"], "seconds with start of the command": took}))
+    shutil.rmtree(path.parent)
+
+
+def bench_workers(bench: Bench) -> None:
+    engine, path = bench.store()
+    began = time.perf_counter()
+    with engine:
+        ready = time.perf_counter() - began
+        status = engine_status(path)
+        processes = [psutil.Process(worker["pid"]) for worker in status["workers"]]
+        processes.append(psutil.Process(status["supervisor_pid"]))
+        time.sleep(1)
+        before = [sum(process.cpu_times()[:2]) for process in processes]
+        time.sleep(10)
+        used = sum(sum(process.cpu_times()[:2]) - was for process, was in zip(processes, before))
+        private = {worker["kind"]: _private_bytes(worker["pid"]) / 1048576 for worker in status["workers"]}
+    bench.rows.append(Row("engine ready", "s", [ready], floor=1, higher_is_better=False))
+    bench.rows.append(Row("idle cost of all workers together", "% of a core", [used / 10 * 100], floor=1, higher_is_better=False))
+    bench.rows.append(Row("private memory of the largest worker", "MiB", [max(private.values())], floor=40, aim=25,
+                          higher_is_better=False, notes=private))
+    shutil.rmtree(path.parent)
+
+
+def _private_bytes(pid: int) -> int:
+    """Private, neither mapped from the store nor locked."""
+    memory = psutil.Process(pid).memory_full_info()
+    return memory.uss
+
+
+BENCHES: tuple[Callable[[Bench], None], ...] = (
+    bench_workers, bench_visible, bench_async_puts, bench_async_many, bench_sync, bench_recovery)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one short round of each")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where the stores go (default: a temporary folder beside this one's disk)")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--only", default="", help="only benches with this in their name")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder or Path.cwd(), prefix="bench-") as folder:
+        bench = Bench(Path(folder), 1 if arguments.quick else arguments.rounds, 1.0 if arguments.quick else 3.0)
+        for each in BENCHES:
+            if arguments.only in each.__name__:
+                print(f"{each.__name__} ...", file=sys.stderr)
+                each(bench)
+    show(bench.rows)
+    if arguments.json:
+        keep(bench.rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
