@@ -35,6 +35,7 @@ CONCEPTS = (
     "consume_queue",
     "index_file",
     "dispatch",
+    "store_check",
 )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]

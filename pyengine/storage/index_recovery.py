@@ -8,7 +8,7 @@ where the last believed file ends (docs/compatibility.md).
 
     label     what                                                decision
     short     another length than header, slots and entries make  delete
-    senseless counts or times that no index has                   delete
+    senseless counts or offsets that no index has                 delete
     unsynced  abort file, and end time after the checkpoint's     delete
     beyond    its last key is of a record that the log lost       delete
     orphaned  follows a file that is deleted                      delete
@@ -93,6 +93,15 @@ def synced_index_time_ms(root: Path | str, layout: IndexLayout) -> int:
     return newest
 
 
+def makes_sense(header: IndexHeader, layout: IndexLayout) -> bool:
+    """False for counts or offsets that no index has. Times may run backwards: RocketMQ follows the clock."""
+    return (
+        0 <= header.begin_physical_offset <= header.end_physical_offset
+        and 0 <= header.hash_slot_count < max(header.index_count, 1)
+        and header.index_count <= layout.max_index_num
+    )
+
+
 def _judge(
     file: Path, layout: IndexLayout, path: RecoveryPath, checkpoint: Checkpoint, log_end: int, label: str
 ) -> IndexFileState:
@@ -100,7 +109,7 @@ def _judge(
         return IndexFileState(file, IndexHeader(), label or "short")
     header = _read_header(file)
     if not label:
-        if not _makes_sense(header, layout):
+        if not makes_sense(header, layout):
             label = "senseless"
         elif path is RecoveryPath.ABNORMAL and header.end_timestamp_ms > checkpoint.index_msg_timestamp_ms:
             label = "unsynced"
@@ -109,15 +118,6 @@ def _judge(
         else:
             label = "sound"
     return IndexFileState(file, header, label)
-
-
-def _makes_sense(header: IndexHeader, layout: IndexLayout) -> bool:
-    return (
-        0 <= header.begin_timestamp_ms <= header.end_timestamp_ms
-        and 0 <= header.begin_physical_offset <= header.end_physical_offset
-        and 0 <= header.hash_slot_count < max(header.index_count, 1)
-        and header.index_count <= layout.max_index_num
-    )
 
 
 def _read_header(file: Path) -> IndexHeader:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 
+from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.record_layout import BEGIN, I64, PHYSICAL_OFFSET_AT
 from pyengine.native.scan import walk
@@ -16,8 +17,6 @@ from pyengine.storage.log_scan import LogScan, LogView, scan_log
 from pyengine.storage.recovery_cases import Content, End, FileDecision, TailDecision, file_case, tail_case
 from pyengine.storage.recovery_report import Progress, SharedState
 from pyengine.storage.segment_files import SegmentFile, map_read_only
-
-_RECORD_BYTES_MIN = 91
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,33 +114,35 @@ def _with_tail(log: LogView, plan: LogPlan) -> LogPlan:
     index = log.index_of(plan.end_offset)
     if index is None:
         return plan
-    segment = log.segments[index]
-    used_bytes = used_end(segment.path, plan.end_offset - segment.start_offset) - (plan.end_offset - segment.start_offset)
-    with contextlib.closing(map_read_only(segment.path)) as view:
-        content = _content(view, segment.start_offset, plan.end_offset, plan.scan.reason, used_bytes)
+    content, used_bytes = tail_content(log.segments[index], plan.end_offset, plan.scan.reason)
     case = tail_case(content, log.owner, plan.decided_by)
     return replace(plan, tail=case.decision, tail_label=case.label, cut_bytes=used_bytes)
 
 
-def _content(view, base: int, end_offset: int, reason: str, used_bytes: int) -> Content:
-    """What stands from the end on in this segment, of which the first `used_bytes` are not all zeros."""
-    start = end_offset - base
+def tail_content(segment: SegmentFile, end_offset: int, reason: str) -> tuple[Content, int]:
+    """What stands in a segment from `end_offset` on, and how many bytes that is up to the last non-zero one.
+
+    `reason` is why the walk stopped there.
+    """
+    start = end_offset - segment.start_offset
+    used_bytes = used_end(segment.path, start) - start
     if used_bytes == 0:
-        return Content.ZEROS
+        return Content.ZEROS, 0
     if reason == CaseLabel.BLANK:
-        return Content.BLANK
+        return Content.BLANK, used_bytes
     if reason not in (CaseLabel.TORN, CaseLabel.BAD_CRC, CaseLabel.BAD_TEXT):
-        return Content.OTHER
-    size_bytes, _ = BEGIN.unpack_from(view, start)
-    names_this_offset = (
-        start + PHYSICAL_OFFSET_AT + I64.size <= len(view)
-        and I64.unpack_from(view, start + PHYSICAL_OFFSET_AT)[0] in (0, end_offset)
-    )
-    if not names_this_offset or size_bytes < max(_RECORD_BYTES_MIN, used_bytes):
-        return Content.OTHER
+        return Content.OTHER, used_bytes
+    with contextlib.closing(map_read_only(segment.path)) as view:
+        size_bytes, _ = BEGIN.unpack_from(view, start)
+        names_this_offset = (
+            start + PHYSICAL_OFFSET_AT + I64.size <= len(view)
+            and I64.unpack_from(view, start + PHYSICAL_OFFSET_AT)[0] in (0, end_offset)
+        )
+    if not names_this_offset or size_bytes < max(MESSAGE_BYTES_MIN, used_bytes):
+        return Content.OTHER, used_bytes
     # A finished record ends in its properties or, without any, in its topic and two zeros.
     is_unfinished = size_bytes - used_bytes > 2
-    return Content.INCOMPLETE_RECORD if is_unfinished else Content.SPOILED_RECORD
+    return (Content.INCOMPLETE_RECORD if is_unfinished else Content.SPOILED_RECORD), used_bytes
 
 
 def _with_extra_segments(log: LogView, plan: LogPlan) -> LogPlan:

@@ -166,7 +166,7 @@ def _measure(queue: QueueState) -> QueueState:
     """ConsumeQueue.recover."""
     last = None
     for file in queue.files[-RECOVERED_FILES:]:
-        entries, last_here = _live_entries(file.path, queue.size_bytes)
+        entries, last_here = live_entries(file.path, queue.size_bytes)
         end = file.start_offset + entries * CQ_ENTRY_BYTES
         last = last_here or last
         if end < file.start_offset + queue.size_bytes:
@@ -175,7 +175,7 @@ def _measure(queue: QueueState) -> QueueState:
     return replace(queue, end=end, max_physical_offset=max_physical_offset)
 
 
-def _live_entries(path: Path, size_bytes: int) -> tuple[int, tuple[int, int, int] | None]:
+def live_entries(path: Path, size_bytes: int) -> tuple[int, tuple[int, int, int] | None]:
     """How many entries stand at the file's beginning before the first that is none, and the last of them."""
     count, last = 0, None
     for _, chunk in _chunks(path, 0):

@@ -1,0 +1,117 @@
+"""The whole-store check: log, queues, index, checkpoint, watermark and a list of acknowledged messages.
+
+Library code that the command, the tests and the crash scripts call. It never writes.
+A store that the real RocketMQ stopped in order has no findings.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from pyengine.errors import NotAStoreError, StoreRefusedError
+from pyengine.formats.paths import StorePaths
+from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.check_acked import check_acked
+from pyengine.storage.check_index import check_index
+from pyengine.storage.check_log import LogFacts, LogSegments, check_log
+from pyengine.storage.check_queues import QueueCheck
+from pyengine.storage.check_report import CheckProgress, CheckReport, Findings, Severity
+from pyengine.storage.geometry import Geometry
+from pyengine.storage.index_recovery import list_index_files
+from pyengine.storage.queue_recovery import list_queues
+from pyengine.storage.recovery_marker import read_marker
+from pyengine.storage.segment_files import list_segments
+from pyengine.storage.store_checkpoint import read_checkpoint
+from pyengine.storage.watermark import read_watermark
+
+
+def check(
+    root: Path | str,
+    geometry: Geometry,
+    *,
+    acked: Path | str | None = None,
+    limit: int | None = None,
+    message_index_enable: bool = True,
+    progress: CheckProgress | None = None,
+) -> CheckReport:
+    """Look at everything; the report's exit code is 3 when there is an error among the findings.
+
+    `limit` is for a store that an engine has open: its `reput_from`, beyond which
+    nothing is judged. Raises NotAStoreError, UsageError (the list of acknowledged
+    messages), DiskError. Files that RocketMQ would refuse are findings, not exceptions.
+    """
+    root = Path(root)
+    paths = StorePaths(root)
+    if not any(path.exists() for path in (paths.commit_log, paths.checkpoint, paths.consume_queue)):
+        raise NotAStoreError(f"{root} holds no store: there is no commitlog in it")
+    started_s = time.monotonic()
+    report = CheckReport()
+    findings = Findings(report)
+    reading = read_watermark(root)
+    watermark = None if reading.watermark is None else reading.watermark.flushed
+    is_running = limit is not None
+    was_stopped = is_running or not abort_file_exists(root)
+    size_bytes = geometry.mapped_file_size_commit_log_bytes
+    try:
+        log = LogSegments(list_segments(paths.commit_log, size_bytes), size_bytes)
+        queues = list_queues(root, geometry.mapped_file_size_consume_queue_bytes)
+    except StoreRefusedError as error:
+        findings.error("refused", "", None, f"{error}; RocketMQ would not open the store")
+        report.seconds = time.monotonic() - started_s
+        return report
+    facts = check_log(
+        root, log, findings, report, limit=limit, watermark=watermark, was_stopped=was_stopped,
+        progress=progress or (lambda done, total: None),
+    )
+    is_ours = watermark is not None
+    QueueCheck(
+        root, log, facts, findings, report, is_ours=is_ours, was_stopped=was_stopped, is_running=is_running
+    ).check(queues)
+    if message_index_enable:
+        check_index(
+            root, geometry.index_layout, log, findings, report,
+            is_ours=is_ours, was_stopped=was_stopped, is_running=is_running,
+        )
+    if acked is not None:
+        check_acked(root, Path(acked), log, geometry.mapped_file_size_consume_queue_bytes, findings, report)
+    if not is_running:
+        _check_small_files(root, facts, findings, reading.damage, was_stopped)
+    if is_ours:
+        _check_blocks(root, log, findings)
+    log.close()
+    report.findings.sort(key=lambda finding: list(Severity).index(finding.severity))
+    report.seconds = time.monotonic() - started_s
+    return report
+
+
+def _check_small_files(root: Path, facts: LogFacts, findings: Findings, watermark_damage: str, was_stopped: bool) -> None:
+    if watermark_damage:
+        findings.warning("watermark", "config/watermark", None, watermark_damage.replace(f"{root}/", ""))
+    if not was_stopped:
+        findings.info("abort", "abort", None, "the store was not stopped in order; `recover` it")
+    if read_marker(root) is not None:
+        findings.warning("marker", "config/recovery", None, "a recovery has begun and not finished; run `recover` again")
+    checkpoint = read_checkpoint(root)
+    last_ms = max(facts.last_store_timestamp_ms, 0)
+    for name, at, time_ms in (
+        ("physicMsgTimestamp", 0, checkpoint.physic_msg_timestamp_ms),
+        ("logicsMsgTimestamp", 8, checkpoint.logics_msg_timestamp_ms),
+        ("indexMsgTimestamp", 16, checkpoint.index_msg_timestamp_ms),
+    ):
+        if time_ms > last_ms and not facts.is_damaged:
+            severity = Severity.WARNING if not was_stopped else Severity.ERROR
+            findings.add(severity, "checkpoint", "checkpoint", at,
+                         f"{name} is {time_ms}, later than the newest message ({last_ms})")
+    if checkpoint.index_msg_timestamp_ms and not list_index_files(root):
+        findings.warning("checkpoint", "checkpoint", 16, "it speaks of an index, but there is none")
+
+
+def _check_blocks(root: Path, log: LogSegments, findings: Findings) -> None:
+    """Our segments have all their blocks, so that a full disk cannot kill the writer; a copied store may not."""
+    for segment in log.segments:
+        status = os.stat(segment.path)
+        if status.st_blocks * 512 < status.st_size:
+            findings.info("blocks", str(segment.path.relative_to(root)), None,
+                          f"only {status.st_blocks * 512} of {status.st_size} bytes have blocks on the disk")

@@ -1,0 +1,109 @@
+"""What a whole-store check finds, and how bad it is.
+
+    error    a message is lost, damaged or cannot be reached; a promise of the store is broken   exit 3
+    warning  recovery settles it, or RocketMQ leaves it that way and lives with it
+    info     worth knowing
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyengine.errors import ExitCode
+
+FINDINGS_PER_KIND_MAX = 20
+
+
+class Severity(enum.StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing found: `file` is relative to the store's root, `offset` a byte of that file (None: all of it)."""
+
+    severity: Severity
+    file: str
+    offset: int | None
+    text: str
+
+
+@dataclass
+class CheckReport:
+    """All findings, worst first, and what was looked at."""
+
+    findings: list[Finding] = field(default_factory=list)
+    min_offset: int = -1
+    end_offset: int = 0
+    records: int = 0
+    messages: int = 0
+    queues: int = 0
+    queue_entries: int = 0
+    index_files: int = 0
+    index_keys: int = 0
+    acked: int = 0           # acknowledged messages looked for
+    acked_missing: int = 0
+    left_out: int = 0        # findings beyond FINDINGS_PER_KIND_MAX of their kind
+    bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.CORRUPTION if self.count(Severity.ERROR) else ExitCode.OK
+
+    def count(self, severity: Severity) -> int:
+        return sum(finding.severity is severity for finding in self.findings)
+
+    @property
+    def sentence(self) -> str:
+        """The outcome for a person, one sentence."""
+        if not self.findings:
+            return f"Nothing is wrong: {self.messages} messages, {self.queue_entries} queue entries, {self.index_keys} keys."
+        counts = [f"{self.count(severity)} {severity.value}{'s' if self.count(severity) != 1 else ''}"
+                  for severity in Severity if self.count(severity)]
+        return f"{', '.join(counts)} in {self.messages} messages up to offset {self.end_offset}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json: plain values."""
+        fields = {name: value for name, value in vars(self).items() if name != "findings"}
+        return {
+            **fields,
+            "exit_code": int(self.exit_code),
+            "sentence": self.sentence,
+            "findings": [
+                {"severity": finding.severity.value, "file": finding.file, "offset": finding.offset, "text": finding.text}
+                for finding in self.findings
+            ],
+        }
+
+
+class Findings:
+    """Collects findings; of one kind only the first FINDINGS_PER_KIND_MAX, the rest is counted."""
+
+    def __init__(self, report: CheckReport) -> None:
+        self._report = report
+        self._by_kind: dict[str, int] = {}
+
+    def add(self, severity: Severity, kind: str, file: str, offset: int | None, text: str) -> None:
+        number = self._by_kind[kind] = self._by_kind.get(kind, 0) + 1
+        if number > FINDINGS_PER_KIND_MAX:
+            self._report.left_out += 1
+        else:
+            self._report.findings.append(Finding(severity, file, offset, text))
+
+    def error(self, kind: str, file: str, offset: int | None, text: str) -> None:
+        self.add(Severity.ERROR, kind, file, offset, text)
+
+    def warning(self, kind: str, file: str, offset: int | None, text: str) -> None:
+        self.add(Severity.WARNING, kind, file, offset, text)
+
+    def info(self, kind: str, file: str, offset: int | None, text: str) -> None:
+        self.add(Severity.INFO, kind, file, offset, text)
+
+
+CheckProgress = Callable[[int, int], None]
