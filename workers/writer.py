@@ -25,12 +25,10 @@ def serve(attached: worker.Worker) -> None:
     try:
         attached.ready()
         while not attached.stopping:
-            service.run()
-            attached.beat(worked=True)
+            attached.beat(worked=service.run())
         attached.heart.state(native.WORKER_STOPPING)
         while not attached.memory.retired and not service.drained:
-            service.run()
-            attached.beat(worked=True)
+            attached.beat(worked=service.run())
     finally:
         service.close()
 

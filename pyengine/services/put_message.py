@@ -314,8 +314,9 @@ class PutMessageService:
 
     # ---- the round --------------------------------------------------------------
 
-    def run(self) -> None:
-        """Passes for up to RUN_NS, or one errand."""
+    def run(self) -> bool:
+        """Passes for up to RUN_NS, or one errand; whether entries were executed."""
+        before = native.load_position(self._control.slot_pass)
         why = self._writer.run(flush.monotonic_ns() + RUN_NS)
         if why == pass_.RUN_SEGMENT:
             self._wait_for_segments()
@@ -333,6 +334,7 @@ class PutMessageService:
             self._start_over()
         else:
             self._keep_house()
+        return native.load_position(self._control.slot_pass) != before
 
     def _keep_house(self) -> None:
         self._follow()
