@@ -186,6 +186,8 @@ class _Recovery:
             log, path, log_plan.scan.scan_from, end, cuts, index,
             index_enabled=self._options.message_index_enable, multi_dispatch=self._options.enable_multi_dispatch,
         )
+        if log_plan.drains:  # pool bytes are not in the files that were looked at
+            dispatch_from = min(dispatch_from, log_plan.drains[0][0])
         return log_plan, cuts, index, dispatch_from
 
     # -- carry out ----------------------------------------------------------------

@@ -8,6 +8,7 @@ import sys
 import pytest
 from fix_cli import changes, picture, run, spawn, without_override
 from fix_golden import compare_inspect
+from fix_owner import eventually
 
 from pyengine.ipc.engine_id import read_epoch
 from pyengine.ipc.store_lock import StoreLock
@@ -122,14 +123,19 @@ def test_without_permission_nothing_happens(golden):
     assert ran.code == 1 and ran.stdout == "" and "ermission denied" in ran.stderr and "Traceback" not in ran.stderr
 
 
-def test_what_only_stood_in_the_pool_is_drained_after_everything_was_killed(make_parts):
+@pytest.mark.parametrize("some_committed", [True, False])
+def test_what_only_stood_in_the_pool_is_drained_after_everything_was_killed(make_parts, some_committed):
     """The committer dies first, puts go on into the pool, then all is killed: every acknowledged body comes back."""
     parts = make_parts(mode=native.MODE_POOL, pool_buffers=3)
     owner = parts.owner
     bodies = [b"%03d in the pool" % number for number in range(50)]
     with parts.producer() as producer:
-        assert producer.put("T", b"committed").ok
-        parts.kill(native.COMMITTER)
+        if not some_committed:
+            parts.kill(native.COMMITTER)
+        assert producer.put("T", b"first").ok
+        if some_committed:
+            eventually(lambda: native.load_position(parts.control.committed) > 0, "the first message is committed")
+            parts.kill(native.COMMITTER)
         for body in bodies:
             assert producer.put("T", body).ok
         wrote, committed = (native.load_position(getattr(parts.control, name)) for name in ("wrote", "committed"))
