@@ -1,0 +1,60 @@
+"""The layouts in shared memory: a change must come with a new layout version.
+
+layout.json is written by `python tests/native/test_layout.py`; do that together with
+raising the version in the struct's cdef.h, never alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyengine._native import ffi, lib
+
+TABLE = Path(__file__).with_name("layout.json")
+STRUCTS = {
+    "struct ms_control": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_doorbells": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_identity": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_state": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_worker": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_commit_slot": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_undo": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_writer_lines": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_flusher_lines": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_session_slot": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_queue_slot": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_session": lib.MS_SESSION_LAYOUT_VERSION,
+    "struct ms_entry": lib.MS_SESSION_LAYOUT_VERSION,
+    "struct ms_completion": lib.MS_SESSION_LAYOUT_VERSION,
+}
+
+
+def layout() -> dict:
+    return {
+        name: {"version": version, "bytes": ffi.sizeof(name),
+               "fields": {field: ffi.offsetof(name, field) for field, _ in ffi.typeof(name).fields}}
+        for name, version in STRUCTS.items()
+    }
+
+
+def test_a_changed_layout_has_a_new_version():
+    pinned = json.loads(TABLE.read_text())
+    for name, now in layout().items():
+        was = pinned[name]
+        if now != was:
+            assert now["version"] != was["version"], f"{name} changed: raise its layout version and renew {TABLE.name}"
+    assert layout() == pinned, f"renew {TABLE.name}"
+
+
+def test_every_field_of_one_writer_has_its_own_line():
+    control = layout()["struct ms_control"]["fields"]
+    for name in ("wrote", "committed", "flushed", "reput_from", "flush_seq", "arrival_seq", "writer", "slot_pass",
+                 "allocator", "flusher", "workers"):
+        assert control[name] % lib.MS_LINE_BYTES == 0, name
+
+
+if __name__ == "__main__":
+    TABLE.write_text(json.dumps(layout(), indent=1) + "\n")
+    sys.stdout.write(f"wrote {TABLE}\n")
