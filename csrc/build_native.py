@@ -36,6 +36,7 @@ CONCEPTS = (
     "index_file",
     "dispatch",
     "store_check",
+    "columns",
 )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]

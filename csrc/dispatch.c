@@ -179,6 +179,7 @@ int ms_dispatch_run(struct ms_dispatch *d, const uint8_t *view, int64_t base_off
         found = ms_record_parse(view + (offset - base_offset), end - offset, &record);
         if (found != MS_CASE_MESSAGE)
             break;
+        ms_record_prefetch(&record);
         if (ms_record_physical_offset(&record) != offset) {
             found = MS_CASE_OFFSET_MISMATCH;
             break;
@@ -241,6 +242,7 @@ int ms_dispatch_touched(struct ms_touched_queue *places, int64_t place_count, in
         found = ms_record_parse(view + (offset - base_offset), end - offset, &record);
         if (found != MS_CASE_MESSAGE)
             break;
+        ms_record_prefetch(&record);
         if (ms_record_is_queued(&record)) {
             struct target target = {
                 .topic = {record.topic, record.topic_bytes},

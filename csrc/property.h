@@ -10,12 +10,7 @@
 
 #include <stdint.h>
 #include <string.h>
-
-/* Some bytes of the view; at NULL: absent. */
-struct ms_text {
-    const uint8_t *at;
-    int64_t bytes;
-};
+#include "record.h"
 
 /* The next piece of [*at, end) that is a name and a value; 0 at the end. Moves *at behind it. */
 static inline int ms_property_next(const uint8_t **at, const uint8_t *end, struct ms_text *name, struct ms_text *value)

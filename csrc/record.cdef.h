@@ -36,6 +36,29 @@
 #define MS_CHECK_TEXT 2
 #define MS_CHECK_OFFSET 4
 
+/* Some bytes of somebody's memory; at NULL: absent. */
+struct ms_text {
+    const uint8_t *at;
+    int64_t bytes;
+};
+
+/* A record found in somebody's bytes. Every pointer and length lies inside its room. */
+struct ms_record {
+    const uint8_t *start;
+    const uint8_t *body;
+    const uint8_t *topic;
+    const uint8_t *properties;
+    int64_t store_timestamp_ms;
+    int32_t size_bytes;
+    int32_t sys_flag;
+    int32_t born_host_bytes;
+    int32_t store_host_bytes;
+    int32_t body_bytes;
+    int32_t topic_bytes;
+    int32_t properties_bytes;
+    int32_t reserved;
+};
+
 /* A record about to be written. Hosts are as on disk: 4 or 16 address bytes, then
  * the port as 4 bytes; bits BORN_V6 and STORE_V6 of sys_flag say which. */
 struct ms_record_template {

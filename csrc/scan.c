@@ -15,6 +15,7 @@ void ms_scan_walk(const uint8_t *view, int64_t base_offset, int64_t start, int64
         found = ms_record_parse(view + (offset - base_offset), limit - offset, &record);
         if (found != MS_CASE_MESSAGE)
             break;
+        ms_record_prefetch(&record);
         if (checks != 0) {
             found = ms_record_verify(&record, offset, checks);
             if (found != MS_CASE_MESSAGE)

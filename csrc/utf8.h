@@ -52,6 +52,29 @@ static inline uint32_t ms_utf8_next(const uint8_t **at, const uint8_t *end, int 
     return character;
 }
 
+/* 1 when no byte has its high bit set. Short texts are the rule: no loop over single bytes. */
+static inline int ms_is_ascii(const uint8_t *text, int64_t bytes)
+{
+    uint64_t seen = 0, word;
+    uint32_t half;
+    if (bytes >= 8) {
+        for (int64_t at = 0; at + 8 < bytes; at += 8) {
+            memcpy(&word, text + at, 8);
+            seen |= word;
+        }
+        memcpy(&word, text + bytes - 8, 8);
+        seen |= word;
+    } else if (bytes >= 4) {
+        memcpy(&half, text, 4);
+        seen = half;
+        memcpy(&half, text + bytes - 4, 4);
+        seen |= half;
+    } else if (bytes > 0) {
+        seen = text[0] | text[bytes / 2] | text[bytes - 1];
+    }
+    return (seen & MS_NOT_ASCII) == 0;
+}
+
 /* h = 31 h + c over the UTF-16 units of the text, from the hash of what stands before it. */
 static inline uint32_t ms_java_hash(uint32_t hash, const uint8_t *text, int64_t bytes)
 {

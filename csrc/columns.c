@@ -1,0 +1,435 @@
+#define _GNU_SOURCE
+#include "columns.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "consume_queue.h"
+#include "property.h"
+#include "utf8.h"
+
+/* -- the filter ------------------------------------------------------------- */
+
+static const struct ms_filter_queue *find_queue(const struct ms_row_filter *filter, const uint8_t *topic,
+                                                int32_t topic_bytes, int32_t queue_id)
+{
+    const uint64_t hash = ms_queue_hash(topic, topic_bytes, queue_id);
+    for (uint32_t at = (uint32_t)hash;; at++) {
+        const int32_t number = filter->places[at & (uint32_t)filter->place_mask];
+        if (number < 0)
+            return NULL;
+        const struct ms_filter_queue *const queue = &filter->queues[number];
+        if (queue->hash == hash && queue->queue_id == queue_id && queue->topic_bytes == topic_bytes &&
+            memcmp(filter->topics + queue->topic_at, topic, (size_t)topic_bytes) == 0)
+            return queue;
+    }
+}
+
+static void enter(struct ms_row_filter *filter, int32_t number)
+{
+    uint32_t at = (uint32_t)filter->queues[number].hash;
+    while (filter->places[at & (uint32_t)filter->place_mask] >= 0)
+        at++;
+    filter->places[at & (uint32_t)filter->place_mask] = number;
+}
+
+int ms_filter_add(struct ms_row_filter *filter, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id,
+                  int64_t first_offset, int64_t end_offset)
+{
+    if (filter->queue_count == filter->queue_capacity || 2 * (filter->queue_count + 1) > filter->place_mask + 1 ||
+        filter->topics_bytes + topic_bytes > filter->topics_capacity)
+        return -ENOSPC;
+    struct ms_filter_queue *const queue = &filter->queues[filter->queue_count];
+    queue->hash = ms_queue_hash(topic, topic_bytes, queue_id);
+    queue->topic_at = filter->topics_bytes;
+    queue->topic_bytes = topic_bytes;
+    queue->queue_id = queue_id;
+    queue->first_offset = first_offset;
+    queue->end_offset = end_offset;
+    memcpy(filter->topics + filter->topics_bytes, topic, (size_t)topic_bytes);
+    filter->topics_bytes += topic_bytes;
+    enter(filter, filter->queue_count++);
+    return 0;
+}
+
+void ms_filter_rehash(struct ms_row_filter *filter)
+{
+    for (int32_t at = 0; at <= filter->place_mask; at++)
+        filter->places[at] = -1;
+    for (int32_t number = 0; number < filter->queue_count; number++)
+        enter(filter, number);
+}
+
+static int has_wanted_tag(const struct ms_row_filter *filter, const struct ms_record *record)
+{
+    const uint8_t *at = record->properties, *const end = at + record->properties_bytes;
+    struct ms_text name, value, tags = {NULL, 0};
+    while (ms_property_next(&at, end, &name, &value))
+        if (ms_text_equals(name, "TAGS", 4))
+            tags = value;
+    if (tags.at == NULL)
+        return 0;
+    for (int32_t i = 0; i < filter->tag_count; i++)
+        if (tags.bytes == filter->tags[i].bytes && memcmp(tags.at, filter->tags[i].at, (size_t)tags.bytes) == 0)
+            return 1;
+    return 0;
+}
+
+/* 1 wanted, 0 not, MS_COLUMNS_NEEDS_QUEUE. */
+static int is_wanted(const struct ms_row_filter *filter, const struct ms_record *record, struct ms_selection *selection)
+{
+    if (record->store_timestamp_ms < filter->start_ms || record->store_timestamp_ms >= filter->end_ms)
+        return 0;
+    if (filter->queued_only && !ms_record_is_queued(record))
+        return 0;
+    if (filter->by_queue) {
+        const int32_t queue_id = ms_record_queue_id(record);
+        const struct ms_filter_queue *const queue = find_queue(filter, record->topic, record->topic_bytes, queue_id);
+        if (queue == NULL) {
+            selection->unknown_topic = record->topic;
+            selection->unknown_topic_bytes = record->topic_bytes;
+            selection->unknown_queue_id = queue_id;
+            return MS_COLUMNS_NEEDS_QUEUE;
+        }
+        const int64_t queue_offset = ms_record_queue_offset(record);
+        if (queue_offset < queue->first_offset || queue_offset >= queue->end_offset)
+            return 0;
+    }
+    return !filter->by_tag || has_wanted_tag(filter, record);
+}
+
+/* -- selecting rows --------------------------------------------------------- */
+
+static int64_t bytes_of(const struct ms_record *record, int count_bodies)
+{
+    return count_bodies ? record->size_bytes : record->size_bytes - record->body_bytes;
+}
+
+int ms_columns_select(const uint8_t *view, int64_t base_offset, int64_t end, int64_t limit, int checks,
+                      const struct ms_row_filter *filter, int count_bodies, int64_t rows_max, int64_t bytes_max,
+                      struct ms_record *rows, struct ms_selection *selection)
+{
+    int64_t offset = selection->position, count = 0, bytes = 0, passed = 0;
+    int found = MS_CASE_RANGE_END;
+    while (offset < end) {
+        struct ms_record *const row = &rows[count];
+        if (count == rows_max) {
+            found = MS_COLUMNS_FULL;
+            break;
+        }
+        found = ms_record_parse(view + (offset - base_offset), limit - offset, row);
+        if (found != MS_CASE_MESSAGE)
+            break;
+        ms_record_prefetch(row);
+        if (ms_record_physical_offset(row) != offset) {
+            found = MS_CASE_OFFSET_MISMATCH;
+            break;
+        }
+        const int wanted = filter == NULL ? 1 : is_wanted(filter, row, selection);
+        if (wanted == MS_COLUMNS_NEEDS_QUEUE) {
+            found = wanted;
+            break;
+        }
+        if (wanted) {
+            found = ms_record_verify(row, offset, checks);
+            if (found != MS_CASE_MESSAGE)
+                break;
+            bytes += bytes_of(row, count_bodies);
+            if (bytes > bytes_max && count > 0) {
+                found = MS_COLUMNS_FULL;
+                break;
+            }
+            count++;
+        }
+        offset += row->size_bytes;
+        passed++;
+        found = MS_CASE_RANGE_END;
+    }
+    selection->position = offset;
+    selection->passed = passed;
+    selection->rows = count;
+    return found;
+}
+
+int ms_columns_gather(const uint8_t *view, int64_t base_offset, int64_t limit, int checks, const uint8_t *entries,
+                      int64_t count, const struct ms_row_filter *filter, int count_bodies, int64_t rows_max,
+                      int64_t bytes_max, struct ms_record *rows, struct ms_selection *selection)
+{
+    int64_t selected = 0, bytes = 0, entry = 0;
+    int found = MS_CASE_RANGE_END;
+    for (; entry < count; entry++, found = MS_CASE_RANGE_END) {
+        const uint8_t *const at = entries + entry * MS_QUEUE_ENTRY_BYTES;
+        const int64_t offset = ms_get_i64(at);
+        const int32_t size = ms_get_i32(at + 8);
+        struct ms_record *const row = &rows[selected];
+        selection->position = offset;
+        if (offset == 0 && size == MS_QUEUE_FILLER_SIZE)
+            continue;
+        if (selected == rows_max) {
+            found = MS_COLUMNS_FULL;
+            break;
+        }
+        if (offset < base_offset || offset >= limit || size > limit - offset) {
+            found = MS_CASE_OVERRUN;
+            break;
+        }
+        found = ms_record_parse(view + (offset - base_offset), limit - offset, row);
+        if (found == MS_CASE_MESSAGE && row->size_bytes != size)
+            found = MS_CASE_TORN;
+        if (found == MS_CASE_MESSAGE && ms_record_physical_offset(row) != offset)
+            found = MS_CASE_OFFSET_MISMATCH;
+        if (found != MS_CASE_MESSAGE)
+            break;
+        const int wanted = filter == NULL ? 1 : is_wanted(filter, row, selection);
+        if (wanted == MS_COLUMNS_NEEDS_QUEUE) {
+            found = wanted;
+            break;
+        }
+        if (!wanted)
+            continue;
+        found = ms_record_verify(row, offset, checks);
+        if (found != MS_CASE_MESSAGE)
+            break;
+        bytes += bytes_of(row, count_bodies);
+        if (bytes > bytes_max && selected > 0) {
+            found = MS_COLUMNS_FULL;
+            break;
+        }
+        selected++;
+    }
+    selection->passed = entry;
+    selection->passed_entries = entry;
+    selection->rows = selected;
+    return found;
+}
+
+/* -- columns ---------------------------------------------------------------- */
+
+static int64_t microseconds(int64_t milliseconds)
+{
+    int64_t result;
+    if (__builtin_mul_overflow(milliseconds, (int64_t)1000, &result))
+        return milliseconds < 0 ? INT64_MIN : INT64_MAX;
+    return result;
+}
+
+/* Behind the store host: reconsume times, prepared offset, body length. */
+static const uint8_t *tail_of(const struct ms_record *row)
+{
+    return row->body - 16;
+}
+
+#define FOR_ROWS(type, value)                         \
+    do {                                              \
+        type *const numbers = to;                     \
+        for (int64_t i = 0; i < count; i++) {         \
+            const struct ms_record *row = &rows[i];   \
+            numbers[i] = (value);                     \
+        }                                             \
+    } while (0)
+
+void ms_columns_numbers(const struct ms_record *rows, int64_t count, int column, void *to)
+{
+    switch (column) {
+    case MS_COLUMN_QUEUE_ID:
+        FOR_ROWS(int32_t, ms_get_i32(row->start + MS_AT_QUEUE_ID));
+        break;
+    case MS_COLUMN_FLAG:
+        FOR_ROWS(int32_t, ms_get_i32(row->start + MS_AT_FLAG));
+        break;
+    case MS_COLUMN_SYS_FLAG:
+        FOR_ROWS(int32_t, row->sys_flag);
+        break;
+    case MS_COLUMN_RECONSUME_TIMES:
+        FOR_ROWS(int32_t, ms_get_i32(tail_of(row)));
+        break;
+    case MS_COLUMN_BODY_CRC:
+        FOR_ROWS(int32_t, ms_get_i32(row->start + MS_AT_BODY_CRC));
+        break;
+    case MS_COLUMN_SIZE:
+        FOR_ROWS(int32_t, row->size_bytes);
+        break;
+    case MS_COLUMN_BODY_SIZE:
+        FOR_ROWS(int32_t, row->body_bytes);
+        break;
+    case MS_COLUMN_QUEUE_OFFSET:
+        FOR_ROWS(int64_t, ms_record_queue_offset(row));
+        break;
+    case MS_COLUMN_PHYSICAL_OFFSET:
+        FOR_ROWS(int64_t, ms_record_physical_offset(row));
+        break;
+    case MS_COLUMN_PREPARED_OFFSET:
+        FOR_ROWS(int64_t, ms_get_i64(tail_of(row) + 4));
+        break;
+    case MS_COLUMN_STORE_TIMESTAMP:
+        FOR_ROWS(int64_t, microseconds(row->store_timestamp_ms));
+        break;
+    case MS_COLUMN_BORN_TIMESTAMP:
+        FOR_ROWS(int64_t, microseconds(ms_get_i64(row->start + MS_AT_BORN_TIMESTAMP)));
+        break;
+    default:
+        break;
+    }
+}
+
+void ms_columns_texts(const struct ms_record *rows, int64_t count, int column, struct ms_text *texts)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const struct ms_record *const row = &rows[i];
+        switch (column) {
+        case MS_COLUMN_TOPIC:
+            texts[i] = (struct ms_text){row->topic, row->topic_bytes};
+            break;
+        case MS_COLUMN_PROPERTIES:
+            texts[i] = (struct ms_text){row->properties, row->properties_bytes};
+            break;
+        default:
+            texts[i] = (struct ms_text){row->body, row->body_bytes};
+            break;
+        }
+    }
+}
+
+void ms_columns_properties(const struct ms_record *rows, int64_t count, const struct ms_text *names,
+                           int64_t names_count, struct ms_text *texts)
+{
+    memset(texts, 0, (size_t)(count * names_count) * sizeof *texts);
+    for (int64_t row = 0; row < count; row++) {
+        const uint8_t *at = rows[row].properties, *const end = at + rows[row].properties_bytes;
+        struct ms_text name, value;
+        while (ms_property_next(&at, end, &name, &value))
+            for (int64_t wanted = 0; wanted < names_count; wanted++)
+                if (name.bytes == names[wanted].bytes && memcmp(name.at, names[wanted].at, (size_t)name.bytes) == 0)
+                    texts[wanted * count + row] = value;
+    }
+}
+
+/* Copy what is UTF-8, put U+FFFD for what is none; to NULL: count only. *bad is raised when there was some. */
+static int64_t repair_text(struct ms_text text, uint8_t *to, int *bad)
+{
+    const uint8_t *at = text.at, *const end = text.at + text.bytes;
+    int64_t used = 0;
+    while (at < end) {
+        const uint8_t *const start = at;
+        int bad_here = 0;
+        ms_utf8_next(&at, end, &bad_here);
+        const int64_t length = bad_here ? 3 : at - start;
+        if (to != NULL)
+            memcpy(to + used, bad_here ? (const uint8_t *)"\xEF\xBF\xBD" : start, (size_t)length);
+        used += length;
+        *bad |= bad_here;
+    }
+    return used;
+}
+
+int64_t ms_columns_measure(const struct ms_text *texts, int64_t count, int is_utf8, int64_t *nulls, int *bad)
+{
+    int64_t bytes = 0, absent = 0;
+    *bad = 0;
+    for (int64_t i = 0; i < count; i++) {
+        absent += texts[i].at == NULL;
+        if (!is_utf8 || ms_is_ascii(texts[i].at, texts[i].bytes)) {
+            bytes += texts[i].bytes;
+        } else {
+            bytes += repair_text(texts[i], NULL, bad);
+        }
+    }
+    *nulls = absent;
+    return bytes;
+}
+
+void ms_columns_copy(const struct ms_text *texts, int64_t count, int repair, int32_t *offsets, uint8_t *data,
+                     uint8_t *validity)
+{
+    int32_t used = 0;
+    int bad = 0;
+    if (validity != NULL)
+        memset(validity, 0, (size_t)(count + 7) / 8);
+    for (int64_t i = 0; i < count; i++) {
+        const struct ms_text text = texts[i];
+        offsets[i] = used;
+        if (text.at == NULL)
+            continue;
+        if (validity != NULL)
+            validity[i / 8] |= (uint8_t)(1 << i % 8);
+        if (repair) {
+            used += (int32_t)repair_text(text, data + used, &bad);
+        } else {
+            memcpy(data + used, text.at, (size_t)text.bytes);
+            used += (int32_t)text.bytes;
+        }
+    }
+    offsets[count] = used;
+}
+
+static uint8_t *put_number(uint8_t *to, uint32_t number)
+{
+    uint8_t digits[10];
+    int count = 0;
+    do
+        digits[count++] = (uint8_t)('0' + number % 10);
+    while ((number /= 10) != 0);
+    while (count > 0)
+        *to++ = digits[--count];
+    return to;
+}
+
+/* 1.2.3.4:10911 or [2001:db8::1]:10911 */
+static uint8_t *put_host(uint8_t *to, const uint8_t *host, int32_t host_bytes)
+{
+    if (host_bytes == 8) {
+        for (int i = 0; i < 4; i++) {
+            to = put_number(to, host[i]);
+            *to++ = i < 3 ? '.' : ':';
+        }
+    } else {
+        char text[INET6_ADDRSTRLEN];
+        inet_ntop(AF_INET6, host, text, sizeof text);
+        const size_t length = strlen(text);
+        *to++ = '[';
+        memcpy(to, text, length);
+        to += length;
+        *to++ = ']';
+        *to++ = ':';
+    }
+    const int32_t port = ms_get_i32(host + host_bytes - 4);
+    if (port < 0)
+        *to++ = '-';
+    return put_number(to, port < 0 ? 0u - (uint32_t)port : (uint32_t)port);
+}
+
+static uint8_t *put_hex(uint8_t *to, const uint8_t *from, int64_t bytes)
+{
+    static const char digits[] = "0123456789ABCDEF";
+    for (int64_t i = 0; i < bytes; i++) {
+        *to++ = (uint8_t)digits[from[i] >> 4];
+        *to++ = (uint8_t)digits[from[i] & 15];
+    }
+    return to;
+}
+
+int64_t ms_columns_make(const struct ms_record *rows, int64_t count, int column, int32_t *offsets, uint8_t *data)
+{
+    uint8_t *at = data;
+    for (int64_t i = 0; i < count; i++) {
+        const struct ms_record *const row = &rows[i];
+        const uint8_t *const store_host = tail_of(row) - row->store_host_bytes;
+        offsets[i] = (int32_t)(at - data);
+        switch (column) {
+        case MS_COLUMN_BORN_HOST:
+            at = put_host(at, row->start + MS_AT_BORN_HOST, row->born_host_bytes);
+            break;
+        case MS_COLUMN_STORE_HOST:
+            at = put_host(at, store_host, row->store_host_bytes);
+            break;
+        default:
+            at = put_hex(at, store_host, row->store_host_bytes);
+            at = put_hex(at, row->start + MS_AT_PHYSICAL_OFFSET, 8);
+            break;
+        }
+    }
+    offsets[count] = (int32_t)(at - data);
+    return at - data;
+}

@@ -1,0 +1,127 @@
+/* Columns of spoiled segments: selection and gathering stay below their limit, columns fill exactly what was measured. */
+#include "../columns.h"
+#include "../consume_queue.h"
+#include "../utf8.h"
+#include "segments.h"
+
+#define ROWS_MAX 48
+
+static const int number_columns[] = {0, 1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20};
+
+static void check_text_column(const struct ms_text *texts, int64_t rows, int is_utf8)
+{
+    int64_t nulls;
+    int bad;
+    const int64_t bytes = ms_columns_measure(texts, rows, is_utf8, &nulls, &bad);
+    struct guarded data = guarded_new(bytes), offsets = guarded_new(4 * (rows + 1)), validity = guarded_new((rows + 7) / 8);
+    ms_columns_copy(texts, rows, bad, (int32_t *)(void *)offsets.at, data.at, nulls > 0 ? validity.at : NULL);
+    int32_t last;
+    memcpy(&last, offsets.at + 4 * rows, 4);
+    CHECK(last == bytes);
+    if (is_utf8) { /* what came out is UTF-8 throughout */
+        const uint8_t *at = data.at;
+        int still_bad = 0;
+        while (at < data.at + bytes)
+            ms_utf8_next(&at, data.at + bytes, &still_bad);
+        CHECK(!still_bad);
+    }
+    guarded_free(&validity);
+    guarded_free(&offsets);
+    guarded_free(&data);
+}
+
+static void fill_all(const struct ms_record *rows, int64_t count)
+{
+    static const struct ms_text names[] = {{(const uint8_t *)"TAGS", 4}, {(const uint8_t *)"KEYS", 4}, {(const uint8_t *)"x", 1}};
+    struct ms_text texts[3 * ROWS_MAX];
+    for (size_t i = 0; i < sizeof number_columns / sizeof *number_columns; i++) {
+        struct guarded numbers = guarded_new(count * (number_columns[i] < 16 ? 4 : 8));
+        /* The guard page ends the memory exactly where the column does. */
+        ms_columns_numbers(rows, count, number_columns[i], numbers.at);
+        guarded_free(&numbers);
+    }
+    for (int column = MS_COLUMN_TOPIC; column <= MS_COLUMN_BODY; column++) {
+        ms_columns_texts(rows, count, column, texts);
+        check_text_column(texts, count, column != MS_COLUMN_BODY);
+    }
+    ms_columns_properties(rows, count, names, 3, texts);
+    for (int name = 0; name < 3; name++)
+        check_text_column(texts + name * count, count, 1);
+    for (int column = MS_COLUMN_BORN_HOST; column <= MS_COLUMN_MSG_ID; column++) {
+        struct guarded data = guarded_new(count * MS_COLUMN_MADE_BYTES_MAX), offsets = guarded_new(4 * (count + 1));
+        CHECK(ms_columns_make(rows, count, column, (int32_t *)(void *)offsets.at, data.at) <= count * MS_COLUMN_MADE_BYTES_MAX);
+        guarded_free(&offsets);
+        guarded_free(&data);
+    }
+}
+
+static void select_all(const struct segment *s, int64_t limit, const struct ms_row_filter *filter)
+{
+    struct guarded view = guarded_copy(s->bytes, limit - s->base);
+    static struct ms_record rows[ROWS_MAX];
+    struct ms_selection selection = {.position = s->base};
+    const int64_t rows_max = 1 + (int64_t)dice(ROWS_MAX), bytes_max = 1 + (int64_t)dice(4000);
+    int found;
+    do {
+        const int64_t before = selection.position;
+        found = ms_columns_select(view.at, s->base, limit, limit, (int)dice(4), filter, (int)dice(2), rows_max, bytes_max,
+                                  rows, &selection);
+        CHECK(selection.rows >= 0 && selection.rows <= rows_max && selection.position >= before && selection.position <= limit);
+        CHECK(found != MS_COLUMNS_FULL || selection.rows > 0);
+        fill_all(rows, selection.rows);
+        if (found == MS_COLUMNS_NEEDS_QUEUE) {
+            struct ms_row_filter *learning = (struct ms_row_filter *)filter;
+            CHECK(ms_filter_add(learning, selection.unknown_topic, selection.unknown_topic_bytes, selection.unknown_queue_id,
+                                0, (int64_t)dice(40)) == 0);
+        }
+    } while (found >= MS_COLUMNS_FULL);
+    guarded_free(&view);
+}
+
+static void gather_some(const struct segment *s, int64_t limit)
+{
+    struct guarded view = guarded_copy(s->bytes, limit - s->base);
+    static struct ms_record rows[ROWS_MAX];
+    uint8_t entries[30 * MS_QUEUE_ENTRY_BYTES];
+    for (int i = 0; i < 30; i++) {
+        const int64_t start = s->starts[dice((uint64_t)s->records)];
+        const int32_t size = ms_get_i32(s->bytes + (start - s->base));
+        ms_queue_encode_entry(entries + i * MS_QUEUE_ENTRY_BYTES, dice(20) ? start : (int64_t)dice(UINT64_MAX),
+                              dice(20) ? size : (int32_t)dice(1ull << 32), 0);
+    }
+    for (int64_t done = 0; done < 30;) {
+        struct ms_selection selection = {0};
+        const int found = ms_columns_gather(view.at, s->base, limit, (int)dice(4), entries + done * MS_QUEUE_ENTRY_BYTES,
+                                            30 - done, NULL, (int)dice(2), 1 + (int64_t)dice(ROWS_MAX), 3000, rows, &selection);
+        fill_all(rows, selection.rows);
+        done += selection.passed_entries + (found != MS_COLUMNS_FULL);
+        CHECK(found != MS_COLUMNS_FULL || selection.rows > 0);
+    }
+    guarded_free(&view);
+}
+
+int main(void)
+{
+    static struct segment s;
+    dice_begin("columns");
+    for (int round = 0; round < 60; round++) {
+        static struct ms_filter_queue queues[128];
+        static int32_t places[256];
+        static uint8_t topics[4096];
+        static const struct ms_text tags[] = {{(const uint8_t *)"a", 1}, {(const uint8_t *)"b", 1}};
+        struct ms_row_filter filter = {
+            .queues = queues, .places = places, .topics = topics, .tags = tags, .topics_capacity = sizeof topics,
+            .queue_capacity = 128, .place_mask = 255, .tag_count = 2, .by_queue = 1, .by_tag = (int32_t)dice(2),
+            .queued_only = (int32_t)dice(2), .start_ms = INT64_MIN, .end_ms = INT64_MAX,
+        };
+        ms_filter_rehash(&filter);
+        segment_build(&s, 40, (int64_t)dice(1 << 30));
+        if (round % 4 != 0)
+            segment_spoil(&s);
+        const int64_t limit = dice(2) ? s.base + s.total : s.starts[dice((uint64_t)s.records)] + (int64_t)dice(100);
+        select_all(&s, limit < s.base + s.total ? limit : s.base + s.total, NULL);
+        select_all(&s, s.base + s.total, &filter);
+        gather_some(&s, limit < s.base + s.total ? limit : s.base + s.total);
+    }
+    return 0;
+}

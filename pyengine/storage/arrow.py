@@ -1,0 +1,206 @@
+"""The log as Arrow record batches: the one source for bulk consumers and for Spark.
+
+The columns are those of pyengine.native.columns. Every field is nullable and of a
+plain type (int32, int64, timestamp[us, UTC], string, binary), which is what Spark
+expects of a Python data source. Text that is not UTF-8 comes with U+FFFD in place of
+what is none; null only where a property is absent.
+
+pyarrow is imported here and nowhere else below Spark.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import pyarrow as pa
+
+from pyengine.errors import CorruptionError, UsageError
+from pyengine.formats.consume_queue import ENTRY
+from pyengine.formats.paths import parse_segment_name
+from pyengine.native.columns import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    COLUMNS,
+    Buffer,
+    ColumnData,
+    ColumnScanner,
+    RawBatch,
+    RowFilter,
+    choose_topics,
+    column_kind,
+)
+from pyengine.native.scan import sync
+from pyengine.storage.segment_files import map_read_only
+
+__all__ = ["COLUMNS", "LogScanner", "RowFilter", "choose_topics", "scan_segments", "schema"]
+
+OnCorrupt = Literal["fail", "skip"]
+_TYPES = {
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
+# What ends a walk without anything being wrong.
+_IN_ORDER = ("range_end", "blank")
+
+
+def schema(columns: Sequence[str] | None = None) -> pa.Schema:
+    """The Arrow schema of these columns (default: all); UsageError for an unknown or repeated name."""
+    names = COLUMNS if columns is None else tuple(columns)
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise UsageError(f"column {doubles[0]!r} is named twice")
+    return pa.schema([pa.field(name, _TYPES[column_kind(name)], nullable=True) for name in names])
+
+
+class LogScanner:
+    """Reads ranges of segments into record batches of one schema.
+
+    `on_corrupt` says what happens at damage below the limit: `fail` raises
+    CorruptionError that names the offset; `skip` goes on at the next record that can be
+    told from its surroundings and counts: `skipped` holds (offset, reason, bytes). With
+    `verify_crc` a body that does not fit its CRC is damage too.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        row_filter: RowFilter | None = None,
+        batch_rows: int = BATCH_ROWS,
+        batch_bytes: int = BATCH_BYTES,
+        verify_crc: bool = False,
+        on_corrupt: OnCorrupt = "fail",
+    ) -> None:
+        if on_corrupt not in ("fail", "skip"):
+            raise UsageError(f"on_corrupt is 'fail' or 'skip', not {on_corrupt!r}")
+        self.schema = schema(columns)
+        self.skipped: list[tuple[int, str, int]] = []
+        self._on_corrupt = on_corrupt
+        self._scanner = ColumnScanner(
+            self.schema.names,
+            row_filter=row_filter,
+            batch_rows=batch_rows,
+            batch_bytes=batch_bytes,
+            verify_crc=verify_crc,
+            allocate=_allocate,
+        )
+
+    def scan(
+        self, view, base_offset: int, start: int, end: int, limit: int | None = None, *, find_start: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of the records that begin in [start, end), a range of the segment that `view` holds.
+
+        Nothing at or above `limit` (default: `end`) is looked at. With `find_start` the
+        first record is looked for from `start` on; otherwise one begins there. Ends at
+        the segment's blank. Raises CorruptionError as `on_corrupt` says, UsageError
+        when the range does not lie in the view.
+        """
+        limit = end if limit is None else limit
+        length = memoryview(view).nbytes
+        if not base_offset <= start <= end <= limit <= base_offset + length:
+            raise UsageError(
+                f"[{start}, {end}) with limit {limit} does not lie in the segment at {base_offset} of {length} bytes"
+            )
+        return self._scan(view, base_offset, start, end, limit, find_start)
+
+    def gather(self, view, base_offset: int, entries: bytes, limit: int | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of the records that consume-queue entries (20 bytes each) name, in the entries' order.
+
+        All of them lie in this segment. An entry that no whole record of its size and
+        offset stands behind is damage.
+        """
+        scanner = self._scanner
+        rest = memoryview(entries)
+        while rest:
+            for batch in scanner.gather(view, base_offset, rest, limit):
+                yield self._to_arrow(batch)
+            if scanner.reason == "range_end":
+                return
+            offset, size, _ = ENTRY.unpack_from(rest, ENTRY.size * scanner.gathered)
+            self._report(offset, scanner.reason, size)
+            rest = rest[ENTRY.size * (scanner.gathered + 1) :]
+
+    def _scan(
+        self, view, base_offset: int, start: int, end: int, limit: int, find_start: bool
+    ) -> Iterator[pa.RecordBatch]:
+        position: int | None = start
+        if find_start and start != base_offset:
+            position = sync(view, base_offset, start, end, limit=limit)
+        while position is not None and position < end:
+            for batch in self._scanner.scan(view, base_offset, position, end, limit):
+                yield self._to_arrow(batch)
+            if self._scanner.reason in _IN_ORDER:
+                return
+            position = self._pass_damage(view, base_offset, end, limit)
+
+    def _pass_damage(self, view, base_offset: int, end: int, limit: int) -> int | None:
+        """Where to go on behind the damage that the scan stopped at, None for nowhere."""
+        position, reason = self._scanner.position, self._scanner.reason
+        following = sync(view, base_offset, position + 1, end, limit=limit) if position + 1 < end else None
+        self._report(position, reason, (end if following is None else following) - position)
+        return following
+
+    def _report(self, offset: int, reason: str, length: int) -> None:
+        if self._on_corrupt == "fail":
+            raise CorruptionError(f"the log is damaged at {offset}: {reason.replace('_', ' ')}")
+        self.skipped.append((offset, reason, length))
+
+    def _to_arrow(self, batch: RawBatch) -> pa.RecordBatch:
+        arrays = [_to_array(column, batch.rows) for column in batch.columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def scan_segments(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    topics: Iterable[str] | None = None,
+    columns: Sequence[str] | None = None,
+    limit: int,
+    start: int = 0,
+    **settings,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of whole segments in their order, from the record at `start` on and below `limit`.
+
+    `topics` is short for a row filter; `settings` are those of LogScanner. The last
+    segment may reach beyond `limit`, which is the end of a record. Raises
+    CorruptionError, and UsageError for a path that is no segment.
+    """
+    if topics is not None:
+        if "row_filter" in settings:
+            raise UsageError("give topics or a row_filter, not both")
+        settings["row_filter"] = RowFilter(choose_topics(topics))
+    scanner = LogScanner(columns, **settings)
+    return _scan_segments(scanner, [(os.fspath(path), _base_of(path)) for path in paths], start, limit)
+
+
+def _scan_segments(scanner: LogScanner, segments: list[tuple[str, int]], start: int, limit: int) -> Iterator[pa.RecordBatch]:
+    for path, base_offset in segments:
+        if base_offset >= limit:
+            return
+        view = map_read_only(path)
+        end = min(limit, base_offset + len(view))
+        if max(start, base_offset) < end:
+            yield from scanner.scan(view, base_offset, max(start, base_offset), end)
+
+
+def _base_of(path: str | os.PathLike[str]) -> int:
+    base_offset = parse_segment_name(os.path.basename(os.fspath(path)))
+    if base_offset is None:
+        raise UsageError(f"{path} is no segment: its name is not 20 digits")
+    return base_offset
+
+
+def _allocate(length: int) -> Buffer:
+    buffer = pa.allocate_buffer(length)
+    return Buffer(buffer, buffer.address)
+
+
+def _to_array(column: ColumnData, rows: int) -> pa.Array:
+    validity = None if column.validity is None else column.validity.owner
+    buffers = [validity, column.data.owner] if column.offsets is None else [validity, column.offsets.owner, column.data.owner]
+    return pa.Array.from_buffers(_TYPES[column.kind], rows, buffers, column.null_count)

@@ -1,0 +1,367 @@
+"""Arrow batches hold what formats reads from the same bytes: all columns, any cut, any filter, no byte above the limit."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fix_golden import RECIPES
+from logs import Log, LogBuilder
+from pyengine.errors import CorruptionError, UsageError
+from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry
+from pyengine.formats.message import Message, encode_record
+from pyengine.formats.walk import iter_records
+
+pa = pytest.importorskip("pyarrow")
+from pyengine.storage.arrow import COLUMNS, LogScanner, RowFilter, choose_topics, scan_segments, schema  # noqa: E402
+
+SEGMENT = 16384
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def row_of(message: Message, columns=COLUMNS) -> dict[str, object]:
+    """What the columns hold for a message, by formats alone."""
+    values = {
+        "topic": message.topic,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "physicalOffset": message.physical_offset,
+        "storeTimestamp": EPOCH + timedelta(milliseconds=message.store_timestamp_ms),
+        "bornTimestamp": EPOCH + timedelta(milliseconds=message.born_timestamp_ms),
+        "tags": message.tags,
+        "keys": message.keys,
+        "uniqKey": message.uniq_key,
+        "properties": message.raw_properties,
+        "body": message.body,
+        "bodySize": len(message.body),
+        "size": message.size_bytes,
+        "bodyCRC": message.body_crc,
+        "flag": message.flag,
+        "sysFlag": message.sys_flag,
+        "reconsumeTimes": message.reconsume_times,
+        "preparedTransactionOffset": message.prepared_transaction_offset,
+        "bornHost": message.born_host,
+        "storeHost": message.store_host,
+        "msgId": message.msg_id,
+    }
+    return {
+        name: values[name] if name in values else message.properties.get(name.removeprefix("property."))
+        for name in columns
+    }
+
+
+def rows(batches) -> list[dict[str, object]]:
+    found = []
+    for batch in batches:
+        batch.validate(full=True)
+        found += batch.to_pylist()
+    return found
+
+
+def one_segment(rng: random.Random, count: int = 60) -> tuple[LogBuilder, bytes]:
+    builder = LogBuilder(1 << 20)
+    builder.append_varied(rng, count)
+    return builder, bytes(builder.segments[0])
+
+
+def test_all_columns_of_all_messages(tmp_path, rng):
+    builder = LogBuilder(SEGMENT)
+    builder.append_varied(rng, 300)
+    root = builder.write(tmp_path / "store")
+    paths = sorted((root / "commitlog").iterdir())
+    assert len(paths) > 2
+    batches = list(scan_segments(paths, limit=builder.end))
+    assert rows(batches) == [row_of(message) for message in builder.messages]
+    assert all(batch.schema == schema() for batch in batches)
+
+
+def test_the_schema_is_what_spark_expects():
+    """Spark compares it with its own, made from the same types: nothing large, viewed or not nullable."""
+    assert schema() == pa.schema(
+        [
+            ("topic", pa.string()), ("queueId", pa.int32()), ("queueOffset", pa.int64()),
+            ("physicalOffset", pa.int64()), ("storeTimestamp", pa.timestamp("us", tz="UTC")),
+            ("bornTimestamp", pa.timestamp("us", tz="UTC")), ("tags", pa.string()), ("keys", pa.string()),
+            ("uniqKey", pa.string()), ("properties", pa.string()), ("body", pa.binary()), ("bodySize", pa.int32()),
+            ("size", pa.int32()), ("bodyCRC", pa.int32()), ("flag", pa.int32()), ("sysFlag", pa.int32()),
+            ("reconsumeTimes", pa.int32()), ("preparedTransactionOffset", pa.int64()), ("bornHost", pa.string()),
+            ("storeHost", pa.string()), ("msgId", pa.string()),
+        ]
+    )
+    assert all(field.nullable for field in schema())
+    assert schema(["property.shop", "body"]) == pa.schema([("property.shop", pa.string()), ("body", pa.binary())])
+    assert COLUMNS == tuple(schema().names)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_golden_logs_read_as_formats_reads_them(name, golden):
+    """Up to the first thing that is no record."""
+    store = golden(name)
+    size = next(iter(store.sizes.values()))
+    if name == "abnormal-shortfile":
+        size = store.sizes["mapped_file_size_commit_log_bytes"]
+        for path in (store.root / "commitlog").iterdir():
+            if path.stat().st_size != size:
+                path.unlink()
+    log = Log(store.root, size)
+    for base, view in log.views.items():
+        expected = [item for item in iter_records(view, base, base, base + size) if isinstance(item, Message)]
+        scanner = LogScanner(on_corrupt="skip", batch_rows=7)
+        end = expected[-1].physical_offset + expected[-1].size_bytes if expected else base
+        assert rows(scanner.scan(view, base, base, end)) == [row_of(message) for message in expected]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 7, 60, 61, 10_000])
+@pytest.mark.parametrize("batch_bytes", [1, 500, 5000, 4 << 20])
+def test_any_batch_size_gives_the_same_rows(batch_rows, batch_bytes, rng):
+    builder, data = one_segment(rng)
+    scanner = LogScanner(batch_rows=batch_rows, batch_bytes=batch_bytes)
+    batches = list(scanner.scan(data, 0, 0, builder.end))
+    assert rows(batches) == [row_of(message) for message in builder.messages]
+    for batch in batches:
+        assert batch.num_rows <= batch_rows
+        assert batch.num_rows == 1 or sum(batch["size"].to_pylist()) <= batch_bytes
+
+
+def test_any_choice_of_columns(rng):
+    builder, data = one_segment(rng)
+    names = [*COLUMNS, "property.TAGS", "property.shop"]
+    for _ in range(30):
+        columns = rng.sample(names, rng.randrange(1, 6))
+        found = rows(LogScanner(columns).scan(data, 0, 0, builder.end))
+        assert found == [row_of(message, columns) for message in builder.messages]
+
+
+def test_every_split_gives_every_row_once(rng):
+    builder, data = one_segment(rng, 12)
+    whole = [message.physical_offset for message in builder.messages]
+    for split in range(builder.end + 1):
+        found = []
+        for start, end in ((0, split), (split, builder.end)):
+            scanner = LogScanner(["physicalOffset"])
+            found += rows(scanner.scan(data, 0, start, end, builder.end, find_start=True))
+        assert [row["physicalOffset"] for row in found] == whole, split
+
+
+def test_no_byte_at_or_above_the_limit_is_looked_at(rng):
+    """What stands there is spoiled, and the rows below come out all the same."""
+    builder, data = one_segment(rng, 12)
+    for message in builder.messages:
+        limit = message.physical_offset
+        spoiled = data[:limit] + rng.randbytes(len(data) - limit)
+        found = rows(LogScanner().scan(spoiled, 0, 0, limit))
+        assert found == [row_of(other) for other in builder.messages if other.physical_offset < limit]
+
+
+PROPERTIES = st.text(alphabet=st.sampled_from("\x00\x01\x02 aTAGSé主😀"), max_size=40)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(max_size=20),
+            st.one_of(PROPERTIES, st.sampled_from(["TAGS\x01a\x02TAGS\x01b", "KEYS\x01\x02TAGS\x01x", "\x02\x02a\x01b\x02"])),
+            st.binary(max_size=50),
+        ),
+        max_size=10,
+    )
+)
+def test_any_text_reads_as_formats_reads_it(messages):
+    data, expected = b"", []
+    for topic, properties, body in messages:
+        record = encode_record(topic=topic, properties=properties, body=body, physical_offset=len(data))
+        expected.append(next(iter_records(record, len(data), len(data), len(data) + len(record))))
+        data += record
+    columns = [*COLUMNS, "property.a", "property.aTAGS"]
+    assert rows(LogScanner(columns).scan(data, 0, 0, len(data))) == [row_of(message, columns) for message in expected]
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_bytes_that_are_no_utf8_come_with_replacement_characters(topic, value):
+    """Never invalid UTF-8 in a string column; the replacement is Python's."""
+    properties = b"TAGS\x01" + value.replace(b"\x02", b"")
+    record = bytearray(encode_record(topic="t" * len(topic), properties="p" * len(properties), body=b"x"))
+    at = 88 + 1 + 1
+    record[at : at + len(topic)] = topic
+    record[len(record) - len(properties) :] = properties
+    (row,) = rows(LogScanner(["topic", "properties", "tags", "body"]).scan(record, 0, 0, len(record)))
+    assert row["topic"] == topic.decode("utf-8", "replace")
+    assert row["properties"] == properties.decode("utf-8", "replace")
+    assert row["tags"] == (properties[5:].decode("utf-8", "replace") or None)
+    assert row["body"] == b"x"
+
+
+def test_times_that_no_microseconds_hold_are_the_nearest():
+    data = b"".join(
+        encode_record(topic="T", body=b"", physical_offset=91 * number + number, store_timestamp_ms=time, born_timestamp_ms=-5)
+        for number, time in enumerate((2**63 - 1, -(2**63), 1))
+    )
+    (batch,) = LogScanner(["storeTimestamp", "bornTimestamp"]).scan(data, 0, 0, len(data))
+    assert batch["storeTimestamp"].cast(pa.int64()).to_pylist() == [2**63 - 1, -(2**63), 1000]
+    assert batch["bornTimestamp"].cast(pa.int64()).to_pylist() == [-5000] * 3
+
+
+def test_filters_choose_rows(rng):
+    builder, data = one_segment(rng, 200)
+    times = [message.store_timestamp_ms for message in builder.messages]
+    middle = times[len(times) // 3], times[2 * len(times) // 3]
+
+    def chosen(wanted) -> list[dict[str, object]]:
+        return [row_of(message) for message in builder.messages if wanted(message)]
+
+    def choose(topic: str, queue_id: int) -> tuple[int, int] | None:
+        return {("A", 0): (2, 9), ("A", 1): (5, 1 << 40)}.get((topic, queue_id))
+
+    cases = [
+        (RowFilter(choose_topics(["A"])), lambda message: message.topic == "A"),
+        (RowFilter(choose_topics(["A", "主题"], [1, 2])), lambda message: message.topic in ("A", "主题") and message.queue_id in (1, 2)),
+        (RowFilter(choose_topics([])), lambda message: False),
+        (RowFilter(choose), lambda message: (message.topic, message.queue_id) == ("A", 0) and 2 <= message.queue_offset < 9
+         or (message.topic, message.queue_id) == ("A", 1) and message.queue_offset >= 5),
+        (RowFilter(tags=("tagA",)), lambda message: message.tags == "tagA"),
+        (RowFilter(tags=("标签", "tagB")), lambda message: message.tags in ("标签", "tagB")),
+        (RowFilter(tags=()), lambda message: False),
+        (RowFilter(start_ms=middle[0], end_ms=middle[1]), lambda message: middle[0] <= message.store_timestamp_ms < middle[1]),
+        (RowFilter(queued_only=True), lambda message: message.transaction_type in (0, 8)),
+        (RowFilter(choose_topics(["A"]), tags=("tagA",), start_ms=middle[0], queued_only=True),
+         lambda message: message.topic == "A" and message.tags == "tagA" and message.store_timestamp_ms >= middle[0]
+         and message.transaction_type in (0, 8)),
+    ]
+    for row_filter, wanted in cases:
+        assert rows(LogScanner(row_filter=row_filter, batch_rows=5).scan(data, 0, 0, builder.end)) == chosen(wanted), row_filter
+
+
+def test_the_filter_is_asked_once_for_each_queue():
+    builder = LogBuilder(1 << 20)
+    for number in range(900):
+        builder.append(f"topic-{number % 150}-{'x' * 60}", b"", queue_id=number % 3)
+    asked = []
+
+    def choose(topic: str, queue_id: int) -> tuple[int, int] | None:
+        asked.append((topic, queue_id))
+        return (0, 3) if queue_id == 1 else None
+
+    scanner = LogScanner(["topic", "queueId"], row_filter=RowFilter(choose))
+    found = rows(scanner.scan(builder.segments[0], 0, 0, builder.end))
+    assert len(asked) == len(set(asked)) == len(builder.queue_offsets)
+    expected = [message for message in builder.messages if message.queue_id == 1 and message.queue_offset < 3]
+    assert found == [{"topic": message.topic, "queueId": 1} for message in expected]
+    assert rows(scanner.scan(builder.segments[0], 0, 0, builder.end)) == found
+    assert len(asked) == len(builder.queue_offsets)
+
+
+DAMAGE = [
+    ("bad_crc", lambda data, at, size: data.__setitem__(at + 88, data[at + 88] ^ 1)),
+    ("foreign", lambda data, at, size: data.__setitem__(at + 4, 0)),
+    ("torn", lambda data, at, size: data.__setitem__(at + 84, 0x70)),
+    ("overrun", lambda data, at, size: data.__setitem__(at, 0x70)),
+    ("offset_mismatch", lambda data, at, size: data.__setitem__(at + 35, data[at + 35] ^ 1)),
+    ("zeroes", lambda data, at, size: data.__setitem__(slice(at, at + size), bytes(size))),
+]
+
+
+@pytest.mark.parametrize(("reason", "spoil"), DAMAGE)
+@pytest.mark.parametrize("last", [False, True])
+def test_damage_fails_or_is_passed_and_reported(reason, spoil, last):
+    builder = LogBuilder(1 << 20)
+    for number in range(6):
+        builder.append(body=b"body %d" % number)
+    data = builder.segments[0]
+    broken = builder.messages[5 if last else 2]
+    spoil(data, broken.physical_offset, broken.size_bytes)
+    with pytest.raises(CorruptionError, match=f"damaged at {broken.physical_offset}: {reason.replace('_', ' ')}"):
+        rows(LogScanner(verify_crc=True).scan(data, 0, 0, builder.end))
+    scanner = LogScanner(verify_crc=True, on_corrupt="skip")
+    expected = [row_of(message) for message in builder.messages if message is not broken]
+    assert rows(scanner.scan(data, 0, 0, builder.end)) == expected
+    assert scanner.skipped == [(broken.physical_offset, reason, broken.size_bytes)]
+
+
+def test_without_verify_crc_a_changed_body_is_read():
+    builder = LogBuilder(1 << 20)
+    builder.append(body=b"body")
+    builder.segments[0][88] ^= 1
+    assert rows(LogScanner(["body"]).scan(builder.segments[0], 0, 0, builder.end)) == [{"body": b"cody"}]
+
+
+def entries_of(messages) -> bytes:
+    return b"".join(pack_entry(message.physical_offset, message.size_bytes, 0) for message in messages)
+
+
+def test_gather_reads_what_entries_name(rng):
+    builder, data = one_segment(rng, 100)
+    wanted = rng.sample(builder.messages, 40)
+    scanner = LogScanner(batch_rows=7)
+    entries = FILLER_BYTES * 3 + entries_of(wanted[:20]) + FILLER_BYTES + entries_of(wanted[20:])
+    assert rows(scanner.gather(data, 0, entries)) == [row_of(message) for message in wanted]
+    assert rows(scanner.gather(data, 0, b"")) == []
+    tagged = LogScanner(row_filter=RowFilter(choose_topics(["A"]), tags=("tagA",)), batch_rows=3)
+    assert rows(tagged.gather(data, 0, entries)) == [
+        row_of(message) for message in wanted if message.topic == "A" and message.tags == "tagA"
+    ]
+
+
+def test_gather_believes_no_entry(rng):
+    builder, data = one_segment(rng, 20)
+    first, second, third, last = (builder.messages[number] for number in (3, 7, 11, 19))
+    limit = last.physical_offset
+    wrong = [
+        (pack_entry(second.physical_offset, second.size_bytes + 1, 0), "torn"),
+        (pack_entry(second.physical_offset + 1, second.size_bytes, 0), "foreign"),
+        (pack_entry(last.physical_offset, last.size_bytes, 0), "overrun"),  # at the limit
+        (pack_entry(third.physical_offset, 0x7FFFFFFE, 0), "overrun"),
+        (pack_entry(1 << 60, 100, 0), "overrun"),
+        (pack_entry(-5, 100, 0), "overrun"),
+        (pack_entry(0, 0, 0), "torn"),
+    ]
+    for entry, reason in wrong:
+        entries = entries_of([first]) + entry + entries_of([third])
+        with pytest.raises(CorruptionError, match=reason):
+            rows(LogScanner().gather(data, 0, entries, limit))
+        scanner = LogScanner(on_corrupt="skip")
+        assert rows(scanner.gather(data, 0, entries, limit)) == [row_of(first), row_of(third)]
+        assert [skipped[1] for skipped in scanner.skipped] == [reason]
+    for entries, top in ((bytes(19), limit), (entries_of([first]), len(data) + 1)):
+        with pytest.raises(UsageError):
+            rows(LogScanner().gather(data, 0, entries, top))
+
+
+def test_wrong_arguments_are_refused(tmp_path):
+    for columns in (["topik"], ["property."], ["topic", "topic"]):
+        with pytest.raises(UsageError):
+            LogScanner(columns)
+    for settings in ({"batch_rows": 0}, {"batch_bytes": 0}, {"batch_rows": 1 << 21}, {"batch_bytes": 1 << 30}, {"on_corrupt": "x"}):
+        with pytest.raises(UsageError):
+            LogScanner(**settings)
+    for start, end, limit in ((-1, 5, 5), (6, 5, 5), (0, 5, 4), (0, 5, 101)):
+        with pytest.raises(UsageError):
+            rows(LogScanner().scan(bytes(100), 0, start, end, limit))
+    with pytest.raises(UsageError, match="20 digits"):
+        scan_segments([tmp_path / "x"], limit=5)
+    with pytest.raises(UsageError, match="not both"):
+        scan_segments([], topics=["T"], row_filter=RowFilter(), limit=5)
+
+
+def test_a_scan_from_a_record_on(tmp_path, rng):
+    builder = LogBuilder(SEGMENT)
+    builder.append_varied(rng, 200)
+    paths = sorted((builder.write(tmp_path) / "commitlog").iterdir())
+    start, limit = builder.messages[120].physical_offset, builder.messages[190].physical_offset
+    found = rows(scan_segments(paths, start=start, limit=limit, topics=["A"]))
+    assert found == [row_of(message) for message in builder.messages[120:190] if message.topic == "A"]
+
+
+def test_batches_outlive_their_segment(tmp_path, rng):
+    """Nothing of a batch points into the mapping."""
+    builder = LogBuilder(SEGMENT)
+    builder.append_varied(rng, 100)
+    root: Path = builder.write(tmp_path)
+    batches = list(scan_segments(sorted((root / "commitlog").iterdir()), limit=builder.end))
+    for path in (root / "commitlog").iterdir():
+        path.write_bytes(bytes(SEGMENT))
+    assert rows(batches) == [row_of(message) for message in builder.messages]
