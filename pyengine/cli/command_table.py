@@ -23,6 +23,7 @@ COMMANDS = (
     Row("query", "pyengine.cli.query", "query", "Look up"),
     Row("message", "pyengine.cli.message", "message", "Look up"),
     Row("offset-at", "pyengine.cli.offset_at", "offset_at", "Look up"),
+    Row("check", "pyengine.cli.check", "check", "Check and repair"),
     Row("recover", "pyengine.cli.recover", "recover", "Check and repair"),
     Row("inspect", "pyengine.cli.inspect", "inspect", "Look inside"),
     Row("top", "pyengine.cli.top", "top", "Look inside"),

@@ -18,7 +18,7 @@ READING = {
     "offset-at": ["--topic", "T", "--queue-id", "0", "--timestamp", "0"],
     "dump": ["checkpoint"],
 }
-COMMANDS = READING | {"recover": []}
+COMMANDS = READING | {"check": [], "recover": []}
 
 
 def call(command: str, store: object, *more: object):
@@ -84,7 +84,7 @@ def test_a_foreign_file_among_the_segments_is_corruption(golden, command):
     assert changes(before, picture(store.root)) == []
 
 
-@pytest.mark.parametrize("command", ["inspect", "get", "status"])
+@pytest.mark.parametrize("command", ["inspect", "get", "status", "check"])
 @pytest.mark.parametrize("closed", ["", "commitlog", "commitlog/00000000000000000000"])
 def test_missing_permission_is_one_sentence(golden, command, closed):
     store = golden("basic")

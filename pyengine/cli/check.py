@@ -1,0 +1,90 @@
+"""`pyengine check`: is everything there, whole, and found where it should be?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pyengine.cli import output
+from pyengine.cli.options import existing_store, store_command
+from pyengine.cli.progress import byte_bar
+from pyengine.config import load_config
+from pyengine.errors import StoreBusyError
+
+if TYPE_CHECKING:
+    from pyengine.storage.check_report import CheckReport
+
+
+@click.command()
+@store_command
+@click.option("--acked", type=click.Path(path_type=Path, exists=True, dir_okay=False), default=None, metavar="FILE",
+              help="Acknowledged messages that must be there, as JSON lines: topic, queue_id, queue_offset, "
+                   "physical_offset, body_sha256.")
+def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | None) -> int:
+    """Check a whole store: log chain, CRCs, queues, index, checkpoint. Changes nothing.
+
+    Beside a running engine everything that is dispatched is checked. Findings are graded:
+    an error means that a message is lost, damaged or cannot be reached (exit code 3); a
+    warning that recovery settles it; an info is worth knowing.
+
+    \b
+    Examples:
+      pyengine check STORE
+      pyengine check STORE --acked acks.jsonl --json
+    """
+    from pyengine.storage.check import check as check_store
+
+    existing_store(store)
+    config = load_config(store, settings)
+    with byte_bar("check", None) as show:
+        report = check_store(store, config.geometry, acked=acked, limit=dispatched_end(store),
+                             message_index_enable=config.message_index_enable, progress=show)
+    if as_json:
+        output.write_json(report.to_dict())
+    else:
+        print_report(report)
+    return report.exit_code
+
+
+def dispatched_end(root: Path) -> int | None:
+    """`reput_from` of the engine that runs on the store; None if nobody has it open.
+
+    StoreBusyError while it is being recovered or open in another program: what is
+    half done there would look like damage.
+    """
+    from pyengine.errors import EngineUnavailableError
+    from pyengine.ipc.control_block import EngineMemory
+    from pyengine.ipc.shared_objects import find_folder
+    from pyengine.ipc.store_lock import look
+    from pyengine.native import control as native
+
+    holder = look(root)
+    if holder.kind == "nobody":
+        return None
+    if holder.kind != "engine":
+        who = f"another program (pid {holder.pid})" if holder.kind == "foreign" else "its owner, which starts or recovers it"
+        raise StoreBusyError(f"{root} is held by {who}: wait for it or stop it first")
+    try:
+        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+            return native.load_position(memory.control.reput_from)
+    except EngineUnavailableError as error:
+        raise StoreBusyError(f"{root} has an engine whose counters cannot be read: {error}") from error
+
+
+def print_report(report: CheckReport) -> None:
+    """Findings for people, worst first, and what was looked at."""
+    if report.findings:
+        output.write_table(("grade", "file", "offset", "what"), [
+            (finding.severity.value, finding.file, finding.offset, finding.text) for finding in report.findings])
+        print()
+    if report.left_out:
+        print(f"{report.left_out:,} findings of the same kinds are not shown")
+    print(report.sentence)
+    output.write_facts([
+        ("log", f"{report.min_offset:,} to {report.end_offset:,}"), ("messages", report.messages),
+        ("queues", f"{report.queues:,} with {report.queue_entries:,} entries"),
+        ("index", f"{report.index_files:,} files with {report.index_keys:,} keys"),
+        *([("acknowledged", f"{report.acked:,} looked for, {report.acked_missing:,} missing")] if report.acked else []),
+        ("read", f"{output.size_text(report.bytes)} in {report.seconds:.2f} s")])

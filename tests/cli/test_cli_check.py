@@ -1,0 +1,102 @@
+"""`pyengine check`: exit codes and grades; the store is never changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+from fix_cli import changes, picture, run
+
+HOLD_AS_ROCKETMQ = ("import fcntl, sys; file = open(sys.argv[1], 'r+'); fcntl.lockf(file, fcntl.LOCK_EX, 1, 0); "
+                    "print('locked', flush=True); sys.stdin.read()")
+
+
+@pytest.mark.parametrize("recipe", ["basic", "roll", "tx", "multi-index"])
+def test_a_whole_store_has_no_findings(golden, recipe):
+    store = golden(recipe)
+    before = picture(store.root)
+    ran = run("check", store.root, "--json")
+    assert (ran.code, ran.document["findings"]) == (0, [])
+    assert ran.document["messages"] == sum(1 for record in store.verify["records"] if record.get("topic"))
+    assert "Nothing is wrong" in run("check", store.root).stdout
+    assert changes(before, picture(store.root)) == []
+
+
+def test_a_damaged_body_is_an_error_and_the_exit_code_3(golden):
+    store = golden("basic")
+    record = store.verify["records"][30]
+    segment = store.root / "commitlog" / ("0" * 20)
+    content = bytearray(segment.read_bytes())
+    content[record["phy"] + 95] ^= 0xFF
+    segment.write_bytes(content)
+    before = picture(store.root)
+    ran = run("check", store.root, "--json")
+    assert ran.code == 3
+    assert any(one["severity"] == "error" and one["offset"] == record["phy"] for one in ran.document["findings"])
+    human = run("check", store.root)
+    assert human.code == 3 and "error" in human.stdout and f"{record['phy']:,}" in human.stdout
+    assert changes(before, picture(store.root)) == []
+
+
+def test_a_segment_of_wrong_length_is_a_finding(golden):
+    ran = run("check", golden("abnormal-shortfile").root, "--json")
+    assert ran.code == 3 and "RocketMQ would not open the store" in ran.document["findings"][0]["text"]
+
+
+def acks(store) -> list[dict]:
+    """Acknowledgements of every message of the golden store `basic`, as a producer would have kept them."""
+    found = []
+    for queue in store.verify["facts"]["queues"]:
+        ran = run("get", store.root, "--topic", queue["topic"], "--queue-id", queue["queueId"], "--offset", 0, "--json")
+        for message in ran.document["messages"]:
+            if "body" in message:
+                found.append({name: message[name] for name in ("topic", "queue_id", "queue_offset", "physical_offset")}
+                             | {"body_sha256": hashlib.sha256(message["body"].encode()).hexdigest()})
+    return found
+
+
+@pytest.mark.parametrize("spoil", [None, "body_sha256", "queue_offset", "physical_offset"])
+def test_acknowledged_messages_are_looked_for(golden, tmp_path, spoil):
+    store = golden("bigmsg")
+    lines = acks(store)
+    assert lines
+    if spoil:
+        lines[-1][spoil] = "0" * 64 if spoil == "body_sha256" else lines[-1][spoil] + 7
+    path = tmp_path / "acks.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = run("check", store.root, "--acked", path, "--json")
+    assert (ran.document["acked"], ran.document["acked_missing"]) == (len(lines), 1 if spoil else 0)
+    assert ran.code == (3 if spoil else 0)
+
+
+@pytest.mark.parametrize("text", ["{", '{"topic": "t"}', "[1]"])
+def test_a_wrong_list_of_acknowledgements_is_a_usage_error(golden, tmp_path, text):
+    path = tmp_path / "acks.jsonl"
+    path.write_text(text + "\n")
+    ran = run("check", golden("basic").root, "--acked", path)
+    assert ran.code == 2 and "line 1" in ran.stderr
+    assert run("check", golden("basic").root, "--acked", tmp_path / "gone").code == 2
+
+
+def test_a_store_that_is_open_elsewhere_is_busy(golden):
+    store = golden("basic")
+    child = subprocess.Popen([sys.executable, "-c", HOLD_AS_ROCKETMQ, str(store.root / "lock")], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE)
+    try:
+        assert child.stdout.readline() == b"locked\n"
+        ran = run("check", store.root)
+        assert ran.code == 5 and f"pid {child.pid}" in ran.stderr
+    finally:
+        child.communicate()
+
+
+def test_beside_a_running_engine_what_is_dispatched_is_checked(make_parts):
+    """No reputter runs: nothing is dispatched, so nothing is missing."""
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put("T", b"x").ok
+    ran = run("check", parts.owner.root, "--json")
+    assert (ran.code, ran.document["messages"], ran.document["end_offset"]) == (0, 0, 0), ran
