@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pyengine.config import load_config
-from pyengine.errors import FormatError, NotAStoreError, UsageError
+from pyengine.errors import CorruptionError, FormatError, NotAStoreError, UsageError
 from pyengine.formats.message import CaseLabel, Message, classify, decode_record
 from pyengine.formats.message_id import decode_message_id
 from pyengine.formats.paths import StorePaths
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from pyengine.engine_config import EngineConfig
+    from pyengine.storage.arrow import LogScanner
     from pyengine.storage.geometry import Geometry
 
 TIMESTAMP_MAX_MS = (1 << 63) - 1
@@ -204,13 +205,17 @@ class StoreReader:
     ) -> Iterator[pyarrow.RecordBatch]:
         """The log as Arrow record batches in the order of its bytes; needs pyarrow.
 
-        `topics` and `columns` restrict rows and columns; column names are those of docs/spark.md.
+        `topics` and `columns` restrict rows and columns; the columns are those of
+        pyengine.storage.arrow. Segments that are deleted while they are scanned are left
+        out from where they were gone. Raises UsageError for an unknown column, and,
+        while it runs, CorruptionError at damage below the level's end.
         """
         self._require_open()
         limit = self._watermark.limit(self._level(level))
-        from pyengine.storage.arrow import scan_segments
+        from pyengine.storage.arrow import LogScanner, RowFilter, choose_topics
 
-        return scan_segments(self._segments_below(limit), topics=topics, columns=columns, limit=limit)
+        chosen = None if topics is None else RowFilter(choose_topics(topics))
+        return self._scan(LogScanner(columns, row_filter=chosen), limit)
 
     def queue(self, topic: str, queue_id: int) -> QueueReader | None:
         """The reader of one queue's entries, None for a queue that does not exist."""
@@ -267,8 +272,16 @@ class StoreReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _segments_below(self, limit: int) -> list[Path]:
-        return [self._paths.commit_log_segment(start) for start in self.commit_log.starts() if start < limit]
+    def _scan(self, scanner: LogScanner, limit: int) -> Iterator[pyarrow.RecordBatch]:
+        for start in list(self.commit_log.starts()):
+            view = self.commit_log.view(start) if start < limit else None
+            if view is None:
+                continue
+            try:
+                yield from scanner.scan(view, start, start, min(limit, start + len(view)))
+            except CorruptionError:
+                if start >= self.commit_log.min_offset:
+                    raise
 
     def _queue_limit(self, level: ReadLevel | str | None) -> int:
         self._require_open()

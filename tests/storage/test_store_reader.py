@@ -12,7 +12,7 @@ import pytest
 
 from fix_golden import CLEAN
 from fix_store_builder import SMALL, START_MS, StoreBuilder
-from pyengine.errors import FormatError, NotAStoreError, StoreRefusedError, UsageError
+from pyengine.errors import CorruptionError, FormatError, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_FILLER_SIZE
 from pyengine.formats.java_hash import string_hash
 from pyengine.results import GetStatus, ReadLevel
@@ -562,3 +562,63 @@ def test_filler_entries_count_nowhere(builder):
     builder.write_entry("T", 0, 0, 0, CQ_FILLER_SIZE, 0)
     with open_store(builder.root, watermark=FixedWatermark(committed=0)) as store:
         assert store.get_message("T", 0, 0).messages == []
+
+
+# -- as columns
+
+
+def test_scan_gives_the_log_as_arrow_batches(golden):
+    pyarrow = pytest.importorskip("pyarrow")
+    copy = golden("roll")
+    with open_store(copy.root) as store:
+        table = pyarrow.Table.from_batches(list(store.scan(columns=["topic", "queueId", "queueOffset", "body", "msgId"])))
+        messages = [store.message_at(record["phy"]) for record in copy.verify["records"] if "topic" in record]
+        assert table.to_pylist() == [
+            {"topic": m.topic, "queueId": m.queue_id, "queueOffset": m.queue_offset, "body": m.body, "msgId": m.msg_id}
+            for m in messages
+        ]
+        topic = messages[0].topic
+        some = pyarrow.Table.from_batches(list(store.scan(topics=[topic], columns=["physicalOffset"])))
+        assert some["physicalOffset"].to_pylist() == [m.physical_offset for m in messages if m.topic == topic]
+        with pytest.raises(UsageError, match="nonsense"):
+            store.scan(columns=["nonsense"])
+
+
+def test_scan_ends_at_its_level_and_begins_behind_what_was_deleted(builder):
+    messages = put_all(builder, 120)
+    builder.segment(0).unlink()
+    kept = [message for message in messages if message.physical_offset >= 4096]
+    half = kept[len(kept) // 2].physical_offset
+    marks = FixedWatermark(committed=builder.end, flushed=half)
+    with open_store(builder.root, watermark=marks) as store:
+        offsets = {
+            level: [row for batch in store.scan(columns=["physicalOffset"], level=level) for row in batch[0].to_pylist()]
+            for level in ("committed", "flushed")
+        }
+    assert offsets["committed"] == [message.physical_offset for message in kept]
+    assert offsets["flushed"] == [message.physical_offset for message in kept if message.physical_offset < half]
+
+
+def test_scan_of_a_segment_that_is_deleted_meanwhile(builder, monkeypatch):
+    """It is left out from where it was gone; damage in a segment that is still there is told."""
+    messages = put_all(builder, 120)
+    with open_store(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
+        real = store.commit_log.view
+
+        def view_then_delete(start):
+            view = real(start)
+            if start == 0:
+                builder.segment(0).rename(builder.root / "away")
+                with open(builder.root / "away", "r+b") as file:
+                    file.seek(messages[5].physical_offset)
+                    file.write(bytes(100))
+            return view
+
+        monkeypatch.setattr(store.commit_log, "view", view_then_delete)
+        found = [offset for batch in store.scan(columns=["physicalOffset"]) for offset in batch[0].to_pylist()]
+        gone = [message.physical_offset for message in messages[5:] if message.physical_offset < 4096]
+        assert gone and set(found) | set(gone) == {message.physical_offset for message in messages}
+        assert not set(found) & set(gone) and found == sorted(found)
+        builder.write_log(bytes(100), at=next(m.physical_offset for m in messages if m.physical_offset > 5000))
+        with pytest.raises(CorruptionError):
+            list(store.scan())
