@@ -13,7 +13,8 @@ from pyengine._native import ffi, lib
 from pyengine.errors import InvariantError
 from pyengine.native.flush import raise_disk_error
 
-CHUNKS = 4096  # queues that one batch can gather for before it writes: 5 MiB when all are used
+CHUNKS = 4096  # queues that one batch can gather for before it writes: 5 MiB, taken as they are used
+_new_raw = ffi.new_allocator(should_clear_after_alloc=False)
 _QUEUES_FIRST = 64
 _TOPIC_BYTES = 64  # room per queue; more is made when names are longer
 
@@ -24,7 +25,7 @@ class QueueSet:
     def __init__(self, struct, file_bytes: int) -> None:
         self._set = struct
         struct.file_bytes = file_bytes
-        self._chunks = ffi.new("struct ms_queue_chunk[]", CHUNKS)
+        self._chunks = _new_raw("struct ms_queue_chunk[]", CHUNKS)
         struct.chunks = self._chunks
         struct.chunk_count = CHUNKS
         self._make_room(_QUEUES_FIRST, _QUEUES_FIRST * _TOPIC_BYTES)
