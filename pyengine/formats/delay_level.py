@@ -17,7 +17,7 @@ def parse_delay_levels(text: str) -> dict[int, int]:
     for level, piece in enumerate(text.split(" "), start=1):
         unit_ms = _UNIT_MS.get(piece[-1:])
         if unit_ms is None or not piece[:-1].isascii() or not piece[:-1].isdigit():
-            raise ConfigError(f"message_delay_level: {piece!r} is no delay; write a number and one of s m h d, like 30s")
+            raise ConfigError(f"message_delay_level: {piece!r} is no delay; write a number and s, m, h or d: 30s")
         levels[level] = int(piece[:-1]) * unit_ms
     return levels
 

@@ -93,7 +93,7 @@ def unpack_entry(buffer, at: int = 0) -> IndexEntry:
 
 
 def unpack_slot(buffer, at: int, index_count: int) -> int:
-    """The newest entry of the slot at a byte position; 0 when the stored number is out of range, as RocketMQ reads it."""
+    """The newest entry of the slot at a byte position; 0 when the stored number is out of range."""
     try:
         (number,) = SLOT.unpack_from(buffer, at)
     except struct.error as error:

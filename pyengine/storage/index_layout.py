@@ -108,7 +108,7 @@ def _candidates(view) -> Iterator[IndexLayout]:
 
 
 def _boundary(view, used_slots: int) -> tuple[int | None, int]:
-    """(number of the last used slot, number of the first word behind it that is not zero), counted from the header's end."""
+    """(the last used slot, the first word behind it that is not zero), counted in words from the header's end."""
     last_slot = None
     seen = 0
     for word in _used_words(view):

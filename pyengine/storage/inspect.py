@@ -172,7 +172,7 @@ class _StoreView:
                 return
 
     def messages_and_times(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """(`messages`, `byTime`): every queue read from its first offset to its last, 32 at a time, then sampled by time."""
+        """(`messages`, `byTime`): every queue read from first to last offset, 32 at a time, then sampled by time."""
         messages: list[dict[str, Any]] = []
         by_time: list[dict[str, Any]] = []
         for queue, max_offset, min_offset in self._queues:

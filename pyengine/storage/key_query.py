@@ -16,7 +16,7 @@ _ROUNDS = 3
 
 
 class RawHits(NamedTuple):
-    """What DefaultMessageStore.queryMessage gives: messages by offset, one for each entry; and whether the index had any."""
+    """What DefaultMessageStore.queryMessage gives: messages by offset, one for each entry; had the index any at all?"""
 
     messages: list[Message]
     has_entries: bool

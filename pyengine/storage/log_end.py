@@ -107,7 +107,7 @@ class LogEnd:
         return starts[0]
 
     def _sure_start(self, flushed: int) -> int | None:
-        """Our watermark if a record, a blank or nothing yet stands there, else its segment's start; None beyond the log.
+        """Our watermark if a record, a blank or nothing stands there, else its segment's start; None beyond the log.
 
         Behind it a torn record may stand, or, in a log that RocketMQ went on with, the middle of another.
         """
@@ -120,7 +120,9 @@ class LogEnd:
 
     def _first_store_timestamp_ms(self, start: int) -> int | None:
         view = self._log.view(start)
-        if view is None or len(view) < MESSAGE_BYTES_MIN or int.from_bytes(view[MAGIC_AT : MAGIC_AT + 4], "big") != MESSAGE_MAGIC:
+        if view is None or len(view) < MESSAGE_BYTES_MIN:
+            return None
+        if int.from_bytes(view[MAGIC_AT : MAGIC_AT + 4], "big") != MESSAGE_MAGIC:
             return None
         (sys_flag,) = I32.unpack_from(view, SYS_FLAG_AT)
         return I64.unpack_from(view, store_timestamp_at(sys_flag))[0]

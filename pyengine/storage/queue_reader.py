@@ -95,7 +95,7 @@ class QueueReader:
         return first + at if at < count else 0
 
     def span(self, offset: int, max_offset: int) -> tuple[mmap.mmap, int, int] | None:
-        """(file, position of entry `offset`, position behind the last readable entry of that file), or None without the file."""
+        """(file, position of entry `offset`, position behind the file's last readable entry), None without the file."""
         start = self.files.start_of(offset * CQ_ENTRY_BYTES)
         view = None if start is None else self.files.view(start)
         if start is None or view is None:
@@ -125,5 +125,9 @@ class QueueReader:
 
     @staticmethod
     def _first(view: mmap.mmap, low: int, high: int, is_it: Callable[[tuple[int, int, int]], bool]) -> int:
-        """The first entry number of the file in [low, high) for which `is_it` holds, else `high`; once true, always true."""
-        return bisect_left(range(high), True, lo=low, key=lambda at: is_it(ENTRY.unpack_from(view, at * CQ_ENTRY_BYTES)))
+        """The first entry of the file in [low, high) for which `is_it` holds, as for all behind it; else `high`."""
+
+        def holds(number: int) -> bool:
+            return is_it(ENTRY.unpack_from(view, number * CQ_ENTRY_BYTES))
+
+        return bisect_left(range(high), True, lo=low, key=holds)

@@ -57,7 +57,8 @@ def map_read_only(path: str | os.PathLike[str]) -> mmap.mmap:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise DiskError(f"cannot map {path}: {error}", errno=getattr(error, "errno", None) or 0, path=str(path)) from error
+        number = getattr(error, "errno", None) or 0
+        raise DiskError(f"cannot map {path}: {error}", errno=number, path=str(path)) from error
 
 
 class MappingCache:
