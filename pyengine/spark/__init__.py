@@ -1,0 +1,33 @@
+"""The log as a table: `spark.read.format("pyengine").load("/path/of/store")`.
+
+    spark = pyengine.spark.session()          # or any session: Spark finds the format by itself
+    df = spark.read.format("pyengine").option("subscribe", "orders").load(store)
+
+See docs/spark.md for columns and options. Executors need this package and the store's
+files, no running engine.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyengine.spark.jobs import export_parquet, stats
+    from pyengine.spark.register import register, session
+
+_WHERE = {
+    "register": "pyengine.spark.register",
+    "session": "pyengine.spark.register",
+    "export_parquet": "pyengine.spark.jobs",
+    "stats": "pyengine.spark.jobs",
+}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'pyengine.spark' has no attribute {name!r}")
+    value = getattr(import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
