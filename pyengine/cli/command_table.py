@@ -26,6 +26,7 @@ COMMANDS = (
     Row("check", "pyengine.cli.check", "check", "Check and repair"),
     Row("recover", "pyengine.cli.recover", "recover", "Check and repair"),
     Row("inspect", "pyengine.cli.inspect", "inspect", "Look inside"),
+    Row("export", "pyengine.cli.export", "export", "Look inside"),
     Row("top", "pyengine.cli.top", "top", "Look inside"),
     Row("dump", "pyengine.cli.dump", "dump", "Look inside"),
     Row("config", "pyengine.cli.config", "config", "Look inside"),

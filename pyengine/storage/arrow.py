@@ -87,7 +87,7 @@ class LogScanner:
             batch_rows=batch_rows,
             batch_bytes=batch_bytes,
             verify_crc=verify_crc,
-            allocate=_allocate,
+            allocate=allocate,
         )
 
     def scan(
@@ -151,7 +151,7 @@ class LogScanner:
         self.skipped.append((offset, reason, length))
 
     def _to_arrow(self, batch: RawBatch) -> pa.RecordBatch:
-        arrays = [_to_array(column, batch.rows) for column in batch.columns]
+        arrays = [to_array(column, batch.rows) for column in batch.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
@@ -195,12 +195,14 @@ def _base_of(path: str | os.PathLike[str]) -> int:
     return base_offset
 
 
-def _allocate(length: int) -> Buffer:
+def allocate(length: int) -> Buffer:
+    """Memory that Arrow owns, for a ColumnScanner."""
     buffer = pa.allocate_buffer(length)
     return Buffer(buffer, buffer.address)
 
 
-def _to_array(column: ColumnData, rows: int) -> pa.Array:
+def to_array(column: ColumnData, rows: int) -> pa.Array:
+    """A scanned column, made with `allocate`, as an Arrow array; nothing is copied."""
     validity = None if column.validity is None else column.validity.owner
     buffers = [validity, column.data.owner] if column.offsets is None else [validity, column.offsets.owner, column.data.owner]
     return pa.Array.from_buffers(_TYPES[column.kind], rows, buffers, column.null_count)

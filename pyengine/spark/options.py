@@ -1,0 +1,292 @@
+"""The options of `spark.read.format("pyengine")`: one table, read into a ReadOptions.
+
+Names, and what they mean, are those of Spark's Kafka source where it has them; the rest
+is what this log has and Kafka has not. Spark compares option names without regard to
+case. An unknown option is refused with the nearest name: a misspelt filter must not
+read everything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from pyengine.config import FIXED_NAMES, SETTINGS, fold
+from pyengine.errors import UsageError
+from pyengine.results import ReadLevel
+from pyengine.settings import BYTE_UNITS
+from pyengine.storage.tag_filter import parse_subscription
+
+EARLIEST, LATEST = -2, -1  # as in the JSON of Spark's Kafka source
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+BATCH_ROWS_MAX, BATCH_BYTES_MAX = 1 << 20, 256 << 20  # those of native.columns, which an options page need not load
+
+QueueOffsets = dict[str, dict[int, int]]  # topic -> queue id -> offset, or EARLIEST or LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read. An offset or time that is None is no bound; `sizes` are settings of the store's files."""
+
+    path: str
+    subscribe: tuple[str, ...] = ()
+    subscribe_pattern: str | None = None
+    assign: dict[str, tuple[int, ...]] | None = None
+    starting_offsets: QueueOffsets | None = None
+    ending_offsets: QueueOffsets | None = None
+    starting_timestamp_ms: int | None = None
+    ending_timestamp_ms: int | None = None
+    starting_physical_offset: int | None = None
+    ending_physical_offset: int | None = None
+    tags: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    include_body: bool = True
+    min_partitions: int = 1
+    max_partition_bytes: int = 256 << 20
+    fail_on_data_loss: bool = True
+    read_level: ReadLevel = ReadLevel.FLUSHED
+    verify_crc: bool = False
+    on_corrupt: str = "fail"
+    batch_rows: int = 10_000
+    batch_bytes: int = 4 << 20
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_queue_view(self) -> bool:
+        """Topics, queues or queue offsets were chosen: rows are what consumers see. Otherwise: the log's records, all of them."""
+        return bool(self.subscribe or self.subscribe_pattern or self.assign or self.starting_offsets or self.ending_offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A row of the table: the name, the field of ReadOptions, how its text is read, and what to say about it."""
+
+    name: str
+    field: str
+    read: Callable[[str], Any]
+    default: str
+    meaning: str
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("give a value")
+    return value
+
+
+def _path(value: str) -> str:
+    return os.path.abspath(_text(value).removeprefix("file://").removeprefix("file:"))
+
+
+def _names(value: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
+    if not names:
+        raise ValueError("give names separated by commas")
+    return names
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(_text(value))
+    except re.error as error:
+        raise ValueError(f"this is no regular expression: {error}") from None
+    return value
+
+
+def _tags(value: str) -> tuple[str, ...]:
+    wanted = parse_subscription(value)
+    return tuple(sorted(wanted.tags)) if wanted else ()
+
+
+def _boolean(value: str) -> bool:
+    words = {"true": True, "false": False}
+    if value.strip().lower() not in words:
+        raise ValueError("give true or false")
+    return words[value.strip().lower()]
+
+
+def _number(low: int, high: int = INT64_MAX) -> Callable[[str], int]:
+    def read(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError(f"give a number from {low:,} to {high:,}") from None
+        if not low <= number <= high:
+            raise ValueError(f"give a number from {low:,} to {high:,}")
+        return number
+
+    return read
+
+
+def _bytes(low: int, high: int = INT64_MAX) -> Callable[[str], int]:
+    def read(value: str) -> int:
+        found = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)(i?b)?\s*", value.lower())
+        number = int(found[1]) * BYTE_UNITS[found[2]] if found else -1
+        if not low <= number <= high:
+            raise ValueError(f"give a size from {low:,} to {high:,} bytes, like 256m")
+        return number
+
+    return read
+
+
+def _word(*words: str) -> Callable[[str], str]:
+    def read(value: str) -> str:
+        if value.strip().lower() not in words:
+            raise ValueError(f"give {', '.join(words[:-1])} or {words[-1]}")
+        return value.strip().lower()
+
+    return read
+
+
+def _level(value: str) -> ReadLevel:
+    return ReadLevel(_word(*(level.value for level in ReadLevel))(value))
+
+
+def _physical(value: str) -> int | None:
+    if value.strip().lower() in ("earliest", "latest"):
+        return None
+    try:
+        return _number(0)(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or the word earliest (start) or latest (end)") from None
+
+
+def _queues(value: str) -> dict[str, tuple[int, ...]]:
+    document = _json(value, '{"topic": [0, 1]}')
+    if not all(isinstance(ids, list) and ids and all(_is_queue_id(one) for one in ids) for ids in document.values()):
+        raise ValueError('give JSON like {"topic": [0, 1]}')
+    return {topic: tuple(sorted(set(ids))) for topic, ids in document.items()}
+
+
+def _offsets(bound: str, other: int) -> Callable[[str], QueueOffsets | None]:
+    """`bound` is the word for all queues; `other` the number that means nothing at this end."""
+
+    def read(value: str) -> QueueOffsets | None:
+        if value.strip().lower() == bound:
+            return None
+        example = f'give {bound} or JSON like {{"topic": {{"0": 23, "1": {EARLIEST if bound == "earliest" else LATEST}}}}}'
+        document = _json(value, example)
+        if not all(isinstance(queues, dict) and queues for queues in document.values()):
+            raise ValueError(example)
+        found: QueueOffsets = {}
+        for topic, queues in document.items():
+            for name, offset in queues.items():
+                if not name.isdecimal() or not _is_whole(offset) or offset < EARLIEST or offset == other:
+                    raise ValueError(f"{example}; {topic}: {name}: {offset!r} is not allowed")
+                found.setdefault(topic, {})[int(name)] = offset
+        return found
+
+    return read
+
+
+def _json(value: str, example: str) -> dict[str, Any]:
+    try:
+        document = json.loads(value)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or not document:
+        raise ValueError(example if example.startswith("give") else f"give JSON like {example}")
+    return document
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_queue_id(value: object) -> bool:
+    return _is_whole(value) and 0 <= value <= INT32_MAX
+
+
+OPTIONS = (
+    Option("path", "path", _path, "", "The store's root directory; also the argument of `load()`."),
+    Option("subscribe", "subscribe", _names, "all", "Topics, separated by commas. One of subscribe, subscribePattern and assign, or none of them: the whole log."),
+    Option("subscribePattern", "subscribe_pattern", _pattern, "", "A regular expression that the whole topic must match."),
+    Option("assign", "assign", _queues, "", 'Queues as JSON: `{"orders": [0, 1]}`.'),
+    Option("startingOffsets", "starting_offsets", _offsets("earliest", LATEST), "earliest", 'Where each queue starts: `earliest`, or JSON `{"orders": {"0": 23, "1": -2}}` (-2: earliest). A queue that is not named starts at its earliest message.'),
+    Option("endingOffsets", "ending_offsets", _offsets("latest", EARLIEST), "latest", "Where each queue ends (this offset is not read): `latest`, or JSON as above (-1: latest)."),
+    Option("startingTimestamp", "starting_timestamp_ms", _number(0), "", "Only messages stored at this time or later, in milliseconds. Goes before startingOffsets."),
+    Option("endingTimestamp", "ending_timestamp_ms", _number(0), "", "Only messages stored before this time, in milliseconds. Goes before endingOffsets."),
+    Option("startingPhysicalOffset", "starting_physical_offset", _physical, "earliest", "Only records that begin at this byte of the log or later."),
+    Option("endingPhysicalOffset", "ending_physical_offset", _physical, "latest", "Only records that begin before this byte of the log."),
+    Option("tags", "tags", _tags, "*", "Only messages with one of these tags: `paid || sent`."),
+    Option("columns", "columns", _names, "the default columns", "The columns to read, in this order; `*` stands for all. Spark does not tell a source which columns a query uses, so this (or `.schema(...)`) is what makes a narrow query fast."),
+    Option("includeBody", "include_body", _boolean, "true", "false leaves the column value out of the default columns."),
+    Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1", "At least so many partitions, if there are bytes enough."),
+    Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m", "At most so many bytes of the log in one partition."),
+    Option("failOnDataLoss", "fail_on_data_loss", _boolean, "true", "What was asked for and is not there any more (deleted segments, offsets out of range) fails the query; false reads what there is."),
+    Option("readLevel", "read_level", _level, "flushed", "How far to read: written, committed, flushed (survives a power cut) or replicated."),
+    Option("verifyCRC", "verify_crc", _boolean, "false", "Check the checksum of each body."),
+    Option("onCorrupt", "on_corrupt", _word("fail", "skip"), "fail", "Damage inside the log fails the query, or is skipped up to the next whole record."),
+    Option("batchRows", "batch_rows", _number(1, BATCH_ROWS_MAX), "10000", "Rows in one Arrow batch, at most."),
+    Option("batchBytes", "batch_bytes", _bytes(1, BATCH_BYTES_MAX), "4m", "Bytes of records in one Arrow batch; a longer record comes alone."),
+)
+BY_NAME = {option.name.lower(): option for option in OPTIONS}
+_SIZES = {fold(spelling): name for name in FIXED_NAMES for spelling in (name, SETTINGS[name].key)}
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """The options of one read; UsageError says which one is wrong and what is allowed."""
+    values: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
+    for name, text in given.items():
+        option = BY_NAME.get(name.lower())
+        if option is not None:
+            try:
+                values[option.field] = option.read(str(text))
+            except ValueError as error:
+                raise UsageError(f"option {option.name} = {text!r}: {error}") from None
+            except UsageError as error:
+                raise UsageError(f"option {option.name}: {error}") from None
+        elif fold(name) in _SIZES:
+            setting = SETTINGS[_SIZES[fold(name)]]
+            sizes[setting.name] = int(setting.read(text, "option"))
+        else:
+            raise UsageError(_unknown(name))
+    if "path" not in values:
+        raise UsageError('give the store\'s root directory: .load("/path/of/store") or .option("path", ...)')
+    _check_together(given, values)
+    if values.get("starting_timestamp_ms") is not None:
+        values.pop("starting_offsets", None)
+    if values.get("ending_timestamp_ms") is not None:
+        values.pop("ending_offsets", None)
+    return ReadOptions(**values, sizes=sizes)
+
+
+def _unknown(name: str) -> str:
+    near = get_close_matches(name.lower(), BY_NAME, n=1)
+    if near:
+        return f"unknown option {name!r}: did you mean {BY_NAME[near[0]].name}?"
+    near = get_close_matches(fold(name), _SIZES, n=1)
+    if near:
+        return f"unknown option {name!r}: did you mean {SETTINGS[_SIZES[near[0]]].key}?"
+    return f"unknown option {name!r}; known are {', '.join(option.name for option in OPTIONS)}"
+
+
+def _check_together(given: Mapping[str, str], values: dict[str, Any]) -> None:
+    """What contradicts itself is refused here; what the store must tell is checked when the read is planned."""
+    ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if values.get(name)]
+    if len(ways) > 1:
+        raise UsageError("give one of subscribe, subscribePattern and assign")
+    for name in ("starting_offsets", "ending_offsets"):
+        for topic, queues in (values.get(name) or {}).items():
+            if values.get("subscribe") and topic not in values["subscribe"]:
+                raise UsageError(f"option {_camel(name)} names topic {topic!r}, which subscribe does not")
+            for queue_id in queues if values.get("assign") else ():
+                if queue_id not in values["assign"].get(topic, ()):
+                    raise UsageError(f"option {_camel(name)} names queue {topic}/{queue_id}, which assign does not")
+    for start, end in (
+        ("starting_timestamp_ms", "ending_timestamp_ms"),
+        ("starting_physical_offset", "ending_physical_offset"),
+    ):
+        if values.get(start) is not None and values.get(end) is not None and values[start] > values[end]:
+            raise UsageError(f"option {_camel(start)} lies behind {_camel(end)}")
+
+
+def _camel(name: str) -> str:
+    return next(option.name for option in OPTIONS if option.field == name)

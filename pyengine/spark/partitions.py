@@ -1,0 +1,59 @@
+"""What one task reads: a byte range of the log, and how a read is cut into them.
+
+A task reads the records that *begin* in its range, looks at nothing at or above `limit`
+(the end of the log when the read was planned) and finds the first record by itself
+(pyengine.spark.range_reader). So nobody has to walk the log to plan a read, and a
+partition needs the files only, on whatever host it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import InputPartition
+
+
+@dataclass(frozen=True)
+class LogRange(InputPartition):
+    """The records that begin in [start, end). All offsets are physical; at `stop` nobody goes on."""
+
+    start: int
+    end: int
+    stop: int
+    limit: int
+    segment_bytes: int
+
+    def pieces(self) -> Iterator[tuple[int, int, int]]:
+        """(segment's start, first byte, end) for each segment that the range touches."""
+        first = self.start
+        while first < self.end:
+            segment = first - first % self.segment_bytes
+            end = min(self.end, segment + self.segment_bytes)
+            yield segment, first, end
+            first = end
+
+
+def cut(start: int, stop: int, limit: int, segment_bytes: int, max_partition_bytes: int, min_partitions: int) -> list[LogRange]:
+    """[start, stop) in ranges of at most `max_partition_bytes`, at least `min_partitions` if there are bytes enough.
+
+    A range holds whole segments, or lies inside one: most ranges then begin where a record
+    surely does. An empty list for an empty read.
+    """
+    if start >= stop:
+        return []
+    share = (stop - start) // min_partitions if min_partitions > 1 else max_partition_bytes
+    wanted = max(1, min(max_partition_bytes, share))
+    bounds = []
+    at = start
+    while at < stop:
+        bounds.append(at)
+        segment_end = at - at % segment_bytes + segment_bytes
+        if wanted >= segment_bytes:
+            at = segment_end + (wanted - (segment_end - at)) // segment_bytes * segment_bytes
+        else:
+            pieces = -(-segment_bytes // wanted)
+            step = -(-segment_bytes // pieces)
+            at = min(segment_end, at - at % segment_bytes + ((at % segment_bytes) // step + 1) * step)
+    bounds.append(stop)
+    return [LogRange(a, min(b, stop), stop, limit, segment_bytes) for a, b in zip(bounds, bounds[1:])]

@@ -1,0 +1,124 @@
+"""The columns of `spark.read.format("pyengine")`: Kafka's names first, then RocketMQ's.
+
+One table says for each column what Spark sees and which column of the log scan
+(`pyengine.storage.arrow`) it is made of. `property.<NAME>` is a column too: the value of
+that property.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from pyengine.errors import UsageError
+from pyengine.spark.options import ReadOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+PROPERTY_PREFIX = "property."
+TIMESTAMP_TYPE = 1  # Kafka's LogAppendTime: `timestamp` is the store's clock, not the producer's
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`scanned` is the scan's column, "" for timestampType, which is the same in every row."""
+
+    name: str
+    type: str
+    scanned: str
+    in_default: bool
+    meaning: str
+
+
+COLUMNS = (
+    Column("key", "BINARY", "keys", True, "The property KEYS as bytes, null without it."),
+    Column("value", "BINARY", "body", True, "The body as it is stored (compressed if sysFlag says so)."),
+    Column("topic", "STRING", "topic", True, "The topic as it stands in the record."),
+    Column("partition", "INT", "queueId", True, "The queue."),
+    Column("offset", "BIGINT", "queueOffset", True, "The message's number in its queue."),
+    Column("timestamp", "TIMESTAMP", "storeTimestamp", True, "When it was stored."),
+    Column("timestampType", "INT", "", True, "1, Kafka's number for the time of storing."),
+    Column("physicalOffset", "BIGINT", "physicalOffset", True, "Where the record begins in the log."),
+    Column("tags", "STRING", "tags", True, "The property TAGS."),
+    Column("keys", "STRING", "keys", True, "The property KEYS: words separated by spaces."),
+    Column("properties", "STRING", "properties", True, "All properties as stored: name 0x01 value, joined by 0x02."),
+    Column("bornTimestamp", "TIMESTAMP", "bornTimestamp", True, "The producer's clock."),
+    Column("bodySize", "INT", "bodySize", True, "Bytes of the body."),
+    Column("size", "INT", "size", True, "Bytes of the whole record."),
+    Column("bodyCRC", "INT", "bodyCRC", True, "The body's checksum as stored."),
+    Column("flag", "INT", "flag", True, "The producer's own flag."),
+    Column("sysFlag", "INT", "sysFlag", True, "RocketMQ's flags: compression, transaction type, host kinds."),
+    Column("reconsumeTimes", "INT", "reconsumeTimes", True, "How often the message was delivered again."),
+    Column("preparedTransactionOffset", "BIGINT", "preparedTransactionOffset", True, "Where the prepared message stands, 0 without."),
+    Column("uniqKey", "STRING", "uniqKey", False, "The property UNIQ_KEY: the producer's message id."),
+    Column("msgId", "STRING", "msgId", False, "The offset message id: store host and physicalOffset."),
+    Column("bornHost", "STRING", "bornHost", False, "The producer's address."),
+    Column("storeHost", "STRING", "storeHost", False, "The store's address."),
+    Column("body", "BINARY", "body", False, "value under RocketMQ's name."),
+    Column("queueId", "INT", "queueId", False, "partition under RocketMQ's name."),
+    Column("queueOffset", "BIGINT", "queueOffset", False, "offset under RocketMQ's name."),
+    Column("storeTimestamp", "TIMESTAMP", "storeTimestamp", False, "timestamp under RocketMQ's name."),
+)
+_BY_NAME = {column.name.lower(): column for column in COLUMNS}
+
+
+def find_column(name: str) -> Column:
+    """The column of that name, whatever its case (as Spark compares names); UsageError with the nearest name."""
+    if name[: len(PROPERTY_PREFIX)].lower() == PROPERTY_PREFIX:
+        wanted = name[len(PROPERTY_PREFIX) :]
+        if wanted and not any(mark in wanted for mark in "\x00\x01\x02"):
+            return Column(name, "STRING", PROPERTY_PREFIX + wanted, False, f"The property {wanted}.")
+        raise UsageError(f"column {name!r}: write {PROPERTY_PREFIX}NAME")
+    column = _BY_NAME.get(name.lower())
+    if column is None:
+        near = get_close_matches(name.lower(), _BY_NAME, n=1)
+        hint = f"did you mean {_BY_NAME[near[0]].name}?" if near else f"known are {', '.join(c.name for c in COLUMNS)}, {PROPERTY_PREFIX}NAME"
+        raise UsageError(f"unknown column {name!r}: {hint}")
+    return column
+
+
+def chosen_columns(options: ReadOptions) -> list[Column]:
+    """What `columns` names, else the default columns (without value if includeBody is false)."""
+    if not options.columns:
+        return [column for column in COLUMNS if column.in_default and (options.include_body or column.name != "value")]
+    columns = [find_column(name) for asked in options.columns for name in (all_names() if asked == "*" else [asked])]
+    _refuse_doubles(column.name for column in columns)
+    return columns
+
+
+def all_names() -> list[str]:
+    return [column.name for column in COLUMNS]
+
+
+def schema_text(columns: Iterable[Column]) -> str:
+    """The columns as DDL; names are quoted."""
+    return ", ".join(f"`{column.name.replace('`', '``')}` {column.type}" for column in columns)
+
+
+def columns_of_schema(schema: StructType, options: ReadOptions) -> list[Column]:
+    """The columns that a user's `.schema(...)` names, in its order; UsageError for a name or type that is not ours.
+
+    A schema chooses columns, it does not convert: each type must be the column's own.
+    """
+    columns = []
+    for field in schema.fields:
+        column = find_column(field.name)
+        own, asked = column.type, field.dataType.simpleString().upper()
+        if asked != own:
+            raise UsageError(f"column {column.name} is of type {own}, not {asked}: a schema chooses columns, cast them afterwards")
+        columns.append(Column(field.name, column.type, column.scanned, column.in_default, column.meaning))
+    _refuse_doubles(column.name for column in columns)
+    if options.columns and [column.name.lower() for column in columns] != [column.name.lower() for column in chosen_columns(options)]:
+        raise UsageError("the option columns and .schema() name different columns: give one of them")
+    return columns
+
+
+def _refuse_doubles(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name.lower() in seen:
+            raise UsageError(f"column {name!r} is named twice")
+        seen.add(name.lower())

@@ -1,0 +1,18 @@
+"""One Spark session for the whole run; it takes some seconds to start."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """Tests that use it carry the marker spark. The format is found by itself, not registered."""
+    from pyspark.sql import SparkSession
+
+    from pyengine.spark.register import session
+
+    assert SparkSession.getActiveSession() is None, "another Spark session is running"
+    running = session("pyengine tests", cores=2)
+    yield running
+    running.stop()

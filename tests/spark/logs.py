@@ -1,0 +1,63 @@
+"""Small stores made record by record, and reads of them without Spark: planned and read as its tasks would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from pyengine.formats.message import encode_blank, encode_record
+from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.spark.options import read_options
+from pyengine.spark.partitions import LogRange
+from pyengine.spark.plan import plan, select
+from pyengine.spark.range_reader import RangeReader, arrow_schema
+from pyengine.spark.schema import chosen_columns
+
+SEGMENT_BYTES = 4096
+
+
+def write_log(root: Path, records: Iterable[dict], segment_bytes: int = SEGMENT_BYTES) -> list[int]:
+    """A store of these records (arguments of encode_record; `body` may be made from the offset); their offsets."""
+    folder = StorePaths(root).commit_log
+    folder.mkdir(parents=True, exist_ok=True)
+    segments, offsets = [bytearray()], []
+    for fields in records:
+        for _ in range(2):
+            offset = (len(segments) - 1) * segment_bytes + len(segments[-1])
+            body = fields["body"](offset) if callable(fields["body"]) else fields["body"]
+            record = encode_record(**{**fields, "body": body, "physical_offset": offset})
+            left = segment_bytes - len(segments[-1])
+            if len(record) + 8 <= left:
+                break
+            segments[-1] += encode_blank(left)
+            segments.append(bytearray())
+        segments[-1] += record
+        offsets.append(offset)
+    for number, data in enumerate(segments):
+        (folder / segment_name(number * segment_bytes)).write_bytes(data.ljust(segment_bytes, b"\0"))
+    return offsets
+
+
+def end_of(root: Path) -> int:
+    """Where the log ends."""
+    ranges = plan(read_options({"path": str(root)}))
+    return ranges[-1].limit if ranges else 0
+
+
+def batches(root: Path, ranges: list[LogRange] | None = None, **given: object) -> Iterator[pa.RecordBatch]:
+    """The batches of a read; `ranges` instead of those that are planned."""
+    options = read_options({"path": str(root), **{name: str(value) for name, value in given.items()}})
+    columns = chosen_columns(options)
+    schema = arrow_schema(columns)
+    for part in plan(options) if ranges is None else ranges:
+        for batch in RangeReader(options, select(options), columns).batches(part, schema):
+            batch.validate(full=True)
+            assert batch.schema.equals(schema)
+            yield batch
+
+
+def rows(root: Path, ranges: list[LogRange] | None = None, **given: object) -> list[tuple]:
+    """The rows of a read, in the order of its partitions."""
+    return [row for batch in batches(root, ranges, **given) for row in zip(*(c.to_pylist() for c in batch.columns))]

@@ -1,0 +1,108 @@
+"""Bulk jobs in the workers: an export holds every row, is whole or not there, and statistics add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fix_cli import run
+from fix_golden import unpack
+from pyengine.errors import UsageError
+from pyengine.formats.paths import StorePaths
+from pyengine.spark.jobs import SUCCESS, export_parquet, stats
+from spark import oracle
+from spark.logs import write_log
+
+pytestmark = [pytest.mark.spark, pytest.mark.java]
+
+NAMES = ["topic", "partition", "offset", "physicalOffset", "key", "value", "tags", "timestamp"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    return unpack("pool-roll", tmp_path_factory.mktemp("jobs"))
+
+
+def read_parquet(folder: Path) -> list[tuple]:
+    from pyarrow import parquet
+
+    found = []
+    for path in sorted(folder.glob("part-*.parquet")):
+        table = parquet.read_table(path, columns=NAMES)
+        found += zip(*(column.to_pylist() for column in table.columns))
+    return found
+
+
+@pytest.mark.parametrize("compression", ["snappy", "none"])
+def test_an_export_holds_every_row_in_the_logs_order(spark, root, tmp_path, compression):
+    told = []
+    done = export_parquet(spark, root, tmp_path / "out", compression=compression, progress=lambda *one: told.append(one),
+                          maxPartitionBytes=100_000)
+    messages = oracle.log_messages(root)
+    assert read_parquet(tmp_path / "out") == oracle.rows(messages, NAMES)
+    assert done.messages == len(messages) and done.files == len(list((tmp_path / "out").glob("part-*"))) > 1
+    assert done.bytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("part-*"))
+    assert (tmp_path / "out" / SUCCESS).exists() and not list((tmp_path / "out").glob(".part-*"))
+    assert all(0 <= part <= whole for part, whole in told)
+
+
+def test_topics_columns_and_an_empty_choice(spark, root, tmp_path):
+    topic = oracle.log_messages(root)[0].topic
+    chosen = [m for m in oracle.log_messages(root) if m.topic == topic]
+    done = export_parquet(spark, root, tmp_path / "one", [topic], columns="offset,value")
+    df = spark.read.parquet(str(tmp_path / "one"))
+    assert df.columns == ["offset", "value"] and df.count() == done.messages == len(chosen)
+    nothing = export_parquet(spark, root, tmp_path / "none", ["nobody"])
+    assert (nothing.messages, spark.read.parquet(str(tmp_path / "none")).count()) == (0, 0)
+
+
+def test_a_folder_that_holds_something_is_left_alone(spark, root, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file"):
+        export_parquet(spark, root, tmp_path / "file")
+    export_parquet(spark, root, tmp_path / "out", ["nobody"])
+    with pytest.raises(UsageError, match="is not empty"):
+        export_parquet(spark, root, tmp_path / "out")
+    assert export_parquet(spark, root, tmp_path / "out", overwrite=True).messages > 0
+    (tmp_path / "out" / "precious").touch()
+    with pytest.raises(UsageError, match="holds precious, which no export wrote"):
+        export_parquet(spark, root, tmp_path / "out", overwrite=True)
+    with pytest.raises(UsageError, match="choose one of snappy"):
+        export_parquet(spark, root, tmp_path / "other", compression="best")
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_export_that_fails_leaves_no_half_file_and_no_success(spark, tmp_path):
+    offsets = write_log(tmp_path / "store", [{"topic": "T", "body": b"x" * 300}] * 60)
+    path = StorePaths(tmp_path / "store").commit_log_segment(4096)
+    path.write_bytes(bytes(100) + path.read_bytes()[100:])
+    assert offsets[-1] > 5 * 4096  # the log's end is looked for in the last three segments
+    with pytest.raises(Exception, match="the log is damaged at 4096: zeroes"):
+        export_parquet(spark, tmp_path / "store", tmp_path / "out", maxPartitionBytes=4096)
+    assert not list((tmp_path / "out").glob(".part-*")) and not (tmp_path / "out" / SUCCESS).exists()
+
+
+def test_statistics_add_up(spark, root):
+    messages = oracle.log_messages(root)
+    found = {(row["topic"], row["partition"]): row for row in stats(spark, root, verifyCRC=True, maxPartitionBytes=50_000).collect()}
+    assert found.keys() == {(m.topic, m.queue_id) for m in messages}
+    for (topic, queue_id), row in found.items():
+        mine = [m for m in messages if (m.topic, m.queue_id) == (topic, queue_id)]
+        assert row["messages"] == len(mine)
+        assert (row["bytes"], row["bodyBytes"]) == (sum(m.size_bytes for m in mine), sum(len(m.body) for m in mine))
+        assert (row["firstOffset"], row["lastOffset"]) == (min(m.queue_offset for m in mine), max(m.queue_offset for m in mine))
+    assert stats(spark, root, ["nobody"]).collect() == []
+
+
+def test_the_export_command(spark, root, tmp_path):
+    topic = oracle.log_messages(root)[0].topic
+    done = run("export", root, tmp_path / "out", "--topic", topic, "--columns", "offset", "--json")
+    assert done.code == 0, done.stderr
+    document = done.document
+    assert document["messages"] == sum(m.topic == topic for m in oracle.log_messages(root))
+    assert (document["format"], document["dest"], document["files"]) == ("parquet", str(tmp_path / "out"), 1)
+    again = run("export", root, tmp_path / "out")
+    assert again.code == 2 and "is not empty" in again.stderr
+    assert "messages in 1 files" in run("export", root, tmp_path / "out", "--overwrite").stdout
+    assert run("export", tmp_path / "nothing", tmp_path / "x").code == 2

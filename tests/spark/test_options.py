@@ -1,0 +1,138 @@
+"""Options of the data source: what is read out of them, and what is refused with which sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyengine.errors import UsageError
+from pyengine.results import ReadLevel
+from pyengine.spark.options import OPTIONS, ReadOptions, read_options
+from pyengine.spark.partitions import cut
+from pyengine.spark.reference import column_table, option_table, with_tables
+from pyengine.spark.schema import COLUMNS, chosen_columns, find_column, schema_text
+
+DOCS = Path(__file__).parents[2] / "docs" / "spark.md"
+
+
+def read(**options: str) -> ReadOptions:
+    return read_options({"path": "/store", **options})
+
+
+def test_defaults_are_those_of_the_table():
+    assert read() == ReadOptions("/store")
+    for option in OPTIONS:
+        if option.default not in ("", "all", "the default columns"):
+            assert getattr(read(**{option.name: option.default}), option.field) == getattr(read(), option.field), option.name
+
+
+def test_names_do_not_depend_on_case_and_a_relative_path_becomes_absolute():
+    assert read(STARTINGtimestamp="5", maxpartitionbytes="1k").max_partition_bytes == 1024
+    assert Path(read_options({"path": "some/store"}).path) == Path("some/store").absolute()
+    assert read_options({"path": "file:///some/store"}).path == "/some/store"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("subscribe", " a, b,a", "subscribe", ("a", "b")),
+        ("assign", '{"a": [1, 0, 1]}', "assign", {"a": (0, 1)}),
+        ("tags", "x || y", "tags", ("x", "y")),
+        ("tags", "*", "tags", ()),
+        ("readLevel", "Committed", "read_level", ReadLevel.COMMITTED),
+        ("batchBytes", "2 MiB", "batch_bytes", 2 << 20),
+        ("startingPhysicalOffset", "earliest", "starting_physical_offset", None),
+        ("endingPhysicalOffset", "17", "ending_physical_offset", 17),
+        ("mapedFileSizeCommitLog", "64k", "sizes", {"mapped_file_size_commit_log_bytes": 65536}),
+        ("mapped_file_size_commit_log_bytes", "65536", "sizes", {"mapped_file_size_commit_log_bytes": 65536}),
+    ],
+)
+def test_texts_that_are_understood(name, text, field, value):
+    assert getattr(read(**{name: text}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"subscirbe": "a"}, "unknown option 'subscirbe': did you mean subscribe?"),
+        ({"startingTimestmap": "1"}, "did you mean startingTimestamp?"),
+        ({"mappedFileSizeComitLog": "1"}, "did you mean mappedFileSizeCommitLog?"),
+        ({"zzz": "1"}, "known are path, subscribe"),
+        ({"subscribe": " , "}, "option subscribe = ' , ': give names separated by commas"),
+        ({"subscribe": "a", "assign": '{"b": [0]}'}, "give one of subscribe, subscribePattern and assign"),
+        ({"subscribePattern": "("}, "this is no regular expression"),
+        ({"assign": "[1]"}, 'give JSON like {"topic": [0, 1]}'),
+        ({"assign": '{"a": [-1]}'}, 'give JSON like {"topic": [0, 1]}'),
+        ({"startingOffsets": "latest"}, "give earliest or JSON like"),
+        ({"endingOffsets": "earliest"}, "give latest or JSON like"),
+        ({"startingOffsets": '{"a": {"0": -1}}'}, "a: 0: -1 is not allowed"),
+        ({"endingOffsets": '{"a": {"0": -2}}'}, "a: 0: -2 is not allowed"),
+        ({"startingOffsets": '{"a": {"x": 1}}'}, "a: x: 1 is not allowed"),
+        ({"subscribe": "a", "startingOffsets": '{"b": {"0": 1}}'}, "names topic 'b', which subscribe does not"),
+        ({"assign": '{"a": [0]}', "endingOffsets": '{"a": {"1": 1}}'}, "names queue a/1, which assign does not"),
+        ({"startingTimestamp": "now"}, "give a number from 0"),
+        ({"startingTimestamp": "5", "endingTimestamp": "4"}, "startingTimestamp lies behind endingTimestamp"),
+        ({"startingPhysicalOffset": "5", "endingPhysicalOffset": "4"}, "startingPhysicalOffset lies behind"),
+        ({"tags": " || "}, "option tags: no tag in"),
+        ({"includeBody": "yes"}, "give true or false"),
+        ({"maxPartitionBytes": "0"}, "give a size from 1"),
+        ({"maxPartitionBytes": "1 mile"}, "give a size from 1"),
+        ({"readLevel": "synced"}, "give written, committed, flushed or replicated"),
+        ({"onCorrupt": "ignore"}, "give fail or skip"),
+        ({"mappedFileSizeCommitLog": "1"}, "mapped_file_size_commit_log_bytes = 1 (option) is not allowed"),
+    ],
+)
+def test_what_is_refused_says_what_is_allowed(options, sentence):
+    with pytest.raises(UsageError) as refused:
+        read(**options)
+    assert sentence in str(refused.value)
+
+
+def test_a_path_is_needed():
+    with pytest.raises(UsageError, match="give the store's root directory"):
+        read_options({})
+
+
+def test_timestamps_go_before_offsets():
+    options = read(subscribe="a", startingTimestamp="5", startingOffsets='{"a": {"0": 3}}', endingOffsets='{"a": {"0": 9}}')
+    assert options.starting_offsets is None and options.ending_offsets == {"a": {0: 9}}
+
+
+def test_columns_are_chosen_by_name_and_unknown_ones_refused():
+    assert [c.name for c in chosen_columns(read(columns="offset, property.A B,topic"))] == ["offset", "property.A B", "topic"]
+    assert [c.name for c in chosen_columns(read(columns="*"))] == [c.name for c in COLUMNS]
+    assert [c.name for c in chosen_columns(read())][:7] == [
+        "key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    assert "value" not in [c.name for c in chosen_columns(read(includeBody="false"))]
+    assert schema_text([find_column("property.a`b")]) == "`property.a``b` STRING"
+    for wrong, sentence in (("ofset", "did you mean offset"), ("property.", "write property.NAME"), ("topic,Topic", "named twice")):
+        with pytest.raises(UsageError, match=sentence):
+            chosen_columns(read(columns=wrong))
+
+
+def test_the_page_holds_the_tables_of_the_code():
+    """After a change: python -m pyengine.spark.reference docs/spark.md"""
+    text = DOCS.read_text(encoding="utf-8")
+    assert text == with_tables(text) and option_table() in text and column_table() in text
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    start=st.integers(0, 1000), length=st.integers(0, 2000), segment_bytes=st.integers(1, 300),
+    most=st.integers(1, 900), least=st.integers(1, 40),
+)
+def test_ranges_cover_the_log_once_and_keep_to_their_bounds(start, length, segment_bytes, most, least):
+    ranges = cut(start, start + length, start + length, segment_bytes, most, least)
+    assert [r.start for r in ranges[1:]] == [r.end for r in ranges[:-1]]
+    assert (not ranges) == (length == 0)
+    assert len(ranges) >= min(least, length)
+    if ranges:
+        assert (ranges[0].start, ranges[-1].end) == (start, start + length)
+    for one in ranges:
+        pieces = list(one.pieces())
+        assert 0 < one.end - one.start <= most
+        assert (pieces[0][1], pieces[-1][2]) == (one.start, one.end)
+        assert len(pieces) == 1 or all(segment == first for segment, first, _ in pieces[1:])

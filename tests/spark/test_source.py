@@ -1,0 +1,139 @@
+"""The data source inside Spark: found by itself, the same rows as the Python parser, errors that say what to change."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fix_golden import unpack
+from pyengine.formats.paths import StorePaths
+from pyengine.spark.schema import COLUMNS
+from spark import oracle
+from spark.logs import SEGMENT_BYTES, write_log
+
+pytestmark = [pytest.mark.spark, pytest.mark.java]
+
+DOCS = Path(__file__).parents[2] / "docs" / "spark.md"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    return unpack("roll", tmp_path_factory.mktemp("spark"))
+
+
+def load(spark, root: Path, **options: object):
+    return spark.read.format("pyengine").options(**options).load(str(root))
+
+
+def test_every_column_of_every_row_in_any_number_of_tasks(spark, root):
+    messages = oracle.log_messages(root)
+    names = [column.name for column in COLUMNS] + ["property.WAIT"]
+    wanted = oracle.rows(messages, names)
+    for most in ("256m", "20000"):
+        df = load(spark, root, columns=",".join(names), maxPartitionBytes=most)
+        found = [tuple(row) for row in df.sort("physicalOffset").collect()]
+        plain = [tuple(bytes(v) if isinstance(v, bytearray) else v.astimezone(oracle.EPOCH.tzinfo) if hasattr(v, "astimezone") else v
+                       for v in row) for row in found]
+        assert plain == wanted
+        assert df.rdd.getNumPartitions() > 1 or most == "256m"
+
+
+def test_aggregates_filters_and_sql_agree_with_the_parser(spark, root):
+    messages = oracle.log_messages(root)
+    counted = {(row["topic"], row["partition"]): row["count"] for row in load(spark, root).groupBy("topic", "partition").count().collect()}
+    wanted: dict[tuple[str, int], int] = {}
+    for message in messages:
+        wanted[message.topic, message.queue_id] = wanted.get((message.topic, message.queue_id), 0) + 1
+    assert counted == wanted
+    chosen = load(spark, root, subscribe="Roll1", includeBody="false")
+    assert "value" not in chosen.columns and chosen.count() == sum(m.topic == "Roll1" for m in messages)
+    df = load(spark, root)
+    assert df.where("topic = 'Roll1'").count() == chosen.count() and df.count() == len(messages)
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW log USING pyengine OPTIONS (path '{root}', columns 'topic,size')")
+    assert spark.sql("SELECT sum(size) FROM log").first()[0] == sum(m.size_bytes for m in messages)
+
+
+def test_a_schema_chooses_columns_and_converts_nothing(spark, root):
+    df = spark.read.format("pyengine").schema("offset BIGINT, Topic STRING").load(str(root))
+    assert df.columns == ["offset", "Topic"]
+    assert sorted(map(tuple, df.collect())) == sorted(oracle.rows(oracle.log_messages(root), ["offset", "topic"]))
+    for schema, sentence in (("offset INT", "is of type BIGINT, not INT"), ("nothing INT", "unknown column 'nothing'")):
+        with pytest.raises(Exception, match=sentence):
+            spark.read.format("pyengine").schema(schema).load(str(root)).count()
+    with pytest.raises(Exception, match="name different columns"):
+        spark.read.format("pyengine").schema("offset BIGINT").option("columns", "topic").load(str(root)).count()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"subscirbe": "a"}, "unknown option 'subscirbe': did you mean subscribe?"),
+        ({"columns": "ofset"}, "unknown column 'ofset': did you mean offset?"),
+        ({"readLevel": "replicated"}, "the level `replicated` needs a running engine"),
+        ({"startingPhysicalOffset": "1", "endingPhysicalOffset": "999999999"}, "the log ends at"),
+    ],
+)
+def test_what_is_wrong_is_said(spark, root, options, sentence):
+    with pytest.raises(Exception, match=re.escape(sentence)):
+        load(spark, root, **options).count()
+
+
+def test_no_store_and_an_empty_store(spark, root, golden):
+    with pytest.raises(Exception, match="holds no store"):
+        load(spark, root / "nothing").count()
+    assert load(spark, golden("empty").root).count() == 0
+
+
+def test_a_dataframe_is_one_snapshot_and_a_new_one_sees_more(spark, tmp_path):
+    fields = {"topic": "T", "body": b"x" * 100}
+    write_log(tmp_path, [fields] * 5)
+    df = load(spark, tmp_path)
+    assert df.count() == 5
+    write_log(tmp_path, [fields] * 9)
+    assert (df.count(), load(spark, tmp_path).count()) == (5, 9)
+
+
+def test_damage_fails_the_query_with_its_place(spark, tmp_path):
+    offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 300}] * 60)
+    path = StorePaths(tmp_path).commit_log_segment(0)
+    data = bytearray(path.read_bytes())
+    data[offsets[3] + 4] ^= 1
+    path.write_bytes(data)
+    assert offsets[-1] > 5 * SEGMENT_BYTES  # the log's end is looked for in the last three segments
+    with pytest.raises(Exception, match=f"the log is damaged at {offsets[3]}: foreign"):
+        load(spark, tmp_path).count()
+    assert load(spark, tmp_path, onCorrupt="skip").count() == 59
+
+
+def test_modules_that_spark_imports_to_find_formats_load_neither_arrow_nor_c(tmp_path):
+    code = "import sys, pyspark_pyengine; print(sorted(set(sys.modules) & {'pyarrow', 'pandas', 'pyengine._native'}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=60)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+def test_the_page_of_docs_runs(spark, root, tmp_path, capsys, monkeypatch):
+    """Every Python block of docs/spark.md in order, in one namespace; then its shell commands, in this process."""
+    from fix_cli import run
+
+    text = DOCS.read_text(encoding="utf-8")
+    places = {"/var/lib/pyengine/store": str(root), "/var/lib/pyengine": str(tmp_path), "TopicA": "Roll1", "TopicB": "Other1"}
+    for before, after in places.items():
+        text = text.replace(before, after)
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, str(DOCS), "exec"), namespace)  # noqa: S102
+    shown = capsys.readouterr().out
+    assert len(blocks) >= 4
+    assert f"{sum(m.topic == 'Roll1' for m in oracle.log_messages(root))} messages in" in shown
+    commands = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    exports = [line.split()[1:] for line in commands if line.startswith("pyengine export")]
+    assert len(exports) == 2
+    for arguments in exports:
+        done = run(*arguments)
+        assert done.code == 0, done.stderr
+    assert done.document["messages"] == sum(m.topic == "Roll1" for m in oracle.log_messages(root))
