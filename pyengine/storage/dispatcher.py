@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL, parse_delay_levels
@@ -42,12 +44,26 @@ from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_files import IndexFiles
 from pyengine.storage.queue_files import find_queue_end, open_queue_file, remove_void_files
 
-__all__ = ["Dispatcher", "Touched", "TouchedQueue", "is_queue_name", "touched_queues"]
+__all__ = ["GAP", "Dispatcher", "QueueGap", "Touched", "TouchedQueue", "is_queue_name", "touched_queues"]
 
+GAP = "gap"  # a reason to stop, beside those of native.scan
 _OPEN_FILES_MIN = 16
 _OPEN_FILES_MAX = 1 << 16
 _NAME_BYTES_MAX = 255
 _QUEUE_OFFSET_MAX = (1 << 62) // CQ_ENTRY_BYTES
+
+
+class QueueGap(NamedTuple):
+    """A queue ends at `next_offset` (0: it has no entry) but its first message in the range has a later offset.
+
+    `max_physical` is the physical end of its last entry's message, -1 without one.
+    """
+
+    topic: str
+    queue_id: int
+    next_offset: int
+    first_offset: int
+    max_physical: int
 
 
 class Dispatcher:
@@ -73,12 +89,14 @@ class Dispatcher:
         message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL,
         multi_dispatch: bool = False,
         open_files_max: int | None = None,
+        on_gap: Callable[[QueueGap], bool] | None = None,
     ) -> None:
         self._paths = StorePaths(root)
         self._file_bytes = geometry.mapped_file_size_consume_queue_bytes
         check_layout(self._file_bytes)
         self._open_files_max = max(_OPEN_FILES_MIN, open_files_max or _default_open_files())
         self._open_files = 0
+        self._on_gap = on_gap
         progress = new_progress() if index_progress is None else progress_at(index_progress)
         self._kept = index_progress  # the memory behind `progress`
         self._loop = DispatchLoop(
@@ -118,7 +136,9 @@ class Dispatcher:
             if reason == NEEDS_FILE:
                 self._attach_file(state.wanted_queue, state.wanted_queue_offset)
             elif reason == NEEDS_QUEUE:
-                self._add_queue(loop.wanted_topic(), state.wanted_queue_id, state.wanted_queue_offset)
+                if not self._add_queue(loop.wanted_topic(), state.wanted_queue_id, state.wanted_queue_offset):
+                    self.stopped_by = GAP
+                    return state.reached
             elif reason == NEEDS_INDEX:
                 loop.use_index(None)  # its mapping is about to go
                 loop.use_index(self._index_files.make_next())
@@ -179,12 +199,16 @@ class Dispatcher:
     ) -> None:
         self.close()
 
-    def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> None:
+    def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> bool:
+        """Make the queue known; False when `on_gap` does not want it."""
         refused = not is_queue_name(topic) or not 0 <= queue_offset <= _QUEUE_OFFSET_MAX
         next_offset, max_physical = queue_offset, -1
         if not refused:
             folder = self._folder(topic, queue_id)
             end = find_queue_end(folder, self._file_bytes)
+            if self._on_gap is not None and queue_offset > end.next_offset:
+                if self._on_gap(QueueGap(_text(topic), queue_id, end.next_offset, queue_offset, end.max_physical)):
+                    return False
             if end.max_physical >= 0:
                 next_offset, max_physical = end
             else:
@@ -193,6 +217,7 @@ class Dispatcher:
         queue.next_offset = next_offset
         queue.max_physical = max_physical
         queue.refused = refused
+        return True
 
     def _attach_file(self, number: int, position: int) -> None:
         self._close_file(number)

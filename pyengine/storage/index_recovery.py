@@ -24,12 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import INDEX_HEADER_BYTES
 from pyengine.formats.index_file import IndexHeader, IndexLayout, unpack_header
 from pyengine.formats.paths import StorePaths, is_index_name
 from pyengine.storage.new_file import sync_folder
-from pyengine.storage.recovery_report import RecoveryPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +49,21 @@ class IndexPlan:
 
 
 def plan_index(
-    root: Path | str, layout: IndexLayout, path: RecoveryPath, checkpoint: Checkpoint, log_min: int, log_end: int
+    root: Path | str, layout: IndexLayout, synced_time_ms: int | None, log_min: int, log_end: int
 ) -> IndexPlan:
-    """Judge every index file against the log [log_min, log_end). Reads only."""
+    """Judge every index file against the log [log_min, log_end). Reads only.
+
+    `synced_time_ms`: after a crash, the checkpoint's index time, beyond which nothing is
+    believed; None after an orderly stop, or when the undo of the put under way was kept.
+    """
     files: list[IndexFileState] = []
     for file in list_index_files(root):
         label = "orphaned" if files and files[-1].label != "sound" else ""
-        files.append(_judge(file, layout, path, checkpoint, log_end, label))
+        files.append(_judge(file, layout, synced_time_ms, log_end, label))
     kept = tuple(file for file in files if file.label == "sound")
     deleted = tuple(file for file in reversed(files) if file.label != "sound")
     enter_from = None
-    if deleted or path is RecoveryPath.ABNORMAL:
+    if deleted or synced_time_ms is not None:
         enter_from = max(kept[-1].header.end_physical_offset, log_min) if kept else log_min
     return IndexPlan(kept, deleted, enter_from)
 
@@ -87,7 +89,7 @@ def synced_index_time_ms(root: Path | str, layout: IndexLayout) -> int:
     """What the checkpoint may say when all index files are synced: the end time of the newest full one, 0 without."""
     newest = 0
     for file in list_index_files(root):
-        header = _read_header(file)
+        header = read_index_header(file)
         if layout.is_full(header.index_count):
             newest = header.end_timestamp_ms
     return newest
@@ -103,15 +105,15 @@ def makes_sense(header: IndexHeader, layout: IndexLayout) -> bool:
 
 
 def _judge(
-    file: Path, layout: IndexLayout, path: RecoveryPath, checkpoint: Checkpoint, log_end: int, label: str
+    file: Path, layout: IndexLayout, synced_time_ms: int | None, log_end: int, label: str
 ) -> IndexFileState:
     if file.stat().st_size != layout.size_bytes:
         return IndexFileState(file, IndexHeader(), label or "short")
-    header = _read_header(file)
+    header = read_index_header(file)
     if not label:
         if not makes_sense(header, layout):
             label = "senseless"
-        elif path is RecoveryPath.ABNORMAL and header.end_timestamp_ms > checkpoint.index_msg_timestamp_ms:
+        elif synced_time_ms is not None and header.end_timestamp_ms > synced_time_ms:
             label = "unsynced"
         elif header.index_count > 1 and header.end_physical_offset >= log_end:
             label = "beyond"
@@ -120,6 +122,7 @@ def _judge(
     return IndexFileState(file, header, label)
 
 
-def _read_header(file: Path) -> IndexHeader:
+def read_index_header(file: Path) -> IndexHeader:
+    """The header of an index file of any length; FormatError when it has none."""
     with open(file, "rb") as opened:
         return unpack_header(opened.read(INDEX_HEADER_BYTES))

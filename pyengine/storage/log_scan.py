@@ -129,6 +129,16 @@ def scan_log(
     return scan
 
 
+def scan_before(log: LogView, scan: LogScan, first: int, *, check_crc: bool) -> LogScan | None:
+    """`scan` with everything from segment `first` on before it; None when whole records do not reach it."""
+    before = scan_log(log, first, check_crc=check_crc, limit=scan.scan_from)
+    if before.end_offset != scan.scan_from:
+        return None
+    return replace(
+        scan, scan_from=before.scan_from, records=scan.records + before.records, messages=scan.messages + before.messages
+    )
+
+
 def _scan_segment(
     log: LogView, segment: SegmentFile, end: int, scan: LogScan, check_crc: bool, progress: Progress | None, total_bytes: int
 ) -> LogScan:

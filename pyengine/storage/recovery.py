@@ -29,8 +29,8 @@ from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import abort_file_exists, remove_abort_file
-from pyengine.storage.dispatch_start import dispatch_start
-from pyengine.storage.dispatcher import Dispatcher
+from pyengine.storage.dispatch_start import dispatch_start, record_start
+from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
 from pyengine.storage.durable_writes import sync_file, write_at
 from pyengine.storage.file_zeros import clear_file_from
 from pyengine.storage.geometry import Geometry
@@ -39,14 +39,15 @@ from pyengine.storage.index_recovery import (
     delete_index_files,
     list_index_files,
     plan_index,
+    read_index_header,
     synced_index_time_ms,
 )
 from pyengine.storage.log_recovery import LogPlan, plan_log
-from pyengine.storage.log_scan import LogView, first_segment_to_scan
+from pyengine.storage.log_scan import LogView, first_segment_to_scan, scan_before
 from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
 from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.queue_recovery import QueueCut, QueueState, apply_cut, list_queues, plan_cut, sync_queue
-from pyengine.storage.recovery_cases import FileDecision, Owner, TailDecision
+from pyengine.storage.recovery_cases import End, FileDecision, Owner, TailDecision
 from pyengine.storage.recovery_marker import RecoveryMarker, read_marker, remove_marker, write_marker
 from pyengine.storage.recovery_report import (
     GrowingProgress,
@@ -110,6 +111,7 @@ class _Plan:
     index: IndexPlan
     dispatch_from: int
     orphaned_folders: tuple[Path, ...]
+    index_progress: bytes | None
 
 
 class _Recovery:
@@ -124,6 +126,7 @@ class _Recovery:
         self._on_step = on_step or (lambda name: None)
         self._quarantine = Quarantine(root)
         self._notes: list[str] = []
+        self._dispatched_from: int | None = None
 
     def run(self, shared: SharedState | None, accept_loss: bool) -> RecoveryReport:
         if not _looks_like_a_store(self._paths):
@@ -140,13 +143,12 @@ class _Recovery:
         if reading.damage:
             self._notes.append(reading.damage)
         if log.watermark is not None and plan.log.end_offset < log.watermark and not accept_loss:
-            return self._report(log, plan, queues, RecoveryState.DEGRADED, changed=False, dispatched_bytes=0)
+            return self._report(log, plan, queues, RecoveryState.DEGRADED, changed=False)
         changed = self._carry_out(log, plan, reading.watermark)
         self._progress.finish()
         if changed:
             queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
-        dispatched_bytes = max(0, plan.log.end_offset - plan.dispatch_from)
-        return self._report(log, plan, queues, RecoveryState.RECOVERED, changed, dispatched_bytes)
+        return self._report(log, plan, queues, RecoveryState.RECOVERED, changed)
 
     # -- decide -------------------------------------------------------------------
 
@@ -158,37 +160,44 @@ class _Recovery:
         first = first_segment_to_scan(log, path, checkpoint)
         if marker is not None:
             first = min(first, log.index_of(marker.scan_from) or 0)
-        log_plan, cuts, index, dispatch_from = self._decide_from(log, queues, shared, path, checkpoint, first)
-        if log.owner is Owner.OURS and dispatch_from < log_plan.scan.scan_from:
-            # What is dispatched is read first: damage there is damage below the watermark.
-            first = log.index_of(dispatch_from) or 0
-            log_plan, cuts, index, dispatch_from = self._decide_from(log, queues, shared, path, checkpoint, first)
-        log_min = max(log.min_offset, 0)
+        log_plan = plan_log(log, first, shared, check_crc=self._options.check_crc_on_recover, progress=self._progress)
+        # An interrupted recovery has put keys without the undo in shared memory knowing it.
+        undo = shared if log_plan.decided_by is End.SLOT and marker is None else None
+        plan = self._decide_from(log, queues, log_plan, path, checkpoint, undo)
+        if log.owner is Owner.OURS and plan.dispatch_from < log_plan.scan.scan_from:
+            # What is dispatched is read before: damage there is damage below the watermark.
+            first = log.index_of(plan.dispatch_from) or 0
+            extended = scan_before(log, log_plan.scan, first, check_crc=self._options.check_crc_on_recover)
+            if extended is None:
+                log_plan = plan_log(log, first, None, check_crc=self._options.check_crc_on_recover)
+                return self._decide_from(log, queues, log_plan, path, checkpoint, None)
+            plan = replace(plan, log=replace(log_plan, scan=extended))
         if marker is not None:
-            dispatch_from = max(log_min, min(dispatch_from, marker.dispatch_from))
-        orphaned = () if log.segments else tuple(
-            folder for folder in (self._paths.consume_queue, self._paths.index) if _holds_files(folder)
-        )
-        return _Plan(path, log_plan, tuple(cuts), index, dispatch_from, orphaned)
+            plan = replace(plan, dispatch_from=max(log.min_offset, 0, min(plan.dispatch_from, marker.dispatch_from)))
+        return plan
 
     def _decide_from(
-        self, log: LogView, queues: list[QueueState], shared: SharedState | None, path: RecoveryPath,
-        checkpoint: Checkpoint, first: int,
-    ) -> tuple[LogPlan, list[QueueCut], IndexPlan, int]:
-        """The plan when the reading begins at segment `first`."""
-        log_plan = plan_log(log, first, shared, check_crc=self._options.check_crc_on_recover, progress=self._progress)
+        self, log: LogView, queues: list[QueueState], log_plan: LogPlan, path: RecoveryPath, checkpoint: Checkpoint,
+        undo: SharedState | None,
+    ) -> _Plan:
+        """Queues, index and dispatch for a log that will be as `log_plan` says; `undo`: shared memory that counts."""
         end = log_plan.end_offset
-        cuts = [plan_cut(queue, end, keep_place=log.owner is Owner.OURS) for queue in queues]
+        cuts = tuple(plan_cut(queue, end, keep_place=log.owner is Owner.OURS) for queue in queues)
+        progress = undo.index_progress if undo is not None and undo.reput_from is not None else None
+        is_crash = path is RecoveryPath.ABNORMAL and progress is None
         index = plan_index(
-            self._root, self._geometry.index_layout, path, checkpoint, max(log.min_offset, 0), end
+            self._root, self._geometry.index_layout, checkpoint.index_msg_timestamp_ms if is_crash else None,
+            max(log.min_offset, 0), end,
         )
         dispatch_from = dispatch_start(
             log, path, log_plan.scan.scan_from, end, cuts, index,
+            reput_from=undo.reput_from if progress is not None else None,
             index_enabled=self._options.message_index_enable, multi_dispatch=self._options.enable_multi_dispatch,
         )
-        if log_plan.drains:  # pool bytes are not in the files that were looked at
-            dispatch_from = min(dispatch_from, log_plan.drains[0][0])
-        return log_plan, cuts, index, dispatch_from
+        orphaned = () if log.segments else tuple(
+            folder for folder in (self._paths.consume_queue, self._paths.index) if _holds_files(folder)
+        )
+        return _Plan(path, log_plan, cuts, index, dispatch_from, orphaned, progress)
 
     # -- carry out ----------------------------------------------------------------
 
@@ -217,7 +226,7 @@ class _Recovery:
             write_watermark(self._root, replace(watermark, flushed=end))
         self._change_log(log, plan)
         self._change_queues_and_index(plan)
-        self._dispatch(log, plan)
+        self._dispatched_from = self._dispatch(log, plan)
         self._finish(plan, watermark)
         return True
 
@@ -276,14 +285,35 @@ class _Recovery:
             self._on_step("delete index")
             delete_index_files(plan.index.deleted)
 
-    def _dispatch(self, log: LogView, plan: _Plan) -> None:
+    def _dispatch(self, log: LogView, plan: _Plan) -> int:
+        """Bring queues and index up to the log and make them durable; returns where that began."""
         start, end = plan.dispatch_from, plan.log.end_offset
-        if start >= end:
-            return
-        self._on_step("dispatch")
+        if start < end or plan.index_progress is not None:
+            self._on_step("dispatch")
+            while (gap := self._dispatch_from(log, plan, start)) is not None:
+                start = record_start(log, max(log.min_offset, 0, gap.max_physical))
+        self._on_step("sync derived")
+        unsynced_from = min(start, plan.log.scan.scan_from)
+        for queue in list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes):
+            if queue.max_physical_offset > unsynced_from:
+                sync_queue(queue, unsynced_from)
+        synced_ms = read_checkpoint(self._root).index_msg_timestamp_ms
+        for path in list_index_files(self._root):
+            if read_index_header(path).end_timestamp_ms > synced_ms or start < end:
+                sync_file(path)
+        return start
+
+    def _dispatch_from(self, log: LogView, plan: _Plan, start: int) -> QueueGap | None:
+        """Dispatch [start, end), or stop before a queue would be left with a gap that an earlier start can fill."""
+        end = plan.log.end_offset
         scanned_bytes = plan.log.scan.end_offset - plan.log.scan.scan_from
-        total_bytes = scanned_bytes + end - start
-        with contextlib.closing(self._dispatcher()) as dispatcher:
+        gaps: list[QueueGap] = []
+
+        def on_gap(gap: QueueGap) -> bool:
+            gaps.append(gap)
+            return start > max(log.min_offset, 0)
+
+        with contextlib.closing(self._dispatcher(plan, on_gap)) as dispatcher:
             for segment in self._segments_between(log, start, end):
                 base = segment.start_offset
                 with contextlib.closing(map_read_only(segment.path)) as view:
@@ -292,16 +322,11 @@ class _Recovery:
                         reached = dispatcher.dispatch(view, base, at, min(stop, at + DISPATCH_SLICE_BYTES))
                         if reached == at:  # a record or a blank that is longer than the slice
                             reached = dispatcher.dispatch(view, base, at, stop)
+                        if dispatcher.stopped_by == GAP:
+                            return gaps[-1]
                         at = reached if reached > at else self._step_over(view, base, at, stop, dispatcher.stopped_by)
-                        self._progress(scanned_bytes + min(at, end) - start, total_bytes)
-        self._on_step("sync derived")
-        for queue in list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes):
-            if queue.max_physical_offset > start:
-                sync_queue(queue, start)
-        kept = {file.path for file in plan.index.kept}
-        for path in list_index_files(self._root):
-            if path not in kept or path == plan.index.kept[-1].path:
-                sync_file(path)
+                        self._progress(scanned_bytes + min(at, end) - start, scanned_bytes + end - start)
+        return None
 
     def _step_over(self, view, base: int, at: int, stop: int, reason: str) -> int:
         """Where dispatch goes on when it cannot pass `at`: RocketMQ's log may hold what its recovery never looks at."""
@@ -310,10 +335,12 @@ class _Recovery:
         self._notes.append(f"nothing between {at} and {following} could be dispatched ({reason})")
         return following
 
-    def _dispatcher(self) -> Dispatcher:
+    def _dispatcher(self, plan: _Plan, on_gap: Callable[[QueueGap], bool]) -> Dispatcher:
         return Dispatcher(
             self._root,
             self._geometry,
+            index_progress=None if plan.index_progress is None else bytearray(plan.index_progress),
+            on_gap=on_gap,
             message_index_enable=self._options.message_index_enable,
             message_delay_level=self._options.message_delay_level,
             multi_dispatch=self._options.enable_multi_dispatch,
@@ -349,8 +376,7 @@ class _Recovery:
     # -- report -------------------------------------------------------------------
 
     def _report(
-        self, log: LogView, plan: _Plan, queues: list[QueueState], state: RecoveryState, changed: bool,
-        dispatched_bytes: int,
+        self, log: LogView, plan: _Plan, queues: list[QueueState], state: RecoveryState, changed: bool
     ) -> RecoveryReport:
         is_degraded = state is RecoveryState.DEGRADED
         pieces = tuple(self._quarantine.pieces)
@@ -369,7 +395,7 @@ class _Recovery:
             kept_bytes=max(0, end - max(log.min_offset, 0)),
             cut_bytes=0 if is_degraded else plan.log.cut_bytes,
             drained_bytes=0 if is_degraded else plan.log.drained_bytes,
-            dispatched_bytes=dispatched_bytes,
+            dispatched_bytes=0 if self._dispatched_from is None else max(0, end - self._dispatched_from),
             last_store_timestamp_ms=plan.log.scan.last_store_timestamp_ms,
             damage_offset=end if is_degraded else None,
             watermark=log.watermark,

@@ -55,12 +55,18 @@ class SharedState:
     `pool_buffers` holds (physical offset of the buffer's first byte, its bytes) for each
     buffer in use; no buffers means that the writer wrote into the files themselves.
     `mismatch` names what differs (UUID, epoch, boot, `lock`); then all of it is ignored.
+
+    `reput_from` and a copy of the index undo (`index_progress`, 256 bytes) spare making
+    again what the dead reputter had already handed to the kernel; without both of them
+    queues and index are dispatched again from where files alone can be believed.
     """
 
     slot_end: int
     committed: int
     pool_buffers: Sequence[tuple[int, memoryview]] = ()
     mismatch: str = ""
+    reput_from: int | None = None
+    index_progress: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pyengine.errors import ExitCode
+from pyengine.formats.index_file import IndexLayout, unpack_entry, unpack_header
+from pyengine.native.index_file import progress_at
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.recovery import recover
 from pyengine.storage.recovery_report import SharedState
@@ -192,3 +194,73 @@ def test_a_drain_that_is_interrupted_anywhere_comes_to_the_same_store(build_stor
         assert seen.count("drain") == len(pool.buffers)
         return
     pytest.fail("recovery never ended")
+
+
+# -- queues and index that the dead reputter had made ------------------------------
+
+
+def test_what_was_dispatched_is_not_made_again_and_the_rest_is(build_store):
+    store = build_store(60)
+    recovered(store, None)
+    whole = store.tree()
+    index = sorted((store.root / "index").iterdir())
+    numbers = [path.stat().st_ino for path in index]
+    create_abort_file(store.root)
+    shared = SharedState(store.end, store.end, reput_from=store.records[40].end, index_progress=bytes(256))
+    report = recovered(store, shared)
+    assert (report.dispatched_bytes, report.index_files_removed) == (store.end - store.records[40].end, 0)
+    assert [path.stat().st_ino for path in sorted((store.root / "index").iterdir())] == numbers
+    assert store.tree() == whole
+
+
+def test_a_put_into_the_index_that_was_cut_short_is_undone(build_store):
+    """The undo is a copy: the newest entry is taken back and put again."""
+    store = build_store(30)
+    recovered(store, None)
+    whole = store.tree()
+    path = sorted((store.root / "index").iterdir())[-1]
+    layout = IndexLayout(store.geometry.max_hash_slot_num, store.geometry.max_index_num)
+    content = bytearray(path.read_bytes())
+    number = unpack_header(content).index_count - 1
+    entry = unpack_entry(content, layout.entry_at(number))
+    before = bytearray(content)
+    memory = bytearray(256)
+    progress = progress_at(memory)
+    progress.putting, progress.file_number, progress.physical_offset = 1, int(path.name), entry.physical_offset
+    progress.slot, progress.old_head, progress.entry = layout.slot_of(entry.key_hash), entry.previous, number
+    earlier = unpack_entry(content, layout.entry_at(number - 1))
+    assert earlier.physical_offset < entry.physical_offset
+    before[36:40] = number.to_bytes(4, "big")
+    before[24:32] = earlier.physical_offset.to_bytes(8, "big")
+    for at in range(40):
+        progress.old_header[at] = before[at]
+    content[36:40] = number.to_bytes(4, "big")  # killed after the slot, before the count
+    path.write_bytes(content)
+    create_abort_file(store.root)
+    shared = SharedState(store.end, store.end, reput_from=entry.physical_offset, index_progress=bytes(memory))
+    report = recovered(store, shared)
+    assert report.index_files_removed == 0
+    index = path.read_bytes()
+    assert unpack_header(index).index_count == number + 1
+    assert unpack_entry(index, layout.entry_at(number)) == entry
+    assert {name: data for name, data in store.tree().items() if not name.startswith("index/")} == {
+        name: data for name, data in whole.items() if not name.startswith("index/")}
+
+
+def test_after_an_interrupted_recovery_the_index_is_made_again(build_store):
+    """What that recovery put is not in the undo that shared memory holds."""
+    store = build_store(60)
+    recovered(store, None)
+    whole = store.tree()
+    create_abort_file(store.root)
+    shared = SharedState(store.end, store.end, reput_from=store.records[40].end, index_progress=bytes(256))
+
+    def on_step(name):
+        if name == "sync derived":
+            raise Interrupted(name)
+
+    with pytest.raises(Interrupted):
+        recovered(store, shared, on_step=on_step)
+    report = recovered(store, shared)
+    assert report.index_files_removed > 0
+    assert store.tree() == whole
