@@ -1,0 +1,122 @@
+"""Carve what is valid out of a damaged store into a new one.
+
+The new store holds every whole record of the old log in its old order, at new physical
+offsets (so message ids change). Queue offsets stay as long as nothing is missing before
+them; behind a lost message they move up, so that queues have no gaps. Positions that
+other records and files keep move along: prepared transaction offsets, consumer offsets,
+delay offsets. (Not those in the bodies of RMQ_SYS_TRANS_OP_HALF_TOPIC: they are right
+unless a message of the half topic itself was lost.) Queues, index and checkpoint are made
+from the new log. The old store is not changed in any way.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyengine.errors import ExitCode, NotAStoreError, UsageError
+from pyengine.formats.paths import StorePaths
+from pyengine.storage.geometry import Geometry
+from pyengine.storage.log_carver import Run, Skipped, carve, list_damaged_segments
+from pyengine.storage.new_file import make_folders
+from pyengine.storage.recovery import RecoveryOptions, recover
+from pyengine.storage.recovery_report import Progress, RecoveryReport
+from pyengine.storage.salvage_config import copy_config
+from pyengine.storage.salvage_log import SalvagedLog
+
+
+@dataclass(frozen=True, slots=True)
+class SalvageReport:
+    """What was carved out, and what was not."""
+
+    records: int
+    kept_bytes: int
+    skipped: tuple[Skipped, ...]
+    missing_segments: tuple[int, ...]  # start offsets
+    moved_queues: dict[tuple[str, int], int]  # by how much the queue's newest offsets moved up
+    end_offset: int
+    recovery: RecoveryReport  # of the new store
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """OK when everything was there, REPAIRED when something had to be left out."""
+        return ExitCode.REPAIRED if self.skipped or self.missing_segments else ExitCode.OK
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json: plain values."""
+        return {
+            "records": self.records,
+            "kept_bytes": self.kept_bytes,
+            "skipped": [{"start": piece.start, "end": piece.end, "reason": piece.reason} for piece in self.skipped],
+            "missing_segments": list(self.missing_segments),
+            "moved_queues": [
+                {"topic": topic, "queueId": queue_id, "by": by} for (topic, queue_id), by in sorted(self.moved_queues.items())
+            ],
+            "end_offset": self.end_offset,
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+            "exit_code": int(self.exit_code),
+        }
+
+
+def salvage(
+    root: Path | str, destination: Path | str, geometry: Geometry, *,
+    options: RecoveryOptions | None = None, progress: Progress | None = None,
+) -> SalvageReport:
+    """Make a store at `destination`, an absent or empty directory, from what is valid in the store at `root`.
+
+    Raises NotAStoreError, UsageError, DiskFullError or DiskError; nothing is left at the
+    destination then.
+    """
+    started_s = time.monotonic()
+    root, destination = Path(root), Path(destination)
+    if not StorePaths(root).commit_log.is_dir():
+        raise NotAStoreError(f"{root} holds no store: there is no commitlog in it")
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UsageError(f"{destination} is not an empty directory; name a new one")
+    if destination.resolve().is_relative_to(root.resolve()):
+        raise UsageError(f"{destination} lies inside the damaged store; name a directory outside")
+    existed = destination.exists()
+    make_folders(destination)
+    try:
+        return _salvage(root, destination, geometry, options, progress, started_s)
+    except BaseException:
+        shutil.rmtree(destination, ignore_errors=True)
+        if existed:
+            make_folders(destination)
+        raise
+
+
+def _salvage(
+    root: Path, destination: Path, geometry: Geometry, options: RecoveryOptions | None, progress: Progress | None,
+    started_s: float,
+) -> SalvageReport:
+    size_bytes = geometry.mapped_file_size_commit_log_bytes
+    segments = list_damaged_segments(StorePaths(root).commit_log)
+    missing = tuple(
+        start
+        for before, after in zip(segments, segments[1:])
+        for start in range(before[0] + size_bytes, after[0], size_bytes)
+    )
+    skipped: list[Skipped] = []
+    with SalvagedLog(StorePaths(destination).commit_log, size_bytes) as log:
+        for number, (base, path) in enumerate(segments, 1):
+            for piece, data in carve(path, base, size_bytes):
+                if isinstance(piece, Run):
+                    log.append_run(piece.start, data)
+                else:
+                    skipped.append(piece)
+            if progress is not None:
+                progress(number * size_bytes, len(segments) * size_bytes)
+    notes = copy_config(root, destination, log.queues)
+    report = recover(destination, geometry, options=options)
+    return SalvageReport(
+        log.records, log.kept_bytes, tuple(skipped), missing,
+        {key: queue.moved_by for key, queue in log.queues.items() if queue.moved_by},
+        report.end_offset, report, tuple(notes), time.monotonic() - started_s,
+    )

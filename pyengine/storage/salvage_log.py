@@ -1,0 +1,176 @@
+"""The new log of a salvage: whole records at new places, with every number that names a place moved along."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyengine.formats.constants import (
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_PREPARED,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+)
+from pyengine.formats.message import encode_blank
+from pyengine.formats.paths import segment_name
+from pyengine.formats.record_layout import (
+    BEGIN,
+    HEAD_BY_FLAGS,
+    I32,
+    I64,
+    PHYSICAL_OFFSET_AT,
+    QUEUE_OFFSET_AT,
+    SYS_FLAG_AT,
+    V6_FLAGS,
+)
+from pyengine.storage.durable_writes import pwrite_all, sync_descriptor
+from pyengine.storage.new_file import create_file, make_folders
+
+_WRITE_BYTES = 1 << 20
+_QUEUE_ID_AT = 12
+_BLANK_BYTES = 8
+_NOT_QUEUED = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
+
+
+@dataclass
+class MovedQueue:
+    """Old and new queue offsets of one queue: pieces whose messages moved by the same distance."""
+
+    next_offset: int
+    old_starts: list[int] = field(default_factory=list)
+    new_starts: list[int] = field(default_factory=list)
+    last_old: int = -2
+
+    def take(self, old: int) -> int:
+        """The new queue offset of the next kept message, which had the offset `old`."""
+        new = self.next_offset
+        if old != self.last_old + 1:
+            self.old_starts.append(old)
+            self.new_starts.append(new)
+        self.last_old = old
+        self.next_offset = new + 1
+        return new
+
+    @property
+    def moved_by(self) -> int:
+        """How far the newest messages moved up."""
+        return self.old_starts[-1] - self.new_starts[-1]
+
+    def moved(self, old: int) -> int:
+        """Where a reader that would go on at `old` goes on now: at the first kept message from there on."""
+        at = bisect_right(self.old_starts, old) - 1
+        if at < 0:
+            return self.new_starts[0]
+        new_end = self.new_starts[at + 1] if at + 1 < len(self.new_starts) else self.next_offset
+        return min(self.new_starts[at] + old - self.old_starts[at], new_end)
+
+
+class SalvagedLog:
+    """Appends records by RocketMQ's rule for room, each renumbered for its new place. Synced when closed.
+
+    A context manager. Raises DiskFullError, DiskError or FlushError.
+    """
+
+    def __init__(self, folder: Path, size_bytes: int) -> None:
+        self._folder = folder
+        self._size_bytes = size_bytes
+        self._descriptor = -1
+        self._segment = -size_bytes  # start of the open one
+        self._at = 0                 # physical offset of the next record
+        self._pending = bytearray()
+        self._pending_at = 0         # physical offset of its first byte
+        self._moved: list[tuple[int, int]] = []  # (old start, new start) of pieces that moved as one
+        self._moved_old_end: list[int] = []
+        self.queues: dict[tuple[str, int], MovedQueue] = {}
+        self.records = 0
+        self.kept_bytes = 0
+
+    def __enter__(self) -> SalvagedLog:
+        make_folders(self._folder)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_segment()
+
+    def append_run(self, old_start: int, data: memoryview) -> None:
+        """All records of a run that stood at `old_start`; whole records only."""
+        at = 0
+        while at < len(data):
+            size_bytes, _ = BEGIN.unpack_from(data, at)
+            self._append(old_start + at, bytearray(data[at : at + size_bytes]))
+            at += size_bytes
+
+    def moved_offset(self, old_offset: int) -> int:
+        """The new place of the record that stood at `old_offset`, 0 when it was not kept."""
+        at = bisect_right(self._moved, (old_offset, 1 << 63)) - 1
+        if at < 0 or old_offset >= self._moved_old_end[at]:
+            return 0
+        old_start, new_start = self._moved[at]
+        return new_start + old_offset - old_start
+
+    def _append(self, old_offset: int, record: bytearray) -> None:
+        room = self._segment + self._size_bytes - self._at
+        if self._descriptor < 0 or len(record) + _BLANK_BYTES > room:
+            self._roll(room)
+        self._note_move(old_offset, len(record))
+        self._renumber(record)
+        self._pending += record
+        self._at += len(record)
+        self.records += 1
+        self.kept_bytes += len(record)
+        if len(self._pending) >= _WRITE_BYTES:
+            self._flush()
+
+    def _note_move(self, old_offset: int, size_bytes: int) -> None:
+        if self._moved and self._moved_old_end[-1] == old_offset:
+            old_start, new_start = self._moved[-1]
+            if new_start - old_start == self._at - old_offset:
+                self._moved_old_end[-1] += size_bytes
+                return
+        self._moved.append((old_offset, self._at))
+        self._moved_old_end.append(old_offset + size_bytes)
+
+    def _renumber(self, record: bytearray) -> None:
+        I64.pack_into(record, PHYSICAL_OFFSET_AT, self._at)
+        (sys_flag,) = I32.unpack_from(record, SYS_FLAG_AT)
+        head_bytes = HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size
+        (prepared_offset,) = I64.unpack_from(record, head_bytes - 12)
+        if prepared_offset:
+            I64.pack_into(record, head_bytes - 12, self.moved_offset(prepared_offset))
+        if sys_flag & SYS_FLAG_TRANSACTION_MASK in _NOT_QUEUED:
+            return
+        (body_bytes,) = I32.unpack_from(record, head_bytes - 4)
+        topic_at = head_bytes + body_bytes + 1
+        topic = str(record[topic_at : topic_at + record[topic_at - 1]], "utf-8", "replace")
+        (queue_id,) = I32.unpack_from(record, _QUEUE_ID_AT)
+        (queue_offset,) = I64.unpack_from(record, QUEUE_OFFSET_AT)
+        queue = self.queues.setdefault((topic, queue_id), MovedQueue(queue_offset))
+        I64.pack_into(record, QUEUE_OFFSET_AT, queue.take(queue_offset))
+
+    def _roll(self, room: int) -> None:
+        if self._descriptor >= 0:
+            self._pending += encode_blank(room)
+            self._close_segment()
+        self._segment += self._size_bytes
+        self._at = self._pending_at = self._segment
+        self._descriptor = create_file(self._folder, segment_name(self._segment), self._size_bytes)
+
+    def _close_segment(self) -> None:
+        if self._descriptor < 0:
+            return
+        try:
+            self._flush()
+            sync_descriptor(self._descriptor, self._path)
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _flush(self) -> None:
+        pwrite_all(self._descriptor, self._pending, self._pending_at - self._segment, self._path)
+        self._pending_at += len(self._pending)
+        self._pending = bytearray()
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / segment_name(self._segment)

@@ -1,0 +1,195 @@
+"""Salvage: every whole record of a damaged store stands in the new one, in order, and the old one is untouched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from fix_golden import CLEAN
+from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, UsageError
+from pyengine.formats.json_config import decode_config
+from pyengine.formats.message import decode_record
+from pyengine.storage import salvage_log
+from pyengine.storage.check import check
+from pyengine.storage.geometry import discover
+from pyengine.storage.inspect import inspect
+from pyengine.storage.recovery import recover
+from pyengine.storage.salvage import salvage
+
+
+@pytest.fixture
+def stopped(build_store):
+    store = build_store(60)
+    recover(store.root, store.geometry)
+    return store
+
+
+def bodies(root, geometry):
+    """(topic, queue id, body digest) of every message of a store, in log order."""
+    return [(record["topic"], record["queueId"], record["bodySha"]) for record in inspect(root)["records"] if "blank" not in record]
+
+
+def put_bodies(records):
+    messages = [decode_record(record.data) for record in records]
+    return [(message.topic, message.queue_id, hashlib.sha256(message.body).hexdigest()) for message in messages]
+
+
+def assert_whole(root, geometry, records):
+    """A store with exactly these messages, in order, queues without gaps, nothing wrong."""
+    assert bodies(root, geometry) == put_bodies(records)
+    report = check(root, geometry)
+    assert [finding for finding in report.findings] == []
+    assert (report.messages, report.queue_entries, report.index_keys) == (len(records),) * 3
+
+
+def test_an_undamaged_store_is_copied_as_it_is(stopped, tmp_path):
+    before = stopped.tree()
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert (report.exit_code, report.records, report.skipped, report.moved_queues) == (ExitCode.OK, 60, (), {})
+    assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
+    for path in sorted((stopped.root / "commitlog").iterdir())[:-1]:
+        assert (tmp_path / "new" / "commitlog" / path.name).read_bytes() == path.read_bytes()
+    assert stopped.tree() == before
+
+
+@pytest.mark.parametrize("lost", [[0], [20], [59], [3, 4, 5], [10, 12, 14], [0, 59, 30], list(range(60))])
+def test_each_lost_record_costs_itself_only(stopped, tmp_path, lost, rng):
+    for number in lost:
+        record = stopped.records[number]
+        stopped.flip(record.start + 88 + rng.randrange(3))
+    before = stopped.tree()
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    kept = [record for number, record in enumerate(stopped.records) if number not in lost]
+    assert_whole(tmp_path / "new", stopped.geometry, kept)
+    assert (report.exit_code, report.records) == (ExitCode.REPAIRED, len(kept))
+    covered = [number for number, record in enumerate(stopped.records)
+               if any(piece.start <= record.start and record.end <= piece.end for piece in report.skipped)]
+    assert covered == sorted(lost)
+    assert stopped.tree() == before
+
+
+def test_records_between_two_that_lost_their_heads_are_found(stopped, tmp_path):
+    for number in (20, 22):
+        stopped.poke(stopped.records[number].start, b"\xff" * 60)
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert [(piece.start, piece.end, piece.reason) for piece in report.skipped] == [
+        (stopped.records[number].start, stopped.records[number].end, "foreign") for number in (20, 22)]
+    assert report.records == 58
+
+
+def test_zeroed_missing_short_and_empty_segments(stopped, tmp_path):
+    hole = stopped.records[5]
+    stopped.poke(hole.start, bytes(len(hole.data)))
+    stopped.segment(4096).unlink()
+    short = stopped.segment(8192)
+    kept_to = stopped.boundary_before(8192 + 2000)
+    short.write_bytes(short.read_bytes()[:2000])
+    (stopped.root / "commitlog" / f"{1 << 20:020d}").write_bytes(b"")
+    (stopped.root / "commitlog" / "notes.txt").write_text("x")
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    kept = [record for record in stopped.records if record.start != hole.start and not 4096 <= record.start < 8192
+            and not kept_to <= record.start < 12288]
+    assert_whole(tmp_path / "new", stopped.geometry, kept)
+    assert 4096 in report.missing_segments
+    assert report.exit_code is ExitCode.REPAIRED
+
+
+def test_stale_records_of_another_place_are_not_taken(stopped, tmp_path):
+    """A record that names another offset is some older life of these bytes."""
+    stale = stopped.records[1]
+    stopped.poke(stopped.end, stale.data)
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert report.records == 60
+    assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
+    assert [(piece.start, piece.reason) for piece in report.skipped] == [(stopped.end, "offset_mismatch")]
+
+
+def test_queue_offsets_move_up_behind_a_loss_and_consumers_with_them(stopped, tmp_path):
+    queue = [record for record in stopped.records if (record.topic, record.queue_id) == ("topic-0", 0)]
+    for lost in (queue[2], queue[3]):
+        stopped.flip(lost.start + 88)
+    (stopped.root / "config" / "consumerOffset.json").write_text(
+        '{"offsetTable":{"topic-0@g":{0:5,1:1},"topic-0@slow":{0:3},"topic-0@new":{0:0},"topic-0@done":{0:%d},"other@g":{0:7}}}'
+        % len(queue))
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert report.moved_queues == {("topic-0", 0): 2}
+    table = decode_config((tmp_path / "new" / "config" / "consumerOffset.json").read_text())["offsetTable"]
+    assert table == {"topic-0@g": {"0": 3, "1": 1}, "topic-0@slow": {"0": 2}, "topic-0@new": {"0": 0},
+                     "topic-0@done": {"0": len(queue) - 2}, "other@g": {"0": 7}}
+    assert json.loads((tmp_path / "new" / "config" / "consumerOffset.json").read_text())
+
+
+def test_the_old_engines_identity_stays_behind_and_unreadable_config_is_named(stopped, tmp_path):
+    config = stopped.root / "config"
+    (config / "engine-id").write_text("x")
+    (config / "topics.json").write_text("{}")
+    (config / "topics.json.bak").write_text("{}")
+    (config / "consumerOffset.json").write_text("not JSON")
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert sorted(path.name for path in (tmp_path / "new" / "config").iterdir()) == ["topics.json"]
+    assert "consumerOffset.json" in report.notes[0]
+
+
+@pytest.mark.parametrize("name", [name for name in CLEAN if name not in ("empty",)])
+def test_stores_of_rocketmq_can_be_salvaged(golden, tmp_path, name):
+    store = golden(name)
+    geometry = discover(store.root, store.sizes)
+    report = salvage(store.root, tmp_path / "new", geometry)
+    wide = [record for record in store.manifest["records"] if len(record.get("topic", "").encode()) > 127]
+    expected = [(record["topic"], record["queueId"], record["bodySha"]) for record in store.manifest["records"]
+                if "blank" not in record and record not in wide]
+    assert bodies(tmp_path / "new", geometry) == expected
+    assert report.records == len(expected)
+    assert [finding for finding in check(tmp_path / "new", geometry).findings] == []
+
+
+def test_transactions_still_point_to_their_prepared_message(golden, tmp_path):
+    store = golden("tx")
+    geometry = discover(store.root, store.sizes)
+    records = store.manifest["records"]
+    damaged = next(record for record in records if "blank" not in record)
+    segment = sorted((store.root / "commitlog").iterdir())[0]
+    content = bytearray(segment.read_bytes())
+    content[damaged["phy"] + 90] ^= 1
+    segment.write_bytes(content)
+    salvage(store.root, tmp_path / "new", geometry)
+    new = [record for record in inspect(tmp_path / "new")["records"] if "blank" not in record]
+    old = [record for record in records if "blank" not in record and record is not damaged]
+    place = {was["phy"]: now["phy"] for was, now in zip(old, new, strict=True)}
+    pointed = [(was["prepared"], now["prepared"]) for was, now in zip(old, new) if was["prepared"]]
+    assert pointed and all(now == place.get(was, 0) for was, now in pointed)
+
+
+@pytest.mark.parametrize("wrong", ["full", "a file", "inside"])
+def test_a_destination_that_cannot_be_is_refused_and_left_alone(stopped, tmp_path, wrong):
+    destination = tmp_path / "new"
+    if wrong == "full":
+        destination.mkdir()
+        (destination / "x").write_text("x")
+    elif wrong == "a file":
+        destination.write_text("x")
+    else:
+        destination = stopped.root / "new"
+    before = stopped.tree()
+    with pytest.raises(UsageError, match="new"):
+        salvage(stopped.root, destination, stopped.geometry)
+    assert stopped.tree() == before
+    assert wrong != "full" or [path.name for path in destination.iterdir()] == ["x"]
+
+
+def test_no_store_is_told_so(tmp_path, stopped):
+    with pytest.raises(NotAStoreError):
+        salvage(tmp_path / "nowhere", tmp_path / "new", stopped.geometry)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_leaves_nothing_at_the_destination(stopped, tmp_path, monkeypatch):
+    def full(*_args, **_named):
+        raise DiskFullError("injected", errno=28)
+
+    monkeypatch.setattr(salvage_log, "create_file", full)
+    with pytest.raises(DiskFullError):
+        salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert not (tmp_path / "new").exists()
