@@ -24,6 +24,8 @@
     __atomic_compare_exchange_n((address), (expected), (value), 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
 /* Between "I stored mine" and "I look at yours" (sleep or ring the bell). */
 #define ms_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+/* Between the loads of a pair and the look whether the pair was replaced meanwhile. */
+#define ms_fence_acquire() __atomic_thread_fence(__ATOMIC_ACQUIRE)
 /* Keep the order of stores as written, for who looks after this process was killed: what it
  * had executed is there, what stood behind is not. No CPU fence: the dead have no store buffer. */
 #define ms_compiler_fence() __atomic_signal_fence(__ATOMIC_SEQ_CST)

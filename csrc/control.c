@@ -81,7 +81,7 @@ void ms_control_committed_slot(const struct ms_control *control, int64_t *wrote,
         const struct ms_commit_slot *slot = &control->slots[pass & 1];
         *wrote = ms_load_relaxed(&slot->wrote);
         *store_timestamp_ms = ms_load_relaxed(&slot->store_timestamp_ms);
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        ms_fence_acquire();
         if (ms_load_relaxed(&control->slot_pass.value) == pass)
             return;
     }
@@ -94,7 +94,7 @@ void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, i
         const struct ms_flush_slot *slot = &control->flusher.slot[pass & 1];
         *flushed = ms_load_relaxed(&slot->flushed);
         *store_timestamp_ms = ms_load_relaxed(&slot->store_timestamp_ms);
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        ms_fence_acquire();
         if (ms_load_relaxed(&control->flusher.slot_pass) == pass)
             return;
     }

@@ -1,8 +1,9 @@
 /* Give a finished file its name, in one step.
  *
- * Runs in: whoever creates segments, queue files or index files. Blocks: for the
- * disk's directory block at most. Returns 0, or -errno. Nothing existing is ever
- * replaced: a name that is taken is -EEXIST.
+ * Who: whoever creates segments, queue files or index files. Blocks on: the
+ * disk's directory block at most. After a crash: the name is there, for the
+ * finished file, or it is not; the caller syncs the folder. Returns 0, or
+ * -errno. Nothing existing is ever replaced: a name that is taken is -EEXIST.
  *
  * Why in C: linkat() must follow /proc/self/fd/N (AT_SYMLINK_FOLLOW), which
  * Python's os.link cannot ask for, and AT_EMPTY_PATH needs a capability that

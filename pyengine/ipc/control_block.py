@@ -18,7 +18,7 @@ import uuid
 from dataclasses import dataclass
 from functools import cached_property
 
-from pyengine._native import ffi, lib
+from pyengine._native import ffi
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
@@ -26,8 +26,7 @@ from pyengine.native import control as native
 from pyengine.native import queue_table, sequence
 from pyengine.native.latch import Latch
 
-SESSION_SLOTS: int = lib.MS_SESSION_SLOTS
-POOL_BUFFERS_MAX: int = lib.MS_POOL_BUFFERS_MAX
+SESSION_SLOTS = native.SESSION_SLOTS
 MODE_NAMES = {native.MODE_MAPPED: "async", native.MODE_POOL: "pool", native.MODE_SYNC: "sync"}
 STATE_NAMES = {
     native.STATE_STOPPED: "stopped", native.STATE_RECOVERING: "recovering", native.STATE_RUNNING: "running",
@@ -128,7 +127,7 @@ class EngineMemory:
 
     def publish(self) -> None:
         """From here on others can attach."""
-        lib.ms_control_publish(self.control, self.bells)
+        native.publish(self.control, self.bells)
 
     @cached_property
     def identity(self) -> Identity:

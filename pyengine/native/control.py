@@ -13,6 +13,7 @@ from pyengine.errors import EngineUnavailableError
 
 CONTROL_BYTES: int = lib.ms_control_bytes()
 DOORBELLS_BYTES: int = lib.ms_doorbells_bytes()
+SESSION_SLOTS: int = lib.MS_SESSION_SLOTS
 
 SUPERVISOR = lib.MS_SUPERVISOR
 WRITER = lib.MS_WRITER
@@ -76,6 +77,11 @@ def check_control(control, mapped_bytes: int) -> None:
         )
     if code:
         raise EngineUnavailableError("the control block is too short")
+
+
+def publish(control, bells) -> None:
+    """From here on others can attach: version and magic are stored last."""
+    lib.ms_control_publish(control, bells)
 
 
 def load_position(position) -> int:

@@ -1,0 +1,214 @@
+"""Imports obey the arrows: formats <- native <- storage <- ipc <- services <- workers <- cli.
+
+Left never imports right, wherever the import stands, inside a function too; only what an
+annotation alone needs (TYPE_CHECKING) is free. The same file holds the other rules about what may
+stand where: what an import may load, who touches the C library, what a C header says first.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import subprocess
+import sys
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("pyengine", "workers", "pyspark_pyengine")
+
+# From left to right. A name is a package (with all below it) or one module that stands on its own.
+LAYERS = (
+    ("pyengine.errors", "pyengine.settings"),
+    ("pyengine.formats", "pyengine.results"),
+    ("pyengine._native", "pyengine.native"),
+    # The sizes of a store come from its files, so its settings stand with the files.
+    ("pyengine.storage", "pyengine.config", "pyengine.engine_config"),
+    ("pyengine.ipc",),
+    ("pyengine.services", "pyengine.producer", "pyengine.outgoing", "pyengine.pending_puts"),
+    ("workers", "pyengine.engine"),
+    ("pyengine.spark", "pyspark_pyengine"),
+    ("pyengine.cli", "pyengine.__main__"),
+)
+# Executors need the package and the store's files, nothing that runs.
+SPARK_MAY_IMPORT = ("errors", "settings", "results", "config", "engine_config", "formats", "native", "storage", "spark")
+# The driver asks a running engine how far it may read; loaded only when it plans.
+SPARK_LAZILY = {"pyengine.ipc.live_reader"}
+# Names nothing but a version, and loads its public names when they are first used.
+ROOT_PACKAGE = "pyengine"
+
+HEAVY = ("click", "rich", "pyarrow", "pandas", "numpy", "pyspark")
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module` imports `target`, at its top (each time it is loaded) or later."""
+
+    module: str
+    target: str
+    line: int
+    at_top: bool
+
+    def __str__(self) -> str:
+        return f"{self.module} line {self.line} imports {self.target}"
+
+
+def source_files() -> dict[str, Path]:
+    files = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
+
+
+FILES = source_files()
+TREES = {module: ast.parse(path.read_text(), str(path)) for module, path in FILES.items()}
+
+
+def is_for_annotations(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def targets(node: ast.stmt) -> list[str]:
+    """Full names of the modules of ours that an import statement loads."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    assert node.level == 0, "imports are written in full"
+    inside = [f"{node.module}.{alias.name}" for alias in node.names]
+    submodules = [name for name in inside if name in FILES or name == "pyengine._native"]
+    return submodules if len(submodules) == len(inside) else [node.module, *submodules]
+
+
+def imports_of(module: str) -> list[Import]:
+    found = []
+
+    def walk(node: ast.AST, at_top: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            if is_for_annotations(child):
+                continue
+            if isinstance(child, ast.Import | ast.ImportFrom):
+                found.extend(Import(module, name, child.lineno, at_top) for name in targets(child))
+            walk(child, at_top and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+
+    walk(TREES[module], True)
+    return [each for each in found if each.target.split(".")[0] in PACKAGES]
+
+
+IMPORTS = [each for module in FILES for each in imports_of(module)]
+
+
+def layer_of(module: str) -> int:
+    places = [
+        at for at, names in enumerate(LAYERS) for name in names if module == name or module.startswith(name + ".")
+    ]
+    assert len(places) == 1, f"{module} stands in {len(places)} layers: give it one in LAYERS"
+    return places[0]
+
+
+def test_every_module_has_one_layer():
+    for module in FILES:
+        if module != ROOT_PACKAGE:
+            layer_of(module)
+
+
+def test_left_never_imports_right():
+    wrong = [
+        str(each)
+        for each in IMPORTS
+        if ROOT_PACKAGE not in (each.module, each.target) and layer_of(each.module) < layer_of(each.target)
+    ]
+    assert wrong == []
+
+
+def test_the_root_package_imports_nothing_of_ours():
+    assert [str(each) for each in IMPORTS if each.module == ROOT_PACKAGE] == []
+
+
+def test_modules_import_each_other_in_one_direction():
+    """What loads at import forms no circle, also within a layer."""
+    graph: dict[str, set[str]] = {module: set() for module in FILES}
+    for each in IMPORTS:
+        if each.at_top:
+            graph[each.module].add(each.target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_spark_imports_what_executors_have():
+    wrong = []
+    for each in IMPORTS:
+        if not each.module.startswith(("pyengine.spark", "pyspark_pyengine")) or each.target == ROOT_PACKAGE:
+            continue
+        allowed = each.target.split(".")[1] in SPARK_MAY_IMPORT or (each.target in SPARK_LAZILY and not each.at_top)
+        if not allowed:
+            wrong.append(str(each))
+    assert wrong == []
+
+
+def test_formats_use_the_standard_library_only():
+    for module, tree in TREES.items():
+        if module.startswith("pyengine.formats"):
+            for node in ast.walk(tree):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module] if isinstance(node, ast.ImportFrom) else []
+                for name in names:
+                    root = name.split(".")[0]
+                    assert root in sys.stdlib_module_names or root == "pyengine", f"{module} imports {name}"
+
+
+def test_only_the_native_layer_calls_c():
+    """`ffi` (buffers, addresses) may be used elsewhere; `lib`, which carries the memory orders, may not."""
+    for module, tree in TREES.items():
+        if module.startswith("pyengine.native"):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module == "pyengine._native":
+                assert [alias.name for alias in node.names] == ["ffi"], f"{module} line {node.lineno}"
+
+
+@pytest.mark.parametrize("name", [module for module in FILES if module.startswith("workers")])
+def test_a_worker_loads_nothing_heavy(name):
+    code = f"import sys, {name}; print(*sorted({set(HEAVY)!r} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
+
+
+def test_every_package_and_module_says_what_it_is():
+    assert [module for module, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    folders = {path.parent for path in FILES.values()}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+CSRC = ROOT / "csrc"
+HEADERS = sorted(path.name.removesuffix(".cdef.h") for path in CSRC.glob("*.cdef.h"))
+
+
+def test_every_header_is_built():
+    assert sorted(runpy.run_path(str(CSRC / "build_native.py"))["CONCEPTS"]) == HEADERS
+
+
+@pytest.mark.parametrize("concept", HEADERS)
+def test_a_c_concept_is_a_trio_whose_header_says_who_blocks_and_what_a_crash_leaves(concept):
+    text = (CSRC / f"{concept}.cdef.h").read_text()
+    assert (CSRC / f"{concept}.h").is_file() and (CSRC / f"{concept}.c").is_file()
+    assert text.startswith("/* "), "the header begins with a comment"
+    first = re.sub(r"\s*\n \*\s*", " ", text[: text.index("*/")])
+    for part in (r"\bWho: ", r"\bBlocks on: ", r"\b(After a crash|Crash states)\b"):
+        assert re.search(part, first, re.IGNORECASE), f"the first comment lacks {part!r}"
+    assert not re.search(r"^\s*#\s*(?!define\b)", text, re.MULTILINE), "cffi reads it: no directive but #define"
+
+
+def test_one_c_file_names_memory_orders():
+    named = {
+        path.name
+        for path in [*CSRC.glob("*.c"), *CSRC.glob("*.h")]
+        if path.name != "_native.c" and re.search(r"__ATOMIC_|memory_order_|__sync_|<stdatomic\.h>", path.read_text())
+    }
+    assert named == {"atomics.h"}
