@@ -30,6 +30,7 @@ CONCEPTS = (
     "sequence",
     "attach_count",
     "group_commit",
+    "calibrate",
     "producer",
     "writer",
     "consume_queue",

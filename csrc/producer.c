@@ -65,12 +65,12 @@ static int wait_for_room(struct ms_producer *producer, uint64_t need, int64_t de
 {
     struct ms_session *session = producer->session;
     for (;;) {
+        if (closed(producer)) /* looked at before there is room too: nobody would ever answer */
+            return MS_PRODUCER_CLOSED;
         uint64_t used = producer->tail - ms_load_acquire(&session->head);
         if (used + need <= producer->ring_bytes &&
             producer->sequence + 1 - ms_load_acquire(&producer->oldest_unread) < MS_COMPLETIONS)
             return 0;
-        if (closed(producer))
-            return MS_PRODUCER_CLOSED;
         int64_t now = ms_monotonic_ns();
         if (now >= deadline_ns)
             return MS_PRODUCER_AGAIN;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,9 @@ from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.shared_objects import SharedFolder
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
+from waiting import eventually
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-
-
-def eventually(condition, what: str, timeout_s: float = 30.0):
-    """Wait for a condition, with a deadline; its value."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline_s, f"did not happen within {timeout_s:g} s: {what}"
-        time.sleep(0.005)
 
 
 class Owner:

@@ -36,7 +36,7 @@ def messages(parts) -> list[Message]:
 
 
 def all_committed(parts):
-    from fix_owner import eventually
+    from waiting import eventually
 
     eventually(lambda: native.load_position(parts.control.committed) == native.load_position(parts.control.wrote), "committed")
 

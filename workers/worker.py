@@ -22,12 +22,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyengine
 import workers
-from pyengine.config import EngineConfig, load_config, parse_set
+from pyengine.config import load_config, parse_set
 from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
@@ -40,7 +40,8 @@ from workers.notify import notify, watchdog_interval_s
 
 OWNER_WAIT_S = 30.0
 LOOK_STEP_S = 0.02
-SERVING_STATES = (native.STATE_RUNNING, native.STATE_READ_ONLY, native.STATE_DEGRADED)
+# While stopping too: the supervisor starts a worker that died once more, to finish.
+SERVING_STATES = (native.STATE_RUNNING, native.STATE_READ_ONLY, native.STATE_STOPPING)
 
 
 class BootFailedError(EngineError):
@@ -54,10 +55,11 @@ class Worker:
     `stopping` is to be looked at in every round.
     """
 
-    def __init__(self, kind: int, root: Path, config: EngineConfig, memory: EngineMemory, lock: StoreLock) -> None:
+    def __init__(self, kind: int, root: Path, settings: Mapping[str, str], memory: EngineMemory, lock: StoreLock) -> None:
         self.kind = kind
         self.root = root
-        self.config = config
+        # Only now: the owner of a new store has written its sizes before it let anybody in.
+        self.config = load_config(root, settings)
         self.memory = memory
         self.lock = lock
         self.latch = memory.latch(kind)
@@ -140,22 +142,22 @@ def check_packages() -> None:
             "start with `python -P -m workers...` from the environment that pyengine is installed in")
 
 
-def attach(kind: int, root: Path, config: EngineConfig, wait_s: float = OWNER_WAIT_S) -> Worker:
-    """Wait for the store's owner and become its one worker of this kind.
+def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float = OWNER_WAIT_S) -> Worker:
+    """Wait for the store's owner and become its one worker of this kind. `settings`: those given by --set.
 
     EngineUnavailableError after `wait_s` says what was missing; StoreBusyError: a twin lives.
     """
     deadline_s = time.monotonic() + wait_s
     while True:
         try:
-            return _attach_now(kind, root, config)
+            return _attach_now(kind, root, settings)
         except EngineUnavailableError as error:
             if time.monotonic() >= deadline_s:
                 raise EngineUnavailableError(f"waited {wait_s:g} s for the owner of {root}: {error}") from None
         time.sleep(LOOK_STEP_S)
 
 
-def _attach_now(kind: int, root: Path, config: EngineConfig) -> Worker:
+def _attach_now(kind: int, root: Path, settings: Mapping[str, str]) -> Worker:
     folder = find_folder(root)
     with EngineMemory.attach(folder, writable=False) as seen:
         _check_owner(root, seen)
@@ -165,7 +167,7 @@ def _attach_now(kind: int, root: Path, config: EngineConfig) -> Worker:
                 raise EngineUnavailableError("the store is being recovered, or open in a RocketMQ broker")
             _check_owner(root, seen)
             lock.take_kind(kind)
-            return Worker(kind, root, config, EngineMemory.attach(folder), lock)
+            return Worker(kind, root, settings, EngineMemory.attach(folder), lock)
         except BaseException:
             lock.close()
             raise
@@ -175,7 +177,7 @@ def _check_owner(root: Path, memory: EngineMemory) -> None:
     """The block must be that of a living supervisor: one left behind by a dead engine looks the same otherwise."""
     line = memory.control.workers[native.SUPERVISOR]
     if memory.retired or memory.state not in SERVING_STATES:
-        raise EngineUnavailableError("the engine is starting or stopping")
+        raise EngineUnavailableError("the engine is not running yet, or not any more")
     if native.SUPERVISOR not in living_kinds(root, 1):
         raise EngineUnavailableError(f"no supervisor is running: start it with `pyengine start {root}`")
     if not is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):
@@ -205,8 +207,9 @@ def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[st
     arguments = parse_arguments(kind, what, argv)
     try:
         check_packages()
-        config = load_config(arguments.store, parse_set(arguments.set))
-        worker = attach(kind, arguments.store.resolve(), config, arguments.wait)
+        settings = parse_set(arguments.set)
+        load_config(arguments.store, settings)  # a wrong setting is told before the wait, not after
+        worker = attach(kind, arguments.store.resolve(), settings, arguments.wait)
     except StoreBusyError as error:
         say(kind, str(error))
         return WorkerExit.TWIN

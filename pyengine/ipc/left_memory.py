@@ -30,28 +30,42 @@ class LeftMemory:
         self._buffers: list[SharedObject] = []
         self._views: list[memoryview] = []
         self._semaphore_id = attach_count.NONE
+        self._memory: EngineMemory | None = None
         self.shared: SharedState | None = None
 
+    @property
+    def undrained_bytes(self) -> int:
+        """Acknowledged pool bytes that are in no file yet; 0 when the memory cannot be believed."""
+        if self.shared is None or self.shared.mismatch or not self.shared.pool_buffers:
+            return 0
+        return max(0, self.shared.slot_end - self.shared.committed)
+
     def discard(self) -> bool:
-        """Remove it, once the store is recovered without it; True if there was any. It only cached files by then."""
+        """Remove it, once the store is recovered without it; True if there was any. It only cached files by then.
+
+        Producers and readers that outlived their engine still have it mapped: they are told that it is over.
+        """
         if self._folder is None:
             return False
+        if self._memory is not None:
+            self._memory.retire()
         attach_count.remove(self._semaphore_id)
         return bool(self._folder.sweep())
 
     def _look(self, root: str | os.PathLike[str], engine_id: EngineId) -> None:
         try:
-            memory = EngineMemory.attach(self._folder, writable=False)
+            memory = self._memory = EngineMemory.attach(self._folder)
         except EngineUnavailableError:  # none, or its maker died before it was published: nothing was put through it
             return
-        with memory:
-            identity = memory.identity
-            mismatch = _mismatch(root, engine_id, identity)
-            slot_end, _ = native.committed_slot(memory.control)
-            committed = native.load_position(memory.control.committed)
-            if not mismatch:
-                self._semaphore_id = identity.sysv_semaphore_id
-            bases = [] if mismatch else self._pool_bases(memory, identity)
+        identity = memory.identity
+        mismatch = _mismatch(root, engine_id, identity)
+        if not mismatch and memory.state == native.STATE_DEGRADED:
+            mismatch = "that engine only read"  # its end is where the damage was, not where it had written to
+        slot_end, _ = native.committed_slot(memory.control)
+        committed = native.load_position(memory.control.committed)
+        if not mismatch:
+            self._semaphore_id = identity.sysv_semaphore_id
+        bases = [] if mismatch else self._pool_bases(memory, identity)
         try:
             self.shared = SharedState(slot_end, committed, self._map_pool(bases), mismatch)
         except EngineUnavailableError as error:
@@ -78,6 +92,9 @@ class LeftMemory:
 
     def _close(self) -> None:
         self.shared = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
         for view in self._views:
             with contextlib.suppress(BufferError):
                 view.release()

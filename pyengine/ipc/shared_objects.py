@@ -78,7 +78,8 @@ class SharedObject:
 
     def close(self) -> None:
         """Unmap and close. Pointers made from `memory` must not be used afterwards."""
-        self.memory.close()
+        with contextlib.suppress(BufferError):  # a view still looks at it: it is unmapped with that view
+            self.memory.close()
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -155,6 +155,12 @@ def freeze(control, kind: int, error_number: int, reason: str) -> bool:
     return bool(lib.ms_control_freeze(control, kind, error_number, reason.encode()[:240]))
 
 
+def set_reason(control, text: str) -> None:
+    """The supervisor, before the block is published: why the store comes up degraded."""
+    data = text.encode()[:255].decode("utf-8", "ignore").encode()
+    ffi.memmove(control.state.reason, data + b"\0", len(data) + 1)
+
+
 def reason(control) -> str:
     """Why the store is frozen, read-only or degraded; empty when it is not."""
     return ffi.string(ffi.cast("char *", control.state.reason), 255).decode("utf-8", "replace")

@@ -136,7 +136,7 @@ class CommitRealTimeService:
         freed = False
         for number in range(self._memory.identity.pool_buffers):
             base = native.load(self._control.pool[number], "segment_base")
-            if base != NO_SEGMENT and base + self._segment_bytes <= self._committed:
+            if base >= 0 and base + self._segment_bytes <= self._committed:
                 native.compare_and_swap(self._control.pool[number], "segment_base", base, NO_SEGMENT)
                 freed = True
         if freed:

@@ -6,7 +6,7 @@ import shutil
 import threading
 
 import pytest
-from fix_owner import eventually
+from waiting import eventually
 
 import pyengine
 from pyengine.config import keep_sizes, load_config

@@ -13,7 +13,8 @@ import threading
 
 import pytest
 
-from fix_owner import CHECKOUT, eventually
+from fix_owner import CHECKOUT
+from waiting import eventually
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import attach_count, session_server
 from pyengine.ipc.session_client import open_session

@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from fix_owner import Owner, eventually
+from fix_owner import Owner
+from waiting import eventually
 from fix_writer import PlainWriter
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, DiskFullError

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from fix_owner import eventually
+from waiting import eventually
 from ready_store import SEGMENT, store_with_writer
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskFullError, FlushError

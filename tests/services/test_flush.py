@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from fix_owner import eventually
+from waiting import eventually
 from fix_writer import PlainWriter
 from pyengine.config import EngineConfig
 from pyengine.native import control as native

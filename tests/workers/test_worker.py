@@ -12,7 +12,8 @@ import sys
 import pytest
 
 import workers
-from fix_owner import CHECKOUT, eventually
+from fix_owner import CHECKOUT
+from waiting import eventually
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from workers.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
@@ -110,7 +111,7 @@ def untouched(owner):
     return owner.worker(KIND).incarnation == 0 and living_kinds(owner.root) in ([], [native.SUPERVISOR])
 
 
-@pytest.mark.parametrize("state", [native.STATE_RECOVERING, native.STATE_STOPPING])
+@pytest.mark.parametrize("state", [native.STATE_RECOVERING, native.STATE_DEGRADED, native.STATE_STOPPED])
 def test_a_worker_waits_bounded_for_a_store_that_is_not_served(make_owner, state):
     owner = make_owner()
     owner.publish(state)

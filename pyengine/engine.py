@@ -1,0 +1,275 @@
+"""A whole engine from Python: embedded, started and stopped, or connected to.
+
+    with pyengine.Engine(path, flush_disk_type="SYNC_FLUSH") as engine:   # workers as children, orderly stop at exit
+        with engine.connect() as producer: ...
+    with pyengine.connect(path) as producer: ...                          # of an engine that runs already
+
+The engine is always a supervisor process of its own with its workers. An embedded one
+ends, in order, with the process that embeds it, even if that is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyengine.config import load_config
+from pyengine.errors import (
+    CorruptionError, DegradedError, EngineError, EngineUnavailableError, ExitCode, StoreBusyError, UsageError,
+)
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.heartbeat import is_alive
+from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
+
+if TYPE_CHECKING:
+    from pyengine.ipc.live_reader import LiveStoreReader
+    from pyengine.producer import Producer
+
+START_TIMEOUT_S = 3600.0  # recovery of a large store may take long; a dead supervisor is noticed at once
+STOP_TIMEOUT_S = 60.0
+LOG_NAME = "engine.log"
+LOG_BYTES_MAX = 16 << 20
+_ERRORS = {ExitCode.USAGE: UsageError, ExitCode.CORRUPTION: CorruptionError, ExitCode.BUSY: StoreBusyError,
+           ExitCode.DEGRADED: DegradedError}
+
+Progress = Callable[[int, int], None]
+
+
+class Engine:
+    """An engine embedded in this process: running inside the `with` block, stopped in order at its end.
+
+    `settings` are those of the store (pyengine.config). Raises StoreBusyError when the
+    store is run by another engine or open in a broker, CorruptionError when it cannot be
+    opened as it is; a store that comes up read-only does not raise: see `reason`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
+        self.path = Path(path).absolute()
+        self._settings = {name: _as_text(value) for name, value in settings.items()}
+        self._process: subprocess.Popen | None = None
+        self.state = "stopped"
+        self.reason = ""
+
+    def start(self, progress: Progress | None = None) -> Engine:
+        """Create or recover the store, start its workers, return when puts can be made."""
+        if self._process is not None:
+            raise UsageError(f"the engine on {self.path} is started already")
+        _check_new_start(self.path, self._settings)
+        process, reading = _spawn_supervisor(self.path, self._settings, ["--stop-on-eof"], stdin=subprocess.PIPE)
+        try:
+            ready = _wait_until_ready(process, reading, START_TIMEOUT_S, progress)
+        except BaseException:
+            process.stdin.close()
+            process.wait()
+            raise
+        self._process = process
+        self.state, self.reason = str(ready["state"]), str(ready["reason"])
+        return self
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop in order: everything flushed, `abort` removed. EngineError says what could not be finished."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self.state = "stopped"
+        process.stdin.close()
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise EngineError(f"the engine on {self.path} (pid {process.pid}) is still stopping after {timeout_s:g} s; "
+                              f"{self.path / LOG_NAME} tells what it waits for") from None
+        if code not in (ExitCode.OK, ExitCode.DEGRADED):
+            raise EngineError(f"the engine on {self.path} could not stop in order (exit code {code}): "
+                              f"{_last_words(self.path)}; the next start recovers it")
+
+    def connect(self, **options: object) -> Producer:
+        """A producer of this engine; see pyengine.connect."""
+        return connect(self.path, **options)
+
+    def open_store(self) -> LiveStoreReader:
+        """A reader of this engine's store; see pyengine.open_store."""
+        from pyengine.ipc.live_reader import open_store
+
+        return open_store(self.path)
+
+    @property
+    def pid(self) -> int | None:
+        """The supervisor's process, None while stopped."""
+        return self._process.pid if self._process else None
+
+    def __enter__(self) -> Engine:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.stop()
+        else:
+            with contextlib.suppress(EngineError):  # the error under way says more
+                self.stop()
+
+
+def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0) -> Producer:
+    """A producer of the engine that runs on the store at `path`; EngineUnavailableError if none does.
+
+    `ring_bytes` is the size of its submission ring, a power of two; `timeout_s` bounds the
+    wait for a supervisor that is just being replaced. The store's settings for producers
+    (store_host, message_delay_level) come from its config and environment.
+    """
+    from pyengine.ipc.session_client import open_session
+    from pyengine.producer import Producer
+
+    root = Path(path).absolute()
+    config = load_config(root)
+    return Producer(lambda: open_session(root, ring_bytes, timeout_s), store_host=config.store_host,
+                    delay_levels=len(config.delay_levels_ms))
+
+
+def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | None = None, *,
+                 progress: Progress | None = None, timeout_s: float = START_TIMEOUT_S) -> dict[str, object]:
+    """Start an engine in the background; it outlives this process. What it says when it is ready.
+
+    The answer: {"pid", "state": "running" | "degraded", "reason", "adopted", "recovery", "seconds"};
+    adopted: living workers of a dead supervisor were taken over. Its log is STORE/engine.log.
+    Raises StoreBusyError, CorruptionError, UsageError, EngineError.
+    """
+    root = Path(root).absolute()
+    texts = {name: _as_text(value) for name, value in (settings or {}).items()}
+    _check_new_start(root, texts)
+    process, reading = _spawn_supervisor(root, texts, [], stdin=subprocess.DEVNULL)
+    return {"pid": process.pid} | _wait_until_ready(process, reading, timeout_s, progress)
+
+
+def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S) -> bool:
+    """Stop the engine on `root` in order and wait for it; False if none was running.
+
+    Living workers without a supervisor get one first. EngineError if it did not stop in
+    time, or not clean.
+    """
+    root = Path(root).absolute()
+    if not living_kinds(root):
+        return False
+    if native.SUPERVISOR not in living_kinds(root):
+        start_engine(root, timeout_s=timeout_s)
+    pid = supervisor_pid(root)
+    if pid is None:
+        raise EngineUnavailableError(f"the supervisor of {root} cannot be found: it is starting or runs as another user")
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(pidfd, selectors.EVENT_READ)
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            if not selector.select(timeout_s):
+                raise EngineError(f"the engine on {root} (pid {pid}) is still stopping after {timeout_s:g} s; "
+                                  f"{root / LOG_NAME} tells what it waits for")
+    except PermissionError:
+        raise EngineUnavailableError(f"the engine on {root} runs as another user: stop it as that user or as root") from None
+    finally:
+        os.close(pidfd)
+    if (root / "abort").exists() and not living_kinds(root):
+        raise EngineError(f"the engine on {root} stopped, but not clean: {_last_words(root)}; the next start recovers it")
+    return True
+
+
+def supervisor_pid(root: str | os.PathLike[str]) -> int | None:
+    """Process of the supervisor that runs on `root`, None if there is none or it is not ready yet."""
+    try:
+        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+            line = memory.control.workers[native.SUPERVISOR]
+            pid, start_ms = native.load(line, "pid"), native.load(line, "start_time_ms")
+    except EngineUnavailableError:
+        return None
+    return pid if native.SUPERVISOR in living_kinds(root, 1) and is_alive(pid, start_ms) else None
+
+
+def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
+    """What can be refused here, with its own sentence, is refused before anything is started."""
+    from workers.bring_up import prepare_root
+
+    prepare_root(root)
+    load_config(root, settings)
+    if native.SUPERVISOR in living_kinds(root, 1):
+        raise StoreBusyError(f"an engine is running on {root} already")
+
+
+def _spawn_supervisor(root: Path, settings: Mapping[str, str], options: list[str], *,
+                      stdin: int) -> tuple[subprocess.Popen, int]:
+    """(process, descriptor on which it reports its start)."""
+    from workers.children import child_environment
+
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    pairs = [argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")]
+    try:
+        with open_log(root) as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "workers.supervisor", str(root), "--report-fd", str(writing), *options, *pairs],
+                stdin=stdin, stdout=log, stderr=log, pass_fds=(writing,), env=child_environment(), start_new_session=True)
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return process, reading
+
+
+def open_log(root: Path):
+    """STORE/engine.log to append to; an old one that has grown large is set aside as engine.log.1."""
+    path = root / LOG_NAME
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > LOG_BYTES_MAX:
+            path.replace(root / f"{LOG_NAME}.1")
+    return open(path, "ab")
+
+
+def _wait_until_ready(process: subprocess.Popen, reading: int, timeout_s: float,
+                      progress: Progress | None) -> dict[str, object]:
+    """Follow the supervisor's report; its `ready` document, or its error raised."""
+    deadline_s = time.monotonic() + timeout_s
+    pending = b""
+    with os.fdopen(reading, "rb", buffering=0) as report, selectors.DefaultSelector() as selector:
+        selector.register(report, selectors.EVENT_READ)
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not selector.select(left_s):
+                raise EngineError(f"the engine is not ready after {timeout_s:g} s (pid {process.pid} goes on)")
+            data = report.read(65536)
+            if not data:
+                raise EngineError(f"the supervisor ended while starting (exit code {process.wait()})")
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                document = json.loads(line)
+                if "progress" in document and progress is not None:
+                    progress(*document["progress"])
+                elif "error" in document:
+                    process.wait()
+                    raise _ERRORS.get(document["exit_code"], EngineError)(document["error"])
+                elif "ready" in document:
+                    return document["ready"]
+
+
+def _last_words(root: Path) -> str:
+    """The last lines of the engine's log, for an error's sentence."""
+    try:
+        with open(root / LOG_NAME, "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - 1000))
+            lines = log.read().decode("utf-8", "replace").strip().splitlines()[-3:]
+    except OSError:
+        return "no log"
+    return " | ".join(line.partition("] ")[2] or line for line in lines)
+
+
+def _as_text(value: object) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)

@@ -1,0 +1,121 @@
+"""Whole engines on stores of the test: started in the background, killed, stopped, swept."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from waiting import eventually
+from pyengine.engine import start_engine, stop_engine
+from pyengine.errors import EngineError
+from pyengine.ipc import attach_count
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
+
+MODES = {
+    "async": {},
+    "sync": {"flush_disk_type": "SYNC_FLUSH"},
+    "pool": {"transient_store_pool_enable": "true", "transient_store_pool_size": "3"},
+}
+SMALL = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 6000,
+         "max_hash_slot_num": 1000, "max_index_num": 4000}
+
+
+class RunningEngine:
+    """One store and whatever engine runs on it."""
+
+    def __init__(self, root: Path, settings: dict[str, object]) -> None:
+        self.root = root
+        self.settings = settings
+        self.semaphores: set[int] = set()
+
+    def start(self, **settings: object) -> dict[str, object]:
+        outcome = start_engine(self.root, {**self.settings, **settings}, timeout_s=60)
+        with self.memory() as memory:
+            self.semaphores.add(memory.identity.sysv_semaphore_id)
+        return outcome
+
+    def stop(self) -> bool:
+        return stop_engine(self.root, timeout_s=60)
+
+    def memory(self, *, writable: bool = False) -> EngineMemory:
+        return EngineMemory.attach(find_folder(self.root), writable=writable)
+
+    def pid(self, kind: str) -> int:
+        """Process of a living worker (or the supervisor)."""
+        with self.memory() as memory:
+            return native.load(memory.control.workers[KIND_NAMES.index(kind)], "pid")
+
+    def pids(self) -> dict[str, int]:
+        return {KIND_NAMES[kind]: self.pid(KIND_NAMES[kind]) for kind in living_kinds(self.root)}
+
+    def incarnation(self, kind: str) -> int:
+        with self.memory() as memory:
+            return native.load(memory.control.workers[KIND_NAMES.index(kind)], "incarnation")
+
+    def positions(self) -> dict[str, int]:
+        with self.memory() as memory:
+            return {name: native.load_position(getattr(memory.control, name))
+                    for name in ("wrote", "committed", "flushed", "reput_from")}
+
+    def kill(self, kind: str, number: int = signal.SIGKILL) -> int:
+        """Signal one process; its pid."""
+        pid = self.pid(kind)
+        os.kill(pid, number)
+        return pid
+
+    def wait_back(self, kind: str, incarnation: int) -> None:
+        """Until a worker is up again in a later incarnation."""
+        index = KIND_NAMES.index(kind)
+        with self.memory() as memory:
+            line = memory.control.workers[index]
+            eventually(lambda: native.load(line, "incarnation") > incarnation
+                       and native.load(line, "state") == native.WORKER_READY, f"{kind} is back")
+
+    def kill_all(self) -> None:
+        """SIGKILL everything, the supervisor first so that it restarts nobody."""
+        pids = self.pids()
+        for kind in sorted(pids, key=lambda kind: kind != "supervisor"):
+            os.kill(pids[kind], signal.SIGKILL)
+        self.wait_gone()
+
+    def wait_gone(self) -> None:
+        """Until no process holds any lock on the store."""
+        eventually(lambda: not living_kinds(self.root), "all processes are gone")
+
+    def log(self) -> str:
+        return (self.root / "engine.log").read_text()
+
+    def sweep(self) -> None:
+        """Kill what still runs and remove every shared object."""
+        if not self.root.exists():
+            return
+        try:
+            folder = find_folder(self.root)
+        except EngineError:
+            return
+        if living_kinds(self.root):
+            self.kill_all()
+        for semaphore in self.semaphores:
+            attach_count.remove(semaphore)
+        folder.sweep()
+
+
+@pytest.fixture
+def make_engine(tmp_path):
+    """make_engine(mode="async", **settings) -> RunningEngine, not started; swept at the end."""
+    engines: list[RunningEngine] = []
+
+    def make(mode: str = "async", name: str = "store", **settings: object) -> RunningEngine:
+        engines.append(RunningEngine(tmp_path / name, {**SMALL, **MODES[mode], **settings}))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.sweep()
+

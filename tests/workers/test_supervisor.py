@@ -1,0 +1,401 @@
+"""The whole engine: start, restart in place, adoption, recovery after everything died, orderly stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import pyengine
+from fix_owner import CHECKOUT
+from waiting import eventually
+from pyengine.engine import start_engine, stop_engine, supervisor_pid
+from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError, NotAStoreError, StoreBusyError, UsageError
+from pyengine.ipc.engine_id import read_epoch
+from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
+from pyengine.results import PutStatus
+from pyengine.storage.watermark import read_watermark
+
+WORKERS = {"async": {"writer", "flusher", "reputter", "allocator", "checkpointer"},
+           "sync": {"writer", "flusher", "reputter", "allocator", "checkpointer"},
+           "pool": {"writer", "committer", "flusher", "reputter", "allocator", "checkpointer"}}
+
+
+def put_numbers(engine, first, count, queue_id=0):
+    """Acknowledged puts of `first`, `first` + 1 ...; the bodies."""
+    bodies = [b"%06d" % number for number in range(first, first + count)]
+    with pyengine.connect(engine.root) as producer:
+        for body in bodies:
+            result = producer.put("T", body, queue_id=queue_id, keys=body.decode())
+            assert result.status is PutStatus.PUT_OK, result
+    return bodies
+
+
+def stored(engine, queue_id=0):
+    """Bodies of the queue, in order; queue offsets must be gap-free."""
+    found = []
+    with pyengine.open_store(engine.root) as store:
+        while messages := store.get_message("T", queue_id, len(found), level="committed").messages:
+            assert [message.queue_offset for message in messages] == list(range(len(found), len(found) + len(messages)))
+            found += [message.body for message in messages]
+    return found
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+def test_start_put_stop_leaves_a_clean_store_and_no_object(make_engine, mode):
+    engine = make_engine(mode)
+    outcome = engine.start()
+    assert outcome["state"] == "running" and not outcome["adopted"]
+    assert {KIND_NAMES[kind] for kind in living_kinds(engine.root)} == WORKERS[mode] | {"supervisor"}
+    assert (engine.root / "abort").exists()
+    folder = find_folder(engine.root)
+    bodies = put_numbers(engine, 0, 200)
+    assert engine.stop() is True
+    assert living_kinds(engine.root) == [] and not (engine.root / "abort").exists()
+    assert not folder.path.exists() and folder.names() == []
+    assert not [name for name in os.listdir("/dev/shm") if folder.short_id in name]
+    assert stored(engine) == bodies
+    with pyengine.open_store(engine.root) as store:
+        assert read_watermark(engine.root).watermark.flushed == store.max_physical_offset("committed")
+        assert [message.body for message in store.query_message("T", "000007")] == [b"000007"]
+    assert engine.stop() is False
+    engine.start()
+    bodies += put_numbers(engine, 200, 50)
+    engine.stop()
+    assert stored(engine) == bodies and read_epoch(engine.root) == 2
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+def test_any_worker_killed_is_restarted_in_place_and_nothing_is_lost_or_doubled(make_engine, mode):
+    engine = make_engine(mode)
+    engine.start()
+    bodies = put_numbers(engine, 0, 20)
+    for number, kind in enumerate(sorted(WORKERS[mode]), 1):
+        before = engine.incarnation(kind)
+        engine.kill(kind)
+        engine.wait_back(kind, before)
+        bodies += put_numbers(engine, number * 20, 20)
+    with engine.memory() as memory:
+        for kind in WORKERS[mode]:
+            assert native.load(memory.control.workers[KIND_NAMES.index(kind)], "restarts") == 1
+    assert read_epoch(engine.root) == 1, "no recovery"
+    engine.stop()
+    assert stored(engine) == bodies
+    assert engine.log().count("SIGKILL; starting it again") == len(WORKERS[mode])
+
+
+def test_a_producer_goes_on_while_workers_are_killed_under_it(make_engine, rng):
+    engine = make_engine("sync")
+    engine.start()
+    acked, going = [], True
+
+    def produce():
+        with pyengine.connect(engine.root) as producer:
+            number = 0
+            while going:
+                result = producer.put("T", b"%06d" % number, timeout_s=30)
+                assert result.status is PutStatus.PUT_OK, result
+                acked.append(b"%06d" % number)
+                number += 1
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        for _ in range(6):
+            kind = rng.choice(["writer", "flusher", "reputter"])
+            before, done = engine.incarnation(kind), len(acked)
+            engine.kill(kind)
+            engine.wait_back(kind, before)
+            eventually(lambda done=done: len(acked) > done + 20, f"puts go on after {kind}")
+    finally:
+        going = False
+        thread.join()
+    engine.stop()
+    assert stored(engine) == acked
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+def test_everything_killed_the_next_start_recovers_and_keeps_what_was_acknowledged(make_engine, mode):
+    engine = make_engine(mode)
+    engine.start()
+    if mode == "pool":
+        engine.kill("committer", signal.SIGSTOP)
+    bodies = put_numbers(engine, 0, 300)
+    if mode == "pool":
+        positions = engine.positions()
+        assert positions["wrote"] > positions["committed"], "undrained bytes at the kill"
+    engine.kill_all()
+    assert (engine.root / "abort").exists()
+    outcome = engine.start()
+    assert not outcome["adopted"] and "abnormal" in outcome["recovery"]
+    assert ("drained" in outcome["recovery"]) == (mode == "pool")
+    assert engine.positions()["flushed"] == engine.positions()["wrote"]
+    bodies += put_numbers(engine, 300, 50)
+    engine.stop()
+    assert stored(engine) == bodies
+
+
+def test_without_shared_memory_the_files_alone_bring_it_back(make_engine):
+    engine = make_engine("sync")
+    engine.start()
+    bodies = put_numbers(engine, 0, 100)
+    engine.kill_all()
+    find_folder(engine.root).sweep()
+    engine.start()
+    bodies += put_numbers(engine, 100, 10)
+    engine.stop()
+    assert stored(engine) == bodies
+
+
+def test_old_producers_notice_a_new_engine(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"000000").ok
+        engine.kill_all()
+        engine.start()
+        result = producer.put("T", b"000001", timeout_s=30)
+        assert result.ok or result.indeterminate
+        assert producer.put("T", b"000002", timeout_s=30).ok
+    engine.stop()
+    found = stored(engine)
+    assert found[0] == b"000000" and found[-1] == b"000002" and (not result.ok or found[1] == b"000001")
+
+
+def test_a_successor_adopts_living_workers_without_recovery(make_engine):
+    engine = make_engine()
+    engine.start()
+    bodies = put_numbers(engine, 0, 10)
+    with pyengine.connect(engine.root) as producer:
+        engine.kill("supervisor")
+        eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "the supervisor is gone")
+        before = {kind: pid for kind, pid in engine.pids().items()}
+        assert producer.put("T", b"000010").ok, "an open session needs no supervisor"
+        with pytest.raises(EngineUnavailableError, match="supervisor"):
+            pyengine.connect(engine.root, timeout_s=0.2)
+        outcome = engine.start()
+        assert outcome["adopted"]
+        after = engine.pids()
+        assert {kind: after[kind] for kind in before} == before and "supervisor" in after
+        assert producer.put("T", b"000011").ok
+    assert read_epoch(engine.root) == 1
+    before = engine.incarnation("reputter")
+    engine.kill("reputter")
+    engine.wait_back("reputter", before)
+    bodies += [b"000010", b"000011", *put_numbers(engine, 12, 5)]
+    engine.stop()
+    assert stored(engine) == bodies
+
+
+def test_a_successor_starts_workers_that_died_meanwhile(make_engine):
+    engine = make_engine()
+    engine.start()
+    bodies = put_numbers(engine, 0, 5)
+    engine.kill("supervisor")
+    eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "the supervisor is gone")
+    before = engine.incarnation("writer")
+    engine.kill("writer")
+    eventually(lambda: native.WRITER not in living_kinds(engine.root), "the writer is gone")
+    assert engine.start()["adopted"]
+    assert engine.incarnation("writer") == before + 1
+    bodies += put_numbers(engine, 5, 5)
+    engine.stop()
+    assert stored(engine) == bodies
+
+
+def test_stop_gives_an_orphaned_engine_a_supervisor_first(make_engine):
+    engine = make_engine("pool")
+    engine.start()
+    bodies = put_numbers(engine, 0, 10)
+    engine.kill("supervisor")
+    eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "the supervisor is gone")
+    assert engine.stop() is True
+    assert living_kinds(engine.root) == [] and not (engine.root / "abort").exists()
+    assert stored(engine) == bodies
+
+
+def test_one_engine_a_store(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pytest.raises(StoreBusyError, match="already"):
+        engine.start()
+    done = subprocess.run([sys.executable, "-P", "-m", "workers.supervisor", str(engine.root)], capture_output=True,
+                          text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
+    assert done.returncode == 5 and "another supervisor" in done.stderr
+    put_numbers(engine, 0, 1)
+    engine.stop()
+
+
+def test_a_dead_worker_at_stop_is_started_once_more_to_finish(make_engine):
+    engine = make_engine("pool")
+    engine.start()
+    engine.kill("committer", signal.SIGSTOP)
+    bodies = put_numbers(engine, 0, 20)
+    pid = engine.pid("committer")
+    stopping = threading.Thread(target=engine.stop)
+    stopping.start()
+    with engine.memory() as memory:
+        eventually(lambda: memory.state == native.STATE_STOPPING, "it is stopping")
+        writer = memory.control.workers[native.WRITER]
+        eventually(lambda: native.load(writer, "state") == native.WORKER_ABSENT, "the writer is done")
+        os.kill(pid, signal.SIGKILL)
+        stopping.join()
+    assert not (engine.root / "abort").exists()
+    assert stored(engine) == bodies
+
+
+def test_a_frozen_store_refuses_puts_and_is_recovered_by_the_next_start(make_engine):
+    engine = make_engine()
+    engine.start()
+    bodies = put_numbers(engine, 0, 5)
+    with engine.memory(writable=True) as memory:
+        native.freeze(memory.control, native.FLUSHER, 5, "the flusher could not make a segment durable")
+        memory.wake(native.WRITER)
+    with pyengine.connect(engine.root) as producer:
+        result = producer.put("T", b"refused")
+        assert result.status is PutStatus.SERVICE_NOT_AVAILABLE and "read-only" in result.reason
+    with pytest.raises(EngineError, match="could not make a segment durable"):
+        engine.stop()
+    assert living_kinds(engine.root) == [] and (engine.root / "abort").exists()
+    engine.start()
+    bodies += put_numbers(engine, 5, 5)
+    engine.stop()
+    assert stored(engine) == bodies
+
+
+def test_damage_below_the_watermark_comes_up_read_only_and_changes_nothing(make_engine):
+    engine = make_engine("sync")
+    engine.start()
+    bodies = put_numbers(engine, 0, 50)
+    engine.stop()
+    segment = engine.root / "commitlog" / ("0" * 20)
+    content = bytearray(segment.read_bytes())
+    at = content.index(b"000030")
+    content[at] ^= 0xFF
+    segment.write_bytes(content)
+    epoch = read_epoch(engine.root)
+    outcome = engine.start()
+    assert outcome["state"] == "degraded" and "salvage" in outcome["reason"]
+    assert living_kinds(engine.root) == [native.SUPERVISOR]
+    with pytest.raises(EngineUnavailableError, match="damaged"):
+        pyengine.connect(engine.root)
+    assert stored(engine) == bodies[:30]
+    engine.stop()
+    assert segment.read_bytes() == bytes(content) and read_epoch(engine.root) == epoch
+    content[at] ^= 0xFF
+    segment.write_bytes(content)
+    assert engine.start()["state"] == "running", "restored from a copy"
+    engine.stop()
+    assert stored(engine) == bodies
+
+
+def test_by_hand_without_children_as_systemd_does_it(make_engine):
+    engine = make_engine()
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    pairs = [word for name, value in engine.settings.items() for word in ("--set", f"{name}={value}")]
+    supervisor = subprocess.Popen([sys.executable, "-P", "-m", "workers.supervisor", str(engine.root), "--no-children", *pairs],
+                                  env=environment, stderr=subprocess.PIPE, text=True)
+    kinds = sorted(WORKERS["async"])
+    workers = [subprocess.Popen([sys.executable, "-P", "-m", f"workers.{kind}", str(engine.root)], env=environment)
+               for kind in kinds]
+    try:
+        eventually(lambda: len(living_kinds(engine.root)) == 1 + len(kinds), "all are up")
+        with engine.memory() as memory:
+            engine.semaphores.add(memory.identity.sysv_semaphore_id)
+        bodies = put_numbers(engine, 0, 20)
+        before = engine.incarnation("flusher")
+        workers[kinds.index("flusher")].kill()
+        workers[kinds.index("flusher")].wait()
+        workers.append(subprocess.Popen([sys.executable, "-P", "-m", "workers.flusher", str(engine.root)], env=environment))
+        engine.wait_back("flusher", before)
+        bodies += put_numbers(engine, 20, 5)
+        supervisor.send_signal(signal.SIGTERM)
+        assert supervisor.wait(timeout=60) == 0
+        codes = [worker.wait(timeout=60) for worker in workers]
+        assert sorted(codes) == [-signal.SIGKILL, *[0] * len(kinds)]
+    finally:
+        for process in (supervisor, *workers):
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        supervisor.stderr.close()
+    assert not (engine.root / "abort").exists() and stored(engine) == bodies
+
+
+def test_a_worker_that_cannot_start_halts_the_start(make_engine, monkeypatch):
+    engine = make_engine()
+    site = engine.root.parent / "site"
+    site.mkdir()
+    # seen by one child only: a setting that it refuses
+    (site / "sitecustomize.py").write_text(
+        "import sys\nif '-m' in sys.orig_argv and 'workers.allocator' in sys.orig_argv:\n"
+        "    import os\n    os.environ['PYENGINE_FLUSH_DISK_TYPE'] = 'SOMETIMES'\n")
+    monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{site}")
+    with pytest.raises(EngineError, match="the allocator cannot start"):
+        start_engine(engine.root, engine.settings, timeout_s=60)
+    assert "SOMETIMES" in engine.log()
+    engine.wait_gone()
+    monkeypatch.undo()
+    engine.start()
+    bodies = put_numbers(engine, 0, 5)
+    engine.stop()
+    assert stored(engine) == bodies
+
+
+def test_a_foreign_lock_keeps_us_out_and_says_whose_it_is(make_engine):
+    engine = make_engine()
+    engine.start()
+    engine.stop()
+    script = ("import fcntl, os, sys\nd = os.open(sys.argv[1], os.O_RDWR)\nfcntl.lockf(d, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)\n"
+              "print('locked', flush=True)\nsys.stdin.read()\n")
+    broker = subprocess.Popen([sys.executable, "-c", script, str(engine.root / "lock")], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True)
+    assert broker.stdout.readline() == "locked\n"
+    try:
+        with pytest.raises(StoreBusyError, match=str(broker.pid)):
+            engine.start()
+    finally:
+        broker.communicate()
+    engine.start()
+    engine.stop()
+
+
+@pytest.mark.parametrize(("prepare", "error", "says"), [
+    (lambda root: root.write_text("a file"), NotAStoreError, "not a directory"),
+    (lambda root: (root.mkdir(), (root / "holiday.jpg").touch()), NotAStoreError, "not empty"),
+    (lambda root: (root.mkdir(), (root / "commitlog").mkdir(), (root / "commitlog" / "stray.tmp").touch()),
+     CorruptionError, "stray.tmp"),
+])
+def test_what_is_no_store_is_refused_and_left_alone(make_engine, prepare, error, says):
+    engine = make_engine()
+    prepare(engine.root)
+    with pytest.raises(error, match=says):
+        engine.start()
+    assert not (engine.root / "abort").exists()
+
+
+def test_wrong_settings_are_refused_before_anything_is_started(make_engine):
+    engine = make_engine()
+    with pytest.raises(UsageError, match="flush_disk_type"):
+        engine.start(flush_dsk_type="x")
+    with pytest.raises(UsageError, match="not allowed"):
+        engine.start(flush_disk_type="SOMETIMES")
+
+
+def test_a_pool_that_does_not_fit_is_refused_and_nothing_is_left(make_engine):
+    engine = make_engine("pool")
+    with pytest.raises(EngineError, match="transient_store_pool_size"):
+        engine.start(mapped_file_size_commit_log_bytes=(1 << 31) - 4096, transient_store_pool_size=64)
+    assert find_folder(engine.root).names() == []
+
+
+def test_stop_of_what_does_not_run_is_false(tmp_path):
+    assert stop_engine(tmp_path) is False
+    assert supervisor_pid(tmp_path) is None
+    assert SharedFolder(tmp_path / "none").names() == []

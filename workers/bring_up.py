@@ -1,0 +1,208 @@
+"""From a stopped store to an engine's memory that workers can attach to.
+
+    own the lock -> recover files and pool -> epoch + 1 -> create objects -> `abort` -> publish
+
+Every step may be cut short by a crash: until the control block is published nobody can
+attach, and the next start begins again. What recovery refuses is refused before anything
+is created.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyengine.config import EngineConfig, keep_sizes
+from pyengine.errors import CorruptionError, DiskFullError, NotAStoreError
+from pyengine.formats.constants import TOPIC_BYTES_MAX
+from pyengine.formats.paths import StorePaths
+from pyengine.ipc import attach_count, shared_objects
+from pyengine.ipc.control_block import POOL_BUFFERS_MAX, SESSION_SLOTS, EngineMemory, Identity, now_ms
+from pyengine.ipc.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
+from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
+from pyengine.ipc.left_memory import left_memory
+from pyengine.ipc.shared_objects import SharedFolder, note_run
+from pyengine.ipc.store_lock import StoreLock, lock_modified_ns
+from pyengine.native import control as native
+from pyengine.native import queue_table
+from pyengine.native.calibrate import spin_us
+from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.new_file import make_folders
+from pyengine.storage.recovery import RecoveryOptions, recover
+from pyengine.storage.recovery_report import RecoveryReport, RecoveryState
+from pyengine.storage.segment_files import list_segments
+from pyengine.storage.store_checkpoint import read_checkpoint
+
+MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
+ROLES = {"ASYNC_MASTER": 0, "SYNC_MASTER": 1, "SLAVE": 2}
+FIRST_GENERATION = 1
+QUEUE_SLOTS_MIN = 4096
+POOL_AT_ONCE_BYTES = 256 << 20  # so much of the pool is made before READY, the rest while the engine runs
+POOL_NOT_MADE = -2              # segment_base of a buffer that does not exist yet: neither free nor taken
+LOG_NAME = "engine.log"
+_STORE_NAMES = frozenset(("commitlog", "consumequeue", "index", "checkpoint", "config", "lock", "abort", LOG_NAME))
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BroughtUp:
+    """A published engine without workers."""
+
+    memory: EngineMemory
+    report: RecoveryReport
+    seconds: float
+
+
+def prepare_root(root: Path) -> None:
+    """Make the directory of a new store; NotAStoreError for a directory that holds something else."""
+    if root.exists() and not root.is_dir():
+        raise NotAStoreError(f"{root} is a file, not a directory")
+    try:
+        make_folders(root)
+        names = set(os.listdir(root)) - {"lost+found"}
+    except PermissionError as error:
+        raise NotAStoreError(f"{root} cannot be read: {error.strerror}") from None
+    if names and not names & _STORE_NAMES:
+        raise NotAStoreError(f"{root} is not empty and holds no store: give a new or an empty directory")
+
+
+def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progress | None = None) -> BroughtUp:
+    """Recover the store and publish its engine's memory. The caller holds the lock exclusively; it is shared afterwards.
+
+    Raises what recovery raises, DiskFullError when shared memory has no room. A store
+    that recovery finds damaged below its own watermark comes up degraded: read-only, no
+    workers.
+    """
+    began_s = time.monotonic()
+    make_folders(StorePaths(root).commit_log)
+    keep_sizes(root, config)
+    engine_id = ensure_engine_id(root)
+    with left_memory(root) as left:
+        report = recover(root, config.geometry, progress=progress, shared=left.shared, options=_options(config))
+        if report.state is RecoveryState.RECOVERED:
+            raise_epoch(root)  # from here on nobody believes the memory that is left
+        elif left.undrained_bytes:
+            raise CorruptionError(f"{report.sentence} {left.undrained_bytes:,} acknowledged bytes stand only in the "
+                                  f"shared memory of the dead engine: keep the machine up until that is decided.")
+        left.discard()
+    folder = SharedFolder.of(engine_id, config.shm_directory)
+    folder.make()
+    folder.sweep()
+    note_run(root, config.shm_directory)
+    semaphore_id = attach_count.make()
+    try:
+        memory = EngineMemory.create(folder, _identity(root, config, engine_id, semaphore_id))
+        _create_queue_table(memory, report)
+        _create_pool(memory)
+    except BaseException:
+        attach_count.remove(semaphore_id)
+        folder.sweep()
+        raise
+    _set_positions(memory, root, report)
+    if report.state is RecoveryState.RECOVERED:
+        create_abort_file(root)
+        _publish(memory, native.STATE_RUNNING, "")
+    else:
+        _publish(memory, native.STATE_DEGRADED, report.sentence)
+    if config.broker_role == "SLAVE":
+        native.add(memory.control.state, "refuse_puts", native.REFUSE_SLAVE)
+    lock.share()
+    return BroughtUp(memory, report, time.monotonic() - began_s)
+
+
+def _options(config: EngineConfig) -> RecoveryOptions:
+    return RecoveryOptions(
+        check_crc_on_recover=config.check_crc_on_recover, message_index_enable=config.message_index_enable,
+        enable_multi_dispatch=config.enable_multi_dispatch, message_delay_level=config.message_delay_level)
+
+
+def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_id: int) -> Identity:
+    spin_writer_us, spin_producer_us = spin_us(config.spin)
+    pool_buffers = min(config.transient_store_pool_size, POOL_BUFFERS_MAX) if config.mode == "pool" else 0
+    return Identity(
+        store_uuid=engine_id.uuid, boot_id=read_boot_id(), epoch=read_epoch(root),
+        engine_id_device=engine_id.device, engine_id_inode=engine_id.inode,
+        segment_bytes=config.mapped_file_size_commit_log_bytes, mode=MODES[config.mode],
+        session_ring_bytes_default=config.session_ring_bytes, max_message_bytes=config.max_message_size_bytes,
+        put_timeout_ms=config.put_timeout_ms, sync_flush_timeout_ms=config.sync_flush_timeout_ms,
+        spin_writer_us=spin_writer_us, spin_producer_us=spin_producer_us,
+        sessions_max=min(config.sessions_max, SESSION_SLOTS), pool_buffers=pool_buffers,
+        replay_clock=int(config.replay_clock), role=ROLES[config.broker_role], created_ms=now_ms(),
+        sysv_semaphore_id=semaphore_id, lock_modified_ns=lock_modified_ns(root))
+
+
+def _create_queue_table(memory: EngineMemory, report: RecoveryReport) -> None:
+    """Next queue offsets as recovery left the queues; room for as many again."""
+    slots = QUEUE_SLOTS_MIN
+    while slots < 2 * len(report.queue_ends):
+        slots *= 2
+    with memory.folder.create(shared_objects.queues_name(FIRST_GENERATION), queue_table.table_bytes(slots)) as shared:
+        table = queue_table.view(shared.memory)
+        queue_table.format_table(table, slots, FIRST_GENERATION)
+        for (topic, queue_id), end in report.queue_ends.items():
+            if len(topic.encode()) <= TOPIC_BYTES_MAX:  # no put can go to another
+                queue_table.set_offset(table, topic, queue_id, end)
+    native.store(memory.control.state, "queue_table_generation_offered", FIRST_GENERATION)
+    for slot in memory.control.slots:
+        slot.queue_table_generation = FIRST_GENERATION
+
+
+def _create_pool(memory: EngineMemory) -> None:
+    """The buffers that fit into POOL_AT_ONCE_BYTES, one at least; room for all of them is checked first."""
+    identity = memory.identity
+    needed = identity.pool_buffers * identity.segment_bytes
+    status = os.statvfs(memory.folder.path)
+    free = status.f_bavail * status.f_frsize
+    if needed > free:
+        raise DiskFullError(
+            f"the pool needs {needed:,} bytes in {memory.folder.path.parent}, {free:,} are free: use fewer buffers "
+            "(transient_store_pool_size), smaller segments, or set shm_directory")
+    for number in range(identity.pool_buffers):
+        memory.control.pool[number].segment_base = POOL_NOT_MADE
+    at_once = max(1, POOL_AT_ONCE_BYTES // identity.segment_bytes)
+    for number in range(min(at_once, identity.pool_buffers)):
+        make_pool_buffer(memory, number)
+
+
+def make_pool_buffer(memory: EngineMemory, number: int) -> None:
+    """Create one buffer, every page of it, and let the writer have it."""
+    name = shared_objects.pool_name(number)
+    memory.folder.unlink(name)  # of a supervisor that died in here
+    memory.folder.create(name, memory.identity.segment_bytes).close()
+    native.compare_and_swap(memory.control.pool[number], "segment_base", POOL_NOT_MADE, -1)
+
+
+def missing_pool_buffers(memory: EngineMemory) -> list[int]:
+    """Numbers of the buffers that are still to be made."""
+    return [number for number in range(memory.identity.pool_buffers)
+            if native.load(memory.control.pool[number], "segment_base") == POOL_NOT_MADE]
+
+
+def _set_positions(memory: EngineMemory, root: Path, report: RecoveryReport) -> None:
+    """Everything that recovery kept is written, committed, durable and dispatched."""
+    control, size = memory.control, memory.identity.segment_bytes
+    end = report.end_offset
+    # Nothing was read where nothing could have changed: then the checkpoint knows the newest time.
+    time_ms = max(report.last_store_timestamp_ms, read_checkpoint(root).physic_msg_timestamp_ms, 0)
+    segments = list_segments(StorePaths(root).commit_log, size)
+    native.store_position(control.min_offset, max(0, report.min_offset))
+    for position in (control.wrote, control.committed, control.flushed, control.reput_from):
+        native.store_position(position, end)
+    for slot in control.slots:
+        slot.wrote, slot.store_timestamp_ms = end, time_ms
+    for pair in control.flusher.slot:
+        pair.flushed, pair.store_timestamp_ms = end, time_ms
+    native.store(control.writer, "intent_end", end)
+    native.store(control.allocator, "ready_end", segments[-1].start_offset + size if segments else end - end % size)
+    native.store(control.workers[native.CHECKPOINTER], "position", end)
+
+
+def _publish(memory: EngineMemory, state: int, reason: str) -> None:
+    native.set_reason(memory.control, reason)
+    Heartbeat(memory.control.workers[native.SUPERVISOR]).begin(os.getpid(), process_start_ms(os.getpid()) or 0)
+    native.store(memory.control.state, "state", state)
+    memory.publish()

@@ -1,0 +1,275 @@
+"""The workers as the supervisor sees them: started, watched by pidfd, restarted in place, stopped in order.
+
+A worker that dies is replaced without recovery of the store: at once the first time,
+after growing pauses if it keeps dying. A replacement starts only after the old one's
+pidfd has fired and its lock byte is free. A worker that cannot even come up (its own exit
+code) is a reason to halt, not to try for ever. One that lives but makes no progress is
+made to leave a trace (SIGABRT) and then killed.
+
+Workers that another supervisor started are adopted: watched the same way, only their
+exit code stays unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.heartbeat import is_alive
+from pyengine.ipc.store_lock import StoreLock
+from pyengine.native import control as native
+from pyengine.native.flush import monotonic_ns
+from workers.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
+
+BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
+ABORT_PATIENCE_S = 5.0    # from SIGABRT to SIGKILL
+BYTE_STEP_S = 0.01
+NEVER_S = float("inf")
+
+
+@dataclass
+class _Child:
+    kind: Kind
+    process: subprocess.Popen | None = None  # None: adopted
+    pid: int = 0                             # 0: not running
+    pidfd: int = -1
+    born_s: float = 0.0
+    due_s: float = NEVER_S                   # when to start it again
+    crashes: int = 0
+    boot_failures: int = 0
+    was_ready: bool = False
+    aborted_s: float = NEVER_S
+    exit_code: int | None = None
+
+
+class Children:
+    """All workers of one engine."""
+
+    def __init__(self, root: Path, memory: EngineMemory, lock: StoreLock, selector: selectors.BaseSelector,
+                 kinds: Sequence[Kind], overrides: Mapping[str, str], say: Callable[[str], None]) -> None:
+        """`overrides` are the settings that children must be given; `say` gets a sentence for the log."""
+        self._root = root
+        self._memory = memory
+        self._lock = lock
+        self._selector = selector
+        self._overrides = overrides
+        self._say = say
+        self._children = {kind.number: _Child(kind) for kind in kinds}
+        self._restarting = True
+        self._seen_s = time.monotonic()
+        self.halted = ""  # a sentence: the engine cannot run
+
+    # ---- start ------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Adopt what lives, start the rest."""
+        for child in self._children.values():
+            if not self._adopt(child):
+                self._start(child)
+
+    def _adopt(self, child: _Child) -> bool:
+        line = self._memory.control.workers[child.kind.number]
+        pid = native.load(line, "pid")
+        if not self._lock.kind_taken(child.kind.number) or not is_alive(pid, native.load(line, "start_time_ms")):
+            return False
+        child.process = None
+        return self._watch(child, pid)
+
+    def _watch(self, child: _Child, pid: int) -> bool:
+        try:
+            child.pidfd = os.pidfd_open(pid)
+        except OSError:
+            return False
+        child.pid, child.born_s, child.due_s = pid, time.monotonic(), NEVER_S
+        child.aborted_s, child.exit_code = NEVER_S, None
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._died(child))
+        return True
+
+    def _start(self, child: _Child) -> None:
+        if self._lock.kind_taken(child.kind.number):  # the old one's last thread is not gone yet, or a twin
+            if not self._adopt(child):
+                child.due_s = time.monotonic() + BYTE_STEP_S
+            return
+        settings = [argument for name, value in self._overrides.items() for argument in ("--set", f"{name}={value}")]
+        child.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", child.kind.module, str(self._root), *settings],
+            stdin=subprocess.DEVNULL, env=child_environment(), process_group=0)
+        if not self._watch(child, child.process.pid):
+            child.due_s = time.monotonic() + BYTE_STEP_S
+
+    # ---- watch ------------------------------------------------------------------
+
+    def _died(self, child: _Child) -> None:
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        code = child.process.wait() if child.process else None
+        lived_s = time.monotonic() - child.born_s
+        pid, child.pid, child.pidfd, child.exit_code = child.pid, 0, -1, code
+        if code == WorkerExit.TWIN and self._adopt(child):
+            return
+        name = child.kind.name
+        if not self._restarting:
+            if code:
+                self._say(f"{name} (pid {pid}) ended with {_why(code)}")
+            return
+        if code == WorkerExit.BOOT_FAILED:
+            child.boot_failures += 1
+            if not child.was_ready or child.boot_failures >= BOOT_FAILURES_MAX:
+                self.halted = self.halted or f"the {name} cannot start; its message stands in the log above"
+                return
+        else:
+            child.boot_failures = 0
+        child.crashes = 1 if lived_s >= HEALTHY_AFTER_S else child.crashes + 1
+        pause_s = restart_pause_s(child.crashes)
+        child.due_s = time.monotonic() + pause_s
+        line = self._memory.control.workers[child.kind.number]
+        native.store(line, "restarts", native.load(line, "restarts") + 1)
+        self._say(f"{name} (pid {pid}) ended with {_why(code)}; starting it again"
+                  + (f" in {pause_s:g} s" if pause_s else ""))
+        if not pause_s:
+            self._start(child)
+
+    def tick(self) -> None:
+        """Start what is due, kill what is silent."""
+        now_s = time.monotonic()
+        slept_s, self._seen_s = now_s - self._seen_s, now_s
+        for child in self._children.values():
+            if child.due_s <= now_s and self._restarting:
+                child.due_s = NEVER_S
+                self._start(child)
+            elif child.pid and slept_s < ABORT_PATIENCE_S:  # else all of us were asleep, not just that one
+                self._look_at_heart(child, now_s)
+
+    def _look_at_heart(self, child: _Child, now_s: float) -> None:
+        line = self._memory.control.workers[child.kind.number]
+        if native.load(line, "pid") != child.pid:
+            return  # it has not attached yet
+        if native.load(line, "state") == native.WORKER_READY:
+            child.was_ready = True
+        silent_s = (monotonic_ns() - native.load(line, "heartbeat_ns")) / 1e9
+        if silent_s < child.kind.silent_s:
+            child.aborted_s = NEVER_S
+        elif child.aborted_s == NEVER_S:
+            child.aborted_s = now_s
+            self._say(f"{child.kind.name} (pid {child.pid}) has made no progress for {silent_s:.0f} s: aborting it")
+            self._signal(child, signal.SIGABRT)
+        elif now_s >= child.aborted_s + ABORT_PATIENCE_S:
+            self._signal(child, signal.SIGKILL)
+
+    def next_due_s(self) -> float:
+        """When tick() has something to do at the latest, by time.monotonic()."""
+        return min((child.due_s for child in self._children.values()), default=NEVER_S)
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether every worker is up and has said so."""
+        return all(self._is_ready(child) for child in self._children.values())
+
+    def _is_ready(self, child: _Child) -> bool:
+        line = self._memory.control.workers[child.kind.number]
+        return bool(child.pid) and native.load(line, "pid") == child.pid and native.load(line, "state") == native.WORKER_READY
+
+    def not_ready(self) -> list[str]:
+        """Names of the workers that are not up yet."""
+        return [child.kind.name for child in self._children.values() if not self._is_ready(child)]
+
+    # ---- stop -------------------------------------------------------------------
+
+    def stop(self, pump: Callable[[float], None], deadline_s: float) -> list[str]:
+        """Stop all in the order of stop_rank, each after it has finished what the ones before it published.
+
+        `pump(seconds)` serves the selector for at most that long. A worker that is down,
+        or dies on the way, is started once more to finish. Returns sentences about what
+        went wrong; then whatever was left has been killed.
+        """
+        self._restarting = False
+        problems: list[str] = []
+        for child in sorted(self._children.values(), key=lambda child: child.kind.stop_rank):
+            problem = self._stop_one(child, pump, deadline_s)
+            if problem:
+                problems.append(problem)
+        self.kill()
+        return problems
+
+    def _stop_one(self, child: _Child, pump: Callable[[float], None], deadline_s: float) -> str:
+        for attempt in range(2):
+            if not child.pid:
+                self._start(child)
+            while child.pid and not self._is_ready(child) and time.monotonic() < deadline_s:
+                pump(0.02)
+            if self._is_ready(child):
+                self._signal(child, signal.SIGTERM)
+                self._memory.wake(child.kind.number)
+            while child.pid and time.monotonic() < deadline_s:
+                pump(0.1)
+            if child.pid:
+                return f"the {child.kind.name} did not finish in time"
+            if child.exit_code in (WorkerExit.CLEAN, None):
+                return ""
+        return f"the {child.kind.name} ended with {_why(child.exit_code)}"
+
+    def kill(self) -> None:
+        """SIGKILL whatever still runs, and wait for it."""
+        self._restarting = False
+        for child in self._children.values():
+            if child.pid:
+                self._signal(child, signal.SIGKILL)
+        for child in self._children.values():
+            if child.pid:
+                selectors_wait(child.pidfd)
+                self._died(child)
+
+    def _signal(self, child: _Child, number: int) -> None:
+        try:
+            signal.pidfd_send_signal(child.pidfd, number)
+        except ProcessLookupError:
+            pass  # its pidfd will tell
+
+    def forget(self) -> None:
+        """Let the workers go on by themselves."""
+        for child in self._children.values():
+            if child.pidfd >= 0:
+                self._selector.unregister(child.pidfd)
+                os.close(child.pidfd)
+                child.pidfd, child.pid = -1, 0
+
+
+def selectors_wait(pidfd: int) -> None:
+    """Wait until the process has ended."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pidfd, selectors.EVENT_READ)
+        selector.select()
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a worker: it must find these very packages, from whatever directory and installation."""
+    import site
+
+    environment = dict(os.environ)
+    here = str(Path(__file__).resolve().parent.parent)
+    installed: Iterable[str] = [*site.getsitepackages(), site.getusersitepackages()]
+    if here not in map(os.path.realpath, installed):
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{here}{os.pathsep}{inherited}" if inherited else here
+    environment.pop("NOTIFY_SOCKET", None)  # the supervisor speaks for all
+    environment.pop("WATCHDOG_USEC", None)
+    return environment
+
+
+def _why(code: int | None) -> str:
+    if code is None:
+        return "an unknown code"
+    if code < 0:
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"

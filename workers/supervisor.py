@@ -1,0 +1,379 @@
+"""Supervisor: owns the store, recovers it, starts and watches the workers, opens sessions, stops in order.
+
+Why: somebody must decide alone. It is the only one to recover, to create shared objects,
+to open sessions and mark them dead, and to grow the queue table. It moves no message: while
+it is dead everything goes on, only new sessions and restarts wait for its successor, which
+adopts living workers without recovery.
+
+SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then committer,
+flusher, reputter, allocator and checkpointer each finish what was published before them.
+Only if all of that worked is `abort` removed; otherwise it stays, and the next start
+recovers.
+
+With --no-children (systemd: one unit per kind) it starts no workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyengine.config import EngineConfig, load_config, parse_set
+from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError
+from pyengine.ipc import attach_count
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.engine_id import read_engine_id, read_epoch
+from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
+from pyengine.ipc.session_server import SessionServer
+from pyengine.ipc.sessions import Sessions
+from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.store_lock import Ownership, StoreLock
+from pyengine.native import control as native
+from pyengine.storage.abort_file import remove_abort_file
+from workers.bring_up import bring_up, make_pool_buffer, missing_pool_buffers, prepare_root
+from workers.children import Children
+from workers.kinds import kinds_for
+from workers.notify import notify, watchdog_interval_s
+from workers.queue_growth import grow_queue_table
+from workers.worker import check_packages, say
+
+TICK_S = 1.0
+STOP_TIMEOUT_S = 60.0
+PRODUCERS_WAIT_S = 0.2  # after puts are refused, for producers to notice and leave; then it stops all the same
+READY_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """How a supervisor is asked to run."""
+
+    root: Path
+    settings: dict[str, str]
+    no_children: bool = False
+    stop_on_eof: bool = False      # stdin is a pipe of the process that embeds the engine
+    report_descriptor: int = -1    # JSON lines about the start go here
+    stop_timeout_s: float = STOP_TIMEOUT_S
+
+
+class Supervisor:
+    """One store's supervisor, from start to stop."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+        self._root = arguments.root
+        self._selector = selectors.DefaultSelector()
+        self._stop_asked = False
+        self._said = ""
+        self._memory: EngineMemory
+        self._watchdog_s = watchdog_interval_s()
+        self._listen_to_signals()
+
+    def _listen_to_signals(self) -> None:
+        """Handlers only set a flag; the wake-up descriptor ends the selector's sleep."""
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._selector.register(reading, selectors.EVENT_READ, lambda: os.read(reading, 4096))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask_to_stop)
+        if self._arguments.stop_on_eof:
+            self._selector.register(0, selectors.EVENT_READ, self._read_parent)
+
+    def _ask_to_stop(self, *_: object) -> None:
+        self._stop_asked = True
+
+    def _read_parent(self) -> None:
+        if not os.read(0, 4096):
+            self._selector.unregister(0)
+            self._stop_asked = True
+
+    # ---- run --------------------------------------------------------------------
+
+    def run(self) -> ExitCode:
+        """Own the store until asked to stop. Raises EngineError when it cannot be owned or recovered."""
+        prepare_root(self._root)
+        config = load_config(self._root, self._arguments.settings)
+        with StoreLock(self._root, create=True) as lock:
+            adopted = lock.own() is Ownership.ADOPTED
+            if adopted:
+                self._memory = self._adopt()
+                outcome = {"adopted": True}
+            else:
+                brought = bring_up(self._root, config, lock, self._report_progress)
+                self._memory = brought.memory
+                outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}
+                self._say(f"{brought.report.sentence} ({brought.seconds:.2f} s)")
+            try:
+                return self._serve(config, lock, outcome)
+            finally:
+                with contextlib.suppress(BufferError):
+                    self._memory.close()
+
+    def _adopt(self) -> EngineMemory:
+        """The memory of workers whose supervisor died."""
+        try:
+            memory = EngineMemory.attach(find_folder(self._root))
+        except EngineUnavailableError as error:
+            raise StoreBusyError(f"workers hold the store, but their shared memory is gone ({error}): "
+                                 "kill them, then start again; the next start recovers") from None
+        engine_id = read_engine_id(self._root)
+        if memory.retired or engine_id is None or memory.identity.store_uuid != engine_id.uuid \
+                or memory.identity.epoch != read_epoch(self._root):
+            memory.close()
+            raise StoreBusyError("workers of another start of this store are still there: kill them, then start again")
+        Heartbeat(memory.control.workers[native.SUPERVISOR]).begin(os.getpid(), process_start_ms(os.getpid()) or 0)
+        if memory.state == native.STATE_STOPPING:  # its supervisor died while stopping: the engine runs on
+            native.store(memory.control.state, "state", native.STATE_RUNNING)
+            refused = native.load(memory.control.state, "refuse_puts")
+            native.store(memory.control.state, "refuse_puts", refused & ~native.REFUSE_STOPPING)
+        self._say("adopted living workers, without recovery")
+        return memory
+
+    def _serve(self, config: EngineConfig, lock: StoreLock, outcome: dict[str, object]) -> ExitCode:
+        heart = Heartbeat(self._memory.control.workers[native.SUPERVISOR])
+        heart.state(native.WORKER_READY)
+        degraded = self._memory.state == native.STATE_DEGRADED
+        kinds = () if degraded or self._arguments.no_children else kinds_for(self._memory.identity.mode)
+        children = Children(self._root, self._memory, lock, self._selector, kinds, config.overrides(), self._say)
+        bridge = _LatchBridge(self._memory, self._selector)
+        server = SessionServer(self._memory, self._selector, Sessions(self._memory))
+        rest_of_pool = _PoolMaker(self._memory, self._say)
+        try:
+            children.start()
+            if self._become_ready(children):
+                self._report({"ready": outcome | {"state": "degraded" if degraded else "running",
+                                                  "reason": native.reason(self._memory.control)}})
+                rest_of_pool.start()
+                self._go_round(children, server, heart)
+            return self._stop(children, server, lock)
+        finally:
+            rest_of_pool.join()
+            bridge.close()
+            children.forget()
+
+    def _become_ready(self, children: Children) -> bool:
+        """Wait until every worker has come up; False when that is not to be."""
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while not children.all_ready and not self._stop_asked and not children.halted:
+            if time.monotonic() > deadline_s:
+                children.halted = f"not up after {READY_TIMEOUT_S:g} s: {', '.join(children.not_ready())}"
+            self._pump(min(0.5, children.next_due_s() - time.monotonic()))
+            children.tick()
+        if children.halted:
+            self._report({"error": children.halted, "exit_code": int(ExitCode.FAILED)})
+        return children.all_ready and not children.halted
+
+    def _go_round(self, children: Children, server: SessionServer, heart: Heartbeat) -> None:
+        due_s = 0.0
+        while not self._stop_asked and not children.halted:
+            now_s = time.monotonic()
+            if now_s >= due_s:
+                due_s = now_s + TICK_S
+                heart.beat()
+                server.tick()
+                self._say_once(grow_queue_table(self._memory) or self._why_frozen())
+                if self._watchdog_s is not None:
+                    notify("WATCHDOG=1")
+            children.tick()
+            until_s = min(due_s, children.next_due_s())
+            if self._watchdog_s is not None:
+                until_s = min(until_s, now_s + self._watchdog_s)
+            self._pump(until_s - time.monotonic())
+
+    def _pump(self, seconds: float) -> None:
+        for key, _ in self._selector.select(max(0.0, min(seconds, TICK_S))):
+            key.data()
+
+    def _why_frozen(self) -> str:
+        return native.reason(self._memory.control) if native.load(self._memory.control.state, "frozen") == 2 else ""
+
+    # ---- stop -------------------------------------------------------------------
+
+    def _stop(self, children: Children, server: SessionServer, lock: StoreLock) -> ExitCode:
+        """Stop in order; the store is clean only if every byte that was written is durable and dispatched."""
+        deadline_s = time.monotonic() + self._arguments.stop_timeout_s
+        notify("STOPPING=1")
+        state = self._memory.control.state
+        degraded = self._memory.state == native.STATE_DEGRADED
+        native.store(state, "refuse_puts", native.load(state, "refuse_puts") | native.REFUSE_STOPPING)
+        if not native.load(state, "frozen") and not degraded:
+            native.store(state, "state", native.STATE_STOPPING)
+        self._memory.wake(native.WRITER)
+        self._wait_for_producers(min(deadline_s, time.monotonic() + PRODUCERS_WAIT_S))
+        if self._arguments.no_children:
+            children = Children(self._root, self._memory, lock, self._selector,
+                                [kind for kind in kinds_for(self._memory.identity.mode)
+                                 if lock.kind_taken(kind.number)], {}, self._say)
+            children.start()
+        problems = children.stop(self._pump, deadline_s)
+        problems += self._look_whether_clean(degraded)
+        server.close()
+        for problem in problems:
+            self._say(problem)
+        if problems:
+            self._say("the store was not stopped in an orderly way: the next start recovers it")
+            return ExitCode.FAILED if not degraded else ExitCode.DEGRADED
+        remove_abort_file(self._root)
+        self._remove_objects()
+        self._say("stopped")
+        return ExitCode.OK
+
+    def _wait_for_producers(self, until_s: float) -> None:
+        """They learn from refused puts that it is over; those that stay attached are not waited for long."""
+        semaphore_id = self._memory.identity.sysv_semaphore_id
+        while attach_count.count(semaphore_id) and time.monotonic() < until_s:
+            self._pump(0.02)
+
+    def _look_whether_clean(self, degraded: bool) -> list[str]:
+        control = self._memory.control
+        if degraded:
+            return [native.reason(control)]
+        if native.load(control.state, "frozen"):
+            return [native.reason(control)]
+        wrote, _ = native.committed_slot(control)
+        behind = [f"{name} is at {native.load_position(getattr(control, name))}, not at {wrote}"
+                  for name in ("wrote", "committed", "flushed", "reput_from")
+                  if native.load_position(getattr(control, name)) != wrote]
+        if native.load(control.writer, "intent_end") > wrote:
+            behind.append("the writer left an unfinished pass")
+        return behind
+
+    def _remove_objects(self) -> None:
+        memory = self._memory
+        native.store(memory.control.state, "state", native.STATE_STOPPED)
+        semaphore_id = memory.identity.sysv_semaphore_id
+        memory.retire()
+        attach_count.remove(semaphore_id)
+        memory.folder.sweep()
+
+    # ---- telling ----------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        say(native.SUPERVISOR, text)
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            if text:
+                self._say(text)
+
+    def _report_progress(self, done: int, total: int) -> None:
+        self._report({"progress": [done, total]})
+
+    def _report(self, line: dict[str, object]) -> None:
+        """Tell systemd and whoever started this process how the start goes."""
+        if "ready" in line:
+            notify("READY=1", f"STATUS={line['ready']['state']}")
+        report(self._arguments.report_descriptor, line)
+
+
+class _LatchBridge:
+    """Makes the supervisor's latch a descriptor, so that one select() waits for everything."""
+
+    def __init__(self, memory: EngineMemory, selector: selectors.BaseSelector) -> None:
+        self._latch = memory.latch(native.SUPERVISOR)
+        self._selector = selector
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._memory = memory
+        self._going = True
+        selector.register(self._event, selectors.EVENT_READ, self._woken)
+        self._thread = threading.Thread(target=self._wait, name="latch", daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        while self._going:
+            self._latch.arm()
+            if self._latch.wait(TICK_S):
+                os.eventfd_write(self._event, 1)
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._event)
+        grow_queue_table(self._memory)
+
+    def close(self) -> None:
+        self._going = False
+        self._latch.wakeup()
+        self._thread.join()
+        self._selector.unregister(self._event)
+        os.close(self._event)
+
+
+class _PoolMaker:
+    """Makes the pool buffers that were not needed at once, beside the running engine."""
+
+    def __init__(self, memory: EngineMemory, tell) -> None:
+        self._memory = memory
+        self._tell = tell
+        self._going = True
+        self._thread = threading.Thread(target=self._make, name="pool", daemon=True)
+
+    def start(self) -> None:
+        if missing_pool_buffers(self._memory):
+            self._thread.start()
+
+    def _make(self) -> None:
+        try:
+            for number in missing_pool_buffers(self._memory):
+                if not self._going:
+                    return
+                make_pool_buffer(self._memory, number)
+                self._memory.wake(native.WRITER)
+        except EngineError as error:
+            self._tell(f"the pool stays smaller than asked: {error}")
+
+    def join(self) -> None:
+        self._going = False
+        if self._thread.ident is not None:
+            self._thread.join()
+
+
+def report(descriptor: int, line: dict[str, object]) -> None:
+    """One JSON line to the starting process, if it still listens."""
+    if descriptor >= 0:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, json.dumps(line).encode() + b"\n")
+
+
+def parse_arguments(argv: Sequence[str] | None) -> Arguments:
+    parser = argparse.ArgumentParser(
+        prog="python -m workers.supervisor", description="Owns a store: recovers it, runs its workers, opens sessions.",
+        epilog="SIGTERM: orderly stop. Exit codes: 0 stopped clean, 1 failed, 3 damage found, 5 store busy, 6 degraded.")
+    parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store; made if it is not there")
+    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")
+    parser.add_argument("--no-children", action="store_true", help="start no workers: something else does (systemd)")
+    parser.add_argument("--stop-timeout", type=float, default=STOP_TIMEOUT_S, metavar="S",
+                        help="longest orderly stop (%(default)s)")
+    parser.add_argument("--stop-on-eof", action="store_true", help="stop when stdin ends: the embedding process is gone")
+    parser.add_argument("--report-fd", type=int, default=-1, metavar="FD", help="JSON lines about the start")
+    given = parser.parse_args(argv)
+    return Arguments(given.store.absolute(), parse_set(given.set), given.no_children, given.stop_on_eof, given.report_fd,
+                     given.stop_timeout)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a supervisor; its exit code."""
+    faulthandler.enable()
+    descriptor = -1
+    try:
+        arguments = parse_arguments(argv)
+        descriptor = arguments.report_descriptor
+        check_packages()
+        return Supervisor(arguments).run()
+    except EngineError as error:
+        say(native.SUPERVISOR, str(error))
+        report(descriptor, {"error": str(error), "exit_code": int(error.exit_code)})
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
