@@ -1,0 +1,120 @@
+"""How fast Spark reads the log, against Spark's own Parquet on the same rows.
+
+    python bench/bench_spark.py [--log-bytes 1g] [--body-bytes 1024] [--cores 2] [--rounds 3] [--folder DIR] [--json FILE]
+
+MB/s are bytes of the log, whichever form is read; the page cache is hot. Both read the
+same columns unless the line says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+
+from measure import Row, keep, show  # noqa: E402
+from spark_data import write_log  # noqa: E402
+
+from pyengine.settings import BYTE_UNITS  # noqa: E402
+from pyengine.spark import export_parquet, session, stats  # noqa: E402
+from pyengine.spark.options import read_options  # noqa: E402
+from pyengine.spark.plan import plan, select  # noqa: E402
+from pyengine.spark.schema import chosen_columns  # noqa: E402
+
+SEGMENT_BYTES = 256 << 20
+COLUMNS = "topic,partition,offset,physicalOffset,timestamp,bornTimestamp,tags,keys,properties,value"
+
+
+def size(text: str) -> int:
+    unit = text[-1].lower() if text[-1].isalpha() else ""
+    return int(text[: len(text) - len(unit)]) * BYTE_UNITS[unit]
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--log-bytes", type=size, default=1 << 30)
+    arguments.add_argument("--body-bytes", type=int, default=1024)
+    arguments.add_argument("--cores", type=int, default=2)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    arguments.add_argument("--json", type=Path)
+    asked = arguments.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="bench-spark-", dir=asked.folder))
+    try:
+        rows = measure(asked, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    show(rows)
+    if asked.json:
+        keep(rows, asked.json)
+
+
+def measure(asked: argparse.Namespace, folder: Path) -> list[Row]:
+    store, native = folder / "store", folder / "native.parquet"
+    messages = write_log(store, asked.log_bytes, asked.body_bytes, min(SEGMENT_BYTES, asked.log_bytes))
+    spark = session("bench", cores=asked.cores)
+    log_bytes = sum(part.end - part.start for part in plan(read_options({"path": str(store)})))
+    rows: dict[str, Row] = {}
+
+    def log(**options: str):
+        return spark.read.format("pyengine").options(**options).load(str(store))
+
+    def noop(df) -> None:
+        df.write.format("noop").mode("overwrite").save()
+
+    def timed(what: str, work: Callable[[], object], against: str = "", floor: float | None = None,
+              aim: float | None = None, rounds: int | None = None) -> None:
+        rates = []
+        for _ in range(rounds or asked.rounds):
+            begun = time.perf_counter()
+            work()
+            rates.append(log_bytes / (time.perf_counter() - begun) / 1e6)
+        limit = rows[against].median if against else None
+        rows[what] = Row(what, "MB/s", rates, limit, against, floor, aim)
+        print(f"{what}: {rows[what].median:,.0f} MB/s", file=sys.stderr, flush=True)
+
+    def exported(compression: str) -> Callable[[], object]:
+        return lambda: export_parquet(spark, store, folder / "out", compression=compression, overwrite=True, columns=COLUMNS)
+
+    print(f"{messages:,} messages of {asked.body_bytes} bytes, {log_bytes / 1e6:,.0f} MB of log, local[{asked.cores}]")
+    noop(log(columns="offset"))  # a session's first job pays for all
+    timed("scan into columns, one process, no Spark", lambda: scan(store))
+    timed("Parquet, written by the JVM", lambda: log(columns=COLUMNS).write.mode("overwrite").parquet(str(native)), rounds=1)
+    parquet = spark.read.parquet(str(native))
+    timed("Parquet, full read", lambda: noop(parquet))
+    timed("log, full read", lambda: noop(log(columns=COLUMNS)), "Parquet, full read", 0.8, 1.0)
+    timed("log, full read of the default columns", lambda: noop(log()), "Parquet, full read")
+    timed("Parquet, sum(length(value))", lambda: parquet.selectExpr("sum(length(value))").collect())
+    timed("log, sum(length(value))", lambda: log(columns="value").selectExpr("sum(length(value))").collect(),
+          "Parquet, sum(length(value))")
+    timed("Parquet, count by topic", lambda: parquet.groupBy("topic").count().collect())
+    timed("log, count by topic", lambda: log(columns="topic").groupBy("topic").count().collect(), "Parquet, count by topic")
+    timed("log, stats in the workers", lambda: stats(spark, store).collect(), "Parquet, count by topic")
+    timed("log, stats with every checksum verified", lambda: stats(spark, store, verifyCRC=True).collect())
+    timed("log, one topic and tag of eighty, by options",
+          lambda: noop(log(subscribe="topic-003", tags="tag1", columns=COLUMNS)), "Parquet, full read")
+    timed("export in the workers, snappy", exported("snappy"), "Parquet, written by the JVM")
+    timed("export in the workers, zstd", exported("zstd"), "Parquet, written by the JVM", rounds=1)
+    spark.stop()
+    return list(rows.values())
+
+
+def scan(store: Path) -> None:
+    """The whole log through the reader that the tasks use, in this process."""
+    from pyengine.spark.range_reader import RangeReader, arrow_schema
+
+    options = read_options({"path": str(store), "columns": COLUMNS})
+    chosen = chosen_columns(options)
+    for part in plan(options):
+        for _ in RangeReader(options, select(options), chosen).batches(part, arrow_schema(chosen)):
+            pass
+
+
+if __name__ == "__main__":
+    main()
