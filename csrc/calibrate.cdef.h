@@ -1,8 +1,8 @@
 /* How long a sleeping process takes to wake up here: the measure for every spin.
  *
- * Who: the supervisor, once at start. Blocks on: itself, for about 5 ms. A spin
- * shorter than the wake-up time never meets its partner and is the worst choice
- * of all; one much longer burns a CPU for nothing.
+ * Who: the supervisor, once at start. Blocks on: itself, for about 5 ms. After a
+ * crash: nothing is left. A spin shorter than the wake-up time never meets its
+ * partner and is the worst choice of all; one much longer burns a CPU for nothing.
  */
 /* Time from sem_post to the return of the sleeper's sem_wait, in ns, that `percent`
  * of `rounds` wake-ups stay below; a thread of this process sleeps. -errno on failure. */

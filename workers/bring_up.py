@@ -20,7 +20,7 @@ from pyengine.errors import CorruptionError, DiskFullError, NotAStoreError
 from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import attach_count, shared_objects
-from pyengine.ipc.control_block import POOL_BUFFERS_MAX, SESSION_SLOTS, EngineMemory, Identity, now_ms
+from pyengine.ipc.control_block import EngineMemory, Identity, now_ms
 from pyengine.ipc.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.left_memory import left_memory
@@ -122,7 +122,7 @@ def _options(config: EngineConfig) -> RecoveryOptions:
 
 def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_id: int) -> Identity:
     spin_writer_us, spin_producer_us = spin_us(config.spin)
-    pool_buffers = min(config.transient_store_pool_size, POOL_BUFFERS_MAX) if config.mode == "pool" else 0
+    pool_buffers = min(config.transient_store_pool_size, native.POOL_BUFFERS_MAX) if config.mode == "pool" else 0
     return Identity(
         store_uuid=engine_id.uuid, boot_id=read_boot_id(), epoch=read_epoch(root),
         engine_id_device=engine_id.device, engine_id_inode=engine_id.inode,
@@ -130,7 +130,7 @@ def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_i
         session_ring_bytes_default=config.session_ring_bytes, max_message_bytes=config.max_message_size_bytes,
         put_timeout_ms=config.put_timeout_ms, sync_flush_timeout_ms=config.sync_flush_timeout_ms,
         spin_writer_us=spin_writer_us, spin_producer_us=spin_producer_us,
-        sessions_max=min(config.sessions_max, SESSION_SLOTS), pool_buffers=pool_buffers,
+        sessions_max=min(config.sessions_max, native.SESSION_SLOTS), pool_buffers=pool_buffers,
         replay_clock=int(config.replay_clock), role=ROLES[config.broker_role], created_ms=now_ms(),
         sysv_semaphore_id=semaphore_id, lock_modified_ns=lock_modified_ns(root))
 

@@ -14,6 +14,7 @@ from pyengine.errors import EngineUnavailableError
 CONTROL_BYTES: int = lib.ms_control_bytes()
 DOORBELLS_BYTES: int = lib.ms_doorbells_bytes()
 SESSION_SLOTS: int = lib.MS_SESSION_SLOTS
+POOL_BUFFERS_MAX: int = lib.MS_POOL_BUFFERS_MAX
 
 SUPERVISOR = lib.MS_SUPERVISOR
 WRITER = lib.MS_WRITER
