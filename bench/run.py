@@ -26,7 +26,8 @@ import raw  # noqa: E402
 from measure import Row, keep, quantile, show  # noqa: E402
 
 import pyengine  # noqa: E402
-from pyengine.engine import engine_status  # noqa: E402
+from pyengine.cli.engine_status import engine_status  # noqa: E402
+from pyengine.engine import supervisor_pid  # noqa: E402
 
 RECORD_OVERHEAD_BYTES = 91 + len("bench")
 SETTINGS = {"mapped_file_size_commit_log_bytes": 1 << 28, "max_hash_slot_num": 100_000, "max_index_num": 400_000,
@@ -136,7 +137,7 @@ def bench_recovery(bench: Bench) -> None:
     engine, path = bench.store()
     with engine:
         bench.produce(path, "many", 1024, 1, 256)
-        pids = [worker["pid"] for worker in engine_status(path)["workers"]] + [engine_status(path)["supervisor_pid"]]
+        pids = [process.pid for process in processes_of(path)]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
@@ -154,19 +155,24 @@ def bench_workers(bench: Bench) -> None:
     began = time.perf_counter()
     with engine:
         ready = time.perf_counter() - began
-        status = engine_status(path)
-        processes = [psutil.Process(worker["pid"]) for worker in status["workers"]]
-        processes.append(psutil.Process(status["supervisor_pid"]))
+        status = engine_status(path, {})
+        processes = processes_of(path)
         time.sleep(1)
         before = [sum(process.cpu_times()[:2]) for process in processes]
         time.sleep(10)
         used = sum(sum(process.cpu_times()[:2]) - was for process, was in zip(processes, before))
-        private = {worker["kind"]: _private_bytes(worker["pid"]) / 1048576 for worker in status["workers"]}
+        private = {worker["kind"]: _private_bytes(worker["pid"]) / 1048576 for worker in status["workers"] if worker["pid"]}
     bench.rows.append(Row("engine ready", "s", [ready], floor=1, higher_is_better=False))
     bench.rows.append(Row("idle cost of all workers together", "% of a core", [used / 10 * 100], floor=1, higher_is_better=False))
     bench.rows.append(Row("private memory of the largest worker", "MiB", [max(private.values())], floor=40, aim=25,
                           higher_is_better=False, notes=private))
     shutil.rmtree(path.parent)
+
+
+def processes_of(path: Path) -> list[psutil.Process]:
+    """Every living process of the engine, the supervisor too."""
+    pids = {worker["pid"] for worker in engine_status(path, {})["workers"] if worker["pid"]} | {supervisor_pid(path)}
+    return [psutil.Process(pid) for pid in pids if pid]
 
 
 def _private_bytes(pid: int) -> int:
