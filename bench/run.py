@@ -176,9 +176,11 @@ def processes_of(path: Path) -> list[psutil.Process]:
 
 
 def _private_bytes(pid: int) -> int:
-    """Private, neither mapped from the store nor locked."""
-    memory = psutil.Process(pid).memory_full_info()
-    return memory.uss
+    """Memory of its own: neither mapped from the store nor shared (RssAnon)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit(f"no RssAnon for process {pid}")
 
 
 BENCHES: tuple[Callable[[Bench], None], ...] = (
