@@ -123,8 +123,8 @@ def scan_log(
         scan = _scan_segment(log, segment, end, scan, check_crc, progress, total_bytes)
         if scan.reason != CaseLabel.BLANK:
             return scan
-        if segment is log.segments[-1] and log.owner is Owner.THEIRS:
-            return scan  # RocketMQ ends the log before such a blank
+        if segment is log.segments[-1] and log.owner is Owner.THEIRS and limit is None:
+            return scan  # RocketMQ ends the log before such a blank; a commit slot may end behind it
         scan = replace(scan, end_offset=segment_end, reason=CaseLabel.RANGE_END)
     return scan
 

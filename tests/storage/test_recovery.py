@@ -8,8 +8,9 @@ import shutil
 import pytest
 
 from fix_log import SMALL
-from pyengine.errors import ExitCode, NotAStoreError, StoreRefusedError
+from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, StoreRefusedError
 from pyengine.storage.abort_file import abort_file_exists, create_abort_file
+from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.recovery import recover
 from pyengine.storage.recovery_report import RecoveryPath, RecoveryState
 from pyengine.storage.store_checkpoint import read_checkpoint
@@ -302,6 +303,27 @@ def test_progress_only_grows_and_ends_at_its_total(build_store):
 def kept_in_quarantine(store):
     """What stands there, without the notes: they hold the time."""
     return sorted(path.read_bytes() for path in (store.root / "quarantine").glob("*") if path.suffix != ".json")
+
+
+@pytest.mark.parametrize("place", ["keep_bytes", "keep_file"])
+def test_without_room_for_quarantine_the_log_stays_as_it_was(build_store, monkeypatch, place):
+    store = build_store(40, flushed=0, spare=False)
+    hole = store.records[6]
+    store.poke(hole.start, bytes(len(hole.data)))
+    create_abort_file(store.root)
+    before = store.tree()
+
+    def full(*_args, **_named):
+        raise DiskFullError("injected", errno=28)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Quarantine, place, full)
+        with pytest.raises(DiskFullError):
+            recovered(store)
+    after = store.tree("quarantine")
+    assert after.pop("config/recovery")
+    assert after == before
+    assert recovered(store).exit_code is ExitCode.REPAIRED
 
 
 class Interrupted(Exception):

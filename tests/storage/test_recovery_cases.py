@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +42,9 @@ def test_what_may_hold_messages_is_kept_unless_the_slot_says_that_nobody_was_tol
     assert tail_case(Content.OTHER, owner, End.SCAN).decision is TailDecision.QUARANTINE
     assert file_case(False, End.SCAN).decision is FileDecision.QUARANTINE
     assert tail_case(Content.SPOILED_RECORD, Owner.THEIRS, End.SCAN).decision is TailDecision.QUARANTINE
+
+
+def test_the_page_about_recovery_names_every_row():
+    page = (Path(__file__).parents[2] / "docs" / "recovery.md").read_text()
+    for label in {case.label for case in (*TAIL_CASES, *FILE_CASES)}:
+        assert f"| {label} |" in page

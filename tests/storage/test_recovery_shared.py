@@ -133,6 +133,18 @@ def test_a_segment_that_the_pool_is_ahead_of_is_made(build_store):
     assert_log_is(store, store.end)
 
 
+def test_pool_bytes_behind_a_roll_are_drained_before_the_first_watermark_was_written(build_store):
+    store = build_store(40, spare=False)
+    pool = Pool(store, 5, 39)
+    (store.root / "config" / "watermark").unlink()
+    for path in sorted((store.root / "commitlog").iterdir())[1:]:
+        path.unlink()
+    store.segment(0).write_bytes(pool.expected[f"{0:020d}"])  # committed up to the roll and no further
+    report = recovered(store, pool.state(committed=4096, pool_buffers=pool.buffers[1:]))
+    assert (report.end_offset, report.shared_state) == (store.end, "used")
+    assert_log_is(store, store.end)
+
+
 def test_bytes_that_a_killed_committer_left_are_written_over(build_store):
     store = build_store(40)
     pool = Pool(store, 5, 12)
