@@ -67,7 +67,11 @@ class LeftMemory:
             self._semaphore_id = identity.sysv_semaphore_id
         bases = [] if mismatch else self._pool_bases(memory, identity)
         try:
-            self.shared = SharedState(slot_end, committed, self._map_pool(bases), mismatch)
+            self.shared = SharedState(
+                slot_end, committed, self._map_pool(bases), mismatch,
+                reput_from=native.load_position(memory.control.reput_from),
+                index_progress=native.index_progress_copy(memory.control),
+            )
         except EngineUnavailableError as error:
             self.shared = SharedState(slot_end, committed, (), f"a buffer of the pool is missing: {error}")
 

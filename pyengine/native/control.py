@@ -66,6 +66,11 @@ def view_doorbells(memory) -> object:
     return ffi.cast("struct ms_doorbells *", ffi.from_buffer(memory))
 
 
+def index_progress_copy(control) -> bytes:
+    """The undo of the index put under way, of a reputter that is dead: a copy, for recovery."""
+    return bytes(ffi.buffer(control.index_progress))
+
+
 def check_control(control, mapped_bytes: int) -> None:
     """Raise EngineUnavailableError, naming what is wrong, unless this is a published block of our layout."""
     code = lib.ms_control_check(control, mapped_bytes)

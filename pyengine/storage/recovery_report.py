@@ -120,7 +120,8 @@ class RecoveryReport:
         if self.cut_bytes:
             did.append(f"cut {self.cut_bytes}")
         if self.quarantined:
-            did.append(f"put {len(self.quarantined)} pieces into quarantine")
+            pieces = "1 piece" if len(self.quarantined) == 1 else f"{len(self.quarantined)} pieces"
+            did.append(f"put {pieces} into quarantine")
         return f"Recovered by the {self.path} path: {', '.join(did)}."
 
     def to_dict(self) -> dict[str, Any]:
