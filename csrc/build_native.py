@@ -31,6 +31,7 @@ CONCEPTS = (
     "attach_count",
     "group_commit",
     "calibrate",
+    "nap",
     "producer",
     "writer",
     "consume_queue",

@@ -67,6 +67,7 @@ class CommitRealTimeService:
             time.sleep(GATHER_S)
             wrote = native.load_position(self._control.wrote)
         self._streak += 1
+        self._memory.wake(native.REPUTTER)  # it wakes up while this commits; once more when it is done
         return self._commit(wrote)
 
     def _commit(self, wrote: int) -> bool:

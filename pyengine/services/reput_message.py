@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import time
 from collections.abc import Callable
 
 from pyengine._native import ffi
@@ -23,14 +22,14 @@ from pyengine.errors import DiskError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.native import sequence
+from pyengine.native import nap, sequence
 from pyengine.native.flush import monotonic_ns
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.segment_files import map_read_only
 
 BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
 QUIET_NS = 3_000_000       # naps go on this long after the last find
-NAP_S = 0.00005
+COMMIT_NS = 2_000_000      # so long a commit that is known to be under way is waited for awake
 ROUND_NS = 50_000_000      # one work() lasts at most about this long
 RETRY_NS = 1_000_000_000
 IDLE_PAUSE_S = 0.5
@@ -48,7 +47,8 @@ class ReputMessageService:
         self._paths = StorePaths(root)
         self._segment_bytes = memory.identity.segment_bytes
         self._report = report
-        self._limit = self._control.confirm if memory.identity.dispatch_at else self._control.committed
+        self._follows_commit = not memory.identity.dispatch_at
+        self._limit = self._control.committed if self._follows_commit else self._control.confirm
         self._dispatcher = Dispatcher(
             root, config.geometry,
             index_progress=ffi.addressof(self._control, "index_progress"),
@@ -60,20 +60,23 @@ class ReputMessageService:
         self._view: mmap.mmap | None = None
         self._retry_ns = 0
         self._failing = ""
+        nap.precisely()
 
     def work(self) -> bool:
         """Dispatch what is there, and what comes while it is still busy."""
-        if not self._advance():
+        if not self._advance() and not (self._commit_is_coming() and self._advance()):
             return False
-        now_ns = monotonic_ns()
-        leave_ns, quiet_ns = now_ns + ROUND_NS, now_ns + QUIET_NS
-        while now_ns < quiet_ns and now_ns < leave_ns:
-            if self._advance():
-                quiet_ns = monotonic_ns() + QUIET_NS
-            else:
-                time.sleep(NAP_S)
-            now_ns = monotonic_ns()
+        leave_ns = monotonic_ns() + ROUND_NS
+        while monotonic_ns() < leave_ns and nap.until_above(self._limit, self._reput_from, QUIET_NS):
+            if not self._advance():
+                break
         return True
+
+    def _commit_is_coming(self) -> bool:
+        """With the pool: woken before the commit, so that waking up and committing overlap; whether it came."""
+        if not self._follows_commit or native.load_position(self._control.wrote) <= self._reput_from:
+            return False
+        return nap.until_above(self._limit, self._reput_from, COMMIT_NS)
 
     def _advance(self) -> bool:
         """One batch; whether `reput_from` moved."""

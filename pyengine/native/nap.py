@@ -1,0 +1,17 @@
+"""Watching a position in short naps (csrc/nap.cdef.h)."""
+
+from __future__ import annotations
+
+from pyengine._native import ffi, lib
+
+NAP_NS = 20_000
+
+
+def until_above(position, value: int, timeout_ns: int, nap_ns: int = NAP_NS) -> bool:
+    """True as soon as the `struct ms_position` is above `value`, False after the timeout."""
+    return lib.ms_nap_until_above(ffi.addressof(position), value, timeout_ns, nap_ns) == 1
+
+
+def precisely() -> None:
+    """Let this process's sleeps end when asked, not up to 50 us later."""
+    lib.ms_nap_precisely()

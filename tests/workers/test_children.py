@@ -1,0 +1,158 @@
+"""Watching workers: restarts after pauses, silent ones killed, twins adopted, boot failures halt."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from fix_owner import CHECKOUT
+from pyengine.native import control as native
+from waiting import eventually
+from workers.children import Children, child_environment
+from workers.kinds import KINDS
+
+FLUSHER = next(kind for kind in KINDS if kind.number == native.FLUSHER)
+COMMITTER = next(kind for kind in KINDS if kind.number == native.COMMITTER)
+
+
+class Rig:
+    """Children of an owner in the test's own process, with its selector."""
+
+    def __init__(self, owner, *kinds, overrides=None) -> None:
+        self.owner = owner
+        self.said: list[str] = []
+        self.selector = selectors.DefaultSelector()
+        self.children = Children(owner.root, owner.memory, owner.lock, self.selector, kinds, overrides or {},
+                                 self.said.append)
+
+    def pump(self, seconds: float = 0.02) -> None:
+        for key, _ in self.selector.select(max(0.0, seconds)):
+            key.data()
+
+    def go_until(self, condition, what):
+        def step():
+            self.pump()
+            self.children.tick()
+            return condition()
+        return eventually(step, what)
+
+    def close(self) -> None:
+        self.children.kill()
+        self.selector.close()
+
+
+@pytest.fixture
+def rig(make_owner):
+    rigs = []
+
+    def make(*kinds, overrides=None, **identity):
+        owner = make_owner(**identity)
+        owner.position(0)
+        owner.publish()
+        rigs.append(Rig(owner, *kinds, overrides=overrides))
+        return rigs[-1]
+
+    yield make
+    for made in rigs:
+        made.close()
+
+
+def line(rig, kind=FLUSHER):
+    return rig.owner.worker(kind.number)
+
+
+def test_a_worker_is_started_and_stopped(rig):
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    assert made.children.stop(made.pump, time.monotonic() + 30) == []
+    assert native.load(line(made), "state") == native.WORKER_ABSENT and made.said == []
+
+
+def test_a_worker_that_keeps_dying_is_restarted_after_growing_pauses(rig):
+    made = rig(FLUSHER)
+    made.children.start()
+    for deaths in range(1, 4):
+        made.go_until(lambda: made.children.all_ready, "ready")
+        os.kill(native.load(line(made), "pid"), signal.SIGKILL)
+        made.go_until(lambda deaths=deaths: native.load(line(made), "restarts") == deaths, "restarted")
+    assert made.said[0].endswith("starting it again")
+    assert made.said[1].endswith("in 0.1 s") and made.said[2].endswith("in 0.2 s")
+    made.go_until(lambda: made.children.all_ready, "ready again")
+
+
+def test_a_silent_worker_is_aborted_then_killed_and_replaced(rig, monkeypatch):
+    """A stopped process cannot even act on SIGABRT."""
+    monkeypatch.setattr("workers.children.ABORT_PATIENCE_S", 0.3)
+    made = rig(replace(FLUSHER, silent_s=0.7), overrides={"flush_interval_commit_log_ms": "50"})
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    first = native.load(line(made), "pid")
+    os.kill(first, signal.SIGSTOP)
+    made.go_until(lambda: native.load(line(made), "pid") != first and made.children.all_ready, "another one is up")
+    assert "made no progress" in made.said[0]
+    assert "SIGKILL" in made.said[1]
+
+
+def test_a_worker_that_loops_leaves_a_trace(rig, monkeypatch, capfd):
+    made = rig(replace(FLUSHER, silent_s=0.7), overrides={"flush_interval_commit_log_ms": "3600000"})
+    made.children.start()  # an idle flusher with so long an interval is silent for longer than silent_s
+    made.go_until(lambda: any("SIGABRT" in text for text in made.said), "aborted")
+    assert "Fatal Python error: Aborted" in capfd.readouterr().err
+
+
+def test_a_worker_that_cannot_come_up_halts_instead_of_being_tried_for_ever(rig):
+    made = rig(COMMITTER, mode=native.MODE_SYNC)
+    made.children.start()
+    made.go_until(lambda: made.children.halted, "halted")
+    assert made.children.halted.startswith("the committer cannot start")
+    assert native.load(line(made, COMMITTER), "restarts") == 0
+
+
+def test_a_living_worker_of_somebody_else_is_adopted(rig):
+    made = rig(FLUSHER)
+    stranger = made.owner.spawn("workers.flusher")
+    made.owner.wait_ready(native.FLUSHER)
+    made.children.start()
+    assert made.children.all_ready and native.load(line(made), "pid") == stranger.pid
+    stranger.kill()
+    stranger.wait()
+    made.go_until(lambda: made.children.all_ready and native.load(line(made), "incarnation") == 2, "replaced")
+    assert "an unknown code" in made.said[0]
+
+
+def test_a_twin_that_was_first_is_adopted(rig):
+    """Both start at once; the loser says so with its own exit code, the winner is watched."""
+    made = rig(FLUSHER)
+    made.children.start()
+    stranger = made.owner.spawn("workers.flusher")
+    made.go_until(lambda: made.children.all_ready or stranger.poll() is not None, "one of them is up")
+    made.go_until(lambda: made.children.all_ready, "and watched")
+    assert native.load(line(made), "incarnation") == 1
+
+
+def test_stop_reports_what_does_not_finish_and_kills_it(rig):
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    os.kill(native.load(line(made), "pid"), signal.SIGSTOP)
+    assert made.children.stop(made.pump, time.monotonic() + 0.2) == ["the flusher did not finish in time"]
+    assert not made.owner.lock.kind_taken(native.FLUSHER)
+
+
+def test_children_find_these_packages_from_anywhere(tmp_path):
+    """Also where the current directory holds packages of the same names."""
+    for name in ("workers", "pyengine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the wrong package')\n")
+    done = subprocess.run([sys.executable, "-P", "-m", "workers.flusher", "--help"], cwd=tmp_path, env=child_environment(),
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert str(CHECKOUT) in child_environment()["PYTHONPATH"].split(os.pathsep)[0]
