@@ -39,8 +39,8 @@ run_logged() { # run_logged WHAT command...: quiet on success, the whole log on 
 }
 
 install_packages() { # $1 = extras joined by commas
-  local stamp=$VIRTUAL_ENV/pyengine-packages.stamp wanted
-  wanted="$checkout $1 $(packages_digest)"
+  local stamp=$VIRTUAL_ENV/pyengine-packages-${1//,/-}.stamp wanted
+  wanted="$checkout $(packages_digest)"
   [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return 0
   run_logged "installing pyengine[$1] and what it needs into $VIRTUAL_ENV" \
     env -C "$checkout" "$PYTHON" -m pip install --disable-pip-version-check --editable ".[$1]" 'setuptools>=77' wheel

@@ -25,6 +25,7 @@ COMMANDS = (
     Row("offset-at", "pyengine.cli.offset_at", "offset_at", "Look up"),
     Row("check", "pyengine.cli.check", "check", "Check and repair"),
     Row("recover", "pyengine.cli.recover", "recover", "Check and repair"),
+    Row("replay", "pyengine.cli.replay", "replay", "Check and repair"),
     Row("inspect", "pyengine.cli.inspect", "inspect", "Look inside"),
     Row("export", "pyengine.cli.export", "export", "Look inside"),
     Row("top", "pyengine.cli.top", "top", "Look inside"),

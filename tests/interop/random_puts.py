@@ -28,7 +28,7 @@ def random_settings(rng: random.Random) -> dict[str, str]:
     """Small files, so that everything rolls, under RocketMQ's names."""
     return {
         "mappedFileSizeCommitLog": str(rng.choice((4, 16, 64)) << 10),
-        "mappedFileSizeConsumeQueue": str(rng.choice((20, 400, 1000))),
+        "mappedFileSizeConsumeQueue": str(rng.choice((60, 400, 1000))),
         "maxHashSlotNum": str(rng.choice((1, 8, 64))),
         "maxIndexNum": str(rng.choice((400, 4000))),
     }

@@ -1,0 +1,167 @@
+"""`pyengine replay`: the puts of a manifest through the real writer, with the manifest's clock.
+
+The commit log comes out as RocketMQ wrote it (the filler behind blank records aside), which the tests
+and scripts/replay_manifest.sh rest on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyengine.cli.options import json_option, set_option
+from pyengine.cli.replay_manifest import Manifest, Put, load_manifest
+from pyengine.errors import ExitCode, FormatError, UsageError
+from pyengine.formats.batch import BatchMember, decode_batch
+from pyengine.results import PutResult
+
+if TYPE_CHECKING:
+    from pyengine.producer import Producer
+
+# How a mode overrides the manifest's own settings.
+MODES: Mapping[str, Mapping[str, str]] = {
+    "async": {"flush_disk_type": "ASYNC_FLUSH", "transient_store_pool_enable": "false"},
+    "pool": {"flush_disk_type": "ASYNC_FLUSH", "transient_store_pool_enable": "true"},
+    "sync": {"flush_disk_type": "SYNC_FLUSH", "transient_store_pool_enable": "false"},
+}
+DIFFERENCES_SHOWN = 20
+
+
+@dataclass
+class ReplayReport:
+    """What a replay did. `differences` are sentences, empty when every answer was RocketMQ's."""
+
+    puts: int = 0
+    stored: int = 0
+    refused: int = 0
+    records: int = 0
+    end_offset: int = 0
+    differences: list[str] = field(default_factory=list)
+
+
+def settings_of(manifest: Manifest, mode: str | None) -> dict[str, str]:
+    """The settings of a replay: the manifest's, the mode's over them, and the clock that it may set."""
+    return {**manifest.config, **(MODES[mode] if mode else {}), "replay_clock": "true"}
+
+
+def replay_puts(manifest: Manifest, producer: Producer, advance: Callable[[int], None] = lambda count: None) -> ReplayReport:
+    """Puts every row in order and compares each answer with RocketMQ's."""
+    report = ReplayReport()
+    for put in manifest.puts:
+        result = send(producer, put)
+        report.puts += 1
+        report.differences += compare(put, result)
+        if result.ok:
+            report.stored += 1
+            report.records += result.count
+            report.end_offset = max(report.end_offset, result.physical_offset + result.size_bytes)
+        else:
+            report.refused += 1
+        advance(report.puts)
+    return report
+
+
+def send(producer: Producer, put: Put) -> PutResult:
+    """One put with all its inputs, its clock included."""
+    shared: dict[str, Any] = {
+        "queue_id": put.queue_id,
+        "properties_text": put.properties_text,
+        "sys_flag": put.sys_flag,
+        "born_timestamp_ms": put.born_timestamp_ms,
+        "born_host": put.born_host,
+        "store_host": put.store_host,
+        "reconsume_times": put.reconsume_times,
+        "wait_store_msg_ok": put.wait_store_msg_ok,
+        "delay_level": put.delay_level,
+        "clock_ms": put.clock_ms,
+    }
+    body = put.body or b""  # RocketMQ stores an absent body as an empty one
+    if put.is_batch:
+        return producer.put_batch_raw(put.topic, _members(body), **shared)
+    return producer.put_raw(
+        put.topic, body, flag=put.flag, prepared_transaction_offset=put.prepared_transaction_offset, **shared
+    )
+
+
+def _members(encoded: bytes) -> list[BatchMember]:
+    """The members of a batch. What is no encoded batch goes as one member of its length: RocketMQ looks at that first."""
+    try:
+        return decode_batch(encoded)
+    except FormatError:
+        return [BatchMember(encoded)]
+
+
+def compare(put: Put, result: PutResult) -> list[str]:
+    """How an answer differs from RocketMQ's, field by field; fields that RocketMQ did not give are not looked at."""
+    if result.status.name != put.expected.status:
+        why = f" ({result.reason})" if result.reason else ""
+        return [f"put {put.number}: status {result.status.name}{why}, RocketMQ answered {put.expected.status}"]
+    return [
+        f"put {put.number}: {name} is {getattr(result, name)}, RocketMQ's is {value}"
+        for name, value in asdict(put.expected).items()
+        if name != "status" and value is not None and getattr(result, name) != value
+    ]
+
+
+@contextlib.contextmanager
+def engine_for(root: Path, settings: dict[str, str]) -> Iterator[Producer]:
+    """A producer of the engine that runs at `root`, or of one that is started for the replay and stopped after it."""
+    import pyengine
+    from pyengine.errors import EngineUnavailableError
+
+    with contextlib.ExitStack() as stack:
+        try:
+            producer = stack.enter_context(pyengine.connect(root))
+        except EngineUnavailableError:
+            if (root / "commitlog").is_dir() and any((root / "commitlog").iterdir()):
+                raise UsageError(f"{root} holds a store already: a replay needs a new one, or a running engine") from None
+            stack.enter_context(pyengine.Engine(root, **settings))
+            producer = stack.enter_context(pyengine.connect(root))
+        yield producer
+
+
+@click.command()
+@click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("store", type=click.Path(path_type=Path))
+@click.option("--mode", type=click.Choice(list(MODES)), help="Write path; the manifest's own if not given.")
+@set_option
+@json_option
+def replay(manifest: Path, store: Path, mode: str | None, settings: dict[str, str], as_json: bool) -> int:
+    """Put what a manifest holds into a store, with its clock, and compare every answer with RocketMQ's.
+
+    MANIFEST is what a RocketMQ store was given and answered: JSON, perhaps packed (.json.gz). The
+    commit log and the queues come out byte for byte as RocketMQ wrote them. If an engine runs at STORE
+    (started with --set replay_clock=true) it is used and left running; else STORE is made, run, and
+    stopped. Ends with 1 if any answer differs.
+
+    \b
+    Examples:
+      pyengine replay basic.json.gz STORE
+      pyengine replay basic.json.gz STORE --mode sync --json
+    """
+    from pyengine.cli import output
+
+    loaded = load_manifest(manifest)
+    with engine_for(store, {**settings_of(loaded, mode), **settings}) as producer:
+        report = replay_puts(loaded, producer)
+    if as_json:
+        output.write_json(asdict(report))
+    else:
+        output.write_facts(
+            [
+                ("puts", report.puts),
+                ("stored", report.stored),
+                ("refused", report.refused),
+                ("records", report.records),
+                ("end of the log", report.end_offset),
+                ("different from RocketMQ", len(report.differences)),
+            ]
+        )
+        for sentence in report.differences[:DIFFERENCES_SHOWN]:
+            click.echo(sentence, err=True)
+    return ExitCode.FAILED if report.differences else ExitCode.OK

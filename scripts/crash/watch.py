@@ -1,0 +1,140 @@
+"""The engine seen from outside: pids, positions, and whether a stopped worker was in the middle of something."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.native import control as native
+
+PATIENCE_S = 30.0
+STEP_S = 0.002
+SYSCALL_FSYNC, SYSCALL_FDATASYNC, SYSCALL_PWRITE = 74, 75, 18  # x86-64
+
+
+class HangError(Exception):
+    """Something did not come about in time."""
+
+
+def wait_for(what: str, condition: Callable[[], object], patience_s: float = PATIENCE_S) -> object:
+    """The condition's first true value; HangError names what was waited for."""
+    deadline_s = time.monotonic() + patience_s
+    while not (value := condition()):
+        if time.monotonic() > deadline_s:
+            raise HangError(f"{what}: not within {patience_s:g} s")
+        time.sleep(STEP_S)
+    return value
+
+
+def kind_number(name: str) -> int:
+    return {text: number for number, text in enumerate(KIND_NAMES)}[name]
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The counters at one moment."""
+
+    intent_end: int
+    slot_end: int
+    wrote: int
+    committed: int
+    flushed: int
+    reput_from: int
+    wanted_end: int
+    ready_end: int
+
+
+class EngineWatch:
+    """Looks into the control block of the engine that runs at `store`; changes nothing."""
+
+    def __init__(self, store: Path) -> None:
+        self._memory = EngineMemory.attach(find_folder(store), writable=False)
+
+    def __enter__(self) -> EngineWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.close()
+
+    @property
+    def epoch(self) -> int:
+        return self._memory.identity.epoch
+
+    def pid(self, kind: str) -> int:
+        return native.load(self._memory.control.workers[kind_number(kind)], "pid")
+
+    def pids(self) -> dict[str, int]:
+        """The living ones, by kind."""
+        found = {name: self.pid(name) for name in KIND_NAMES}
+        return {name: pid for name, pid in found.items() if pid and state_of(pid) not in ("", "Z")}
+
+    def positions(self) -> Positions:
+        control = self._memory.control
+        slot_end, _ = native.committed_slot(control)
+        return Positions(
+            intent_end=native.load(control.writer, "intent_end"),
+            slot_end=slot_end,
+            wrote=native.load(control.wrote, "value"),
+            committed=native.load(control.committed, "value"),
+            flushed=native.load(control.flushed, "value"),
+            reput_from=native.load(control.reput_from, "value"),
+            wanted_end=native.load(control.writer, "wanted_end"),
+            ready_end=native.load(control.allocator, "ready_end"),
+        )
+
+    def in_the_middle(self, kind: str, pid: int) -> bool:
+        """Whether the worker, stopped as it is now, has begun something that it has not finished."""
+        now = self.positions()
+        if kind == "writer":
+            return now.intent_end > now.slot_end
+        if kind == "committer":
+            return now.committed < now.wrote
+        if kind == "flusher":
+            return now.flushed < now.committed
+        if kind == "reputter":
+            return now.reput_from < now.committed
+        if kind == "allocator":
+            return now.ready_end < now.wanted_end
+        return syscall_of(pid) in (SYSCALL_FSYNC, SYSCALL_FDATASYNC, SYSCALL_PWRITE)
+
+
+def state_of(pid: int) -> str:
+    """The process state letter (R, S, D, T, Z); empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def syscall_of(pid: int) -> int:
+    """Number of the system call that a process sleeps in; -1 when it runs or may not be looked at."""
+    try:
+        return int(Path(f"/proc/{pid}/syscall").read_text().split()[0])
+    except (OSError, ValueError):
+        return -1
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process stands still meanwhile; it goes on afterwards unless it was killed."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(f"process {pid} stands still", lambda: state_of(pid) in ("T", "D", ""))
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, and wait until the process is gone or a zombie."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(f"process {pid} dies", lambda: state_of(pid) in ("", "Z"))
