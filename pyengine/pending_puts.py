@@ -40,6 +40,7 @@ class PendingPuts:
         self._waiting: deque[tuple[int, PutFuture, object]] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._give_up_ns = 0  # once closed: all that is left shares one short patience
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
@@ -67,7 +68,8 @@ class PendingPuts:
                 if not self._waiting:
                     return
                 sequence, future, context = self._waiting[0]
-            code, answer = self._session.wait_acked(sequence, monotonic_ns() + LOOK_NS)
+            deadline_ns = self._give_up_ns if self._closed else monotonic_ns() + LOOK_NS
+            code, answer = self._session.wait_acked(sequence, deadline_ns)
             if code == AGAIN and not self._closed:
                 continue
             try:
@@ -87,6 +89,7 @@ class PendingPuts:
     def close(self) -> None:
         """Resolve what is left (answered or indeterminate) and end the thread."""
         with self._changed:
+            self._give_up_ns = monotonic_ns() + LOOK_NS
             self._closed = True
             self._changed.notify()
         if self._thread is not None:

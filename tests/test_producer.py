@@ -197,6 +197,15 @@ def test_a_put_that_no_writer_answers_is_indeterminate(make_parts):
         assert producer.put("T", b"3").queue_offset == 2
 
 
+def test_closing_over_a_dead_writer_makes_what_is_due_indeterminate_at_once(make_parts):
+    parts = make_parts()
+    producer = parts.producer()
+    parts.kill(native.WRITER)
+    futures = [producer.put_async("T", b"%d" % n) for n in range(200)]
+    producer.close()
+    assert all(future.done() and future.result().indeterminate for future in futures)
+
+
 def test_a_frozen_store_refuses_puts_and_names_the_cause(make_parts):
     parts = make_parts(mode=native.MODE_SYNC)
     with parts.producer() as producer:
