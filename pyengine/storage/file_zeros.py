@@ -23,7 +23,7 @@ def used_end(path: Path, start: int = 0) -> int:
     try:
         end = start
         for position, chunk in data_chunks(descriptor, start):
-            used = len(chunk.rstrip(b"\0"))
+            used = _used(chunk)
             if used:
                 end = position + used
         return end
@@ -42,13 +42,13 @@ def clear_file_from(path: Path, start: int) -> int:
         status = os.fstat(descriptor)
         end = start
         for position, chunk in data_chunks(descriptor, start):
-            used = len(chunk.rstrip(b"\0"))
+            used = _used(chunk)
             if not used:
                 continue
             end = position + used
             for at in range(0, used, _PAGE_BYTES):
                 page = chunk[at : at + _PAGE_BYTES]
-                if page.rstrip(b"\0"):
+                if _used(page):
                     pwrite_all(descriptor, bytes(len(page)), position + at, path)
         if end > start:
             os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -75,3 +75,8 @@ def data_chunks(descriptor: int, start: int) -> Iterator[tuple[int, bytes]]:
                 return
             yield position, chunk
             position += len(chunk)
+
+
+def _used(chunk: bytes) -> int:
+    """The length without zeros at the end. Comparing first is ten times as fast where all is zero."""
+    return 0 if chunk == bytes(len(chunk)) else len(chunk.rstrip(b"\0"))

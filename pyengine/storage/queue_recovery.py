@@ -96,11 +96,13 @@ def plan_cut(queue: QueueState, log_end: int, *, keep_place: bool) -> QueueCut:
         replace(queue, files=kept, end=end if kept else 0, max_physical_offset=max_physical_offset),
         deleted=tuple(reversed(queue.files[len(kept):])), entries=entries,
     )
+    is_lossy = any(used_end(file.path) for file in cut.deleted)
     if kept:
         clear_from = end - kept[-1].start_offset
         if used_end(kept[-1].path, clear_from) > clear_from:
             cut = replace(cut, cleared=kept[-1], clear_from=clear_from)
-    if not reaches_beyond and has_hole(queue):
+            is_lossy = True
+    if is_lossy and not reaches_beyond:  # the queue's own end lies before other entries of it: a hole
         cut = replace(cut, rebuild_from=max(0, max_physical_offset))
     return cut
 
@@ -132,15 +134,6 @@ def sync_queue(queue: QueueState, from_physical_offset: int) -> None:
         first = _read_entry(file.path, 0)
         if is_live(first) and not is_filler(first) and first[0] < from_physical_offset:
             return
-
-
-def has_hole(queue: QueueState) -> bool:
-    """True when anything stands behind the queue's end: entries in between are missing."""
-    return any(
-        used_end(file.path, max(0, queue.end - file.start_offset)) > max(0, queue.end - file.start_offset)
-        for file in queue.files
-        if file.start_offset + queue.size_bytes > queue.end
-    )
 
 
 # -- reading ----------------------------------------------------------------------
