@@ -119,18 +119,22 @@ class Engine:
                 self.stop()
 
 
-def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0) -> Producer:
+def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0,
+            **settings: object) -> Producer:
     """A producer of the engine that runs on the store at `path`; EngineUnavailableError if none does.
 
     `ring_bytes` is the size of its submission ring, a power of two; `timeout_s` bounds the
-    wait for a supervisor that is just being replaced. The store's settings for producers
-    (store_host, message_delay_level) come from its config and environment.
+    wait for a supervisor that is just being replaced. What a producer needs of the store's
+    settings (store_host, message_delay_level, session_ring_bytes) comes from its config,
+    the environment and `settings`.
     """
     from pyengine.ipc.session_client import open_session
     from pyengine.producer import Producer
 
     root = Path(path).absolute()
-    config = load_config(root)
+    config = load_config(root, settings)
+    if ring_bytes is None and config.origins.get("session_ring_bytes") == "--set":
+        ring_bytes = config.session_ring_bytes
     return Producer(lambda: open_session(root, ring_bytes, timeout_s), store_host=config.store_host,
                     delay_levels=len(config.delay_levels_ms))
 

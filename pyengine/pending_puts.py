@@ -92,5 +92,5 @@ class PendingPuts:
             self._give_up_ns = monotonic_ns() + LOOK_NS
             self._closed = True
             self._changed.notify()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:  # Ctrl-C may come before it has started
             self._thread.join()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import pyengine
 
 HEAVY = ("click", "rich", "pyarrow", "pyspark", "pandas", "numpy", "msgspec", "psutil", "cffi", "pyengine._native")
@@ -18,3 +20,8 @@ def test_importing_pyengine_loads_nothing_heavy():
 
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(pyengine, "no_such_name")
+
+
+@pytest.mark.parametrize("name", pyengine.__all__)
+def test_every_public_name_is_there_and_documented(name):
+    assert name == "__version__" or getattr(pyengine, name).__doc__

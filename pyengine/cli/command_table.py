@@ -17,7 +17,12 @@ class Row(NamedTuple):
 
 
 COMMANDS = (
+    Row("start", "pyengine.cli.start", "start", "Run a store"),
+    Row("stop", "pyengine.cli.stop", "stop", "Run a store"),
     Row("status", "pyengine.cli.status", "status", "Run a store"),
+    Row("top", "pyengine.cli.top", "top", "Run a store"),
+    Row("put", "pyengine.cli.put", "put", "Write and read"),
+    Row("ingest", "pyengine.cli.ingest", "ingest", "Write and read"),
     Row("get", "pyengine.cli.get", "get", "Write and read"),
     Row("tail", "pyengine.cli.tail", "tail", "Write and read"),
     Row("query", "pyengine.cli.query", "query", "Look up"),
@@ -25,10 +30,10 @@ COMMANDS = (
     Row("offset-at", "pyengine.cli.offset_at", "offset_at", "Look up"),
     Row("check", "pyengine.cli.check", "check", "Check and repair"),
     Row("recover", "pyengine.cli.recover", "recover", "Check and repair"),
+    Row("salvage", "pyengine.cli.salvage", "salvage", "Check and repair"),
     Row("replay", "pyengine.cli.replay", "replay", "Check and repair"),
     Row("inspect", "pyengine.cli.inspect", "inspect", "Look inside"),
     Row("export", "pyengine.cli.export", "export", "Look inside"),
-    Row("top", "pyengine.cli.top", "top", "Look inside"),
     Row("dump", "pyengine.cli.dump", "dump", "Look inside"),
     Row("config", "pyengine.cli.config", "config", "Look inside"),
 )

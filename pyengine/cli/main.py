@@ -30,6 +30,7 @@ A first run:
   pyengine start /tmp/store
   pyengine put /tmp/store --topic greetings "hello, world"
   pyengine get /tmp/store --topic greetings --queue-id 0 --offset 0
+  pyengine status /tmp/store
   pyengine stop /tmp/store
 """
 

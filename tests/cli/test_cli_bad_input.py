@@ -18,7 +18,8 @@ READING = {
     "offset-at": ["--topic", "T", "--queue-id", "0", "--timestamp", "0"],
     "dump": ["checkpoint"],
 }
-COMMANDS = READING | {"check": [], "recover": []}
+COMMANDS = READING | {"check": [], "recover": [], "salvage": ["DEST"], "stop": [], "put": ["--topic", "t", "x"],
+                      "ingest": ["--topic", "t", __file__], "export": ["DEST"]}
 
 
 def call(command: str, store: object, *more: object):

@@ -1,0 +1,275 @@
+"""Commands on a living engine: start, status, put, ingest, get, tail, check, stop; and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+from fix_cli import changes, command_line, environment, picture, run, spawn
+from waiting import eventually
+
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
+
+MODES = ("async", "sync", "pool")
+
+
+def set_options(settings: dict) -> list[str]:
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+
+
+@pytest.fixture
+def engine(make_engine):
+    """engine(mode) -> RunningEngine that `pyengine start` has started."""
+    def started(mode: str = "async", **settings):
+        one = make_engine(mode, **settings)
+        ran = run("start", one.root, "--json", *set_options(one.settings))
+        assert ran.code == 0, ran
+        with one.memory() as memory:
+            one.semaphores.add(memory.identity.sysv_semaphore_id)
+        return one
+    return started
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_message_goes_in_and_comes_out(engine, mode):
+    one = engine(mode)
+    assert run("status", one.root, "--json").document["state"] == "running"
+    put = run("put", one.root, "--topic", "orders", "--queue-id", 2, "--tags", "paid", "--keys", "k1 k2", "--property", "a=b",
+              "--flag", 7, "grüße", "--json")
+    assert put.code == 0 and put.document["status"] == "PUT_OK"
+    assert (put.document["queue_offset"], put.document["physical_offset"], put.document["queue_id"]) == (0, 0, 2)
+    second = run("put", one.root, "--topic", "orders", "--queue-id", 2, "-", stdin=b"\xff\x00")
+    assert second.code == 0 and "PUT_OK" in second.stdout
+
+    def shown():
+        ran = run("get", one.root, "--topic", "orders", "--queue-id", 2, "--offset", 0, "--json")
+        return ran.document if len(ran.document["messages"]) == 2 else None
+
+    first, other = eventually(shown, "both messages are dispatched")["messages"]
+    assert (first["body"], first["tags"], first["keys"], first["properties"]["a"], first["flag"]) == (
+        "grüße", "paid", "k1 k2", "b", 7)
+    assert first["msg_id"] == put.document["msg_id"] and other["body_base64"] == "/wA="
+    assert run("message", one.root, put.document["msg_id"], "--json").document == first
+    assert run("query", one.root, "--topic", "orders", "--key", "k2", "--json").document["messages"] == [first]
+    assert run("check", one.root).code == 0
+    stopped = run("stop", one.root, "--json")
+    assert stopped.code == 0 and stopped.document["was_running"] and not stopped.document["unclean"]
+    assert run("get", one.root, "--topic", "orders", "--queue-id", 2, "--offset", 0, "--json").document["messages"] == [first, other]
+    checked = run("check", one.root, "--json").document
+    assert checked["findings"] == [] and checked["messages"] == 2
+    status = run("status", one.root, "--json").document
+    assert (status["state"], status["unclean"]) == ("stopped", False)
+
+
+@pytest.mark.parametrize("producers", [1, 3])
+def test_every_line_of_real_files_is_a_message(engine, tmp_path, producers):
+    one = engine()
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    files[0].write_bytes(b"".join(b"%d eins\n" % number for number in range(3000)))
+    files[1].write_bytes(b"\n".join(b"zwei %d" % number for number in range(2500)))
+    ran = run("ingest", one.root, "--topic", "lines", "--queues", 3, "--producers", producers, *files, "--json")
+    assert ran.code == 0, ran
+    assert ran.document["messages"] == 5500 and ran.document["producers"] == producers
+    assert ran.document["read_bytes"] == sum(path.stat().st_size for path in files)
+    assert ran.document["messages_per_s"] > 0
+    run("stop", one.root)
+    bodies = []
+    for line in run("tail", one.root, "--topic", "lines", "--from", "begin", "--no-follow", "--json").stdout.splitlines():
+        bodies.append(json.loads(line)["body"].encode())
+    assert sorted(bodies) == sorted(line for path in files for line in path.read_bytes().splitlines())
+    assert run("check", one.root).code == 0
+    assert len(run("status", one.root, "--json").document["positions"]) == 6
+
+
+def test_order_of_one_producer_and_queue_is_the_files(engine, tmp_path):
+    one = engine()
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"".join(b"%d\n" % number for number in range(5000)))
+    assert run("ingest", one.root, "--topic", "t", path).code == 0
+    run("stop", one.root)
+    shown = run("tail", one.root, "--topic", "t", "--from", "begin", "--no-follow", "--json").stdout.splitlines()
+    assert [int(json.loads(line)["body"]) for line in shown] == list(range(5000))
+
+
+def test_json_lines_and_standard_input(engine):
+    one = engine()
+    rows = [{"body": f"{number}", "keys": f"k{number}", "tags": "A" if number % 2 else "B"} for number in range(700)]
+    ran = run("ingest", one.root, "--topic", "j", "--format", "jsonl", "-", "--json",
+              stdin="".join(json.dumps(row) + "\n" for row in rows))
+    assert ran.code == 0 and ran.document["messages"] == 700
+    run("stop", one.root)
+    found = run("query", one.root, "--topic", "j", "--key", "k699", "--json").document["messages"]
+    assert [one["body"] for one in found] == ["699"]
+
+
+def test_tail_shows_messages_as_they_come(engine):
+    one = engine()
+    run("put", one.root, "--topic", "t", "before")
+    process = subprocess.Popen(command_line("tail", one.root, "--topic", "t", "--json", "--max-messages", 2, "--from", "begin"),
+                               stdout=subprocess.PIPE, env=environment())
+    try:
+        assert json.loads(process.stdout.readline())["body"] == "before"
+        run("put", one.root, "--topic", "t", "--queue-id", 1, "in another queue")
+        assert json.loads(process.stdout.readline())["body"] == "in another queue"
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# (arguments, exit code, what the sentence says); tried on one running engine, which goes on running.
+WRONG_REQUESTS = (
+    (["put", "STORE", "--topic", "", "x"], 1, "MESSAGE_ILLEGAL"),
+    (["put", "STORE", "--topic", "a/b", "x"], 1, "MESSAGE_ILLEGAL"),
+    (["put", "STORE", "--topic", "t" * 128, "x"], 1, "MESSAGE_ILLEGAL"),
+    (["put", "STORE", "--topic", "t", "--property", "KEYS=x", "x"], 1, "MESSAGE_ILLEGAL"),
+    (["put", "STORE", "--topic", "t", "--property", "novalue", "x"], 2, "name=value"),
+    (["put", "STORE", "--topic", "t", "--queue-id", "-1", "x"], 2, "-1"),
+    (["put", "STORE", "--topic", "t", "--timeout", "0", "x"], 2, "0"),
+    (["put", "STORE", "--topic", "t"], 2, "BODY"),
+    (["ingest", "STORE", "--topic", "t", "/nonexistent"], 2, "does not exist"),
+    (["ingest", "STORE", "--topic", "t", "/dev/null"], 2, "no regular file"),
+    (["ingest", "STORE", "--topic", "t", "-", "--producers", "2"], 2, "standard input"),
+    (["ingest", "STORE", "--topic", "t", "--format", "jsonl", "--tags", "a", "-"], 2, "--tags"),
+    (["ingest", "STORE", "--topic", "a/b", "INPUT"], 1, "line 1"),
+    (["ingest", "STORE", "--topic", "a/b", "--producers", "2", "INPUT"], 1, "INPUT"),
+    (["start", "STORE"], 5, "running"),
+    (["recover", "STORE"], 5, "supervisor"),
+)
+
+
+def test_wrong_requests_get_a_sentence_and_store_nothing(engine, tmp_path):
+    one = engine()
+    path = tmp_path / "INPUT"
+    path.write_text("eins\nzwei\n")
+    places = {"STORE": one.root, "INPUT": path}
+    for arguments, code, sentence in WRONG_REQUESTS:
+        ran = run(*[places.get(word, word) for word in arguments])
+        assert ran.code == code and sentence in ran.stderr and ran.stdout == "", (arguments, ran)
+        assert one.positions()["wrote"] == 0, arguments
+    assert run("status", one.root, "--json").document["state"] == "running"
+
+
+def test_without_an_engine_puts_say_how_to_start_one(golden):
+    store = golden("basic")
+    before = picture(store.root)
+    for arguments in (["put", store.root, "--topic", "t", "x"], ["ingest", store.root, "--topic", "t", __file__],
+                      ["ingest", store.root, "--topic", "t", "--producers", 2, __file__]):
+        ran = run(*arguments)
+        assert ran.code == 1 and "pyengine start" in ran.stderr, ran
+    assert changes(before, picture(store.root)) == []
+
+
+def test_stop_of_what_does_not_run_is_no_error(golden):
+    store = golden("abnormal")
+    before = picture(store.root)
+    ran = run("stop", store.root, "--json")
+    assert ran.code == 0 and not ran.document["was_running"] and ran.document["unclean"]
+    assert "the next start recovers it" in run("stop", store.root).stdout
+    assert changes(before, picture(store.root)) == []
+
+
+def test_after_kill_9_of_everything_start_recovers_and_nothing_is_lost(engine):
+    one = engine("pool")
+    bodies = [f"message {number}" for number in range(20)]
+    for body in bodies:
+        assert run("put", one.root, "--topic", "t", body).code == 0
+    one.kill_all()
+    assert run("status", one.root, "--json").document["unclean"]
+    ran = run("start", one.root, "--json", *set_options(one.settings))
+    assert ran.code == 0 and not ran.document["adopted"]
+    with one.memory() as memory:
+        one.semaphores.add(memory.identity.sysv_semaphore_id)
+    document = run("get", one.root, "--topic", "t", "--queue-id", 0, "--offset", 0, "--json").document
+    assert [message["body"] for message in document["messages"]] == bodies
+    assert run("stop", one.root).code == 0 and run("check", one.root).code == 0
+
+
+def test_start_takes_over_the_workers_of_a_killed_supervisor(engine):
+    one = engine()
+    writer = one.pid("writer")
+    one.kill("supervisor")
+    eventually(lambda: native.SUPERVISOR not in living_kinds(one.root), "the supervisor is gone")
+    assert "no supervisor" in run("status", one.root, "--json").document["reason"]
+    ran = run("start", one.root, "--json", *set_options(one.settings))
+    assert ran.code == 0 and ran.document["adopted"] and one.pid("writer") == writer
+
+
+def test_foreground_stays_until_sigterm_and_stops_in_order(make_engine):
+    one = make_engine()
+    process = subprocess.Popen(command_line("start", one.root, "--foreground", *set_options(one.settings)),
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    try:
+        eventually(lambda: one.root.exists() and run("status", one.root, "--json").document["state"] == "running"
+                   if (one.root / "commitlog").exists() else None, "it runs")
+        with one.memory() as memory:
+            one.semaphores.add(memory.identity.sysv_semaphore_id)
+        assert one.pid("supervisor") == process.pid
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0 and b"stopped" in err
+    assert not (one.root / "abort").exists()
+
+
+@pytest.mark.parametrize(("setting", "code", "sentence"), [
+    ("flushDiskTyp=SYNC_FLUSH", 2, "did you mean flush_disk_type?"),
+    ("put_timeout_ms=0", 2, "1 to 86,400,000 ms"),
+    ("mapped_file_size_commit_log_bytes=10", 2, "1,024 to"),
+])
+def test_start_with_a_wrong_setting_makes_nothing(tmp_path, setting, code, sentence):
+    ran = run("start", tmp_path / "store", "--set", setting)
+    assert ran.code == code and sentence in ran.stderr and list(tmp_path.iterdir()) == []
+
+
+def test_start_where_something_else_lies_is_refused(tmp_path):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "dear.txt").write_text("hello")
+    (tmp_path / "file").write_text("hello")
+    before = picture(tmp_path)
+    for name, sentence in (("letters", "holds no store"), ("file", "is a file")):
+        ran = run("start", tmp_path / name)
+        assert ran.code == 2 and sentence in ran.stderr
+    assert changes(before, picture(tmp_path)) == []
+
+
+def test_start_of_a_store_that_rocketmq_would_refuse_is_refused(golden):
+    store = golden("abnormal-shortfile")
+    before = picture(store.root / "commitlog")
+    ran = run("start", store.root, *[word for key, value in store.manifest["config"].items()
+                                     for word in ("--set", f"{key}={value}")])
+    assert ran.code == 3 and "00000000000000000000" in ran.stderr
+    assert changes(before, picture(store.root / "commitlog")) == []
+
+
+def test_start_names_the_space_that_is_missing(tmp_path, monkeypatch):
+    real = os.statvfs(tmp_path)
+    monkeypatch.setattr("os.statvfs", lambda path: os.statvfs_result([*real[:4], 1000, *real[5:]]))
+    ran = run("start", tmp_path / "store")
+    assert ran.code == 1 and "2 segments of 1.0 GiB" in ran.stderr and "--set mapped_file_size_commit_log_bytes" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_ingest_leaves_no_producer_behind(engine, tmp_path):
+    one = engine()
+    path = tmp_path / "long.txt"
+    path.write_bytes(b"%0200d\n" % 7 * 100_000)
+    process = subprocess.Popen(
+        command_line("ingest", one.root, "--topic", "t", "--producers", 2, "--repeat", 100, path),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), start_new_session=True)
+    try:
+        eventually(lambda: one.positions()["wrote"] > 0, "messages arrive")
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130 and b"Traceback" not in err and out == b""
+    eventually(lambda: run("status", one.root, "--json").document["sessions"] == 0, "their sessions are closed")
+    assert spawn("stop", one.root).code == 0 and run("check", one.root).code == 0

@@ -1,0 +1,153 @@
+"""What one producer of an ingest sends: every line once, in order, and errors that name the place."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+import pyengine
+from pyengine.cli import ingest_work
+from pyengine.cli.ingest_plan import Range, share_out
+from pyengine.cli.ingest_work import Job, produce
+from pyengine.errors import EngineError, UsageError
+from pyengine.results import PutManyResult, PutResult, PutStatus
+
+
+@dataclass
+class FakeProducer:
+    """A producer without an engine: keeps what it is given, answers `status` from the `good`-th put on."""
+
+    status: PutStatus = PutStatus.PUT_OK
+    good: int = 1 << 30
+    batches: list = field(default_factory=list)
+    singles: list = field(default_factory=list)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        return None
+
+    def _status(self) -> PutStatus:
+        return PutStatus.PUT_OK if len(self.batches) + len(self.singles) <= self.good else self.status
+
+    def put_many(self, topic, bodies, *, queue_id=0, tags=None):
+        self.batches.append((topic, queue_id, list(bodies), tags))
+        return PutManyResult(self._status(), count=len(bodies), reason="said so")
+
+    def put_async(self, topic, body, **arguments):
+        self.singles.append((topic, body, arguments))
+        future = Future()
+        future.set_result(PutResult(self._status(), reason="said so"))
+        return future
+
+
+@pytest.fixture
+def producer(monkeypatch):
+    fake = FakeProducer()
+    monkeypatch.setitem(vars(pyengine), "connect", lambda store, **settings: fake)
+    return fake
+
+
+def job(ranges=(), **changes) -> Job:
+    return Job(**{"store": "s", "topic": "t", "settings": {}, "queues": 1, "first_queue": 0, "format": "lines",
+                  "tags": None, "ranges": list(ranges)} | changes)
+
+
+def whole(path) -> Range:
+    return Range(str(path), 0, path.stat().st_size)
+
+
+def test_every_line_is_one_message_without_its_newline(tmp_path, producer):
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"one\n\n\xff\x00 three\r\nlast")
+    reports = []
+    tally = produce(job([whole(path)], tags="A"), lambda now: reports.append(now.messages))
+    assert producer.batches == [("t", 0, [b"one", b"", b"\xff\x00 three\r", b"last"], "A")]
+    assert (tally.messages, tally.body_bytes, tally.read_bytes, tally.unconfirmed) == (4, 16, 19, 0)
+    assert reports == [4]
+
+
+def test_batches_are_bounded_and_go_round_the_queues(tmp_path, producer, monkeypatch):
+    monkeypatch.setattr(ingest_work, "BATCH_MESSAGES", 3)
+    monkeypatch.setattr(ingest_work, "BLOCK_BYTES", 14)
+    path = tmp_path / "in.txt"
+    lines = [b"%d" % number for number in range(7)] + [b"x" * 50] + [b"y"]
+    path.write_bytes(b"\n".join(lines))
+    produce(job([whole(path)], queues=2, first_queue=1), lambda now: None)
+    assert [len(bodies) for _, _, bodies, _ in producer.batches] == [3, 3, 1, 1, 1]
+    assert [queue for _, queue, _, _ in producer.batches] == [1, 0, 1, 0, 1]
+    assert [body for _, _, bodies, _ in producer.batches for body in bodies] == lines
+
+
+@pytest.mark.parametrize("producers", [1, 2, 3, 5])
+def test_shares_together_are_the_input(tmp_path, producer, producers):
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.write_bytes(b"".join(b"%s %d\n" % (path.name.encode(), number) for number in range(100)))
+    shares = share_out([(str(path), path.stat().st_size) for path in paths], producers)
+    total = sum(produce(job(share), lambda now: None).messages for share in shares)
+    assert total == 300
+    assert sorted(body for _, _, bodies, _ in producer.batches for body in bodies) == sorted(
+        line for path in paths for line in path.read_bytes().splitlines())
+
+
+def test_standard_input_is_read_to_its_end(producer, monkeypatch):
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"a\nb\n")))
+    assert produce(job(), lambda now: None).messages == 2
+
+
+def test_a_refused_batch_names_file_and_line(tmp_path, producer, monkeypatch):
+    monkeypatch.setattr(ingest_work, "BATCH_MESSAGES", 2)
+    producer.good, producer.status = 2, PutStatus.OS_PAGECACHE_BUSY
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"1\n2\n3\n4\n5\n6\n")
+    reports = []
+    with pytest.raises(EngineError) as caught:
+        produce(job([whole(path)]), lambda now: reports.append(now.messages))
+    assert str(caught.value) == f"{path}, line 5: the next 2 line(s) are not stored: OS_PAGECACHE_BUSY: said so"
+    assert reports[-1] == 4
+
+
+def test_stored_but_not_confirmed_is_counted(tmp_path, producer):
+    producer.good, producer.status = 0, PutStatus.FLUSH_DISK_TIMEOUT
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"1\n2\n")
+    tally = produce(job([whole(path)]), lambda now: None)
+    assert (tally.messages, tally.unconfirmed) == (2, 2)
+
+
+def test_jsonl_says_all_of_a_message(tmp_path, producer):
+    path = tmp_path / "in.jsonl"
+    rows = [{"body": "eins", "tags": "A", "keys": "k1 k2", "properties": {"a": "b"}, "flag": 3, "queue_id": 7},
+            {"body_base64": base64.b64encode(b"\xff\x00").decode()}, {"body": ""}]
+    path.write_text("\r\n".join(json.dumps(row) for row in rows))
+    tally = produce(job([whole(path)], format="jsonl", queues=4), lambda now: None)
+    assert producer.singles == [
+        ("t", b"eins", {"tags": "A", "keys": "k1 k2", "properties": {"a": "b"}, "flag": 3, "queue_id": 7}),
+        ("t", b"\xff\x00", {"queue_id": 1}), ("t", b"", {"queue_id": 2})]
+    assert (tally.messages, tally.body_bytes, tally.read_bytes) == (3, 6, path.stat().st_size)
+
+
+@pytest.mark.parametrize(("line", "sentence"), [
+    ("{", "no JSON object"), ("[]", "give an object"), ("{}", "give an object"), ('{"body": 3}', "no text"),
+    ('{"body": "a", "body_base64": "YQ=="}', "give an object"), ('{"body_base64": "§"}', "no base64"),
+    ('{"body": "a", "tag": "b"}', "unknown field 'tag'"),
+])
+def test_a_line_that_is_no_message_names_the_place(tmp_path, producer, line, sentence):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"body": "fine"}\n' + line + "\n")
+    with pytest.raises(UsageError) as caught:
+        produce(job([whole(path)], format="jsonl"), lambda now: None)
+    assert f"{path}, line 2: " in str(caught.value) and sentence in str(caught.value)
+
+
+def test_a_job_travels_as_json():
+    one = job([Range("a", 0, 5)], settings={"put_timeout_ms": "5"}, tags="x")
+    assert Job.from_json(one.to_json()) == one
