@@ -145,13 +145,19 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
 
     The answer: {"pid", "state": "running" | "degraded", "reason", "adopted", "recovery", "seconds"};
     adopted: living workers of a dead supervisor were taken over. Its log is STORE/engine.log.
-    Raises StoreBusyError, CorruptionError, UsageError, EngineError.
+    Raises StoreBusyError, CorruptionError, UsageError, EngineError. Ctrl-C before it is
+    ready: it is told to stop in order and waited for (a second Ctrl-C ends the waiting).
     """
     root = Path(root).absolute()
     texts = {name: _as_text(value) for name, value in (settings or {}).items()}
     _check_new_start(root, texts)
     process, reading = _spawn_supervisor(root, texts, [], stdin=subprocess.DEVNULL)
-    return {"pid": process.pid} | _wait_until_ready(process, reading, timeout_s, progress)
+    try:
+        return {"pid": process.pid} | _wait_until_ready(process, reading, timeout_s, progress)
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
 
 
 def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S) -> bool:

@@ -15,6 +15,7 @@ from pyengine.formats.consume_queue import is_filler
 from pyengine.ipc import attach_count
 from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory
 from pyengine.ipc.heartbeat import is_alive
+from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.store_lock import living_kinds, look
 from pyengine.native import control as native
@@ -144,7 +145,7 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
     config = load_config(root, settings)
     holder = look(root)
     unclean = abort_file_exists(root)
-    state, reason = "stopped", ""
+    state, reason, undrained_bytes = "stopped", "", 0
     if holder.kind == "foreign":
         reason = f"another program has the store open (pid {holder.pid}), probably a RocketMQ broker"
     elif any(kind != native.SUPERVISOR for kind in living):
@@ -152,13 +153,17 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
     elif holder.kind == "owner" or living:
         state, reason = "recovering", "its owner is recovering it or starting"
     elif unclean:
+        with left_memory(root) as left:
+            undrained_bytes = left.undrained_bytes
         reason = "it was not stopped in an orderly way: the next start recovers it"
+        if undrained_bytes:
+            reason += f"; {undrained_bytes:,} acknowledged bytes stand in shared memory only and are drained then"
     watermark = read_watermark(root)
     return {
         "state": state, "stopping": False, "role": config.broker_role, "mode": config.mode, "read_only": False,
         "reason": reason or watermark.damage, "positions": _positions_from_files(root, settings, unclean),
         "workers": [], "sessions": 0, "producers_attached": 0, "session_list": [], "store": str(root),
-        "durable_watermark": watermark.watermark.flushed if watermark.watermark else None, "unclean": unclean,
+        "undrained_bytes": undrained_bytes, "durable_watermark": watermark.watermark.flushed if watermark.watermark else None, "unclean": unclean,
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 
@@ -176,10 +178,13 @@ def test_stop_of_what_does_not_run_is_no_error(golden):
 def test_after_kill_9_of_everything_start_recovers_and_nothing_is_lost(engine):
     one = engine("pool")
     bodies = [f"message {number}" for number in range(20)]
+    one.kill("committer", signal.SIGSTOP)
     for body in bodies:
         assert run("put", one.root, "--topic", "t", body).code == 0
+    undrained = run("status", one.root, "--json").document["undrained_bytes"]
     one.kill_all()
-    assert run("status", one.root, "--json").document["unclean"]
+    status = run("status", one.root, "--json").document
+    assert status["unclean"] and status["undrained_bytes"] == undrained > 0 and "shared memory only" in status["reason"]
     ran = run("start", one.root, "--json", *set_options(one.settings))
     assert ran.code == 0 and not ran.document["adopted"]
     with one.memory() as memory:
@@ -246,6 +251,45 @@ def test_start_of_a_store_that_rocketmq_would_refuse_is_refused(golden):
                                      for word in ("--set", f"{key}={value}")])
     assert ran.code == 3 and "00000000000000000000" in ran.stderr
     assert changes(before, picture(store.root / "commitlog")) == []
+
+
+def test_ctrl_c_before_it_is_ready_leaves_no_engine(make_engine):
+    one = make_engine()
+    process = subprocess.Popen(command_line("start", one.root, *set_options(one.settings)), stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, env=environment(), start_new_session=True)
+    try:
+        eventually(lambda: (one.root / "engine.log").exists(), "the supervisor is started")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode == 0:  # it was ready before the signal came
+        assert b"running" in out
+        assert run("stop", one.root).code == 0
+    else:
+        assert process.returncode == 130 and out == b"" and b"Traceback" not in err
+    assert living_kinds(one.root) == [] and not (one.root / "abort").exists()
+
+
+def test_progress_bars_show_on_a_terminal_and_nowhere_else(engine, tmp_path):
+    """stderr is a terminal here, stdout is not: the answer stays one document."""
+    one = engine()
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"%050d\n" % 1 * 20_000)
+    master, slave = pty.openpty()
+    process = subprocess.Popen(command_line("ingest", one.root, "--topic", "t", path, "--json"), stdout=subprocess.PIPE,
+                               stderr=slave, env=environment(TERM="xterm", COLUMNS="100"))
+    os.close(slave)
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO: the last writer of the terminal has gone
+        while piece := os.read(master, 65536):
+            seen += piece
+    os.close(master)
+    assert json.loads(process.communicate()[0])["messages"] == 20_000 and process.returncode == 0
+    assert b"ingest into t" in seen and b"\x1b[" in seen
+    ran = spawn("ingest", one.root, "--topic", "t", path, "--json")
+    assert ran.document["messages"] == 20_000 and ran.stderr == ""
 
 
 def test_start_names_the_space_that_is_missing(tmp_path, monkeypatch):
