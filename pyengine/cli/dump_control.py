@@ -110,6 +110,30 @@ def _bytes_text(data: bytes) -> str:
     return text.decode("utf-8", "backslashreplace") if text.isascii() and text.decode().isprintable() else data.hex()
 
 
+class Place(NamedTuple):
+    """A field as the layout has it: of an array only the first element, with the number of elements and their distance."""
+
+    path: str
+    offset: int
+    size_bytes: int
+    owner: str
+    repeats: str
+
+
+def layout(path: str = "", kind: Any = None, at: int = 0, repeats: str = "") -> Iterator[Place]:
+    """Every field of the control block, without any block at hand: what docs/shared_memory.md shows."""
+    kind = ffi.typeof("struct ms_control") if kind is None else kind
+    if kind.kind == "struct":
+        for name, field in kind.fields:
+            if name not in _PADDING:
+                yield from layout(f"{path}.{name}" if path else name, field.type, at + field.offset, repeats)
+    elif kind.kind == "array" and ffi.sizeof(kind.item) > 1:
+        times = f"{kind.length} x {ffi.sizeof(kind.item)}"
+        yield from layout(f"{path}[]", kind.item, at, f"{repeats}, {times}" if repeats else times)
+    else:
+        yield Place(path, at, ffi.sizeof(kind), owner_of(path), repeats)
+
+
 def dump_control(store: Path, as_json: bool) -> None:
     """Print the control block of the engine that runs, or last ran, on the store."""
     with EngineMemory.attach(find_folder(store), writable=False) as memory:

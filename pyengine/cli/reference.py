@@ -1,6 +1,6 @@
-"""docs/commands.md and docs/configuration.md, made from the code's own tables.
+"""docs/commands.md, configuration.md and shared_memory.md, made from the code's own tables.
 
-`python -m pyengine.cli.reference docs` writes both; a test compares them, so they
+`python -m pyengine.cli.reference docs` writes them; a test compares them, so they
 cannot fall behind.
 """
 
@@ -129,10 +129,29 @@ def _kind(kind: click.ParamType) -> str:
     return {"integer range": "N", "integer": "N", "float range": "N", "float": "N"}.get(kind.name, kind.name.upper())
 
 
+def shared_memory_page() -> str:
+    """docs/shared_memory.md: every field of the control block as C has laid it out, and who writes it."""
+    from pyengine._native import lib
+    from pyengine.cli.dump_control import layout
+    from pyengine.native.control import CONTROL_BYTES
+
+    lines = [
+        "# The control block", "",
+        "Made from the layout that C was compiled with; `pyengine dump STORE control` prints the same fields with their "
+        "values. What each one means stands in `csrc/control.cdef.h`.", "",
+        f"Layout {lib.MS_CONTROL_LAYOUT_VERSION}, {CONTROL_BYTES:,} bytes. Each field has one process that writes it. `[]` is an "
+        "array, shown by its first element; the last column has the number of elements and their distance in bytes.", "",
+        "| offset | bytes | field | written by | elements |", "|---:|---:|---|---|---|"]
+    lines += [f"| {place.offset} | {place.size_bytes} | `{place.path}` | {place.owner} | {place.repeats} |" for place in layout()]
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "shared_memory.md": shared_memory_page}
+
+
 def main() -> None:
-    folder = Path(sys.argv[1])
-    (folder / "configuration.md").write_text(configuration_page(), encoding="utf-8")
-    (folder / "commands.md").write_text(commands_page(), encoding="utf-8")
+    for name, page in PAGES.items():
+        (Path(sys.argv[1]) / name).write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
