@@ -24,7 +24,9 @@ from pyengine.settings import Value
 if TYPE_CHECKING:
     from pyengine.storage.geometry import Geometry
 
-__all__ = ["EngineConfig", "SETTINGS", "FIXED_NAMES", "config_path", "keep_sizes", "load_config", "parse_set", "setting_name"]
+__all__ = [
+    "EngineConfig", "SETTINGS", "FIXED_NAMES", "config_path", "keep_sizes", "load_config", "parse_set", "setting_name",
+]
 
 ENV_PREFIX = "PYENGINE_"
 DEFAULT, FILES, FILE, ENVIRONMENT, SET = "default", "files", "engine.toml", "environment", "--set"
@@ -144,7 +146,8 @@ def read_file(path: Path) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for key, value in document.items():
         if isinstance(value, (dict, list)):
-            raise ConfigError(f"{path}: {key} is a {'table' if isinstance(value, dict) else 'list'}; settings are key = value")
+            kind = "table" if isinstance(value, dict) else "list"
+            raise ConfigError(f"{path}: {key} is a {kind}; settings are key = value")
         name = setting_name(key, path.name)
         if name in values:
             raise ConfigError(f"{path}: {name} stands there twice (once as {key})")

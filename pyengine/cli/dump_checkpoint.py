@@ -16,7 +16,8 @@ def dump_checkpoint(store: Path, as_json: bool) -> None:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise EngineError(f"{store} has no checkpoint file; a store without one is recovered from its first segment") from error
+        raise EngineError(
+            f"{store} has no checkpoint file; a store without one is recovered from its first segment") from error
     times = unpack_checkpoint(data)
     rows = [(name, getattr(times, name)) for name in (
         "physic_msg_timestamp_ms", "logics_msg_timestamp_ms", "index_msg_timestamp_ms",

@@ -63,9 +63,8 @@ class Field(NamedTuple):
 def owner_of(path: str) -> str:
     """Who writes a field; "" for one that nobody is known to write."""
     plain = "".join("[]" if piece.isdecimal() else piece for piece in _pieces(path))
-    best = max((prefix for prefix in OWNERS if plain == prefix or plain.startswith((f"{prefix}.", f"{prefix}_", f"{prefix}["))),
-               key=len, default="")
-    return OWNERS.get(best, "")
+    fitting = (prefix for prefix in OWNERS if plain == prefix or plain.startswith((f"{prefix}.", f"{prefix}_", f"{prefix}[")))
+    return OWNERS.get(max(fitting, key=len, default=""), "")
 
 
 def _pieces(path: str) -> list[str]:

@@ -163,7 +163,8 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
         "state": state, "stopping": False, "role": config.broker_role, "mode": config.mode, "read_only": False,
         "reason": reason or watermark.damage, "positions": _positions_from_files(root, settings, unclean),
         "workers": [], "sessions": 0, "producers_attached": 0, "session_list": [], "store": str(root),
-        "undrained_bytes": undrained_bytes, "durable_watermark": watermark.watermark.flushed if watermark.watermark else None, "unclean": unclean,
+        "undrained_bytes": undrained_bytes, "unclean": unclean,
+        "durable_watermark": watermark.watermark.flushed if watermark.watermark else None,
     }
 
 

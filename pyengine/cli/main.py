@@ -117,7 +117,8 @@ def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@click.group(cls=CommandLine, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=CommandLine, epilog=EPILOG,
+             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(pyengine.__version__, prog_name="pyengine")
 @click.option("-v", "--verbose", count=True, help="Log more on stderr; twice for everything.")
 def main(verbose: int) -> None:

@@ -131,18 +131,18 @@ def _kind(kind: click.ParamType) -> str:
 
 def shared_memory_page() -> str:
     """docs/shared_memory.md: every field of the control block as C has laid it out, and who writes it."""
-    from pyengine._native import lib
     from pyengine.cli.dump_control import layout
-    from pyengine.native.control import CONTROL_BYTES
+    from pyengine.native.control import CONTROL_BYTES, LAYOUT_VERSION
 
     lines = [
         "# The control block", "",
         "Made from the layout that C was compiled with; `pyengine dump STORE control` prints the same fields with their "
         "values. What each one means stands in `csrc/control.cdef.h`.", "",
-        f"Layout {lib.MS_CONTROL_LAYOUT_VERSION}, {CONTROL_BYTES:,} bytes. Each field has one process that writes it. `[]` is an "
+        f"Layout {LAYOUT_VERSION}, {CONTROL_BYTES:,} bytes. Each field has one process that writes it. `[]` is an "
         "array, shown by its first element; the last column has the number of elements and their distance in bytes.", "",
         "| offset | bytes | field | written by | elements |", "|---:|---:|---|---|---|"]
-    lines += [f"| {place.offset} | {place.size_bytes} | `{place.path}` | {place.owner} | {place.repeats} |" for place in layout()]
+    lines += [f"| {place.offset} | {place.size_bytes} | `{place.path}` | {place.owner} | {place.repeats} |"
+              for place in layout()]
     return "\n".join(lines) + "\n"
 
 

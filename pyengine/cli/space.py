@@ -22,7 +22,8 @@ def needed_space(config: EngineConfig) -> dict[str, int]:
         "segments_bytes": SEGMENTS_AHEAD * config.mapped_file_size_commit_log_bytes,
         "index_file_bytes": config.geometry.index_layout.size_bytes if config.message_index_enable else 0,
         "per_queue_bytes": QUEUE_WINDOW_BYTES,
-        "pool_bytes": config.transient_store_pool_size * config.mapped_file_size_commit_log_bytes if config.pool_enabled else 0,
+        "pool_bytes": (config.transient_store_pool_size * config.mapped_file_size_commit_log_bytes
+                       if config.pool_enabled else 0),
     }
 
 
@@ -42,6 +43,7 @@ def check_space(root: Path, config: EngineConfig) -> None:
     if needed > free:
         raise DiskFullError(
             f"a new store needs {size_text(needed)} on {folder} ({SEGMENTS_AHEAD} segments of "
-            f"{size_text(config.mapped_file_size_commit_log_bytes)} and an index file of {size_text(space['index_file_bytes'])}), "
+            f"{size_text(config.mapped_file_size_commit_log_bytes)} and an index file of "
+            f"{size_text(space['index_file_bytes'])}), "
             f"{size_text(free)} are free: make smaller files, as with --set mapped_file_size_commit_log_bytes=64MiB "
             f"--set max_index_num=100000 --set max_hash_slot_num=25000", path=str(folder))

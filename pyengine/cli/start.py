@@ -39,7 +39,7 @@ def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool
     Examples:
       pyengine start STORE
       pyengine start STORE --set flush_disk_type=SYNC_FLUSH
-      pyengine start STORE --set mapped_file_size_commit_log_bytes=16MiB --set max_index_num=40000 --set max_hash_slot_num=10000
+      pyengine start STORE --set mapped_file_size_commit_log_bytes=16MiB --set max_index_num=40000
     """
     from pyengine.engine import start_engine
 

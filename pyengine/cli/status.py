@@ -40,7 +40,8 @@ def _print(document: dict[str, Any]) -> None:
     facts += [("reason", document["reason"])] if document["reason"] else []
     facts += [("mode", f"{document['mode']}, {document['role']}{', read-only' if document['read_only'] else ''}")]
     if "epoch" in document:
-        facts += [("sessions", document["sessions"]), ("last message", output.time_text(document["last_store_timestamp_ms"])),
+        facts += [("sessions", document["sessions"]),
+                  ("last message", output.time_text(document["last_store_timestamp_ms"])),
                   ("not yet flushed", output.size_text(document["unflushed_bytes"])),
                   ("not yet in queues", output.size_text(document["behind_bytes"]))]
         if document["undrained_bytes"]:

@@ -66,7 +66,8 @@ def _draw(document: dict[str, Any], rates: dict[str, float]) -> None:
     if sys.stdout.isatty():
         click.clear()
     output.write_facts([
-        ("store", document["store"]), ("state", document["state"] + (f": {document['reason']}" if document["reason"] else "")),
+        ("store", document["store"]),
+        ("state", document["state"] + (f": {document['reason']}" if document["reason"] else "")),
         ("mode", f"{document['mode']}, {document['role']}"), ("producers", document["sessions"]),
         ("puts/s", rates.get("put_messages")), ("written/s", output.size_text(rates.get("put_bytes", 0.0))),
         ("syncs/s", rates.get("syncs"))])

@@ -12,6 +12,7 @@ from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
 
 CONTROL_BYTES: int = lib.ms_control_bytes()
+LAYOUT_VERSION: int = lib.MS_CONTROL_LAYOUT_VERSION
 DOORBELLS_BYTES: int = lib.ms_doorbells_bytes()
 SESSION_SLOTS: int = lib.MS_SESSION_SLOTS
 POOL_BUFFERS_MAX: int = lib.MS_POOL_BUFFERS_MAX

@@ -55,7 +55,9 @@ def test_an_unknown_command_offers_the_nearest_and_is_a_usage_error():
     assert ran.code == 2 and ran.stdout == "" and "did you mean config?" in ran.stderr
 
 
-@pytest.mark.parametrize("arguments", [["config", "explain", "--no-such-option"], ["config", "nothing"], ["config", "explain", "a", "b"]])
+@pytest.mark.parametrize("arguments", [
+    ["config", "explain", "--no-such-option"], ["config", "nothing"], ["config", "explain", "a", "b"],
+])
 def test_wrong_arguments_are_usage_errors(arguments):
     ran = run(*arguments)
     assert ran.code == 2 and ran.stdout == "" and ran.stderr
