@@ -38,6 +38,15 @@ int ms_group_commit_once(struct ms_group_commit *group)
     if (target <= flushed || ms_load_acquire(&control->state.frozen) != 0 ||
         ms_load_acquire(&control->writer.verified_flusher) != group->incarnation)
         return 0;
+    /* No further than what is open: the rest has its turn when Python has opened it. */
+    int64_t open_end = flushed;
+    for (int32_t at = 0; at < group->count; at++)
+        if (group->base[at] + group->segment_bytes > open_end)
+            open_end = group->base[at] + group->segment_bytes;
+    if (open_end == flushed)
+        return -MS_GROUP_SEGMENT;
+    if (target > open_end)
+        target = open_end;
     /* The time that goes with the target. When the writer is between its commit
      * point and `committed`, the slot speaks of more than the target: then the
      * time of the last pair stands, which is older and therefore never ahead. */

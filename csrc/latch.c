@@ -9,6 +9,9 @@
 #include "atomics.h"
 #include "futex.h"
 
+/* More tokens than wakers are a liar's; what is left of them costs early wake-ups only. */
+#define DRAIN_MAX 64
+
 void *ms_latch_open(const char *name, int *error_number)
 {
     sem_t *semaphore = sem_open(name, 0);
@@ -35,7 +38,7 @@ void ms_latch_wakeup(struct ms_doorbell *bell, void *semaphore)
 void ms_latch_arm(struct ms_doorbell *bell, void *semaphore)
 {
     /* Drain before the flag: cleared first, a late waker's token would be eaten. */
-    while (sem_trywait(semaphore) == 0)
+    for (int i = 0; i < DRAIN_MAX && sem_trywait(semaphore) == 0; i++)
         ;
     ms_exchange(&bell->has_notified, 0u);
 }

@@ -209,7 +209,7 @@ int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header,
 
 int ms_producer_put(struct ms_producer *producer, const uint8_t *topic, uint32_t topic_bytes,
                     const uint8_t *properties, uint32_t properties_bytes, const uint8_t *body, uint32_t body_bytes,
-                    int32_t queue_id, int32_t flag, int durable)
+                    int32_t queue_id, int32_t flag, int how)
 {
     struct ms_entry *header = &producer->header;
     header->kind = MS_ENTRY_PUT;
@@ -220,9 +220,9 @@ int ms_producer_put(struct ms_producer *producer, const uint8_t *topic, uint32_t
     header->topic_bytes = topic_bytes;
     header->properties_bytes = properties_bytes;
     header->payload_bytes = body_bytes;
-    int why = ms_producer_put_entry(producer, header, topic, properties, body, body_bytes, NULL, 0, durable);
-    if (producer->stage == MS_STAGE_ANSWERED)
-        producer->oldest_unread = producer->sequence + 1;
+    int why = ms_producer_put_entry(producer, header, topic, properties, body, body_bytes, NULL, 0, how & MS_PUT_DURABLE);
+    if (producer->stage == MS_STAGE_ANSWERED && (how & MS_PUT_SOLE))
+        ms_store_release(&producer->oldest_unread, producer->sequence + 1);
     return why;
 }
 

@@ -55,12 +55,14 @@ void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *to
 int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns, struct ms_completion *answer);
 /* 0 once `flushed` reached end_offset; AGAIN, CLOSED, FROZEN. */
 int ms_producer_wait_flushed(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns);
+#define MS_PUT_DURABLE 1         /* wait for `flushed` too */
+#define MS_PUT_SOLE 2            /* no other answer of this session is still to be read */
 /* One ordinary message, submitted and waited for: the fast path. Uses
  * producer->header (hosts), timeouts, and leaves the outcome in producer->stage
- * and producer->answer. `durable`: wait for `flushed` too. 0 or AGAIN, CLOSED, FROZEN. */
+ * and producer->answer. 0 or AGAIN, CLOSED, FROZEN. */
 int ms_producer_put(struct ms_producer *producer, const uint8_t *topic, uint32_t topic_bytes,
                     const uint8_t *properties, uint32_t properties_bytes, const uint8_t *body, uint32_t body_bytes,
-                    int32_t queue_id, int32_t flag, int durable);
+                    int32_t queue_id, int32_t flag, int how);
 /* The same for an entry of any kind, header given whole but for entry_bytes and sequence. */
 int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
                           const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,

@@ -59,11 +59,16 @@ void ms_writer_open(struct ms_writer *writer)
     writer->side_loaded = 0;
     if (writer->sessions_high < slot->sessions_high)
         writer->sessions_high = slot->sessions_high;
-    for (uint32_t i = 0; i < slot->sessions_high; i++) {
-        writer->sessions[i].head = slot->sessions[i].head;
-        writer->sessions[i].acked = slot->sessions[i].acked;
-        writer->sessions[i].generation = slot->sessions[i].generation;
-        writer->sessions[i].touched = 0;
+    for (uint32_t i = 0; i < MS_SESSION_SLOTS; i++) {
+        struct ms_writer_session *own = &writer->sessions[i];
+        const struct ms_session_account *account = &slot->sessions[i];
+        own->touched = 0;
+        if (own->session == NULL)
+            own->generation = account->generation;
+        /* An attached session that never was in a committed pass begins at 0. */
+        int known = own->generation == account->generation;
+        own->head = known ? account->head : 0;
+        own->acked = known ? account->acked : 0;
     }
     /* A writer killed behind its commit point has not published these yet. */
     ms_store_release(&control->wrote.value, slot->wrote);
@@ -154,6 +159,7 @@ static void begin_pass(struct ms_writer *writer)
     ms_store_release(&control->undo.pass, writer->pass);
     ms_store_release(&control->writer.intended_pass, writer->pass);
     ms_store_relaxed(&control->writer.pass_started_ms, ms_wall_ms());
+    ms_compiler_fence();
 }
 
 /* Sync mode: write what is gathered. Its first byte goes to stage_from. */
@@ -181,6 +187,7 @@ static uint8_t *take_place(struct ms_writer *writer, int64_t bytes)
 {
     if (writer->current.memory != NULL) {
         ms_store_release(&writer->control->writer.intent_end, writer->position + bytes);
+        ms_compiler_fence(); /* intent first, bytes after */
         return writer->current.memory + (writer->position - writer->current.base);
     }
     if (writer->stage_bytes + bytes > writer->stage_bytes_max && write_stage(writer) != 0)
@@ -286,9 +293,11 @@ static uint32_t check_entry(const struct ms_writer *writer, const struct entry *
     const struct ms_control *control = writer->control;
     uint32_t refuse_puts = ms_load_acquire(&control->state.refuse_puts);
     uint32_t state = ms_load_acquire(&control->state.state);
+    /* Not `state` alone: who freezes may be killed before it says so there. */
+    int read_only = ms_load_acquire(&control->state.frozen) != 0 || state == MS_STATE_READ_ONLY || state == MS_STATE_DEGRADED;
     *detail = refuse_puts & 1 ? MS_REFUSED_STOPPING
             : refuse_puts & 4 ? MS_REFUSED_SLAVE
-            : state == MS_STATE_READ_ONLY || state == MS_STATE_DEGRADED ? MS_REFUSED_READ_ONLY
+            : read_only ? MS_REFUSED_READ_ONLY
             : refuse_puts & 2 ? MS_REFUSED_DISK_FULL
                               : MS_REFUSED_NO;
     if (*detail != MS_REFUSED_NO)
@@ -406,11 +415,18 @@ static uint32_t measure(const struct ms_writer *writer, const struct entry *entr
     if (head->kind == MS_ENTRY_MANY) {
         const uint8_t *bodies;
         const uint32_t *lengths = many_lengths(entry, &bodies);
+        int64_t sum = 0;
         for (uint32_t i = 0; i < head->count; i++) {
             int64_t bytes = ms_record_bytes(head->sys_flag, head->topic_bytes, head->properties_bytes, lengths[i]);
             uint32_t status = check_size(writer, lengths[i], bytes, detail);
             if (status != PUT_OK)
                 return status;
+            /* Topic and properties stand in every record: a small entry can become a large pass. */
+            sum += bytes;
+            if (sum > MS_SIDE_BYTES_MAX) {
+                *detail = MS_REFUSED_TOO_LARGE;
+                return MESSAGE_ILLEGAL;
+            }
             *rolls += plan(writer, &room, bytes);
         }
         return PUT_OK;
@@ -510,6 +526,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
             undo->old_offset[undo->count] = queue_offset;
             undo->table_slot[undo->count] = (uint32_t)at;
             ms_store_release(&undo->count, undo->count + 1);
+            ms_compiler_fence(); /* undo first, change after */
             queue->pass = writer->pass;
         }
     }
@@ -782,6 +799,8 @@ static int make_pass(struct ms_writer *writer)
             }
         }
     }
+    /* A refusal is for the entry whose errand failed. That entry went first; if it did not use it up, nobody may. */
+    writer->refuse_segment = writer->side_failed = writer->queues_refused = 0;
     if (why == MS_RUN_TIME)
         writer->turn = high ? (writer->turn + 1) % high : 0;
     if (why == MS_RUN_FROZEN)

@@ -6,6 +6,10 @@
  * happened; the next writer calls ms_writer_roll_back, zeroes
  * [wrote, intent_end) and goes on, so no record is lost or doubled.
  *
+ * An entry that asked for an errand (segment, side object, larger table) goes first in
+ * the next pass; what Python answers by refuse_segment, side_failed or queues_refused is
+ * for it alone.
+ *
  * Order of one pass, the whole of the exactly-once argument:
  *   1 undo.pass, intended_pass = the next pass
  *   2 for each entry: copy it to private memory, check the copy; undo entry for
@@ -49,6 +53,7 @@
 #define MS_REFUSED_SIDE 16       /* the side object is missing or not as announced */
 #define MS_REFUSED_MALFORMED 17  /* the entry contradicts itself: its session is closed */
 #define MS_REFUSED_SEQUENCE 18   /* not the next sequence number: its session is closed */
+#define MS_REFUSED_TOO_LARGE 19  /* its records together are larger than a pass may be */
 
 struct ms_writer_session {
     struct ms_session *session;  /* NULL: not attached */

@@ -66,7 +66,7 @@ class EngineConfig:
         False, "Write through locked memory buffers and commit from them; only with ASYNC_FLUSH, and not on a SLAVE.",
         key="transientStorePoolEnable", group="writing")
     transient_store_pool_size: int = setting(
-        5, "Number of those buffers, each of one segment's size.", key="transientStorePoolSize", low=1, high=64,
+        5, "Number of those buffers, each of one segment's size.", key="transientStorePoolSize", low=2, high=64,
         group="writing")
     flush_interval_commit_log_ms: int = setting(
         500, "Longest time that written bytes stay unflushed with ASYNC_FLUSH.", key="flushIntervalCommitLog",

@@ -29,12 +29,14 @@ class PutFuture(Future):
 class PendingPuts:
     """The puts of one session whose answers are still to come.
 
-    `finish(code, answer, context)` makes the result of one put: code 0 or CLOSED, the
-    answer tuple (empty when there is none), and whatever was given to add(). It runs in
-    this object's thread and may wait for durability.
+    `finish(session, code, answer, context, give_up_ns)` makes the result of one put: code 0,
+    CLOSED or AGAIN (closing), the answer tuple (empty when there is none), whatever was
+    given to add(), and when to stop waiting for durability (0: as the context says). It
+    runs in this object's thread, and so do callbacks on the futures.
     """
 
-    def __init__(self, session: ProducerSession, finish: Callable[[int, tuple, object], object]) -> None:
+    def __init__(self, session: ProducerSession,
+                 finish: Callable[[ProducerSession, int, tuple, object, int], object]) -> None:
         self._session = session
         self._finish = finish
         self._waiting: deque[tuple[int, PutFuture, object]] = deque()
@@ -73,7 +75,7 @@ class PendingPuts:
             if code == AGAIN and not self._closed:
                 continue
             try:
-                result = self._finish(code, answer, context)
+                result = self._finish(self._session, code, answer, context, self._give_up_ns)
             except BaseException as error:  # noqa: BLE001 - a future must never be left hanging
                 self._drop(sequence)
                 future.set_exception(error)
@@ -86,8 +88,13 @@ class PendingPuts:
             self._waiting.popleft()
             self._session.set_oldest_unread(sequence + 1)
 
+    @property
+    def in_own_thread(self) -> bool:
+        """Whether the caller runs in the answers' thread: in a callback of a future."""
+        return self._thread is not None and self._thread is threading.current_thread()
+
     def close(self) -> None:
-        """Resolve what is left (answered or indeterminate) and end the thread."""
+        """Resolve what is left (answered or indeterminate) and end the thread. Not from the answers' thread."""
         with self._changed:
             self._give_up_ns = monotonic_ns() + LOOK_NS
             self._closed = True

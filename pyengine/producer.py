@@ -19,9 +19,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +54,18 @@ if TYPE_CHECKING:
     from pyengine.ipc.session_client import ProducerSession
 
 _OK = PutStatus.PUT_OK
+_TIMEOUT_S_MAX = 1e6
+_INT32_MAX = 0x7FFFFFFF
+_GRACE_S = 0.5  # from a put's own deadline to its caller's, so that the answer's thread can say which of two it missed
+_living: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for producer in _living:
+        producer._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +78,7 @@ class _Context:
     store_host: bytes
     durable: bool
     sizes: Sequence[int] = ()       # batch: of each record, for the message ids
+    flush_deadline_ns: int = 0
     side: Path | None = None
 
 
@@ -87,7 +102,9 @@ class Producer:
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
         self._closed = False
+        self._over: deque[tuple[ProducerSession, PendingPuts]] = deque()
         self._attach()
+        _living.add(self)
 
     # ---- session ----------------------------------------------------------------
 
@@ -98,6 +115,7 @@ class Producer:
         self._native = native.ProducerSession(session.control, session.bells, session.session, session.writer_latch.semaphore,
                                               session.slot, session.generation)
         self._sync = identity.mode == control_native.MODE_SYNC
+        self._max_message_bytes = identity.max_message_bytes
         self._timeout_s = identity.put_timeout_ms / 1000
         self._flush_timeout_s = identity.sync_flush_timeout_ms / 1000
         self._native.set_constants(self._born_host, self._store_host, self._host_flags)
@@ -106,18 +124,31 @@ class Producer:
 
     def _renew(self) -> str:
         """The session is over: open another; the reason when that fails. The lock is held."""
-        self._detach()
+        self._set_aside()
         try:
             self._attach()
         except EngineError as error:
             return str(error)
         return ""
 
-    def _detach(self) -> None:
+    def _set_aside(self) -> None:
+        """The session is not used any more; _bury ends it. The lock is held."""
         if self._session is not None:
-            self._pending.close()  # its thread looks at the session's memory
-            self._session.close()
+            self._over.append((self._session, self._pending))
             self._session = None
+
+    def _bury(self) -> None:
+        """End sessions that were set aside. Without the lock: callbacks of their futures may want it."""
+        for _ in range(len(self._over)):
+            try:
+                session, pending = self._over.popleft()
+            except IndexError:
+                return  # another thread does it
+            if pending.in_own_thread:
+                self._over.append((session, pending))  # its thread cannot wait for itself; the next call does it
+                continue
+            pending.close()  # its thread looks at the session's memory
+            session.close()
 
     def _ready(self) -> str:
         """A sentence when nothing can be submitted, empty when it can. The lock is held."""
@@ -127,11 +158,18 @@ class Producer:
             return "the producer was made before a fork: connect in the process that puts"
         return "" if self._session is not None else self._renew()
 
+    def _forked(self) -> None:
+        """In a child: the session is the parent's; a ring has one producer."""
+        self._lock = threading.Lock()
+        self._session = None
+        self._over.clear()
+
     def close(self) -> None:
         """Wait for the answers that are due, end the session. Idempotent."""
         with self._lock:
             self._closed = True
-            self._detach()
+            self._set_aside()
+        self._bury()
 
     def __enter__(self) -> Producer:
         return self
@@ -163,18 +201,24 @@ class Producer:
                 text = self._properties(tags, keys, properties, unique_key)
             if type(body) is not bytes:
                 body = outgoing.body_bytes(body)
+            if len(body) > self._max_message_bytes or not 0 <= queue_id <= _INT32_MAX:
+                self._refuse_sizes(len(body), queue_id)
             if delay_level:
                 topic, queue_id, later = self._delay(topic, queue_id, text.decode(), delay_level)
                 name, text = topic.encode(), outgoing.properties_bytes(later)
         except Refused as refused:
             return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
         durable = self._sync and wait
-        if timeout_s is None and not self._pending and len(body) < self._native.entry_limit - 65536:
-            if self._lock.acquire(False):
+        if timeout_s is None and len(body) < self._native.entry_limit - 65536:
+            pending = self._pending
+            # In a callback of this producer a future would wait for its own thread: there the lock is waited for.
+            if self._lock.acquire() if pending.in_own_thread else not pending and self._lock.acquire(False):
                 try:
                     return self._put_now(name, text, body, topic, queue_id, flag, durable)
                 finally:
                     self._lock.release()
+                    if self._over:
+                        self._bury()
         header = self._header(native.PUT, name, text, len(body), queue_id, flag)
         context = _Context(native.PUT, topic, queue_id, self._store_host, durable)
         return self._put_and_wait(header, name, text, body, b"", context, timeout_s)
@@ -182,23 +226,25 @@ class Producer:
     def _put_now(self, name: bytes, text: bytes, body: bytes, topic: str, queue_id: int, flag: int, durable: bool) -> PutResult:
         """The fast path: one native call. The lock is held."""
         reason = "" if self._session is not None and not self._closed else self._ready()
-        if reason:
-            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, topic=topic, queue_id=queue_id, reason=reason)
         session = self._native
-        code = session.put(name, text, body, queue_id, flag, durable)
-        if code == native.CLOSED and session.stage == native.NOT_SUBMITTED:
-            reason = self._renew()
-            if reason:
-                return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, topic=topic, queue_id=queue_id, reason=reason)
-            session = self._native
-            code = session.put(name, text, body, queue_id, flag, durable)
+        how = native.DURABLE if durable else 0
+        code = native.CLOSED
+        if not reason:
+            code = session.put(name, text, body, queue_id, flag, how if self._pending else how | native.SOLE)
+            if code == native.CLOSED and session.stage == native.NOT_SUBMITTED:
+                reason = self._renew()
+                if not reason:
+                    session = self._native
+                    code = session.put(name, text, body, queue_id, flag, how | native.SOLE)
+        if reason:
+            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, topic=topic, queue_id=queue_id, count=0, reason=reason)
         if code == 0:
             answer = session.answer()
             if answer[5] == 0:
                 return PutResult(_OK, "", answer[3], answer[1], answer[8], answer[4], topic, queue_id, 1, "", False,
                                  self._store_host)
         context = _Context(native.PUT, topic, queue_id, self._store_host, durable)
-        return self._outcome(code, session.stage, session.answer(), context)
+        return self._outcome(session, code, session.stage, session.answer(), context)
 
     def put_async(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
                   keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
@@ -214,6 +260,7 @@ class Producer:
             name = self._topics.get(topic) or self._remember_topic(topic)
             text = self._properties(tags, keys, properties, unique_key)
             body = outgoing.body_bytes(body)
+            self._refuse_sizes(len(body), queue_id)
             if delay_level:
                 topic, queue_id, later = self._delay(topic, queue_id, text.decode(), delay_level)
                 name, text = topic.encode(), outgoing.properties_bytes(later)
@@ -247,6 +294,7 @@ class Producer:
                 bodies = list(bodies)
             if not bodies:
                 raise Refused(PutStatus.MESSAGE_ILLEGAL, "put_many got no bodies: give at least one")
+            self._refuse_sizes(0, queue_id)
             try:
                 lengths, joined = native.pack_many(bodies)
             except TypeError:
@@ -289,6 +337,10 @@ class Producer:
     def _put_members(self, header, name: bytes, shared: bytes, members: list[BatchMember], topic: str, queue_id: int,
                      store_host: bytes, wait: bool, timeout_s: float | None) -> PutResult:
         payload = encode_batch(members)
+        if len(payload) > self._max_message_bytes:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, topic=topic, queue_id=queue_id, count=0,
+                             reason=f"the batch has {len(payload)} bytes, {self._max_message_bytes} are possible "
+                                    "(max_message_size_bytes): split it, or use put_many")
         header.payload_bytes = len(payload)
         sizes = []
         for member in members:
@@ -320,6 +372,7 @@ class Producer:
                     topic, queue_id, properties_text, delay_level, self._delay_levels)
             name = outgoing.topic_bytes(topic)
             text = outgoing.properties_bytes(properties_text)
+            self._refuse_sizes(len(body), queue_id)
         except Refused as refused:
             return PutResult(refused.status, topic=topic, queue_id=queue_id, reason=refused.reason)
         store = encode_host(store_host) if store_host else self._store_host
@@ -346,6 +399,20 @@ class Producer:
         header.count = len(members)
         wait = wait_store_msg_ok and is_wait_store_ok(decode_properties(properties_text))
         return self._put_members(header, name, shared, list(members), topic, queue_id, store, wait, timeout_s)
+
+    def _refuse_sizes(self, body_size: int, queue_id: int) -> None:
+        if body_size > self._max_message_bytes:
+            raise Refused(PutStatus.MESSAGE_ILLEGAL,
+                          f"the body has {body_size} bytes, {self._max_message_bytes} are possible: split it or raise "
+                          "max_message_size_bytes")
+        if not 0 <= queue_id <= _INT32_MAX:
+            raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the queue id {queue_id} is not in 0 .. {_INT32_MAX}")
+
+    def _limit_s(self, timeout_s: float | None) -> float:
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        if not limit >= 0:
+            raise UsageError(f"timeout_s is {timeout_s}: give 0 or more seconds")
+        return min(limit, _TIMEOUT_S_MAX)
 
     # ---- pieces -----------------------------------------------------------------
 
@@ -387,22 +454,40 @@ class Producer:
         return header
 
     def _put_and_wait(self, header, name, text, first, second, context: _Context, timeout_s: float | None):
-        limit = self._timeout_s if timeout_s is None else timeout_s
-        if limit < 0:
-            raise UsageError(f"timeout_s is {timeout_s}: give 0 or more seconds")
+        limit = self._limit_s(timeout_s)
+        if self._pending.in_own_thread:
+            return self._put_in_callback(header, name, text, first, second, context)
         future = self._submit(header, name, text, first, second, context, limit)
         try:
-            return future.result(limit + (self._flush_timeout_s if context.durable else 0))
+            return future.result(limit + (self._flush_timeout_s + _GRACE_S if context.durable else 0))
         except FutureTimeoutError:
             return _unknown(context, f"submitted, but not answered within {limit:g} s: it may or may not be stored")
 
+    def _put_in_callback(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: _Context):
+        """A callback of a future runs in the thread that resolves futures: waiting for one there would last for ever."""
+        with self._lock:
+            reason = self._ready()
+            session = self._native
+            if not reason and native.layout_bytes(name, text, len(first) + len(second)) > session.entry_limit:
+                reason = "a put this large cannot be made in a callback of put_async: make it in another thread"
+            if reason:
+                return _refused(context, PutStatus.SERVICE_NOT_AVAILABLE, reason)
+            code = session.put_entry(header, name, text, first, second, context.durable)
+            return self._outcome(session, code, session.stage, session.answer(), context)
+
     def _submit(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: _Context,
                 timeout_s: float | None) -> PutFuture:
-        limit = self._timeout_s if timeout_s is None else timeout_s
+        limit = self._limit_s(timeout_s)
         deadline_ns = monotonic_ns() + int(limit * 1e9)
-        with self._lock:
-            for attempt in (1, 2):
-                reason = self._ready()
+        if context.durable:
+            context = replace(context, flush_deadline_ns=deadline_ns + int(self._flush_timeout_s * 1e9))
+        busy = f"the writer made no room in {limit:g} s; nothing was submitted (`pyengine status` tells how it is)"
+        if not self._lock.acquire(timeout=max(limit, 0.001)):
+            return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                                      f"another thread's put held the producer for {limit:g} s; nothing was submitted"))
+        try:
+            reason = self._ready()
+            for _ in range(2):
                 if reason:
                     return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE, reason))
                 try:
@@ -412,15 +497,14 @@ class Producer:
                                               f"no room for the side object of a large put: {error.strerror}"))
                 if code == 0:
                     return self._pending.add(self._native.sequence, context)
-                if code == native.CLOSED and attempt == 1:
-                    reason = self._renew()
-                    if not reason:
-                        continue
-                    return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE, reason))
-                break
-        return _resolved(_refused(
-            context, PutStatus.SERVICE_NOT_AVAILABLE,
-            f"the writer made no room in {limit:g} s; nothing was submitted (`pyengine status` tells how it is)"))
+                if code != native.CLOSED:
+                    return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE, busy))
+                reason = self._renew()
+            return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE, reason or "the engine was replaced twice: put again"))
+        finally:
+            self._lock.release()
+            if self._over:
+                self._bury()
 
     def _submit_now(self, header, name, text, first, second, context: _Context, deadline_ns: int) -> tuple[int, _Context]:
         if native.layout_bytes(name, text, len(first) + len(second)) <= self._native.entry_limit:
@@ -434,8 +518,7 @@ class Producer:
         if code:
             side.unlink(missing_ok=True)
             return code, context
-        return 0, _Context(context.kind, context.topic, context.queue_id, context.store_host, context.durable,
-                           context.sizes, side)
+        return 0, replace(context, side=side)
 
     def _write_side(self, header, name, text, first, second) -> Path:
         """An entry larger than half the ring goes into a file of its own beside the ring; the writer reads it."""
@@ -457,17 +540,18 @@ class Producer:
 
     # ---- answers ----------------------------------------------------------------
 
-    def _finish(self, code: int, answer: tuple, context: _Context):
+    def _finish(self, session: native.ProducerSession, code: int, answer: tuple, context: _Context, give_up_ns: int):
         """The result of one pending put; in the answers' thread."""
         if context.side is not None:
             context.side.unlink(missing_ok=True)
         if code:
-            return self._outcome(code, native.SUBMITTED, answer, context)
+            return self._outcome(session, code, native.SUBMITTED, answer, context)
         if context.durable and answer[5] == 0:
-            code = self._native.wait_flushed(answer[2], monotonic_ns() + int(self._flush_timeout_s * 1e9))
-        return self._outcome(code, native.ANSWERED, answer, context)
+            deadline_ns = min(context.flush_deadline_ns, give_up_ns or context.flush_deadline_ns)
+            code = session.wait_flushed(answer[2], deadline_ns)
+        return self._outcome(session, code, native.ANSWERED, answer, context)
 
-    def _outcome(self, code: int, stage: int, answer: tuple, context: _Context):
+    def _outcome(self, session: native.ProducerSession, code: int, stage: int, answer: tuple, context: _Context):
         if stage == native.NOT_SUBMITTED:
             return _refused(context, PutStatus.SERVICE_NOT_AVAILABLE,
                             "the writer made no room in time; nothing was submitted (`pyengine status` tells how it is)")
@@ -481,7 +565,7 @@ class Producer:
             status = PutStatus.FLUSH_DISK_TIMEOUT
             indeterminate = code == native.CLOSED
             reason = {
-                native.FROZEN: "stored, but it could not be made durable: " + control_native.reason(self._native.control),
+                native.FROZEN: "stored, but it could not be made durable: " + control_native.reason(session.control),
                 native.CLOSED: "stored, but the engine went away before it was durable",
             }.get(code, f"stored, but not durable within {self._flush_timeout_s:g} s")
         return _result(context, status, answer, reason, indeterminate)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import os
 import threading
 
 import pytest
@@ -221,3 +223,91 @@ def test_a_closed_producer_says_so(make_parts):
     producer.close()
     result = producer.put("T", b"x")
     assert result.status is PutStatus.SERVICE_NOT_AVAILABLE and "closed" in result.reason
+
+
+def test_a_forked_child_does_not_put_into_its_parents_ring(make_parts):
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put("T", b"before").ok
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            result = producer.put("T", b"child")
+            os.write(writing, f"{result.status.name}: {result.reason}".encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        said = os.read(reading, 1000).decode()
+        os.close(reading)
+        os.close(writing)
+        assert said.startswith("SERVICE_NOT_AVAILABLE") and "fork" in said
+        assert producer.put("T", b"after").queue_offset == 1
+    assert [m.body for m in messages(parts)] == [b"before", b"after"]
+
+
+def test_a_callback_may_put_again_also_while_the_producer_closes(make_parts):
+    parts = make_parts()
+    producer = parts.producer()
+    results = []
+    producer.put_async("T", b"1").add_done_callback(lambda _: results.append(producer.put("T", b"2")))
+    future = producer.put_async("T", b"3")
+    assert future.result(10).ok
+    futures = [producer.put_async("T", b"x") for _ in range(50)]
+    futures[-1].add_done_callback(lambda _: results.append(producer.put("T", b"late")))
+    producer.close()
+    assert results[0].ok and len(results) == 2  # the late one: stored, or refused because the producer is closed
+    assert results[1].ok or "closed" in results[1].reason
+
+
+def test_sync_and_async_puts_mixed_keep_their_own_answers(make_parts):
+    with make_parts().producer() as producer:
+        for _ in range(40):
+            futures = [producer.put_async("A", b"a") for _ in range(150)]
+            assert producer.put("S", b"s", queue_id=1).ok
+            first = futures[0].result(10).queue_offset
+            assert [f.result(10).queue_offset for f in futures] == list(range(first, first + 150))
+
+
+@pytest.mark.parametrize("bodies", [[array.array("I", [1, 2])], [memoryview(b"12345678").cast("I")]])
+def test_bodies_with_wide_items_do_not_cost_the_session(make_parts, bodies):
+    with make_parts().producer() as producer:
+        try:
+            assert producer.put_many("T", bodies).ok  # taken byte for byte
+        except TypeError:
+            pass
+        assert producer.put("T", b"x").ok
+
+
+@pytest.mark.parametrize("arguments", [{"queue_id": 1 << 31}, {"queue_id": 1 << 40}])
+def test_a_queue_id_beyond_its_field_is_refused(make_parts, arguments):
+    with make_parts().producer() as producer:
+        assert producer.put("T", b"x", **arguments).status is PutStatus.MESSAGE_ILLEGAL
+        assert producer.put("T", b"x", timeout_s=float("inf")).ok
+
+
+def test_a_put_many_whose_records_outgrow_a_pass_is_refused(make_parts):
+    parts = make_parts(session_ring_bytes_default=8 << 20)
+    with parts.producer() as producer:
+        result = producer.put_many("T", [b""] * 20_000, properties={"p": "v" * 30_000})
+        assert result.status is PutStatus.MESSAGE_ILLEGAL and "split" in result.reason
+        assert producer.put("T", b"x").physical_offset == 0
+
+
+def test_a_store_that_is_being_frozen_takes_no_put(make_parts):
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put("T", b"x").ok
+        native.store(parts.control.state, "frozen", 1)  # killed before it could say read-only
+        assert producer.put("T", b"x").status is PutStatus.SERVICE_NOT_AVAILABLE
+
+
+def test_an_allocator_that_is_ended_alone_takes_no_segment_from_the_writer(make_parts):
+    parts = make_parts(mode=native.MODE_SYNC)
+    with parts.producer() as producer:
+        for _ in range(15):
+            assert producer.put("T", bytes(3000)).ok
+        parts.workers[native.ALLOCATOR].terminate()
+        assert parts.workers[native.ALLOCATOR].wait(20) == 0
+        assert producer.put_many("T", [bytes(3000)] * 10).ok
+        parts.start(native.ALLOCATOR)
+        assert producer.put_many("T", [bytes(3000)] * 40).ok
+    assert len(messages(parts)) == 65

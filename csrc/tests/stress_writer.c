@@ -89,7 +89,8 @@ static void *produce(void *number)
     for (int64_t n = 0; n < PUTS; n++) {
         memcpy(body, &n, sizeof n);
         int durable = n % 7 == 0;
-        int why = ms_producer_put(&producer, (uint8_t *)topic, 2, (uint8_t *)"TAGS\1t", 6, body, 8 + (uint32_t)(n % 500), 0, 0, durable);
+        int why = ms_producer_put(&producer, (uint8_t *)topic, 2, (uint8_t *)"TAGS\1t", 6, body, 8 + (uint32_t)(n % 500), 0, 0,
+                                  MS_PUT_SOLE | (durable ? MS_PUT_DURABLE : 0));
         CHECK(why == 0);
         CHECK(producer.answer.status == 0 && producer.answer.queue_offset == n);
         CHECK(ms_load_acquire(&control->wrote.value) >= producer.answer.end_offset);

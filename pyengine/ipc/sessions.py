@@ -115,7 +115,9 @@ class Sessions:
         removed = []
         for name in self._memory.folder.names():
             kind, *numbers = name.split("-")
-            if kind in ("session", "side") and tuple(map(int, numbers[:2])) not in living:
+            if kind not in ("session", "side") or not all(number.isdecimal() for number in numbers):
+                continue
+            if tuple(map(int, numbers[:2])) not in living:
                 if self._memory.folder.unlink(name):
                     removed.append(name)
         return removed

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyengine._native import ffi, lib
-from pyengine.errors import InvariantError
 
 TIME: int = lib.MS_GROUP_TIME
 SEGMENT: int = lib.MS_GROUP_SEGMENT
@@ -26,13 +25,12 @@ class GroupCommit:
         self._state.incarnation = incarnation
 
     def use(self, descriptors: Mapping[int, int]) -> None:
-        """The open segments from here on: start offset -> descriptor."""
-        if len(descriptors) > SEGMENTS_MAX:
-            raise InvariantError(f"{len(descriptors)} open segments, {SEGMENTS_MAX} at most")
-        for at, (base, descriptor) in enumerate(descriptors.items()):
+        """The open segments from here on: start offset -> descriptor; of very many, the oldest SEGMENTS_MAX."""
+        oldest = sorted(descriptors)[:SEGMENTS_MAX]
+        for at, base in enumerate(oldest):
             self._state.base[at] = base
-            self._state.fd[at] = descriptor
-        self._state.count = len(descriptors)
+            self._state.fd[at] = descriptors[base]
+        self._state.count = len(oldest)
 
     def run(self, deadline_ns: int) -> int:
         """Sync whatever is committed, sleep on the latch in between; TIME at the deadline, or SEGMENT, or FAILED."""

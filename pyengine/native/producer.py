@@ -16,6 +16,9 @@ NOT_SUBMITTED: int = lib.MS_STAGE_NOT_SUBMITTED
 SUBMITTED: int = lib.MS_STAGE_SUBMITTED
 ANSWERED: int = lib.MS_STAGE_ANSWERED
 
+DURABLE: int = lib.MS_PUT_DURABLE
+SOLE: int = lib.MS_PUT_SOLE
+
 PUT: int = lib.MS_ENTRY_PUT
 MANY: int = lib.MS_ENTRY_MANY
 BATCH: int = lib.MS_ENTRY_BATCH
@@ -28,11 +31,16 @@ _ANSWER = struct.Struct("<QqqqqIIII")
 
 
 def pack_many(bodies: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """The payload of a MANY entry in two pieces: lengths padded to 8 bytes, bodies end to end."""
-    lengths = array("I", map(len, bodies)).tobytes()
-    if len(lengths) & 7:
-        lengths += bytes(4)
-    return lengths, b"".join(bodies)
+    """The payload of a MANY entry in two pieces: lengths padded to 8 bytes, bodies end to end.
+
+    TypeError for bodies that are no bytes, also for buffers whose items are wider than one byte.
+    """
+    counts = array("I", map(len, bodies))
+    joined = b"".join(bodies)
+    if sum(counts) != len(joined):
+        raise TypeError("a body's length is not its number of bytes")
+    lengths = counts.tobytes()
+    return (lengths + bytes(4) if len(lengths) & 7 else lengths), joined
 
 
 class ProducerSession:
@@ -86,10 +94,13 @@ class ProducerSession:
         self._producer.timeout_ns = int(timeout_s * 1e9)
         self._producer.flush_timeout_ns = int(flush_timeout_s * 1e9)
 
-    def put(self, topic: bytes, properties: bytes, body: bytes, queue_id: int, flag: int, durable: bool) -> int:
-        """One ordinary message, waited for; 0 or AGAIN, CLOSED, FROZEN. See stage and answer()."""
+    def put(self, topic: bytes, properties: bytes, body: bytes, queue_id: int, flag: int, how: int) -> int:
+        """One ordinary message, waited for; 0 or AGAIN, CLOSED, FROZEN. See stage and answer().
+
+        `how`: DURABLE waits for `flushed`; SOLE says that no other answer is still to be read.
+        """
         return lib.ms_producer_put(
-            self._producer, topic, len(topic), properties, len(properties), body, len(body), queue_id, flag, durable)
+            self._producer, topic, len(topic), properties, len(properties), body, len(body), queue_id, flag, how)
 
     def put_entry(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, durable: bool) -> int:
         """An entry of any kind, waited for; 0 or AGAIN, CLOSED, FROZEN."""

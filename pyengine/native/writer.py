@@ -40,6 +40,7 @@ REFUSALS: dict[int, str] = {
     lib.MS_REFUSED_TOO_MANY_SEGMENTS: "put_many spans more segments than can stand ready at once: split it",
     lib.MS_REFUSED_SIDE: "the side object of a large entry was missing or not as announced: put again",
     lib.MS_REFUSED_MALFORMED: "the producer's ring held an entry that contradicts itself: its session was closed",
+    lib.MS_REFUSED_TOO_LARGE: "put_many makes records of more than 256 MiB in sum (topic and properties stand in each): split it",
     lib.MS_REFUSED_SEQUENCE: "the producer's ring held an entry out of sequence: its session was closed",
 }
 
@@ -100,6 +101,7 @@ class Writer:
             self._scratch = ffi.new("uint8_t[]", size)
             self.pointer.scratch = self._scratch
             self.pointer.scratch_bytes = size
+            self.pointer.side_loaded = 0  # stood in the old one; it is asked for again
 
     def open(self) -> None:
         """Take the committed slot as the truth: position, heads, counters."""

@@ -21,6 +21,8 @@ from pyengine.config import EngineConfig
 from pyengine.errors import DiskError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import KIND_NAMES
+from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.page_warmer import PageWarmer
@@ -39,6 +41,7 @@ class AllocateMappedFileService:
                  report: Callable[[str], None] = lambda text: None) -> None:
         """`report` gets a sentence when making a segment begins to fail and when it works again."""
         self._memory = memory
+        self._root = root
         self._control = memory.control
         self._line = memory.control.allocator
         self._paths = StorePaths(root)
@@ -117,8 +120,13 @@ class AllocateMappedFileService:
         return BUSY_PAUSE_S if now_ns - self._moved_ns < BUSY_NS else IDLE_PAUSE_S
 
     def drain(self) -> bool:
-        """Remove the segments that were never written to. The writer is gone by now."""
-        if native.load(self._control.state, "frozen"):
+        """Remove the segments that were never written to; only in a stop of the whole engine, behind the writer.
+
+        A living writer has the next segment mapped or open already: what it puts there
+        after the name is gone would be lost, however often it is synced.
+        """
+        stopping = native.load(self._control.state, "refuse_puts") & native.REFUSE_STOPPING
+        if not stopping or native.WRITER in living_kinds(self._root, len(KIND_NAMES)) or native.load(self._control.state, "frozen"):
             return False
         wrote, _ = native.committed_slot(self._control)
         wrote = max(wrote, native.load(self._control.writer, "intent_end"))

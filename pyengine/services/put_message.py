@@ -63,6 +63,8 @@ class PutMessageService:
         self._writer.open()
         self._attach_segments_at_start()
         self._look_at_sessions()
+        for kind in WAKES:  # a writer killed behind its commit point woke nobody
+            memory.wake(kind)
 
     # ---- start ------------------------------------------------------------------
 
@@ -75,6 +77,7 @@ class PutMessageService:
                 base = start - start % self._size
                 end = min(intent_end, base + self._size)
                 self._zero(base, start, end)
+                self._beat()
                 start = end
         pass_.rolled_back(self._control)
 
@@ -170,12 +173,13 @@ class PutMessageService:
             if self._attach_ahead(needed):
                 self._latch.disarm()
                 break
-            failing = native.load(self._control.allocator, "error_number")
+            short = native.load(self._control.allocator, "ready_end") < wanted_end
+            failing = short and native.load(self._control.allocator, "error_number")
             if failing or native.load(self._control.state, "frozen") or time.monotonic() >= deadline_s:
                 self._latch.disarm()
                 self._writer.pointer.refuse_segment = 1
                 break
-            waited_for_pool |= native.load(self._control.allocator, "ready_end") >= wanted_end
+            waited_for_pool |= not short
             self._beat()
             self._latch.wait(LOOK_S)
         if waited_for_pool:
@@ -311,6 +315,8 @@ class PutMessageService:
         pass_.roll_back(self._control, self._table)
         pass_.rolled_back(self._control)
         self._writer.open()
+        for kind in (native.SUPERVISOR, *WAKES, native.CHECKPOINTER):
+            self._memory.wake(kind)
 
     # ---- the round --------------------------------------------------------------
 

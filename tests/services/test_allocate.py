@@ -129,6 +129,10 @@ def test_unused_segments_go_at_an_orderly_stop_and_used_ones_stay(allocator):
     writer = PlainWriter(owner)
     while writer.end <= SEGMENT:
         writer.put(b"x" * 3000)
+    before = segments(owner)
+    assert not service.drain()
+    assert segments(owner) == before, "a writer may live: it has the next segment open"
+    native.store(owner.control.state, "refuse_puts", native.REFUSE_STOPPING)
     assert not service.drain()
     assert segments(owner) == [segment_name(0), segment_name(SEGMENT)]
     assert ready_end(owner) == 2 * SEGMENT
