@@ -4,7 +4,7 @@ Each concept X is a trio: X.cdef.h (what Python sees: plain declarations, no
 directives but #define NAME INTEGER), X.h (include guard, static asserts), X.c.
 cdef() and the compiler read the same X.cdef.h, so they cannot disagree.
 
-Set PYENGINE_SANITIZE=address to build with ASan and UBSan.
+Set PYENGINE_SANITIZE=address to build with ASan and UBSan (tests/test_sanitizers.py does).
 """
 
 import os
@@ -46,7 +46,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
 
 def _flags() -> tuple[list[str], list[str]]:
     if os.environ.get("PYENGINE_SANITIZE") == "address":
-        sanitize = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"]
+        sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
         return ["-std=gnu11", "-O1", *WARNINGS, *sanitize], sanitize
     return ["-std=gnu11", "-O2", "-g", *WARNINGS], []
 

@@ -1,4 +1,7 @@
-"""The C tests (csrc/tests): plain, and under AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The C tests (csrc/tests): plain, under ASan and UBSan, and the stress tests under TSan.
+
+TSan sees threads only, so the stress tests let threads play the processes.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,24 @@ FOLDER = Path(__file__).parents[2] / "csrc" / "tests"
 COMPILER = os.environ.get("CC", "cc")
 
 
-def sanitizers_link(folder: Path) -> bool:
-    """Some compilers come without the sanitizers' libraries."""
-    source = folder / "probe.c"
+SANITIZERS = {"plain": None, "sanitize": "address,undefined", "thread": "thread"}
+
+
+def sanitizers_work(sanitizers: str, folder: Path) -> bool:
+    """Some compilers come without the sanitizers' libraries, and TSan dislikes some kernels' address layouts."""
+    source, program = folder / "probe.c", folder / "probe"
     source.write_text("int main(void) { return 0; }\n")
-    flags = ["-fsanitize=address,undefined", "-o", str(folder / "probe")]
-    return subprocess.run([COMPILER, *flags, str(source)], capture_output=True).returncode == 0
+    built = subprocess.run([COMPILER, f"-fsanitize={sanitizers}", "-o", program, source], capture_output=True)
+    return built.returncode == 0 and subprocess.run([program], capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("flavour", ["plain", "sanitize"])
+@pytest.mark.parametrize("flavour", SANITIZERS)
 def test_c_units(flavour, tmp_path, rng):
     if shutil.which(COMPILER) is None:
         pytest.skip(f"no C compiler called {COMPILER}")
-    if flavour == "sanitize" and not sanitizers_link(tmp_path):
-        pytest.skip("this compiler has no address sanitizer")
+    sanitizers = SANITIZERS[flavour]
+    if sanitizers and not sanitizers_work(sanitizers, tmp_path):
+        pytest.skip(f"programs of this compiler do not run with -fsanitize={sanitizers}")
     environment = {**os.environ, "CHECK_SEED": str(rng.randrange(1 << 48))}
     run = subprocess.run([FOLDER / "run.sh", f"--{flavour}"], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
