@@ -218,7 +218,7 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
 def _spawn_supervisor(root: Path, settings: Mapping[str, str], options: list[str], *,
                       stdin: int) -> tuple[subprocess.Popen, int]:
     """(process, descriptor on which it reports its start)."""
-    from workers.children import child_environment
+    from workers.children import child_environment, silent
 
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pairs = [argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")]
@@ -226,7 +226,7 @@ def _spawn_supervisor(root: Path, settings: Mapping[str, str], options: list[str
         with open_log(root) as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "workers.supervisor", str(root), "--report-fd", str(writing), *options, *pairs],
-                stdin=stdin, stdout=log, stderr=log, pass_fds=(writing,), env=child_environment(), start_new_session=True)
+                stdin=stdin, stdout=log, stderr=log, pass_fds=(writing,), env=silent(child_environment()), start_new_session=True)
     except BaseException:
         os.close(reading)
         raise

@@ -101,7 +101,7 @@ class Children:
         settings = [argument for name, value in self._overrides.items() for argument in ("--set", f"{name}={value}")]
         child.process = subprocess.Popen(
             [sys.executable, "-P", "-m", child.kind.module, str(self._root), *settings],
-            stdin=subprocess.DEVNULL, env=child_environment(), process_group=0)
+            stdin=subprocess.DEVNULL, env=silent(child_environment()), process_group=0)
         if not self._watch(child, child.process.pid):
             child.due_s = time.monotonic() + BYTE_STEP_S
 
@@ -250,7 +250,7 @@ def selectors_wait(pidfd: int) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a worker: it must find these very packages, from whatever directory and installation."""
+    """The environment of one of our processes: it must find these very packages, from whatever directory and installation."""
     import site
 
     environment = dict(os.environ)
@@ -259,9 +259,13 @@ def child_environment() -> dict[str, str]:
     if here not in map(os.path.realpath, installed):
         inherited = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{here}{os.pathsep}{inherited}" if inherited else here
-    environment.pop("NOTIFY_SOCKET", None)  # the supervisor speaks for all
-    environment.pop("WATCHDOG_USEC", None)
     return environment
+
+
+def silent(environment: dict[str, str]) -> dict[str, str]:
+    """The same for a process that is not the service manager's to watch: its starter speaks for it."""
+    return {name: value for name, value in environment.items()
+            if name not in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")}
 
 
 def _why(code: int | None) -> str:

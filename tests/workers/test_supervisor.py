@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -326,6 +327,32 @@ def test_by_hand_without_children_as_systemd_does_it(make_engine):
                 process.wait()
         supervisor.stderr.close()
     assert not (engine.root / "abort").exists() and stored(engine) == bodies
+
+
+def test_the_supervisor_alone_speaks_to_the_service_manager(make_engine):
+    engine = make_engine()
+    address = f"{engine.root}.notify"
+    pairs = [word for name, value in engine.settings.items() for word in ("--set", f"{name}={value}")]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(60)
+        supervisor = subprocess.Popen(
+            [sys.executable, "-P", "-m", "workers.supervisor", str(engine.root), *pairs], stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT), "NOTIFY_SOCKET": address})
+        try:
+            assert manager.recv(200) == b"READY=1\nSTATUS=running"
+            with engine.memory() as memory:
+                engine.semaphores.add(memory.identity.sysv_semaphore_id)
+            put_numbers(engine, 0, 1)
+            supervisor.send_signal(signal.SIGTERM)
+            assert manager.recv(200) == b"STOPPING=1"
+            assert supervisor.wait(timeout=60) == 0
+            manager.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                manager.recv(200)
+        finally:
+            supervisor.kill()
+            supervisor.wait()
 
 
 def test_a_worker_that_cannot_start_halts_the_start(make_engine, monkeypatch):
