@@ -137,3 +137,43 @@ def test_the_page_of_docs_runs(spark, root, tmp_path, capsys, monkeypatch):
         done = run(*arguments)
         assert done.code == 0, done.stderr
     assert done.document["messages"] == sum(m.topic == "Roll1" for m in oracle.log_messages(root))
+
+
+def test_beside_a_running_engine_a_query_is_a_whole_prefix_of_what_was_put(spark, tmp_path):
+    import threading
+
+    import pyengine
+
+    sizes = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 60_000,
+             "max_hash_slot_num": 1000, "max_index_num": 4000}
+    store = tmp_path / "store"
+    over = threading.Event()
+    with pyengine.Engine(store, **sizes) as engine:
+        def put() -> None:
+            with engine.connect() as producer:
+                number = 0
+                while not over.wait(0.005) and number < 20_000:
+                    result = producer.put_many("T", [b"%08d" % (number + n) for n in range(64)])
+                    assert result.ok, result
+                    number += 64
+
+        producing = threading.Thread(target=put)
+        producing.start()
+        try:
+            seen = 0
+            for level in ("flushed", "committed", "flushed"):
+                df = load(spark, store, columns="offset,value,physicalOffset,size", readLevel=level, maxPartitionBytes="512k")
+                found = df.sort("offset").collect()
+                assert [row["offset"] for row in found] == list(range(len(found)))
+                assert all(bytes(row["value"]) == b"%08d" % row["offset"] for row in found)
+                if level == "flushed":
+                    assert len(found) >= seen
+                    seen = len(found)
+                    with pyengine.open_store(store) as reader:
+                        assert found[-1]["physicalOffset"] + found[-1]["size"] <= reader.max_physical_offset("flushed")
+        finally:
+            over.set()
+            producing.join()
+    stopped = load(spark, store, columns="offset")
+    with pyengine.open_store(store) as reader:
+        assert stopped.count() == reader.queue_range("T", 0)[1] >= seen > 0
