@@ -17,8 +17,9 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,12 +152,15 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
     root = Path(root).absolute()
     texts = {name: _as_text(value) for name, value in (settings or {}).items()}
     _check_new_start(root, texts)
-    process, reading = _spawn_supervisor(root, texts, [], stdin=subprocess.DEVNULL)
+    process = None
     try:
+        with _interrupt_deferred():  # a process that nobody knows of could not be stopped
+            process, reading = _spawn_supervisor(root, texts, [], stdin=subprocess.DEVNULL)
         return {"pid": process.pid} | _wait_until_ready(process, reading, timeout_s, progress)
     except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
+        if process is not None:
+            process.terminate()
+            process.wait()
         raise
 
 
@@ -233,6 +237,22 @@ def _spawn_supervisor(root: Path, settings: Mapping[str, str], options: list[str
     finally:
         os.close(writing)
     return process, reading
+
+
+@contextlib.contextmanager
+def _interrupt_deferred() -> Iterator[None]:
+    """Ctrl-C inside the block raises KeyboardInterrupt at its end. Only the main thread gets any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+    if came:
+        raise KeyboardInterrupt
 
 
 def open_log(root: Path):

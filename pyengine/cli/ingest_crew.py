@@ -21,10 +21,12 @@ def run_crew(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
     If one fails the others are stopped, and its EngineError is raised here. However this
     is left (Ctrl-C too), no process stays behind.
     """
-    crew = [_start(job) for job in jobs]
+    crew: list[subprocess.Popen[bytes]] = []
     tallies = [Tally() for _ in jobs]
     done: set[int] = set()
     try:
+        for job in jobs:
+            crew.append(_start(job))
         with selectors.DefaultSelector() as selector:
             for number, process in enumerate(crew):
                 selector.register(process.stdout, selectors.EVENT_READ, number)

@@ -9,6 +9,7 @@ import pty
 import signal
 import subprocess
 
+import psutil
 import pytest
 from fix_cli import changes, command_line, environment, picture, run, spawn
 from waiting import eventually
@@ -258,7 +259,7 @@ def test_ctrl_c_before_it_is_ready_leaves_no_engine(make_engine):
     process = subprocess.Popen(command_line("start", one.root, *set_options(one.settings)), stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, env=environment(), start_new_session=True)
     try:
-        eventually(lambda: (one.root / "engine.log").exists(), "the supervisor is started")
+        eventually(lambda: (one.root / "engine.log").exists(), "the supervisor is being started")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:
@@ -270,6 +271,16 @@ def test_ctrl_c_before_it_is_ready_leaves_no_engine(make_engine):
     else:
         assert process.returncode == 130 and out == b"" and b"Traceback" not in err
     assert living_kinds(one.root) == [] and not (one.root / "abort").exists()
+    # a supervisor that has not taken its lock yet would be seen in the table of processes only
+    assert [pid for pid in psutil.pids() if names_store(pid, one.root)] == []
+
+
+def names_store(pid: int, root) -> bool:
+    """Whether a process was started with this store as an argument."""
+    try:
+        return str(root) in psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False
 
 
 def test_progress_bars_show_on_a_terminal_and_nowhere_else(engine, tmp_path):
