@@ -19,6 +19,7 @@ from pyengine.ipc.engine_id import EngineId, read_boot_id, read_engine_id, read_
 from pyengine.ipc.shared_objects import SharedFolder, SharedObject, find_folder
 from pyengine.ipc.store_lock import lock_modified_ns
 from pyengine.native import control as native
+from pyengine.storage.page_cache import forget_cached
 from pyengine.storage.recovery_report import SharedState
 
 
@@ -66,11 +67,15 @@ class LeftMemory:
         if not mismatch:
             self._semaphore_id = identity.sysv_semaphore_id
         bases = [] if mismatch else self._pool_bases(memory, identity)
+        frozen = native.load(memory.control.state, "frozen") != 0
+        if frozen and not mismatch:
+            forget_cached(root, native.load_position(memory.control.flushed))
         try:
             self.shared = SharedState(
                 slot_end, committed, self._map_pool(bases), mismatch,
-                reput_from=native.load_position(memory.control.reput_from),
-                index_progress=native.index_progress_copy(memory.control),
+                # After a failed sync nobody knows which queue and index pages reached the disk.
+                reput_from=None if frozen else native.load_position(memory.control.reput_from),
+                index_progress=None if frozen else native.index_progress_copy(memory.control),
             )
         except EngineUnavailableError as error:
             self.shared = SharedState(slot_end, committed, (), f"a buffer of the pool is missing: {error}")

@@ -17,6 +17,7 @@ from waiting import eventually
 from pyengine.engine import start_engine, stop_engine, supervisor_pid
 from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError, NotAStoreError, StoreBusyError, UsageError
 from pyengine.ipc.engine_id import read_epoch
+from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -264,6 +265,9 @@ def test_a_frozen_store_refuses_puts_and_is_recovered_by_the_next_start(make_eng
     with pytest.raises(EngineError, match="could not make a segment durable"):
         engine.stop()
     assert living_kinds(engine.root) == [] and (engine.root / "abort").exists()
+    with left_memory(engine.root) as left:
+        assert left.shared.slot_end > 0 and not left.shared.mismatch
+        assert left.shared.reput_from is None, "queue pages may be lost too: nothing of them is spared"
     engine.start()
     bodies += put_numbers(engine, 5, 5)
     engine.stop()
