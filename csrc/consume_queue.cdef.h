@@ -1,4 +1,4 @@
-/* Entries of many consume queues, gathered and written in runs (FORMAT section 8).
+/* Entries of many consume queues, gathered and written in runs (docs/formats.md section 8).
  *
  * Who: whoever dispatches: the reputter, or recovery before it; one process, one
  * thread. Blocks on: pwrite and fallocate of queue files. Entry k of a queue goes

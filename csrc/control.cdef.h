@@ -41,7 +41,7 @@
 #define MS_STATE_DEGRADED 4
 #define MS_STATE_STOPPING 5
 
-/* How acknowledged bytes reach the file (DESIGN section 5). */
+/* How acknowledged bytes reach the file: the write path. */
 #define MS_MODE_MAPPED 0
 #define MS_MODE_POOL 1
 #define MS_MODE_SYNC 2

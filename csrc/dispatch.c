@@ -62,7 +62,7 @@ static int multi_next(struct multi *multi, struct target *target)
     return 0;
 }
 
-/* What a queue entry says of the tags: their hash, or when a delayed message is due (FORMAT section 8.2). */
+/* What a queue entry says of the tags: their hash, or when a delayed message is due (docs/formats.md section 8.2). */
 static int64_t tags_code_of(const struct ms_dispatch *d, const struct ms_record *record, const struct ms_routing *routing)
 {
     int64_t level;

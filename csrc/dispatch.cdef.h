@@ -5,7 +5,7 @@
  * by the caller after the call; after a crash everything from the published
  * position is dispatched again, which changes nothing that is right.
  *
- * Rules (BEHAVIOUR section 9, FORMAT sections 8 and 10): plain and committed
+ * Rules (docs/formats.md sections 8 and 10): plain and committed
  * messages get a queue entry, prepared and rolled back ones none; all but rolled
  * back ones are indexed, UNIQ_KEY first, then the words of KEYS. A half record
  * ends the range: it is waited for, never skipped.

@@ -1,4 +1,4 @@
-/* Keys into one index file (FORMAT section 10), each put all or not at all.
+/* Keys into one index file (docs/formats.md section 10), each put all or not at all.
  *
  * Who: whoever dispatches (reputter, or recovery before it); one process, one
  * thread. Blocks on: page faults of the mapping, which is allocated, so a full

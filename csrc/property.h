@@ -1,4 +1,4 @@
-/* The property text of a record: name 0x01 value, joined by 0x02 (FORMAT section 6).
+/* The property text of a record: name 0x01 value, joined by 0x02 (docs/formats.md section 6).
  *
  * Who: dispatch (reputter, recovery) and the column scanner. Header only: both
  * loops want it inlined. A piece without 0x01, with an empty name or an empty

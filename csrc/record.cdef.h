@@ -1,4 +1,4 @@
-/* One record of the commit log: its bytes both ways (FORMAT sections 2 to 5).
+/* One record of the commit log: its bytes both ways (docs/formats.md sections 2 to 5).
  *
  * Who: the writer encodes and stamps; every process that scans parses. Blocks
  * on: nothing. Crash states: none here; a writer killed inside an encode leaves

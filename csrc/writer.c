@@ -369,7 +369,7 @@ static uint64_t read_member(const uint8_t *at, uint64_t room, struct member *mem
     return total;
 }
 
-/* Member text, 0x02 where needed, batch text (FORMAT section 7). Returns the length. */
+/* Member text, 0x02 where needed, batch text (docs/formats.md section 7). Returns the length. */
 static uint32_t join_properties(uint8_t *to, const struct member *member, const struct entry *entry)
 {
     uint32_t bytes = member->properties_bytes;

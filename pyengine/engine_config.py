@@ -1,9 +1,8 @@
 """EngineConfig: every setting of a store, typed, checked, with RocketMQ's names.
 
 The class body is the table of settings: documentation, `config explain` and error
-sentences are made from it. Names are RocketMQ's (MessageStoreConfig of 4.9.8,
-BEHAVIOUR section 17) in snake_case with the unit appended; defaults are RocketMQ's
-where RocketMQ has the setting.
+sentences are made from it. Names are RocketMQ's (MessageStoreConfig of 4.9.8)
+in snake_case with the unit appended; defaults are RocketMQ's where it has the setting.
 """
 
 from __future__ import annotations
@@ -291,7 +290,7 @@ class EngineConfig:
 
     @property
     def mode(self) -> str:
-        """The write path (DESIGN section 5): "async", "pool" or "sync"."""
+        """The write path: "async", "pool" or "sync"."""
         if self.flush_disk_type == "SYNC_FLUSH":
             return "sync"
         return "pool" if self.pool_enabled else "async"

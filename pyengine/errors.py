@@ -25,7 +25,7 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes of every command (DESIGN section 8)."""
+    """Exit codes of every command (docs/commands.md)."""
 
     OK = 0
     FAILED = 1

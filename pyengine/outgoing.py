@@ -1,9 +1,9 @@
 """What a producer hands in, checked and turned into the bytes of a ring entry.
 
-RocketMQ's broker makes these checks in putMessage (BEHAVIOUR section 6); here they are
+RocketMQ's broker makes these checks in DefaultMessageStore.putMessage; here they are
 made in the producer's process, in the same order and with the same statuses, and the
-sentence says what to change. What 4.9 accepts and then loses is refused too (DESIGN
-promise 7). The writer checks again what could hurt the store.
+sentence says what to change. What 4.9 accepts and then loses is refused too
+(docs/promises.md, 7). The writer checks again what could hurt the store.
 """
 
 from __future__ import annotations

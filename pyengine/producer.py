@@ -8,7 +8,7 @@
 What PUT_OK means depends on the store's flush mode (README, durability table). A refusal
 comes back as a status with a sentence, never as an exception; wrong Python types are
 TypeError. A put that was submitted and not answered in time is *indeterminate*: status
-UNKNOWN_ERROR, `indeterminate=True` (DESIGN promise 9).
+UNKNOWN_ERROR, `indeterminate=True` (docs/promises.md, 9).
 
 When the engine is replaced by another start, puts under way become indeterminate and the
 next put opens a new session. Thread-safe. Not to be used across fork().

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PutStatus(enum.IntEnum):
-    """PutMessageStatus of RocketMQ 4.9 (BEHAVIOUR section 17); the numbers are ours and stand in shared memory."""
+    """PutMessageStatus of RocketMQ 4.9; the numbers are ours and stand in shared memory."""
 
     PUT_OK = 0
     FLUSH_DISK_TIMEOUT = 1
@@ -27,7 +27,7 @@ class PutStatus(enum.IntEnum):
 
 
 class GetStatus(enum.IntEnum):
-    """GetMessageStatus of RocketMQ 4.9 (BEHAVIOUR section 12)."""
+    """GetMessageStatus of RocketMQ 4.9 (DefaultMessageStore.getMessage)."""
 
     FOUND = 0
     NO_MATCHED_MESSAGE = 1
@@ -41,7 +41,7 @@ class GetStatus(enum.IntEnum):
 
 
 class ReadLevel(enum.Enum):
-    """How far a reader looks (DESIGN section 2, promise 4)."""
+    """How far a reader looks (docs/promises.md, 4)."""
 
     WRITTEN = "written"
     COMMITTED = "committed"
@@ -54,7 +54,7 @@ class PutResult:
 
     `status` is PUT_OK or the reason why not; `reason` is a sentence that says what to
     change. `indeterminate` is True only when the message was submitted and its fate is
-    not known (DESIGN promise 9). Offsets are -1 where nothing was stored. A batch has
+    not known (docs/promises.md, 9). Offsets are -1 where nothing was stored. A batch has
     the first member's offsets and `msg_id` with all ids joined by commas.
 
     A plain class: a frozen dataclass costs a microsecond more for each message.
@@ -85,7 +85,7 @@ class PutResult:
 
     @property
     def msg_id(self) -> str:
-        """The offset message id (FORMAT section 5), made when first asked for; empty when nothing was stored."""
+        """The offset message id (docs/formats.md section 5), made at first use; empty when nothing was stored."""
         if not self._msg_id and self._store_host and self.physical_offset >= 0:
             self._msg_id = (self._store_host + self.physical_offset.to_bytes(8, "big")).hex().upper()
         return self._msg_id

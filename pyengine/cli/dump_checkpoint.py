@@ -1,4 +1,4 @@
-"""`pyengine dump STORE checkpoint`: the three times of the checkpoint file (FORMAT section 11)."""
+"""`pyengine dump STORE checkpoint`: the three times of the checkpoint file (docs/formats.md section 11)."""
 
 from __future__ import annotations
 

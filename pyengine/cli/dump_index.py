@@ -1,4 +1,4 @@
-"""`pyengine dump STORE index`: headers and entries of the index files (FORMAT section 10)."""
+"""`pyengine dump STORE index`: headers and entries of the index files (docs/formats.md section 10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pyengine dump STORE queue`: raw entries of one consume queue (FORMAT section 8)."""
+"""`pyengine dump STORE queue`: raw entries of one consume queue (docs/formats.md section 8)."""
 
 from __future__ import annotations
 

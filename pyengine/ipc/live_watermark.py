@@ -1,4 +1,4 @@
-"""How far a reader may look while the engine runs: the levels of DESIGN promise 4 from the shared counters.
+"""How far a reader may look while the engine runs: the read levels (docs/promises.md, 4) from the shared counters.
 
 `LiveWatermark` is a `Watermark` for `open_store(path, watermark=...)`. It maps the control
 block read-only; where no engine runs, or the reader may not see its memory, the files

@@ -1,4 +1,4 @@
-"""Who owns a store: OFD locks on the bytes of `STORE/lock` (DESIGN, "Who owns the store").
+"""Who owns a store: OFD locks on the bytes of `STORE/lock` (ARCHITECTURE.md, "Who owns a store").
 
 | byte | lock | held by |
 |---|---|---|

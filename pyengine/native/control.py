@@ -157,7 +157,7 @@ def publish_flushed(control, bells, flushed: int, store_timestamp_ms: int) -> No
 def freeze(control, kind: int, error_number: int, reason: str) -> bool:
     """Turn the store read-only in every process, for good; True when this call was the first to do so.
 
-    The first failed sync freezes `flushed` (DESIGN promise 2): no retry.
+    The first failed sync freezes `flushed` (docs/promises.md, 2): no retry.
     """
     return bool(lib.ms_control_freeze(control, kind, error_number, reason.encode()[:240]))
 

@@ -1,4 +1,4 @@
-"""AllocateMappedFileService: the next segment stands ready before the writer needs it (BEHAVIOUR section 4).
+"""AllocateMappedFileService: the next segment stands ready before the writer needs it.
 
 RocketMQ's puts order the next file and the one after it. Here the writer says up to where
 it wants segments (`wanted_end`), and one more than the one it writes to is always kept

@@ -1,4 +1,4 @@
-"""CommitRealTimeService: pool buffers into the files (BEHAVIOUR sections 2, 5 and 7).
+"""CommitLog.CommitRealTimeService: pool buffers into the files (MappedFile.commit, TransientStorePool).
 
 The writer fills a buffer in shared memory that stands for one segment; this moves what is
 written into the segment's file with pwrite and then moves `committed`. RocketMQ waits for

@@ -1,4 +1,4 @@
-"""FlushConsumeQueueService and the checkpoint: how far everything is durable, on disk (BEHAVIOUR sections 8 and 9).
+"""FlushConsumeQueueService and StoreCheckpoint: how far everything is durable, on disk.
 
 Once in flush_interval_consume_queue_ms:
 

@@ -1,4 +1,4 @@
-"""FlushRealTimeService: in the asynchronous modes, sync what is dirty once in an interval (BEHAVIOUR section 7).
+"""CommitLog.FlushRealTimeService: in the asynchronous modes, sync what is dirty once in an interval.
 
 RocketMQ's flushes four pages or more each 500 ms, everything only each 10 s. Here every
 flush takes everything, so `flushed` lags at most the interval plus one sync. Wake-ups

@@ -1,4 +1,4 @@
-"""The first failed sync or log write: the store turns read-only in every process, for good (DESIGN promise 2)."""
+"""The first failed sync or log write: the store turns read-only in every process, for good (docs/promises.md, 2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GroupCommitService: in sync mode, sync as soon as there is something, and again while there is (BEHAVIOUR section 7).
+"""CommitLog.GroupCommitService: in sync mode, sync as soon as there is something, and again while there is.
 
 RocketMQ swaps two request lists; here a waiting put watches `flushed` itself, so a round
 is one fdatasync and one broadcast, in C (csrc/group_commit.cdef.h).

@@ -3,7 +3,7 @@
 A store to a page that is not there costs a fault of 0.8 us and, on memory the machine's
 host has taken back, up to 9 us; populating whole pieces ahead makes appends 2-5 times
 faster. Never in sync mode: a store into a populated mapping dirties its whole large
-folio, a megabyte to the device per small put (DESIGN section 5). Populating changes no
+folio, a megabyte to the device per small put (measured). Populating changes no
 byte, so it may run beside the writer.
 """
 

@@ -1,4 +1,4 @@
-"""ReputMessageService: from the log to queues and index, behind the writer (BEHAVIOUR section 9).
+"""DefaultMessageStore.ReputMessageService: from the log to queues and index, behind the writer.
 
 RocketMQ's polls each millisecond. Here the writer (or, with the pool, the committer) rings
 a latch; after finding work this service goes on looking in short naps for a few

@@ -1,4 +1,4 @@
-"""The file `abort`: there while the store is open, so that after a crash the next start knows (FORMAT section 13).
+"""The file `abort` (docs/formats.md section 13): there while the store is open, so after a crash the next start knows.
 
 RocketMQ removes it only after an orderly stop with nothing left to dispatch; found
 at load it means the abnormal recovery path.

@@ -125,7 +125,7 @@ class QueueCheck:
         return segment is not None and not segment[0] <= _offset(entries, at) < segment[1]
 
     def _is_multi_dispatched(self, queue: QueueState, entries: bytes, first_offset: int, at: int, after: int) -> bool:
-        """True for an entry of a light queue: a record of another queue that names this one (FORMAT section 8.6)."""
+        """True for an entry of a light queue (docs/formats.md section 8.6): a record of another queue that names this."""
         offset, size_bytes, _ = ENTRY.unpack_from(entries, at * CQ_ENTRY_BYTES)
         segment = self._log.view_at(offset)
         if segment is None or offset <= after:

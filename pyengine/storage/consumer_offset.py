@@ -1,4 +1,4 @@
-"""How far consumer groups have read: `config/consumerOffset.json` (ConsumerOffsetManager, FORMAT section 12).
+"""How far consumer groups have read: `config/consumerOffset.json` (ConsumerOffsetManager, docs/formats.md section 12).
 
 `{"offsetTable": {"topic@group": {"queueId": next offset}}}`, the same file as RocketMQ's
 broker keeps. Several processes may commit: each change is a read, a change and a whole

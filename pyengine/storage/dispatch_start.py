@@ -1,7 +1,7 @@
 """From where the log must be dispatched again so that no queue and no index lacks anything.
 
 RocketMQ takes the segment where an abnormal recovery began to read, else the farthest
-record that any queue knows (ReputMessageService, BEHAVIOUR section 9). That is right
+record that any queue knows (DefaultMessageStore.start). That is right
 as long as queues lose nothing but their newest entries. The start is earlier here where
 it would otherwise leave something out that the log still holds:
 

@@ -1,4 +1,4 @@
-"""From the log to consume queues and index (DefaultMessageStore.doDispatch; FORMAT sections 8 and 10).
+"""From the log to consume queues and index (DefaultMessageStore.doDispatch; docs/formats.md sections 8 and 10).
 
 Invariants:
 1. Entry k of a queue goes to byte 20 k; dispatching a range again changes nothing that is right.
@@ -176,7 +176,7 @@ class Dispatcher:
 
     @property
     def out_of_order(self) -> int:
-        """Entries whose queue offset lay beyond their queue's end: put at the end, as RocketMQ does (FORMAT 8.4)."""
+        """Entries from beyond their queue's end: put at the end, as RocketMQ does (docs/formats.md section 8.4)."""
         return self._loop.struct.queues.out_of_order
 
     @property

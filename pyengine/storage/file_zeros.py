@@ -1,7 +1,7 @@
 """Where a file is not zero, and making it so. Holes are skipped, not read: a queue file is mostly hole.
 
 File times are kept where only zeros are written, because RocketMQ finds a queue file
-by its time (BEHAVIOUR section 12).
+by its time (MappedFileQueue.getMappedFileByTime).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Which index files can be believed, and from where the log's keys must be entered again.
 
 RocketMQ deletes, after a crash, every index file whose end time is later than the
-checkpoint's index time, and never cuts an index with the log (IndexService.load,
-FORMAT section 10). Then it enters only the keys of the segment where recovery began;
-older keys of the deleted file are lost for good. Here they are entered again from
-where the last believed file ends (docs/compatibility.md).
+checkpoint's index time, and never cuts an index with the log (IndexService.load).
+Then it enters only the keys of the segment where recovery began; older keys of the
+deleted file are lost for good. Here they are entered again from where the last believed
+file ends (docs/compatibility.md).
 
     label     what                                                decision
     short     another length than header, slots and entries make  delete

@@ -1,6 +1,6 @@
 """All that can be read from a store, as one document: what `pyengine inspect --json` prints.
 
-Field names and rules are those of the document that the peer's `verify` prints from the
+Field names and rules are those of the document that tests/interop/judge prints from the
 real RocketMQ store, so that the two can be compared field by field. Where the reader
 of this engine is kinder than RocketMQ (filler passed over, keys verified) this document
 follows RocketMQ. `messages` come through the queues only and `queries` through the

@@ -1,8 +1,8 @@
-"""How far whole records reach: the reading half of recovery (BEHAVIOUR section 10).
+"""How far whole records reach: the reading half of recovery (docs/recovery.md).
 
 The rules for a record are RocketMQ's (CommitLog.checkMessageAndReturnSize) in its
 stores and below our watermark; above it, where a power cut may have lost pages, the
-text is judged too (DESIGN section 5, "what is whole"). In our own stores a record
+text is judged too (docs/recovery.md). In our own stores a record
 must also name its own offset; RocketMQ never asks for that.
 """
 

@@ -1,4 +1,4 @@
-"""New files appear complete or not at all (DESIGN promise 3).
+"""New files appear complete or not at all (docs/promises.md, 3).
 
 A segment directory may hold nothing but full-length files with proper names:
 RocketMQ refuses the whole store otherwise. So a file is created without a name

@@ -70,7 +70,7 @@ def open_queue_file(folder: Path, file_bytes: int, position: int) -> tuple[int, 
     """Open the file that holds entry `position`, making it if need be: (descriptor, its first byte's place in the
     queue, bytes that certainly have blocks or -1).
 
-    A new file whose first entries will never come gets filler in front (FORMAT section 8.3).
+    A new file whose first entries will never come gets filler in front (docs/formats.md section 8.3).
     Raises DiskFullError, DiskError, StoreRefusedError.
     """
     byte = position * CQ_ENTRY_BYTES

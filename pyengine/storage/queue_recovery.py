@@ -1,4 +1,4 @@
-"""Where each consume queue ends, and how it is cut back to the log (BEHAVIOUR section 10).
+"""Where each consume queue ends, and how it is cut back to the log (ConsumeQueue).
 
 A queue's own end is found as RocketMQ finds it (ConsumeQueue.recover): from its
 third-last file on, the first entry that is none ends the data. Then entries of

@@ -1,4 +1,4 @@
-"""Bring a stopped store to order: the conductor (DESIGN section 5, BEHAVIOUR section 10, docs/recovery.md).
+"""Bring a stopped store to order: the conductor (DefaultMessageStore.recover; docs/recovery.md).
 
     look      refuse what RocketMQ would refuse; nothing is changed
     decide    end of the log, queues to cut, index files to drop, where to dispatch from

@@ -33,7 +33,7 @@ class GrowingProgress:
 
 
 class RecoveryPath(enum.StrEnum):
-    """RocketMQ's two ways to recover (BEHAVIOUR section 10)."""
+    """RocketMQ's two ways to recover (CommitLog.recoverNormally, recoverAbnormally)."""
 
     NORMAL = "normal"      # no abort file: the last three segments are read again
     ABNORMAL = "abnormal"  # abort file: from where the checkpoint says

@@ -1,4 +1,4 @@
-"""The file `checkpoint`: three store times, none of them ahead of what is on the disk (FORMAT section 11).
+"""The file `checkpoint`: three store times, none of them ahead of what is on the disk (docs/formats.md section 11).
 
 Abnormal recovery starts at the newest segment whose first record is older than
 these times. A time that is ahead loses queue entries; one that lags costs a longer

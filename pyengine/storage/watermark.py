@@ -2,7 +2,7 @@
 
 Only our engine writes it (RocketMQ's stores have none), the checkpointer at most
 once a second and at stop. It may lag behind what is durable and is never ahead of
-it. Recovery and readers rely on it: nothing below it is ever cut (DESIGN section 5).
+it. Recovery and readers rely on it: nothing below it is ever cut (docs/promises.md, 1).
 
 One line of JSON with a CRC over its other fields. A damaged file counts as absent,
 and whoever reads it is told.

@@ -65,7 +65,7 @@ def test_a_wrong_setting_is_a_usage_error(golden, command, setting, code, senten
 
 @pytest.mark.parametrize("command", ["inspect", "get", "status", "query", "message", "offset-at"])
 def test_a_segment_of_wrong_length_is_corruption(golden, command):
-    """RocketMQ refuses such a store as well (SURPRISES 32: load fails outright)."""
+    """RocketMQ refuses such a store as well (load fails outright)."""
     store = golden("roll")
     segment = sorted((store.root / "commitlog").iterdir())[1]
     segment.write_bytes(segment.read_bytes()[:-100])

@@ -12,7 +12,7 @@ from pyengine.cli.top import _rates
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 
-DESIGN_FIELDS = {"state", "role", "read_only", "reason", "positions", "workers", "sessions"}
+FIXED_FIELDS = {"state", "role", "read_only", "reason", "positions", "workers", "sessions"}
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def status(owner, code: int = 0) -> dict:
     ran = run("status", owner.root, "--json")
     assert ran.code == code, ran
     assert run("status", owner.root).code == code
-    assert ran.document.keys() >= DESIGN_FIELDS
+    assert ran.document.keys() >= FIXED_FIELDS
     return ran.document
 
 

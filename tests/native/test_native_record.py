@@ -63,7 +63,7 @@ def test_encoding_equals_formats(fields):
 
 
 def test_the_record_that_rocketmq_wrote():
-    """FORMAT section 2.2, observed on the real store."""
+    """Bytes as the real store wrote them."""
     assert encode(
         topic="T", body=b"hello", properties="KEYS\x01k1 k2\x02UNIQ_KEY\x01UQ01\x02TAGS\x01tagA", queue_id=1, flag=7,
         reconsume_times=2, born_timestamp_ms=1600000000123, born_host="10.1.2.3:54321",

@@ -20,7 +20,7 @@ from pyengine.storage.geometry import discover
 from pyengine.storage.recovery import recover
 from pyengine.storage.store_checkpoint import write_checkpoint
 
-# Its own store cannot open it again without a loss (SURPRISES: a topic of 180 bytes).
+# Its own store cannot open it again without a loss (a topic of 180 bytes: docs/compatibility.md).
 DEFECTIVE = "widetopic"
 
 

@@ -244,7 +244,7 @@ def test_a_start_that_was_cut_short_after_making_the_file_is_made_good(tmp_path)
 
 
 def test_odd_queue_offsets_are_taken_as_rocketmq_takes_them(tmp_path):
-    """Below the queue's end: ignored. Beyond it: put at the end (FORMAT section 8.4). The same again on repetition."""
+    """Below the queue's end: ignored. Beyond it: put at the end (docs/formats.md section 8.4). Repeated: the same."""
     builder = LogBuilder(SEGMENT)
     for number, queue_offset in enumerate((0, 1, 2, 1, 0, 3, 9, 10, 5)):
         builder.append(body=bytes(number), queue_offset=queue_offset)

@@ -1,0 +1,237 @@
+"""What the pages say is so: links lead somewhere, named files and sections exist, blocks run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+from fix_cli import SOURCES, environment
+
+from pyengine.cli.main import main
+from pyengine.config import load_config
+
+NOT_OURS = {".git", ".venv", "build", "target", "node_modules", ".pytest_cache"}
+
+
+def pages() -> list[Path]:
+    found = (path.relative_to(SOURCES) for path in SOURCES.rglob("*.md"))
+    return sorted(path for path in found if not NOT_OURS & set(path.parts))
+
+
+PAGES = pages()
+IN_ORDER = pytest.mark.parametrize("page", PAGES, ids=str)
+
+
+def text_of(page: Path | str) -> str:
+    return (SOURCES / page).read_text(encoding="utf-8")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def headings(text: str) -> list[str]:
+    return re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@IN_ORDER
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(text_of(page))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, fragment = target.partition("#")
+        path = (SOURCES / page.parent / name) if name else SOURCES / page
+        assert path.exists(), target
+        if fragment:
+            assert fragment in {anchor(heading) for heading in headings(path.read_text(encoding="utf-8"))}, target
+
+
+@IN_ORDER
+def test_files_of_the_tree_that_a_page_names_exist(page):
+    for name in re.findall(r"`((?:pyengine|workers|csrc|tests|scripts|docs|bench|examples)/[\w./*-]*)`", text_of(page)):
+        if "/X." not in name:
+            assert list(SOURCES.glob(name.rstrip("/"))), name
+
+
+def source_texts() -> list[tuple[str, str]]:
+    folders = ("pyengine", "workers", "pyspark_pyengine", "csrc", "tests", "scripts", "bench", "examples")
+    kinds = {".py", ".c", ".h", ".sh", ".java", ".md"}
+    found = [path for folder in folders for path in sorted((SOURCES / folder).rglob("*")) if path.suffix in kinds]
+    found += [SOURCES / page for page in PAGES]
+    mine = Path(__file__).resolve()
+    return [(str(path.relative_to(SOURCES)), path.read_text(encoding="utf-8")) for path in found
+            if path != mine and path.name != "_native.c" and not NOT_OURS & set(path.relative_to(SOURCES).parts)]
+
+
+def numbers_of(page: str) -> set[str]:
+    """The numbers that headings of a page begin with: `8.3 Filler` and `2. Records` give 8.3 and 2."""
+    return {found[1] for heading in headings(text_of(page)) if (found := re.match(r"(\d+(?:\.\d+)?)\.? ", heading))}
+
+
+def test_sections_and_promises_that_sources_name_exist():
+    formats, promises = numbers_of("docs/formats.md"), numbers_of("docs/promises.md")
+    seen = 0
+    for name, text in source_texts():
+        text = re.sub(r"\n\s*(?:\*|//|#)?\s*", " ", text)
+        sections = re.findall(r"formats\.md\)? sections? ([\d.]*\d)(?:(?: to | and |, )([\d.]*\d))?", text)
+        if name.startswith("pyengine/formats/"):  # its docstring: section numbers are those of the page
+            sections += [(each, "") for each in re.findall(r"\(section ([\d.]*\d)", text)]
+        for section in (number for pair in sections for number in pair if number):
+            assert section in formats, f"{name} names section {section} of docs/formats.md"
+            seen += 1
+        for promise in re.findall(r"promises\.md\)?, (\d+)", text):
+            assert promise in promises, f"{name} names promise {promise}"
+            seen += 1
+        for page in re.findall(r"\b(docs/[\w/-]+\.md)", text):
+            assert (SOURCES / page).is_file(), f"{name} names {page}"
+    assert seen > 20
+
+
+# --- blocks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """One ```bash or ```python block of a page."""
+
+    page: str
+    language: str
+    text: str
+
+    @property
+    def first_line(self) -> str:
+        return self.text.splitlines()[0].split("#")[0].strip()
+
+
+def blocks_of(page: Path | str) -> list[Block]:
+    found = re.findall(r"^```(bash|sh|python)\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE)
+    return [Block(str(page), "python" if language == "python" else "bash", text) for language, text in found]
+
+
+# Page and first line of each block that no test here runs, with the reason.
+LEFT_OUT = {
+    ("README.md", "scripts/quickstart"): "makes an environment and takes minutes; tests/scripts has its parts",
+    ("README.md", "pip install ."): "changes the environment that runs the tests",
+    ("CONTRIBUTING.md", "scripts/test"): "runs these very tests",
+}
+RUN_ELSEWHERE = {"docs/spark.md": "tests/spark/test_source.py"}
+SPARK = "from pyengine.spark import session"  # first line of the block that needs Spark and a store `my-store`
+SMALL = {
+    "PYENGINE_MAPPED_FILE_SIZE_COMMIT_LOG_BYTES": "1MiB",
+    "PYENGINE_MAPPED_FILE_SIZE_CONSUME_QUEUE_BYTES": "6000",
+    "PYENGINE_MAX_HASH_SLOT_NUM": "1000",
+    "PYENGINE_MAX_INDEX_NUM": "4000",
+}
+
+
+class Reader:
+    """Somebody who tries the blocks of a page, one after the other, in an empty folder, as the page has them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "work"
+        self.folder.mkdir()
+        shim = folder / "bin" / "pyengine"
+        shim.parent.mkdir()
+        shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m pyengine "$@"\n')
+        shim.chmod(0o755)
+        base = environment(**SMALL)
+        self.environment = base | {"PATH": f"{shim.parent}:{base['PATH']}"}
+
+    def run(self, block: Block) -> str:
+        """The block's stdout; it must end well."""
+        program = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
+        done = subprocess.run([*program, block.text], cwd=self.folder, env=self.environment, capture_output=True,
+                              text=True, timeout=240)
+        assert done.returncode == 0, f"{block.page}: {block.first_line}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def stop_engines(self) -> None:
+        for store in self.folder.iterdir():
+            subprocess.run([sys.executable, "-m", "pyengine", "stop", str(store)], env=self.environment,
+                           capture_output=True, timeout=120)
+
+
+@pytest.fixture
+def reader(tmp_path):
+    reader = Reader(tmp_path)
+    yield reader
+    reader.stop_engines()
+
+
+def runnable(page: str) -> list[Block]:
+    return [block for block in blocks_of(page) if (page, block.first_line) not in LEFT_OUT]
+
+
+def test_every_block_is_run_or_left_out_for_a_reason():
+    blocks = {(block.page, block.first_line) for page in PAGES for block in blocks_of(page)}
+    assert LEFT_OUT.keys() <= blocks, "a row of LEFT_OUT names no block"
+    for page, first_line in blocks - LEFT_OUT.keys():
+        assert page == "README.md" or page in RUN_ELSEWHERE, f"{page}: nothing runs {first_line!r}"
+    for page, test in RUN_ELSEWHERE.items():
+        assert Path(page).name in (SOURCES / test).read_text(encoding="utf-8")
+
+
+@pytest.mark.timeout(600)
+def test_the_blocks_of_the_readme_run(reader):
+    shown = [reader.run(block) for block in runnable("README.md") if block.first_line != SPARK]
+    program, shell = shown
+    lines = program.splitlines()
+    assert lines[0].startswith("PUT_OK 0 ")
+    assert lines[1:] == ["0 fruit b'one apple'", "1 None b'two'", "2 None b'three'", "3 None b'four'"]
+    assert shell.count("one apple") == 2 and "running" in shell
+
+
+@pytest.mark.java
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_spark_block_of_the_readme_runs(reader):
+    *_, shell, spark = runnable("README.md")
+    assert spark.first_line == SPARK
+    reader.run(shell)
+    assert re.search(r"\|\s*orders\s*\|\s*1\s*\|", reader.run(spark))
+
+
+def examples() -> list[str]:
+    """Command lines of docs/commands.md, which is made from the help texts."""
+    blocks = re.findall(r"^```\n(.*?)^```", text_of("docs/commands.md"), re.DOTALL | re.MULTILINE)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if re.search(r"(^|\| |\w )pyengine ", line)]
+
+
+def test_the_first_run_of_the_commands_page_runs(reader):
+    first = [line.replace("/tmp/store", "store") for line in examples() if "/tmp/store" in line]
+    assert len(first) >= 4
+    assert "hello, world" in reader.run(Block("docs/commands.md", "bash", "\n".join(first)))
+
+
+@pytest.mark.parametrize("line", [line for line in examples() if "/tmp/store" not in line])
+def test_an_example_of_a_command_is_accepted_by_it(line, tmp_path, monkeypatch):
+    """Words, options, values and settings: parsed as the command does, not executed."""
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(line)
+    words = words[words.index("pyengine") + 1:]
+    for sign in ("<", ">", "|"):
+        words = words[: words.index(sign)] if sign in words else words
+    command: click.Command = main
+    context = click.Context(main)
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        command = command.get_command(context, name)
+        assert command is not None, name
+    (tmp_path / "STORE").mkdir()
+    for argument in command.params:
+        if isinstance(argument.type, click.Path) and argument.type.exists:
+            for word in words:
+                if not word.startswith("-") and not Path(word).exists():
+                    (tmp_path / word).touch()
+    load_config(None, command.make_context("example", words).params["settings"], {})
