@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -31,6 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.run_long = (
         config.getoption("--long") or os.environ.get("PYENGINE_LONG", "0") != "0" or "long" in config.required_needs
     )
+    # A shell's background job starts with SIGINT ignored, and so would everything that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.test_seed = int(os.environ.get("PYENGINE_SEED") or random.SystemRandom().randrange(1 << 32))
     config.stash[left_out_key] = Counter()
 
