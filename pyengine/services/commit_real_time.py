@@ -51,6 +51,7 @@ class CommitRealTimeService:
         self._buffers: dict[int, SharedObject] = {}
         self._base = NO_SEGMENT
         self._descriptor = -1
+        self._path = ""
         self._streak = 0  # rounds in a row that found work: more than a few, and small pieces are gathered
         self._committed = native.load_position(self._control.committed)
         self._free_full_buffers()
@@ -103,16 +104,16 @@ class CommitRealTimeService:
         if self._base != base:
             self._open(base)
         data = ffi.from_buffer("uint8_t[]", view)
-        pwrite_all(self._descriptor, data + (start - base), start - base,
-                   str(self._paths.commit_log_segment(base)), length=end - start)
+        pwrite_all(self._descriptor, data + (start - base), start - base, self._path, length=end - start)
 
     def _open(self, base: int) -> None:
         self._close_segment()
-        path = self._paths.commit_log_segment(base)
+        self._path = str(self._paths.commit_log_segment(base))
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+            raise DiskError(f"cannot open {self._path}: {error.strerror}", errno=error.errno or 0,
+                            path=self._path) from error
         self._base = base
 
     def _close_segment(self) -> None:

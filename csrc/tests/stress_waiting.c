@@ -1,0 +1,116 @@
+/* Sleepers and wakers at full speed: nobody sleeps through what was announced to him.
+ *
+ * Threads play the processes: a writer commits and rings, a flusher runs group
+ * commit, others wait for durability on the flush sequence. Each wait may last
+ * PATIENCE_NS; one that does was a lost wake-up. */
+#include "check.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
+
+#include "../atomics.h"
+#include "../futex.h"
+#include "../group_commit.h"
+#include "../latch.h"
+#include "../nap.h"
+#include "../sequence.h"
+
+#define ROUNDS 2000
+#define WAITERS 3
+#define PATIENCE_NS 20000000000
+#define SEGMENT (1 << 20)
+
+static struct ms_control control;
+static struct ms_doorbells bells;
+static sem_t semaphore;
+static int fd;
+static int done;
+
+static void *flusher(void *unused)
+{
+    (void)unused;
+    static struct ms_group_commit group;
+    group = (struct ms_group_commit){.control = &control, .bells = &bells, .semaphore = &semaphore,
+                                     .segment_bytes = SEGMENT, .count = 1};
+    group.fd[0] = fd;
+    while (!__atomic_load_n(&done, __ATOMIC_ACQUIRE))
+        /* So long that a wake-up which is slept through shows as a waiter's lost patience. */
+        CHECK(ms_group_commit_run(&group, ms_monotonic_ns() + 2 * PATIENCE_NS) == MS_GROUP_TIME);
+    return NULL;
+}
+
+static void wait_for_flushed(int64_t target)
+{
+    for (;;) {
+        uint32_t seen = ms_sequence_load(&control.flush_seq);
+        if (ms_load_acquire(&control.flushed.value) >= target)
+            return;
+        CHECK(ms_sequence_wait(&control.flush_seq, seen, &bells.flush_waiters, PATIENCE_NS) == 1);
+    }
+}
+
+static void *waiter(void *unused)
+{
+    (void)unused;
+    for (int64_t target = 1; target <= ROUNDS; target++)
+        wait_for_flushed(target);
+    return NULL;
+}
+
+/* A reader that cannot count itself: it must get on by short steps. */
+static void *blind_waiter(void *unused)
+{
+    (void)unused;
+    while (ms_load_acquire(&control.flushed.value) < ROUNDS) {
+        uint32_t seen = ms_sequence_load(&control.flush_seq);
+        if (ms_load_acquire(&control.flushed.value) < ROUNDS)
+            CHECK(ms_sequence_wait(&control.flush_seq, seen, NULL, PATIENCE_NS) == 1);
+    }
+    return NULL;
+}
+
+static void *napper(void *unused)
+{
+    (void)unused;
+    for (int64_t target = 0; target < ROUNDS; target += 100)
+        CHECK(ms_nap_until_above(&control.flushed, target, PATIENCE_NS, 20000) == 1);
+    return NULL;
+}
+
+int main(void)
+{
+    dice_begin("stress_waiting");
+    sem_init(&semaphore, 0, 0);
+    char path[] = "/tmp/stress_waiting.XXXXXX";
+    fd = mkstemp(path);
+    CHECK(fd >= 0);
+    unlink(path);
+    pthread_t threads[WAITERS + 3];
+    pthread_create(&threads[0], NULL, flusher, NULL);
+    for (int i = 0; i < WAITERS; i++)
+        pthread_create(&threads[i + 1], NULL, waiter, NULL);
+    pthread_create(&threads[WAITERS + 1], NULL, blind_waiter, NULL);
+    pthread_create(&threads[WAITERS + 2], NULL, napper, NULL);
+    for (int64_t wrote = 1; wrote <= ROUNDS; wrote++) {
+        int64_t pass = ms_load_relaxed(&control.slot_pass.value) + 1;
+        ms_store_relaxed(&control.slots[pass & 1].wrote, wrote);
+        ms_store_relaxed(&control.slots[pass & 1].store_timestamp_ms, wrote);
+        ms_store_release(&control.slot_pass.value, pass);
+        ms_store_release(&control.committed.value, wrote);
+        ms_latch_wakeup(&bells.latch[MS_FLUSHER], &semaphore);
+        if (dice(4) == 0)
+            wait_for_flushed(wrote);
+    }
+    wait_for_flushed(ROUNDS);
+    for (int i = 1; i < WAITERS + 3; i++)
+        pthread_join(threads[i], NULL);
+    CHECK(ms_load_relaxed(&bells.flush_waiters.has_notified) == 0);
+    int64_t flushed, time_ms;
+    ms_control_flush_pair(&control, &flushed, &time_ms);
+    CHECK(flushed == ROUNDS && time_ms == ROUNDS);
+    __atomic_store_n(&done, 1, __ATOMIC_RELEASE);
+    pthread_cancel(threads[0]); /* asleep for long: sem_clockwait is a cancellation point */
+    pthread_join(threads[0], NULL);
+    return 0;
+}

@@ -1,0 +1,93 @@
+/* One round of group commit at a time: what it claims, what it refuses to claim, and the first failure. */
+#include "check.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <semaphore.h>
+
+#include "../group_commit.h"
+
+#define SEGMENT 4096
+
+static struct ms_control control;
+static struct ms_doorbells bells;
+static struct ms_group_commit group;
+static sem_t semaphore;
+
+/* The writer: a commit slot, then `committed`, `behind` bytes less when it was stopped in between. */
+static void commit(int64_t wrote, int64_t time_ms, int64_t behind)
+{
+    int64_t pass = control.slot_pass.value + 1;
+    control.slots[pass & 1].wrote = wrote;
+    control.slots[pass & 1].store_timestamp_ms = time_ms;
+    control.slot_pass.value = pass;
+    control.committed.value = wrote - behind;
+}
+
+static int open_file(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL, 0600);
+    CHECK(fd >= 0);
+    unlink(path);
+    CHECK(posix_fallocate(fd, 0, SEGMENT) == 0);
+    return fd;
+}
+
+int main(void)
+{
+    dice_begin("test_group_commit");
+    sem_init(&semaphore, 0, 0);
+    char path[] = "/tmp/test_group_commit.XXXXXX";
+    int scratch = mkstemp(path);
+    close(scratch);
+    unlink(path);
+    group = (struct ms_group_commit){.control = &control, .bells = &bells, .semaphore = &semaphore,
+                                     .segment_bytes = SEGMENT, .incarnation = 7};
+    group.base[0] = 0;
+    group.fd[0] = open_file(path);
+    group.count = 1;
+
+    commit(100, 1000, 0);
+    CHECK(ms_group_commit_once(&group) == 0); /* the writer has not verified this flusher */
+    CHECK(control.flushed.value == 0);
+    control.writer.verified_flusher = 7;
+    uint32_t seen = control.flush_seq.value;
+    CHECK(ms_group_commit_once(&group) == 1);
+    CHECK(control.flushed.value == 100 && control.flush_seq.value != seen);
+    int64_t flushed, time_ms;
+    ms_control_flush_pair(&control, &flushed, &time_ms);
+    CHECK(flushed == 100 && time_ms == 1000);
+    CHECK(ms_group_commit_once(&group) == 0); /* nothing new */
+
+    commit(300, 3000, 100); /* the slot speaks of more than the target: its time may not be told */
+    CHECK(ms_group_commit_once(&group) == 1);
+    ms_control_flush_pair(&control, &flushed, &time_ms);
+    CHECK(flushed == 200 && time_ms == 1000);
+
+    commit(SEGMENT + 50, 4000, 0); /* into a segment that is not open: no further than what is */
+    CHECK(ms_group_commit_once(&group) == 1);
+    ms_control_flush_pair(&control, &flushed, &time_ms);
+    CHECK(control.flushed.value == SEGMENT && flushed == SEGMENT && time_ms == 1000);
+    CHECK(ms_group_commit_once(&group) == -MS_GROUP_SEGMENT);
+    group.base[1] = SEGMENT;
+    group.fd[1] = open_file(path);
+    group.count = 2;
+    uint64_t syncs = control.flusher.syncs;
+    CHECK(ms_group_commit_once(&group) == 1);
+    CHECK(control.flushed.value == SEGMENT + 50 && control.flusher.syncs == syncs + 1);
+
+    commit(SEGMENT + 100, 5000, 0); /* a descriptor that cannot be synced */
+    int pipes[2];
+    CHECK(pipe(pipes) == 0);
+    int good = group.fd[1];
+    group.fd[1] = pipes[1];
+    CHECK(ms_group_commit_once(&group) == -MS_GROUP_FAILED);
+    CHECK(group.error_number == EINVAL && group.failed_base == SEGMENT);
+    CHECK(control.flushed.value == SEGMENT + 50);
+    group.fd[1] = good;
+    CHECK(ms_control_freeze(&control, MS_FLUSHER, EINVAL, "tried") == 1);
+    CHECK(ms_group_commit_once(&group) == 0); /* frozen: never again, although it would work */
+    CHECK(control.flushed.value == SEGMENT + 50);
+    CHECK(ms_group_commit_run(&group, 0) == MS_GROUP_TIME); /* the deadline is in the past */
+    return 0;
+}
