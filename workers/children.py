@@ -32,6 +32,7 @@ from workers.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
 BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
 ABORT_PATIENCE_S = 5.0    # from SIGABRT to SIGKILL
 BYTE_STEP_S = 0.01
+SPAWN_RETRY_S = 1.0
 NEVER_S = float("inf")
 
 
@@ -99,9 +100,14 @@ class Children:
                 child.due_s = time.monotonic() + BYTE_STEP_S
             return
         settings = [argument for name, value in self._overrides.items() for argument in ("--set", f"{name}={value}")]
-        child.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", child.kind.module, str(self._root), *settings],
-            stdin=subprocess.DEVNULL, env=silent(child_environment()), process_group=0)
+        try:
+            child.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", child.kind.module, str(self._root), *settings],
+                stdin=subprocess.DEVNULL, env=silent(child_environment()), process_group=0)
+        except OSError as error:  # no memory or no process to be had just now
+            self._say(f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
+            child.due_s = time.monotonic() + SPAWN_RETRY_S
+            return
         if not self._watch(child, child.process.pid):
             child.due_s = time.monotonic() + BYTE_STEP_S
 

@@ -49,7 +49,7 @@ from workers.queue_growth import grow_queue_table
 from workers.worker import check_packages, say
 
 TICK_S = 1.0
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 600.0  # a full pool on a slow disk takes its time; who waits for it may give up earlier
 PRODUCERS_WAIT_S = 0.2  # after puts are refused, for producers to notice and leave; then it stops all the same
 READY_TIMEOUT_S = 60.0
 

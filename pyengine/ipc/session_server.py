@@ -116,6 +116,8 @@ class SessionServer:
                 answer = {"error": f"unknown request {want!r}"}
         except EngineError as error:
             answer = {"error": str(error)}
+        except OSError as error:  # descriptors are short, or somebody removed the engine's folder
+            answer = {"error": f"no session can be opened: {error}"}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             answer = {"error": f"not understood: {error}"}
         try:

@@ -49,7 +49,8 @@ class AllocateMappedFileService:
         self._report = report
         self._warmer = None
         if memory.identity.mode == native.MODE_MAPPED:
-            self._warmer = PageWarmer(root, self._segment_bytes, whole=config.warm_mapped_file_enable)
+            self._warmer = PageWarmer(root, self._segment_bytes, whole=config.warm_mapped_file_enable,
+                                      populated_end=native.load(self._line, "populated_end"))
         self._retry_ns = 0
         self._wrote = -1
         self._moved_ns = 0

@@ -53,13 +53,15 @@ class _Window:
 class PageWarmer:
     """Keeps the pages of [wrote, wrote + window) present; `whole` takes whole segments, and locks them until written."""
 
-    def __init__(self, root: str | os.PathLike[str], segment_bytes: int, *, whole: bool = False) -> None:
+    def __init__(self, root: str | os.PathLike[str], segment_bytes: int, *, whole: bool = False,
+                 populated_end: int = 0) -> None:
+        """`populated_end`: how far a predecessor had come; populating again would dirty the pages again."""
         self._paths = StorePaths(root)
         self._segment_bytes = segment_bytes
         self._whole = whole
         self._windows: dict[int, _Window] = {}
         self._filling = True
-        self.populated_end = 0
+        self.populated_end = populated_end
         self.refused = 0  # errno of the last populate or lock that did not work; harmless
 
     def advance(self, wrote: int, ready_end: int) -> bool:

@@ -160,6 +160,14 @@ def test_all_slots_taken_is_said(server):
         session.close()
 
 
+def test_a_folder_that_somebody_removed_is_said_and_survived(server):
+    for name in ("control", "session-0-1"):
+        server.owner.folder.unlink(name)
+    with pytest.raises(EngineUnavailableError, match="no session can be opened"):
+        open_session(server.owner.root)
+    assert server.thread.is_alive()
+
+
 def test_nobody_closes_the_session_of_another(server):
     child, slot, generation = producer(server)
     request = {"want": "close", "slot": slot, "generation": generation}

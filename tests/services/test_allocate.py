@@ -165,6 +165,9 @@ def test_pages_are_brought_in_ahead_and_only_in_mapped_mode(make_owner):
         settle(service)
         assert native.load(owner.control.allocator, "populated_end") == populated
         service.close()
+        successor = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+        assert not successor.work(), "nothing is populated twice"
+        successor.close()
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -147,6 +147,22 @@ def test_stop_reports_what_does_not_finish_and_kills_it(rig):
     assert not made.owner.lock.kind_taken(native.FLUSHER)
 
 
+def test_a_system_without_processes_to_give_is_asked_again(rig, monkeypatch):
+    made = rig(FLUSHER)
+    real, refusals = subprocess.Popen, iter([OSError(11, "Resource temporarily unavailable")])
+
+    def popen(*arguments, **named):
+        for refusal in refusals:
+            raise refusal
+        return real(*arguments, **named)
+
+    monkeypatch.setattr("workers.children.SPAWN_RETRY_S", 0.05)
+    monkeypatch.setattr("workers.children.subprocess.Popen", popen)
+    made.children.start()
+    assert "temporarily unavailable" in made.said[0] and not made.children.all_ready
+    made.go_until(lambda: made.children.all_ready, "started after all")
+
+
 def test_children_find_these_packages_from_anywhere(tmp_path):
     """Also where the current directory holds packages of the same names."""
     for name in ("workers", "pyengine"):
