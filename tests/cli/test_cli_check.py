@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from damage import flip
 from fix_cli import changes, picture, run
 
 HOLD_AS_ROCKETMQ = ("import fcntl, sys; file = open(sys.argv[1], 'r+'); fcntl.lockf(file, fcntl.LOCK_EX, 1, 0); "
@@ -29,9 +30,7 @@ def test_a_damaged_body_is_an_error_and_the_exit_code_3(golden):
     store = golden("basic")
     record = store.verify["records"][30]
     segment = store.root / "commitlog" / ("0" * 20)
-    content = bytearray(segment.read_bytes())
-    content[record["phy"] + 95] ^= 0xFF
-    segment.write_bytes(content)
+    flip(segment, record["phy"] + 95)
     before = picture(store.root)
     ran = run("check", store.root, "--json")
     assert ran.code == 3

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 from fix_cli import run
 from waiting import eventually
@@ -12,15 +10,8 @@ SETTINGS = {"mapped_file_size_commit_log_bytes": 4 << 20, "mapped_file_size_cons
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 32 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(folder)], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def small_disk(make_small_disk):
+    return make_small_disk("32m")
 
 
 @pytest.mark.root

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from damage import flip
 from fix_cli import changes, picture, run, spawn, without_override
 from fix_golden import compare_inspect
 from fix_owner import eventually
@@ -58,9 +59,7 @@ def test_damage_below_our_watermark_is_refused_until_the_loss_is_accepted(golden
     write_watermark(store.root, DurableWatermark("6f1c7b0e-0000-4000-8000-000000000001", 1, end))
     damaged = store.verify["records"][50]
     segment = store.root / "commitlog" / ("0" * 20)
-    content = bytearray(segment.read_bytes())
-    content[damaged["phy"] + 4] ^= 0xFF
-    segment.write_bytes(content)
+    flip(segment, damaged["phy"] + 4)
     before = picture(store.root)
     ran = run("recover", store.root, "--json")
     assert ran.code == 3 and ran.document["state"] == "degraded" and ran.document["damage_offset"] == damaged["phy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from damage import flip
 from fix_cli import changes, picture, run
 
 
@@ -27,9 +28,7 @@ def test_what_is_damaged_is_left_out_and_told(golden, tmp_path):
     store = golden("roll")
     record = store.verify["records"][3]
     segment = sorted((store.root / "commitlog").iterdir())[0]
-    content = bytearray(segment.read_bytes())
-    content[record["phy"] + 4] ^= 0xFF
-    segment.write_bytes(content)
+    flip(segment, record["phy"] + 4)
     before = picture(store.root)
     ran = run("salvage", store.root, tmp_path / "new", "--json")
     assert ran.code == 4

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from damage import flip
 from fix_golden import unpack
 from interop.compare_stores import index_differences, log_differences, queue_differences
 
@@ -20,12 +21,6 @@ def pair(golden, tmp_path):
         return ours.root, unpack(recipe, tmp_path / "theirs"), ours.manifest["records"], ours.sizes["mapped_file_size_commit_log_bytes"]
 
     return make
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0xFF
-    path.write_bytes(data)
 
 
 def segment_of(root: Path, physical: int, size: int) -> tuple[Path, int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 
 import pytest
 
 from fix_owner import Owner
-from waiting import eventually
+from fix_small_disk import resize
 from fix_writer import PlainWriter
+from waiting import eventually
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, DiskFullError
 from pyengine.formats.paths import StorePaths, segment_name
@@ -214,30 +214,25 @@ def test_the_worker_serves_a_writer_and_its_successor_takes_over(make_owner):
 
 
 @pytest.mark.root
-def test_a_really_full_disk_and_room_again(tmp_path, monkeypatch):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(disk)], check=True)
+def test_a_really_full_disk_and_room_again(make_small_disk, monkeypatch):
+    disk = make_small_disk("400k")
+    owner = Owner(disk / "store", mode=native.MODE_SYNC)
     try:
-        owner = Owner(disk / "store", mode=native.MODE_SYNC)
-        try:
-            owner.position(0)
-            owner.publish()
-            monkeypatch.setattr(allocate_mapped_file, "RETRY_NS", 1_000_000)
-            service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
-            native.store(owner.control.writer, "wanted_end", 50 * SEGMENT)
-            eventually(lambda: not service.work() and error_number(owner) == errno.ENOSPC, "the disk is full")
-            reached = ready_end(owner)
-            assert 0 < reached < 50 * SEGMENT
-            assert segments(owner) == [segment_name(start) for start in range(0, reached, SEGMENT)], "nothing half made"
-            subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
-            eventually(lambda: service.work() or ready_end(owner) == 50 * SEGMENT, "room again")
-            assert error_number(owner) == 0
-            service.close()
-        finally:
-            owner.close()
+        owner.position(0)
+        owner.publish()
+        monkeypatch.setattr(allocate_mapped_file, "RETRY_NS", 1_000_000)
+        service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+        native.store(owner.control.writer, "wanted_end", 50 * SEGMENT)
+        eventually(lambda: not service.work() and error_number(owner) == errno.ENOSPC, "the disk is full")
+        reached = ready_end(owner)
+        assert 0 < reached < 50 * SEGMENT
+        assert segments(owner) == [segment_name(start) for start in range(0, reached, SEGMENT)], "nothing half made"
+        resize(disk, "8m")
+        eventually(lambda: service.work() or ready_end(owner) == 50 * SEGMENT, "room again")
+        assert error_number(owner) == 0
+        service.close()
     finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+        owner.close()
 
 
 def test_an_unreadable_log_folder_is_a_disk_error(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from damage import flip
 from fix_golden import unpack
 from pyengine.formats.paths import StorePaths
 from pyengine.spark.schema import COLUMNS
@@ -99,10 +100,7 @@ def test_a_dataframe_is_one_snapshot_and_a_new_one_sees_more(spark, tmp_path):
 
 def test_damage_fails_the_query_with_its_place(spark, tmp_path):
     offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 300}] * 60)
-    path = StorePaths(tmp_path).commit_log_segment(0)
-    data = bytearray(path.read_bytes())
-    data[offsets[3] + 4] ^= 1
-    path.write_bytes(data)
+    flip(StorePaths(tmp_path).commit_log_segment(0), offsets[3] + 4)
     assert offsets[-1] > 5 * SEGMENT_BYTES  # the log's end is looked for in the last three segments
     with pytest.raises(Exception, match=f"the log is damaged at {offsets[3]}: foreign"):
         load(spark, tmp_path).count()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from fix_small_disk import resize
 from logs import Log, LogBuilder, files_below, index_contents
 from pyengine.errors import DiskFullError
 from pyengine.storage.dispatcher import Dispatcher
@@ -21,15 +21,8 @@ SMALL_QUEUES = Geometry(SEGMENT, mapped_file_size_consume_queue_bytes=4000, max_
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 512 KiB."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", where], capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"mount refused: {mounted.stderr.strip()}")
-    yield where
-    subprocess.run(["umount", where], check=True)
+def small_disk(make_small_disk):
+    return make_small_disk("512k")
 
 
 def outcome(root: Path) -> tuple[dict[str, bytes], list[bytes]]:
@@ -62,7 +55,6 @@ def test_a_full_disk_stops_the_dispatch_and_room_lets_it_go_on(geometry, topics,
             assert raised.value.errno == errno.ENOSPC
             assert str(small_disk) in str(raised.value)
         ballast.unlink()
-        if subprocess.run(["mount", "-o", "remount,size=64m", small_disk], capture_output=True).returncode:
-            pytest.skip("remount refused")
+        resize(small_disk, "64m")
         assert log.dispatch(dispatcher) == builder.end
     assert outcome(small_disk) == outcome(tmp_path / "undisturbed")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from dying import run_and_die_at
 from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError
 from pyengine.storage import new_file
 from pyengine.storage.new_file import create_file, make_folders, sweep_unfinished, write_config
@@ -123,43 +123,14 @@ def test_when_the_name_cannot_be_made_durable_the_file_is_taken_back(way, tmp_pa
 SYSTEM_CALLS = ("open", "ftruncate", "posix_fallocate", "fsync", "rename", "link", "unlink", "mkdir", "rmdir", "write")
 
 
-def run_and_die_at(step: int, work) -> bool:
-    """Run `work` in a child that ends, like by SIGKILL, just before its system call number `step`.
-
-    Returns whether the child got to the end of `work` instead.
-    """
-    child = os.fork()
-    if child == 0:
-        calls = 0
-
-        def counted(real):
-            def call(*args, **named):
-                nonlocal calls
-                if calls == step:
-                    os._exit(77)
-                calls += 1
-                return real(*args, **named)
-            return call
-
-        try:
-            for name in SYSTEM_CALLS:
-                setattr(os, name, counted(getattr(os, name)))
-            new_file.link_unnamed = counted(new_file.link_unnamed)
-            new_file.rename_exclusive = counted(new_file.rename_exclusive)
-            work()
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, 77)
-    return code == 0
+NAMING = ((new_file, "link_unnamed"), (new_file, "rename_exclusive"))
 
 
 def test_killed_anywhere_a_segment_is_whole_or_absent(way, tmp_path):
     for step in range(100):
         root = tmp_path / str(step)
         root.mkdir()
-        ended = run_and_die_at(step, lambda: create_file(root / "commitlog", NAME, 65536))
+        ended = run_and_die_at(step, lambda: create_file(root / "commitlog", NAME, 65536), SYSTEM_CALLS, NAMING)
         segment = root / "commitlog" / NAME
         present = os.listdir(root / "commitlog") if (root / "commitlog").is_dir() else []
         assert present in ([], [NAME]), f"killed at system call {step}"
@@ -182,7 +153,7 @@ def test_killed_anywhere_a_config_is_old_or_new_and_its_backup_is_whole(tmp_path
         path = tmp_path / str(step) / "config" / "topics.json"
         write_config(path, contents[0])
         write_config(path, contents[1])
-        ended = run_and_die_at(step, lambda: write_config(path, contents[2]))
+        ended = run_and_die_at(step, lambda: write_config(path, contents[2]), SYSTEM_CALLS, NAMING)
         now, backup = path.read_bytes(), path.with_name("topics.json.bak").read_bytes()
         assert (now, backup) in [(contents[1], contents[0]), (contents[1], contents[1]),
                                  (contents[2], contents[1])], f"killed at system call {step}"
@@ -236,17 +207,8 @@ def test_the_sweep_takes_unfinished_files_and_nothing_else(tmp_path):
 # -- a real full disk -------------------------------------------------------------
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MiB, of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    where = tmp_path / "disk"
-    where.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", where], capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"mount refused: {mounted.stderr.strip()}")
-    yield where
-    subprocess.run(["umount", where], check=True)
+def small_disk(make_small_disk):
+    return make_small_disk("1m")
 
 
 @pytest.mark.root

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from dying import run_and_die_at
 from fix_log import SMALL
 from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, StoreRefusedError
 from pyengine.storage.abort_file import abort_file_exists, create_abort_file
@@ -401,33 +402,6 @@ SYSTEM_CALLS = ("open", "pwrite", "write", "ftruncate", "posix_fallocate", "fsyn
                 "unlink", "mkdir", "rmdir", "utime")
 
 
-def recover_and_die_at(step: int, store) -> bool:
-    """Recover in a child that ends, like by SIGKILL, just before its system call number `step`; whether it finished."""
-    child = os.fork()
-    if child == 0:
-        calls = 0
-
-        def counted(real):
-            def call(*args, **named):
-                nonlocal calls
-                if calls == step:
-                    os._exit(77)
-                calls += 1
-                return real(*args, **named)
-            return call
-
-        try:
-            for name in SYSTEM_CALLS:
-                setattr(os, name, counted(getattr(os, name)))
-            recovered(store)
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, 77), f"system call {step}"
-    return code == 0
-
-
 def test_killed_at_any_system_call_it_comes_to_the_same_store(build_store, request, rng):
     def damaged(name):
         store = build_store(40, flushed=0, name=name)
@@ -443,7 +417,7 @@ def test_killed_at_any_system_call_it_comes_to_the_same_store(build_store, reque
     step = 0
     while True:
         store = damaged(f"killed-{step}")
-        if recover_and_die_at(step, store):
+        if run_and_die_at(step, lambda: recovered(store), SYSTEM_CALLS):
             break
         report = recovered(store)
         assert report.end_offset == expected.end_offset, f"killed at system call {step}"

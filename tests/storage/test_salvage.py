@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from damage import flip
 from fix_golden import CLEAN
 from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, UsageError
 from pyengine.formats.json_config import decode_config
@@ -151,9 +152,7 @@ def test_transactions_still_point_to_their_prepared_message(golden, tmp_path):
     records = store.manifest["records"]
     damaged = next(record for record in records if "blank" not in record)
     segment = sorted((store.root / "commitlog").iterdir())[0]
-    content = bytearray(segment.read_bytes())
-    content[damaged["phy"] + 90] ^= 1
-    segment.write_bytes(content)
+    flip(segment, damaged["phy"] + 90)
     salvage(store.root, tmp_path / "new", geometry)
     new = [record for record in inspect(tmp_path / "new")["records"] if "blank" not in record]
     old = [record for record in records if "blank" not in record and record is not damaged]

@@ -12,6 +12,7 @@ import threading
 import pytest
 
 import pyengine
+from damage import flip
 from fix_owner import CHECKOUT
 from waiting import eventually
 from pyengine.engine import start_engine, stop_engine, supervisor_pid
@@ -280,10 +281,9 @@ def test_damage_below_the_watermark_comes_up_read_only_and_changes_nothing(make_
     bodies = put_numbers(engine, 0, 50)
     engine.stop()
     segment = engine.root / "commitlog" / ("0" * 20)
-    content = bytearray(segment.read_bytes())
-    at = content.index(b"000030")
-    content[at] ^= 0xFF
-    segment.write_bytes(content)
+    at = segment.read_bytes().index(b"000030")
+    flip(segment, at)
+    damaged = segment.read_bytes()
     epoch = read_epoch(engine.root)
     outcome = engine.start()
     assert outcome["state"] == "degraded" and "salvage" in outcome["reason"]
@@ -292,9 +292,8 @@ def test_damage_below_the_watermark_comes_up_read_only_and_changes_nothing(make_
         pyengine.connect(engine.root)
     assert stored(engine) == bodies[:30]
     engine.stop()
-    assert segment.read_bytes() == bytes(content) and read_epoch(engine.root) == epoch
-    content[at] ^= 0xFF
-    segment.write_bytes(content)
+    assert segment.read_bytes() == damaged and read_epoch(engine.root) == epoch
+    flip(segment, at)
     assert engine.start()["state"] == "running", "restored from a copy"
     engine.stop()
     assert stored(engine) == bodies
