@@ -15,7 +15,6 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES, is_filler
 from pyengine.formats.paths import segment_name
 from pyengine.native.consume_queue import count_entries, fill
-from pyengine.native.flush import allocate
 from pyengine.storage.new_file import create_file, sync_folder
 from pyengine.storage.segment_files import list_segments
 

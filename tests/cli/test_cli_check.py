@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 
 import pytest
+from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, picture, run
-
-HOLD_AS_ROCKETMQ = ("import fcntl, sys; file = open(sys.argv[1], 'r+'); fcntl.lockf(file, fcntl.LOCK_EX, 1, 0); "
-                    "print('locked', flush=True); sys.stdin.read()")
 
 
 @pytest.mark.parametrize("recipe", ["basic", "roll", "tx", "multi-index"])
@@ -82,14 +78,9 @@ def test_a_wrong_list_of_acknowledgements_is_a_usage_error(golden, tmp_path, tex
 
 def test_a_store_that_is_open_elsewhere_is_busy(golden):
     store = golden("basic")
-    child = subprocess.Popen([sys.executable, "-c", HOLD_AS_ROCKETMQ, str(store.root / "lock")], stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE)
-    try:
-        assert child.stdout.readline() == b"locked\n"
+    with held_by_a_broker(store.root) as pid:
         ran = run("check", store.root)
-        assert ran.code == 5 and f"pid {child.pid}" in ran.stderr
-    finally:
-        child.communicate()
+        assert ran.code == 5 and f"pid {pid}" in ran.stderr
 
 
 def test_beside_a_running_engine_what_is_dispatched_is_checked(make_parts):

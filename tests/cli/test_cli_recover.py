@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, picture, run, spawn, without_override
 from fix_golden import compare_inspect
@@ -15,9 +13,6 @@ from pyengine.ipc.engine_id import read_epoch
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.storage.watermark import DurableWatermark, write_watermark
-
-HOLD_AS_ROCKETMQ = ("import fcntl, sys; file = open(sys.argv[1], 'r+'); fcntl.lockf(file, fcntl.LOCK_EX, 1, 0); "
-                    "print('locked', flush=True); sys.stdin.read()")
 
 
 def settings_of(store) -> list[str]:
@@ -80,14 +75,9 @@ def test_a_segment_of_wrong_length_is_refused(golden):
 def test_a_store_that_a_broker_has_open_is_busy(golden):
     store = golden("abnormal")
     before = picture(store.root)
-    child = subprocess.Popen([sys.executable, "-c", HOLD_AS_ROCKETMQ, str(store.root / "lock")], stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE)
-    try:
-        assert child.stdout.readline() == b"locked\n"
+    with held_by_a_broker(store.root) as pid:
         ran = run("recover", store.root, "--json")
-        assert ran.code == 5 and ran.document["exit_code"] == 5 and f"pid {child.pid}" in ran.stderr
-    finally:
-        child.communicate()
+        assert ran.code == 5 and ran.document["exit_code"] == 5 and f"pid {pid}" in ran.stderr
     assert changes(before, picture(store.root)) == []
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 
 import pytest
 
+from broker_lock import held_by_a_broker
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
 
@@ -61,20 +60,12 @@ def test_no_commit_of_another_is_lost(tmp_path):
 
 
 def test_a_commit_is_refused_while_another_program_owns_the_store(tmp_path, path):
-    """RocketMQ locks byte 0 of `lock` exclusively with an ordinary record lock; so does this child."""
     path.write_text(BY_ROCKETMQ)
     (tmp_path / "lock").write_text("lock")
-    code = ("import fcntl, sys; file = open(sys.argv[1], 'r+'); fcntl.lockf(file, fcntl.LOCK_EX, 1, 0); "
-            "print('locked', flush=True); sys.stdin.read()")
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE)
-    try:
-        assert child.stdout.readline() == b"locked\n"
+    with held_by_a_broker(tmp_path):
         with pytest.raises(StoreBusyError):
             ConsumerOffsets(tmp_path).commit("orders", "billing", {0: 124})
         assert path.read_text() == BY_ROCKETMQ
-    finally:
-        child.communicate()
     ConsumerOffsets(tmp_path).commit("orders", "billing", {0: 124})
 
 

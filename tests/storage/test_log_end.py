@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from broker_lock import held_by_a_broker
 from fix_golden import HALTED
 from pyengine.errors import UsageError
 from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
@@ -207,15 +208,8 @@ def test_levels_of_a_store_that_another_process_has_open(builder, kind, use):
 
 
 def test_a_posix_lock_like_javas_is_another_process(builder):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD.replace("F_OFD_SETLK", "F_SETLK"), str(builder.paths.lock), str(fcntl.F_WRLCK)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )
-    try:
-        assert holder.stdout.readline() == "held\n"
+    with held_by_a_broker(builder.root):
         assert store_use(builder.root) is StoreUse.OTHER
-    finally:
-        holder.communicate()
 
 
 def test_without_a_lock_file_nobody_has_it_open(tmp_path):

@@ -12,6 +12,7 @@ import threading
 import pytest
 
 import pyengine
+from broker_lock import held_by_a_broker
 from damage import flip
 from fix_owner import CHECKOUT
 from waiting import eventually
@@ -382,16 +383,8 @@ def test_a_foreign_lock_keeps_us_out_and_says_whose_it_is(make_engine):
     engine = make_engine()
     engine.start()
     engine.stop()
-    script = ("import fcntl, os, sys\nd = os.open(sys.argv[1], os.O_RDWR)\nfcntl.lockf(d, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)\n"
-              "print('locked', flush=True)\nsys.stdin.read()\n")
-    broker = subprocess.Popen([sys.executable, "-c", script, str(engine.root / "lock")], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, text=True)
-    assert broker.stdout.readline() == "locked\n"
-    try:
-        with pytest.raises(StoreBusyError, match=str(broker.pid)):
-            engine.start()
-    finally:
-        broker.communicate()
+    with held_by_a_broker(engine.root) as pid, pytest.raises(StoreBusyError, match=str(pid)):
+        engine.start()
     engine.start()
     engine.stop()
 
