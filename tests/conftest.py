@@ -76,11 +76,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
-    """Count what is skipped; a skip of a test with a required need is a failure, wherever it came from."""
+    """Count what is skipped; a skip of a test with a required need is a failure, wherever it came from;
+    but a long form that was not asked for is left out whatever else it needs."""
     report = yield
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2].removeprefix("Skipped: ")
-        broken = sorted(name for name in item.config.required_needs if item.get_closest_marker(name))
+        wanted = {"long"} if reason.startswith("long: ") else item.config.required_needs
+        broken = sorted(name for name in wanted & item.config.required_needs if item.get_closest_marker(name))
         if broken:
             report.outcome = "failed"
             report.longrepr = f"left out although PYENGINE_REQUIRE names {', '.join(broken)}: {reason}"

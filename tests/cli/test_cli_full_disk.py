@@ -11,7 +11,7 @@ SETTINGS = {"mapped_file_size_commit_log_bytes": 4 << 20, "mapped_file_size_cons
 
 @pytest.fixture
 def small_disk(make_small_disk):
-    return make_small_disk("32m")
+    return make_small_disk("48m")
 
 
 @pytest.mark.root
@@ -20,7 +20,7 @@ def test_an_ingest_meets_a_full_disk(small_disk, make_engine, tmp_path):
     one.root = small_disk / "store"
     one.start()
     ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(8 << 20))
+    ballast.write_bytes(bytes(24 << 20))
     path = tmp_path / "in.txt"
     path.write_bytes(b"%0100d\n" % 1 * 300_000)
     ran = run("ingest", one.root, "--topic", "t", path, "--json")
@@ -33,6 +33,7 @@ def test_an_ingest_meets_a_full_disk(small_disk, make_engine, tmp_path):
     ballast.unlink()
     eventually(lambda: run("put", one.root, "--topic", "t", "there is room again", "--timeout", 5).code == 0 or None,
                "the store resumes by itself", timeout_s=60)
+    eventually(lambda: one.positions()["reput_from"] == one.positions()["wrote"], "queues resume by themselves", timeout_s=60)
     assert one.stop()
     checked = run("check", one.root, "--json")
     assert (checked.code, checked.document["findings"]) == (0, []), checked

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 import pyengine
+from fix_owner import eventually
 from pyengine.cli.recover import recover_alone
 from pyengine.config import load_config
 from pyengine.errors import ExitCode
@@ -59,6 +60,7 @@ def test_without_shared_memory_the_files_alone_are_enough(make_engine, tmp_path,
     engine = make_engine(mode)
     engine.start()
     put_and_list(engine, tmp_path / "acked", 300)
+    eventually(lambda: engine.positions()["reput_from"] == engine.positions()["wrote"], "all of it is in the index")
     engine.kill_all()
     find_folder(engine.root).sweep()
     report = recovered_and_checked(engine, tmp_path / "acked", 300)
