@@ -1,8 +1,9 @@
 /* Watching a position in short naps, for a worker that expects it to move at any moment.
  *
- * Who: the reputter after it has found work (spares the writer its wake-ups), or
- * when it knows that a commit is under way. Blocks on: sleeps of nap_ns, until the
- * timeout. After a crash: nothing is left. A nap costs a few microseconds of CPU, so
+ * Who: committer and reputter after they have found work (spares the others the
+ * wake-ups, and them the waking up), the reputter also when it knows that a commit
+ * is under way. Blocks on: sleeps of nap_ns, growing to
+ * eight times that, until the timeout. After a crash: nothing is left. A nap costs a few microseconds of CPU, so
  * this is for milliseconds, not for idling: for that there is the latch.
  */
 /* 1 as soon as the position is above `value`, 0 after the timeout. */

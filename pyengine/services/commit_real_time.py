@@ -28,7 +28,7 @@ from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
-from pyengine.native import scan
+from pyengine.native import nap, scan
 from pyengine.native.flush import pwrite_all
 from pyengine.services.freeze import freeze
 
@@ -36,6 +36,7 @@ PIECE_BYTES = 1 << 20
 SMALL_BYTES = 64 << 10
 STREAK_ROUNDS = 3
 GATHER_S = 0.001
+QUIET_NS = 3_000_000  # after work it looks on for so long, awake, before it sleeps on its latch
 NO_SEGMENT = -1
 
 
@@ -55,6 +56,7 @@ class CommitRealTimeService:
         self._streak = 0  # rounds in a row that found work: more than a few, and small pieces are gathered
         self._committed = native.load_position(self._control.committed)
         self._free_full_buffers()
+        nap.precisely()
 
     def work(self) -> bool:
         """Commit one piece, unless it is so small that waiting a moment for more is better."""
@@ -62,8 +64,11 @@ class CommitRealTimeService:
             return False
         wrote = native.load_position(self._control.wrote)
         if wrote <= self._committed:
-            self._streak = 0
-            return False
+            if not self._streak or not nap.until_above(self._control.wrote, self._committed, QUIET_NS):
+                self._streak = 0
+                return False
+            self._streak = 1  # it was idle for a moment
+            wrote = native.load_position(self._control.wrote)
         if self._streak >= STREAK_ROUNDS and wrote - self._committed < SMALL_BYTES:
             time.sleep(GATHER_S)
             wrote = native.load_position(self._control.wrote)
