@@ -25,5 +25,5 @@ use_project() {
 
 crash_main() {
   use_project
-  exec "$PYTHON" -m crash.rounds "$@"
+  exec "$PYTHON" -P -m crash.rounds "$@"
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,8 @@ from pyengine.native import control as native
 
 PATIENCE_S = 30.0
 STEP_S = 0.002
-SYSCALL_FSYNC, SYSCALL_FDATASYNC, SYSCALL_PWRITE = 74, 75, 18  # x86-64
+# futex, restart_syscall and the two sleeps: where a worker stands that waits for work.
+WAITING_SYSCALLS = {"x86_64": (202, 219, 35, 230), "aarch64": (98, 128, 101, 115)}.get(platform.machine(), ())
 
 
 class HangError(Exception):
@@ -47,8 +50,6 @@ class Positions:
     committed: int
     flushed: int
     reput_from: int
-    wanted_end: int
-    ready_end: int
 
 
 class EngineWatch:
@@ -85,24 +86,29 @@ class EngineWatch:
             committed=native.load(control.committed, "value"),
             flushed=native.load(control.flushed, "value"),
             reput_from=native.load(control.reput_from, "value"),
-            wanted_end=native.load(control.writer, "wanted_end"),
-            ready_end=native.load(control.allocator, "ready_end"),
         )
+
+    def await_work(self, kind: str, pid: int, patience_s: float) -> None:
+        """Looks, without a pause, until the worker has begun something; a moment to stop it. Or until patience ends."""
+        deadline_s = time.monotonic() + patience_s
+        while time.monotonic() < deadline_s:
+            if kind == "writer":
+                if native.load(self._memory.control.writer, "pass_started_ms"):
+                    return
+            elif self.in_the_middle(kind, pid):
+                return
 
     def in_the_middle(self, kind: str, pid: int) -> bool:
         """Whether the worker, stopped as it is now, has begun something that it has not finished."""
         now = self.positions()
         if kind == "writer":
             return now.intent_end > now.slot_end
-        if kind == "committer":
-            return now.committed < now.wrote
-        if kind == "flusher":
-            return now.flushed < now.committed
-        if kind == "reputter":
-            return now.reput_from < now.committed
-        if kind == "allocator":
-            return now.ready_end < now.wanted_end
-        return syscall_of(pid) in (SYSCALL_FSYNC, SYSCALL_FDATASYNC, SYSCALL_PWRITE)
+        behind = {
+            "committer": now.committed < now.wrote,
+            "flusher": now.flushed < now.committed,
+            "reputter": now.reput_from < now.committed,
+        }
+        return behind.get(kind, True) and not waits_for_work(pid)
 
 
 def state_of(pid: int) -> str:
@@ -113,12 +119,12 @@ def state_of(pid: int) -> str:
         return ""
 
 
-def syscall_of(pid: int) -> int:
-    """Number of the system call that a process sleeps in; -1 when it runs or may not be looked at."""
+def waits_for_work(pid: int) -> bool:
+    """Whether a process, running or stopped, stands where a worker sleeps."""
     try:
-        return int(Path(f"/proc/{pid}/syscall").read_text().split()[0])
-    except (OSError, ValueError):
-        return -1
+        return int(Path(f"/proc/{pid}/syscall").read_text().split()[0]) in WAITING_SYSCALLS
+    except (OSError, ValueError):  # gone, or on a CPU right now
+        return False
 
 
 @contextlib.contextmanager
@@ -133,8 +139,16 @@ def stopped(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def kill(pid: int) -> None:
-    """SIGKILL, and wait until the process is gone or a zombie."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    wait_for(f"process {pid} dies", lambda: state_of(pid) in ("", "Z"))
+def kill(pid: int, patience_s: float = PATIENCE_S) -> None:
+    """SIGKILL, and wait until the whole process, its last thread included, is gone or a zombie."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        if not select.select([descriptor], [], [], patience_s)[0]:
+            raise HangError(f"process {pid} does not die within {patience_s:g} s")
+    finally:
+        os.close(descriptor)

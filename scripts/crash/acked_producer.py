@@ -1,0 +1,155 @@
+"""One producer process: puts for ever and writes down what was acknowledged.
+
+    python -m crash.acked_producer STORE ACKED --name p0 --seed 7 [--rate 2000]
+
+Each acknowledged message is one JSON line in ACKED (topic, queue_id, queue_offset, physical_offset,
+body_sha256; put_many tells the physical offset of its first message only, the others have null), written only after the put has returned PUT_OK. Ends in order on SIGTERM; may be killed
+at any moment. When the engine goes away it tries again until it is back.
+
+A body tells who made it and in which order, so that an audit finds doubled and reordered ones, and
+carries a hash of itself, so that a torn one shows without any list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyengine
+from pyengine.errors import EngineUnavailableError, PutTimeoutError
+from pyengine.results import PutStatus
+
+TOPICS = ("crash-a", "crash-b")
+QUEUES = 2
+DIGEST_CHARACTERS = 16
+AGAIN_S = 0.02
+
+
+def make_body(name: str, sequence: int, filler: bytes) -> bytes:
+    """`name sequence digest filler`; the digest is of everything else."""
+    head = f"{name} {sequence} ".encode()
+    return head + hashlib.sha256(head + filler).hexdigest()[:DIGEST_CHARACTERS].encode() + b" " + filler
+
+
+def read_body(body: bytes) -> tuple[str, int]:
+    """Who made it and its number; ValueError if it is not what its maker put."""
+    name, sequence, digest, filler = body.split(b" ", 3)
+    if hashlib.sha256(name + b" " + sequence + b" " + filler).hexdigest()[:DIGEST_CHARACTERS].encode() != digest:
+        raise ValueError(f"body of {name.decode()} number {int(sequence)} does not match its own digest")
+    return name.decode(), int(sequence)
+
+
+class AckedList:
+    """Appends acknowledged messages; one write(2) for each, so that only the last line can be torn."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def add(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int | None, body: bytes) -> None:
+        row = {
+            "topic": topic,
+            "queue_id": queue_id,
+            "queue_offset": queue_offset,
+            "physical_offset": physical_offset,
+            "body_sha256": hashlib.sha256(body).hexdigest(),
+        }
+        os.write(self._fd, json.dumps(row).encode() + b"\n")
+
+
+class AckedProducer:
+    """Puts of every kind against one connected producer."""
+
+    def __init__(self, name: str, rng: random.Random, acked: AckedList) -> None:
+        self._name = name
+        self._rng = rng
+        self._acked = acked
+        self._sequence = 0
+
+    def bodies(self, count: int) -> list[bytes]:
+        made = []
+        for _ in range(count):
+            filler = self._rng.randbytes(self._rng.choice((0, 1, 40, self._rng.randrange(600), self._rng.randrange(3000))))
+            made.append(make_body(self._name, self._sequence, filler))
+            self._sequence += 1
+        return made
+
+    def step(self, producer: pyengine.Producer) -> int:
+        """One call of a random kind; how many messages it put."""
+        topic, queue_id = self._rng.choice(TOPICS), self._rng.randrange(QUEUES)
+        kind = self._rng.choice((self._one, self._one, self._many, self._batch, self._async))
+        return kind(producer, topic, queue_id)
+
+    def _one(self, producer: pyengine.Producer, topic: str, queue_id: int) -> int:
+        (body,) = self.bodies(1)
+        result = producer.put(topic, body, queue_id=queue_id, keys=f"{self._name}-{self._sequence}", tags=self._name)
+        self._note(topic, queue_id, result, [body])
+        return 1
+
+    def _many(self, producer: pyengine.Producer, topic: str, queue_id: int) -> int:
+        bodies = self.bodies(self._rng.randrange(1, 64))
+        result = producer.put_many(topic, bodies, queue_id=queue_id)
+        if result.status is PutStatus.PUT_OK:
+            for number, body in enumerate(bodies):
+                where = result.first_physical_offset if number == 0 else None
+                self._acked.add(topic, queue_id, result.first_queue_offset + number, where, body)
+        return len(bodies)
+
+    def _batch(self, producer: pyengine.Producer, topic: str, queue_id: int) -> int:
+        bodies = self.bodies(self._rng.randrange(1, 6))
+        self._note(topic, queue_id, producer.put_batch(topic, bodies, queue_id=queue_id), bodies)
+        return len(bodies)
+
+    def _async(self, producer: pyengine.Producer, topic: str, queue_id: int) -> int:
+        bodies = self.bodies(self._rng.randrange(1, 32))
+        futures = [producer.put_async(topic, body, queue_id=queue_id) for body in bodies]
+        for future, body in zip(futures, bodies):
+            self._note(topic, queue_id, future.result(), [body])
+        return len(bodies)
+
+    def _note(self, topic: str, queue_id: int, result: pyengine.PutResult, bodies: list[bytes]) -> None:
+        if result.status is PutStatus.PUT_OK:
+            for number, (body, msg_id) in enumerate(zip(bodies, result.msg_id.split(","), strict=True)):
+                self._acked.add(topic, queue_id, result.queue_offset + number, int(msg_id[-16:], 16), body)
+
+
+def connections(store: Path, stopping: list[int]) -> Iterator[pyengine.Producer]:
+    """One connected producer after another, for as long as the engine comes back."""
+    while not stopping:
+        try:
+            with pyengine.connect(store) as producer:
+                yield producer
+        except (EngineUnavailableError, PutTimeoutError) as error:
+            print(f"{error}; trying again", file=sys.stderr)
+            time.sleep(AGAIN_S)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("acked", type=Path)
+    parser.add_argument("--name", required=True, help="must differ from every other producer's, earlier ones included")
+    parser.add_argument("--seed", required=True)
+    parser.add_argument("--rate", type=float, default=2000.0, help="messages per second, at most")
+    arguments = parser.parse_args()
+
+    stopping: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
+    maker = AckedProducer(arguments.name, random.Random(f"{arguments.seed}/{arguments.name}"), AckedList(arguments.acked))
+    for producer in connections(arguments.store, stopping):
+        due_s = time.monotonic()
+        while not stopping:
+            due_s = max(due_s, time.monotonic() - 0.05) + maker.step(producer) / arguments.rate
+            time.sleep(max(0.0, due_s - time.monotonic()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

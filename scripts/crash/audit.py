@@ -1,0 +1,114 @@
+"""What must hold after any crash: nothing acknowledged lost, nothing torn, doubled or out of order.
+
+It reads the store as any reader does, through its queues; `pyengine check` sees to the rest (log chain,
+checksums, holes, index). A list of what was acknowledged is rows as acked_producer.py writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import pyengine
+from crash.acked_producer import read_body
+from pyengine.config import load_config
+from pyengine.results import GetStatus
+from pyengine.storage.recovery import recover
+from pyengine.storage.recovery_report import RecoveryState
+
+PULL = 256
+FAILURES_MAX = 10
+
+
+@dataclass
+class Audit:
+    """`failures` are sentences; empty means that everything promised is there."""
+
+    acknowledged: int = 0
+    messages: int = 0
+    lost: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+def read_acked(paths: Iterable[Path]) -> list[dict]:
+    """All whole lines; a line that a kill cut short was never finished, so nothing was promised by it."""
+    rows = []
+    for path in paths:
+        *whole, _ = path.read_bytes().split(b"\n")
+        rows += [json.loads(line) for line in whole]
+    return rows
+
+
+def audit(store: Path, rows: Sequence[dict], level: str = "committed") -> Audit:
+    """Reads every queue to its end and looks up every acknowledged message there."""
+    found = Audit(acknowledged=len(rows))
+    promised = {(row["topic"], row["queue_id"], row["queue_offset"]): row for row in rows}
+    if len(promised) != len(rows):
+        found.failures.append(f"{len(rows) - len(promised)} queue offsets were acknowledged twice")
+    last_of: dict[tuple[str, int, str], int] = defaultdict(lambda: -1)
+    seen: set[tuple[str, int]] = set()
+    with pyengine.open_store(store) as reader:
+        for topic, queue_ids in reader.topics().items():
+            for queue_id in queue_ids:
+                at, end = reader.queue_range(topic, queue_id)
+                while at < end:
+                    got = reader.get_message(topic, queue_id, at, max_messages=PULL, level=level)
+                    if got.status is not GetStatus.FOUND:
+                        found.failures.append(f"{topic}-{queue_id} at {at}: {got.status.name}, the queue ends at {end}")
+                        break
+                    for message in got.messages:
+                        _look_at(message, at, topic, queue_id, promised, last_of, seen, found)
+                        at += 1
+    found.lost = len(promised)
+    for row in list(promised.values())[:FAILURES_MAX]:
+        found.failures.append(f"LOST: acknowledged, but not there: {row}")
+    return found
+
+
+def _look_at(message, at, topic, queue_id, promised, last_of, seen, found: Audit) -> None:
+    found.messages += 1
+    if message.queue_offset != at:
+        found.failures.append(f"{topic}-{queue_id} serves {message.queue_offset} where {at} was due")
+    try:
+        maker, sequence = read_body(message.body)
+    except ValueError as error:
+        found.failures.append(f"TORN: {topic}-{queue_id} offset {at}: {error}")
+        return
+    if (maker, sequence) in seen:
+        found.failures.append(f"DOUBLED: {maker} number {sequence}, again at {topic}-{queue_id} offset {at}")
+    seen.add((maker, sequence))
+    if sequence <= last_of[topic, queue_id, maker]:
+        found.failures.append(f"ORDER: {maker} number {sequence} after {last_of[topic, queue_id, maker]} in {topic}-{queue_id}")
+    last_of[topic, queue_id, maker] = max(sequence, last_of[topic, queue_id, maker])
+    row = promised.get((topic, queue_id, at))
+    if row is None:
+        return
+    if row["body_sha256"] != sha256(message.body).hexdigest() or row["physical_offset"] not in (None, message.physical_offset):
+        found.failures.append(f"WRONG: another message stands at {topic}-{queue_id} offset {at} than was acknowledged")
+    else:
+        del promised[topic, queue_id, at]
+
+
+def recover_and_audit(store: Path, rows: Sequence[dict]) -> list[str]:
+    """Recovers a stopped store in this process, then audits it; what is wrong."""
+    config = load_config(store, environ={})
+    report = recover(store, config.geometry)
+    if report.state is not RecoveryState.RECOVERED:
+        return [report.sentence]
+    return audit(store, rows).failures
+
+
+def check(store: Path, rows: Sequence[dict], scratch: Path) -> list[str]:
+    """`pyengine check --acked` over the same list, as far as it knows physical offsets; what it complains of."""
+    placed = [row for row in rows if row["physical_offset"] is not None]
+    merged = scratch / "acked.jsonl"
+    merged.write_text("".join(json.dumps(row) + "\n" for row in placed))
+    command = [sys.executable, "-P", "-m", "pyengine", "check", str(store), "--acked", str(merged)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    return [] if done.returncode == 0 else [f"pyengine check ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}"]

@@ -1,0 +1,40 @@
+"""The judge for outside fault rigs: `check(folder, highest acknowledged)` gives None or what is wrong.
+
+The folder is recovered in place, as the next start would do it, then read through its queues: offsets
+0 to the highest acknowledged must be there, whole and in the order in which they were put.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyengine
+from crash.audit import recover_and_audit
+from pyengine.errors import EngineError
+from rig_producer import TOPIC
+
+
+def check(folder: str, acked: int) -> str | None:
+    root = Path(folder)
+    if not any((root / "commitlog").glob("*")):
+        return None if acked < 0 else f"acknowledged up to {acked}, but there is no commit log"
+    try:
+        failures = recover_and_audit(root, [])
+        if not failures and acked >= 0:
+            with pyengine.open_store(root) as store:
+                smallest, end = store.queue_range(TOPIC, 0)
+            if smallest != 0 or end <= acked:
+                failures.append(f"LOST: acknowledged up to {acked}, the queue holds {smallest} to {end - 1}")
+    except EngineError as error:
+        return f"{type(error).__name__}: {error}"
+    return "; ".join(failures) or None
+
+
+def check_live(folder: str, acked: int) -> str | None:
+    """The same after kill -9, where shared memory lives on: `pyengine recover` drains and judges it first."""
+    done = subprocess.run([sys.executable, "-P", "-m", "pyengine", "recover", folder], capture_output=True, text=True, timeout=120)
+    if done.returncode not in (0, 2):
+        return f"pyengine recover ended with {done.returncode}: {done.stderr}"
+    return check(folder, acked)
