@@ -24,7 +24,8 @@ from spark_data import write_log  # noqa: E402
 from pyengine.settings import BYTE_UNITS  # noqa: E402
 from pyengine.spark import export_parquet, session, stats  # noqa: E402
 from pyengine.spark.options import read_options  # noqa: E402
-from pyengine.spark.plan import plan, select  # noqa: E402
+from pyengine.spark.plan import plan  # noqa: E402
+from pyengine.spark.selection import select  # noqa: E402
 from pyengine.spark.schema import chosen_columns  # noqa: E402
 
 SEGMENT_BYTES = 256 << 20
@@ -59,7 +60,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Row]:
     store, native = folder / "store", folder / "native.parquet"
     messages = write_log(store, asked.log_bytes, asked.body_bytes, min(SEGMENT_BYTES, asked.log_bytes))
     spark = session("bench", cores=asked.cores)
-    log_bytes = sum(part.end - part.start for part in plan(read_options({"path": str(store)})))
+    log_bytes = sum(part.log_bytes for part in plan(read_options({"path": str(store)})))
     rows: dict[str, Row] = {}
 
     def log(**options: str):
@@ -107,12 +108,12 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Row]:
 
 def scan(store: Path) -> None:
     """The whole log through the reader that the tasks use, in this process."""
-    from pyengine.spark.range_reader import RangeReader, arrow_schema
+    from pyengine.spark.task_reader import arrow_schema, read_partition
 
     options = read_options({"path": str(store), "columns": COLUMNS})
     chosen = chosen_columns(options)
     for part in plan(options):
-        for _ in RangeReader(options, select(options), chosen).batches(part, arrow_schema(chosen)):
+        for _ in read_partition(options, select(options), chosen, part, arrow_schema(chosen)):
             pass
 
 

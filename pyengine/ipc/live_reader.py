@@ -55,6 +55,16 @@ class LiveStoreReader(StoreReader):
             return super().default_level
         return ReadLevel.FLUSHED if memory.identity.mode == native.MODE_SYNC else ReadLevel.COMMITTED
 
+    @property
+    def is_live(self) -> bool:
+        """Whether the counters of a running engine answer, and not the files."""
+        self._require_open()
+        return self._live_watermark.is_live
+
+    def dispatched_offset(self, level: ReadLevel | str | None = None) -> int:
+        """While an engine runs: below this physical offset, the level's end at most, every message is in its queue."""
+        return self._queue_limit(level)
+
     def wait_for_message(
         self, topic: str, queue_id: int, offset: int, timeout_s: float, level: ReadLevel | str | None = None
     ) -> bool:

@@ -19,13 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from pyengine.errors import UsageError
 from pyengine.spark.options import ReadOptions, read_options
-from pyengine.spark.partitions import LogRange
-from pyengine.spark.plan import plan, select
+from pyengine.spark.partitions import LogRange, QueuePart
+from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns
+from pyengine.spark.selection import select
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
+
+Part = LogRange | QueuePart
+Work = Callable[[int, Part], "Iterator[pyarrow.RecordBatch]"]
 
 SUCCESS = "_SUCCESS"
 COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
@@ -74,12 +78,12 @@ def export_parquet(
     read = read_options(given)
     columns = chosen_columns(read)
     target = Path(dest).absolute()
-    ranges = plan(read)
+    parts = plan(read)
     _clear(target, overwrite)
     work = functools.partial(_write_file, read, columns, str(target), compression, uuid.uuid4().hex)
     try:
-        with _watched(spark, sum(part.end - part.start for part in ranges), progress):
-            rows = run_in_workers(spark, work, ranges, _SUMMARY_SCHEMA).collect()
+        with _watched(spark, sum(part.log_bytes for part in parts), progress):
+            rows = run_in_workers(spark, work, parts, _SUMMARY_SCHEMA).collect()
     except BaseException:
         for unfinished in target.glob(".part-*"):
             unfinished.unlink(missing_ok=True)
@@ -112,17 +116,15 @@ def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[s
     )
 
 
-def run_in_workers(
-    spark: SparkSession, work: Callable[[LogRange], Iterator[pyarrow.RecordBatch]], ranges: list[LogRange], schema: str
-) -> DataFrame:
-    """A DataFrame of what `work` yields for each range, one task each; `work` is pickled."""
+def run_in_workers(spark: SparkSession, work: Work, parts: list[Part], schema: str) -> DataFrame:
+    """A DataFrame of what `work(number, part)` yields for each part, one task each; `work` is pickled."""
 
     def task(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from work(ranges[number])
+                yield from work(number, parts[number])
 
-    return spark.range(0, len(ranges), 1, max(1, len(ranges))).mapInArrow(task, schema)
+    return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(task, schema)
 
 
 @contextlib.contextmanager
@@ -174,21 +176,21 @@ def _is_ours(entry: Path) -> bool:
     return entry.name == SUCCESS or (entry.name.startswith(("part-", ".part-")) and ".parquet" in entry.name)
 
 
-def _batches(options: ReadOptions, columns: list[Column], part: LogRange) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
-    from pyengine.spark.range_reader import RangeReader, arrow_schema
+def _batches(options: ReadOptions, columns: list[Column], part: Part) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
+    from pyengine.spark.task_reader import arrow_schema, read_partition
 
     schema = arrow_schema(columns)
-    return schema, RangeReader(options, select(options), columns).batches(part, schema)
+    return schema, read_partition(options, select(options), columns, part, schema)
 
 
 def _write_file(
-    options: ReadOptions, columns: list[Column], target: str, compression: str, run: str, part: LogRange
+    options: ReadOptions, columns: list[Column], target: str, compression: str, run: str, number: int, part: Part
 ) -> Iterator[pyarrow.RecordBatch]:
-    """One range into one Parquet file, in row groups of about ROW_GROUP_BYTES; no file without rows."""
+    """One part into one Parquet file, in row groups of about ROW_GROUP_BYTES; no file without rows."""
     import pyarrow
     from pyarrow import parquet
 
-    name = f"part-{part.start:020d}.parquet"
+    name = f"part-{number:05d}.parquet"
     unfinished = Path(target, f".{name}.{run}.{uuid.uuid4().hex[:8]}")
     schema, batches = _batches(options, columns, part)
     messages, writer = 0, None
@@ -242,25 +244,45 @@ def _row(fields: Iterable[tuple[str, str]], *values: Any) -> pyarrow.RecordBatch
 def _write_empty(columns: list[Column], path: Path, compression: str) -> None:
     from pyarrow import parquet
 
-    from pyengine.spark.range_reader import arrow_schema
+    from pyengine.spark.task_reader import arrow_schema
 
     parquet.write_table(arrow_schema(columns).empty_table(), path, compression=compression)
 
 
-def _count(options: ReadOptions, columns: list[Column], part: LogRange) -> Iterator[pyarrow.RecordBatch]:
-    """One range's row for each queue in it."""
+def _count(options: ReadOptions, columns: list[Column], number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
+    """One part's row for each queue in it."""
     import pyarrow
 
-    schema, batches = _batches(options, columns, part)
-    keys = ["topic", "partition"]
-    wanted = [("size", "count"), ("bodySize", "sum"), ("size", "sum"), ("offset", "min"), ("offset", "max"),
-              ("timestamp", "min"), ("timestamp", "max")]
-    sums = [pyarrow.Table.from_batches([batch]).group_by(keys).aggregate(wanted) for batch in batches]
-    if not sums:
-        return
-    again = [("size_count", "sum"), ("bodySize_sum", "sum"), ("size_sum", "sum"), ("offset_min", "min"),
-             ("offset_max", "max"), ("timestamp_min", "min"), ("timestamp_max", "max")]
-    found = pyarrow.concat_tables(sums).group_by(keys).aggregate(again)
-    names = ["topic", "partition", "messages", "bodyBytes", "bytes", "firstOffset", "lastOffset", "firstTimestamp", "lastTimestamp"]
-    ordered = [found.column(name) for name in (*keys, *(f"{name}_{how}" for name, how in again))]
-    yield from pyarrow.Table.from_arrays(ordered, names).combine_chunks().to_batches()
+    _, batches = _batches(options, columns, part)
+    sums: list[pyarrow.Table] = []
+    for batch in batches:
+        sums.append(_sums_of(pyarrow.Table.from_batches([batch]), _OF_ROWS))
+        if len(sums) == _SUMS_HELD:  # a store may have very many queues
+            sums = [_sums_of(pyarrow.concat_tables(sums), _OF_SUMS)]
+    if sums:
+        found = _sums_of(pyarrow.concat_tables(sums), _OF_SUMS)
+        yield from found.select(_STATS_NAMES).combine_chunks().to_batches()
+
+
+# result's name, column of the rows, how they are put together, how partial results are
+_STATS = (
+    ("messages", "size", "count", "sum"),
+    ("bodyBytes", "bodySize", "sum", "sum"),
+    ("bytes", "size", "sum", "sum"),
+    ("firstOffset", "offset", "min", "min"),
+    ("lastOffset", "offset", "max", "max"),
+    ("firstTimestamp", "timestamp", "min", "min"),
+    ("lastTimestamp", "timestamp", "max", "max"),
+)
+_STATS_KEYS = ("topic", "partition")
+_STATS_NAMES = [*_STATS_KEYS, *(name for name, *_ in _STATS)]
+_OF_ROWS = tuple((name, column, how) for name, column, how, _ in _STATS)
+_OF_SUMS = tuple((name, name, how) for name, _, _, how in _STATS)
+_SUMS_HELD = 64
+
+
+def _sums_of(table: pyarrow.Table, wanted: tuple[tuple[str, str, str], ...]) -> pyarrow.Table:
+    """One row for each queue: (result's name, column, how) each."""
+    found = table.group_by(list(_STATS_KEYS)).aggregate([(column, how) for _, column, how in wanted])
+    names = {f"{column}_{how}": name for name, column, how in wanted}
+    return found.rename_columns([names.get(name, name) for name in found.column_names])

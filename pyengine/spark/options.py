@@ -24,7 +24,7 @@ from pyengine.storage.tag_filter import parse_subscription
 
 EARLIEST, LATEST = -2, -1  # as in the JSON of Spark's Kafka source
 INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
+INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
 BATCH_ROWS_MAX, BATCH_BYTES_MAX = 1 << 20, 256 << 20  # those of native.columns, which an options page need not load
 
 QueueOffsets = dict[str, dict[int, int]]  # topic -> queue id -> offset, or EARLIEST or LATEST
@@ -53,6 +53,7 @@ class ReadOptions:
     read_level: ReadLevel = ReadLevel.FLUSHED
     verify_crc: bool = False
     on_corrupt: str = "fail"
+    access: str = "auto"
     batch_rows: int = 10_000
     batch_bytes: int = 4 << 20
     sizes: dict[str, int] = field(default_factory=dict)
@@ -223,6 +224,7 @@ OPTIONS = (
     Option("readLevel", "read_level", _level, "flushed", "How far to read: written, committed, flushed (survives a power cut) or replicated."),
     Option("verifyCRC", "verify_crc", _boolean, "false", "Check the checksum of each body."),
     Option("onCorrupt", "on_corrupt", _word("fail", "skip"), "fail", "Damage inside the log fails the query, or is skipped up to the next whole record."),
+    Option("access", "access", _word("auto", "scan", "queue"), "auto", "How chosen topics are found: `queue` reads only the records that their consume queues name, `scan` every record's header; `auto` takes the queues where they are less than a third of a large log."),
     Option("batchRows", "batch_rows", _number(1, BATCH_ROWS_MAX), "10000", "Rows in one Arrow batch, at most."),
     Option("batchBytes", "batch_bytes", _bytes(1, BATCH_BYTES_MAX), "4m", "Bytes of records in one Arrow batch; a longer record comes alone."),
 )

@@ -1,9 +1,10 @@
-"""What one task reads: a byte range of the log, and how a read is cut into them.
+"""What one task reads: a byte range of the log, or slices of queues; and how a read is cut into them.
 
-A task reads the records that *begin* in its range, looks at nothing at or above `limit`
-(the end of the log when the read was planned) and finds the first record by itself
-(pyengine.spark.range_reader). So nobody has to walk the log to plan a read, and a
-partition needs the files only, on whatever host it runs.
+The task of a LogRange reads the records that *begin* in it and finds the first by itself
+(pyengine.spark.range_reader), so nobody has to walk the log to plan a read. The task of a
+QueuePart reads the records that queue entries name. Either looks at nothing at or above
+`limit` (the end of the log when the read was planned) and needs the files only, on
+whatever host it runs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ class LogRange(InputPartition):
     limit: int
     segment_bytes: int
 
+    @property
+    def log_bytes(self) -> int:
+        """How much of the log it is."""
+        return self.end - self.start
+
     def pieces(self) -> Iterator[tuple[int, int, int]]:
         """(segment's start, first byte, end) for each segment that the range touches."""
         first = self.start
@@ -34,6 +40,32 @@ class LogRange(InputPartition):
             first = end
 
 
+@dataclass(frozen=True, slots=True)
+class QueueSlice:
+    """The messages [first, end) of one queue, and about how many bytes of the log they are."""
+
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+    log_bytes: int
+
+
+@dataclass(frozen=True)
+class QueuePart(InputPartition):
+    """The messages of these slices; `queue_file_bytes` is the size of the queues' files."""
+
+    slices: tuple[QueueSlice, ...]
+    limit: int
+    segment_bytes: int
+    queue_file_bytes: int
+
+    @property
+    def log_bytes(self) -> int:
+        """About how much of the log it is."""
+        return sum(one.log_bytes for one in self.slices)
+
+
 def cut(start: int, stop: int, limit: int, segment_bytes: int, max_partition_bytes: int, min_partitions: int) -> list[LogRange]:
     """[start, stop) in ranges of at most `max_partition_bytes`, at least `min_partitions` if there are bytes enough.
 
@@ -42,8 +74,7 @@ def cut(start: int, stop: int, limit: int, segment_bytes: int, max_partition_byt
     """
     if start >= stop:
         return []
-    share = (stop - start) // min_partitions if min_partitions > 1 else max_partition_bytes
-    wanted = max(1, min(max_partition_bytes, share))
+    wanted = partition_bytes(stop - start, max_partition_bytes, min_partitions)
     bounds = []
     at = start
     while at < stop:
@@ -57,3 +88,9 @@ def cut(start: int, stop: int, limit: int, segment_bytes: int, max_partition_byt
             at = min(segment_end, at - at % segment_bytes + ((at % segment_bytes) // step + 1) * step)
     bounds.append(stop)
     return [LogRange(a, min(b, stop), stop, limit, segment_bytes) for a, b in zip(bounds, bounds[1:])]
+
+
+def partition_bytes(total_bytes: int, max_partition_bytes: int, min_partitions: int) -> int:
+    """How many bytes of the log a partition should have."""
+    share = total_bytes // min_partitions if min_partitions > 1 else max_partition_bytes
+    return max(1, min(max_partition_bytes, share))

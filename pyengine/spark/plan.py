@@ -6,12 +6,12 @@ holds travels to the tasks, which need the files alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyengine.errors import CorruptionError, UsageError
-from pyengine.spark.options import EARLIEST, INT64_MAX, LATEST, QueueOffsets, ReadOptions
-from pyengine.spark.partitions import LogRange, cut
+from pyengine.spark.options import ReadOptions
+from pyengine.spark.partitions import LogRange, QueuePart, cut
+from pyengine.spark.selection import EVERY_OFFSET, offset_bounds
 
 if TYPE_CHECKING:
     from pyengine.storage.store_reader import StoreReader
@@ -23,49 +23,14 @@ class DataLossError(CorruptionError):
     """Something that was asked for is not there any more; failOnDataLoss=false reads what there is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which rows of the log are wanted; None and empty are no filter.
-
-    `offsets`: queue -> [first offset, end) for queues with bounds. `queues`: only these.
-    `queued_only`: prepared and rolled back messages, which are in no queue, are left out.
-    Times are the store's, [start, end) in ms.
-    """
-
-    topics: tuple[str, ...] = ()
-    topic_pattern: str | None = None
-    queues: frozenset[tuple[str, int]] | None = None
-    offsets: tuple[tuple[str, int, int, int], ...] = ()
-    tags: tuple[str, ...] = ()
-    start_ms: int | None = None
-    end_ms: int | None = None
-    queued_only: bool = False
-
-
-def select(options: ReadOptions) -> Selection:
-    """The rows that the options choose."""
-    assigned = None
-    if options.assign is not None:
-        assigned = frozenset((topic, queue_id) for topic, ids in options.assign.items() for queue_id in ids)
-    return Selection(
-        topics=options.subscribe or tuple(options.assign or ()),
-        topic_pattern=options.subscribe_pattern,
-        queues=assigned,
-        offsets=tuple((topic, queue_id, *bounds) for (topic, queue_id), bounds in sorted(_bounds(options).items())),
-        tags=options.tags,
-        start_ms=options.starting_timestamp_ms,
-        end_ms=options.ending_timestamp_ms,
-        queued_only=options.is_queue_view,
-    )
-
-
-def plan(options: ReadOptions) -> list[LogRange]:
+def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
     """The read's partitions; empty when there is nothing to read.
 
     Raises DataLossError, NotAStoreError, StoreRefusedError, and UsageError for a level
     that cannot be told.
     """
     from pyengine.ipc.live_reader import open_store
+    from pyengine.spark.queue_plan import plan_queues
 
     with open_store(options.path, **options.sizes) as reader:
         limit = reader.max_physical_offset(options.read_level)
@@ -77,28 +42,15 @@ def plan(options: ReadOptions) -> list[LogRange]:
         if limit > log_end:
             raise CorruptionError(f"the log of {options.path} ends at {log_end}, below the level {options.read_level.value} at {limit}: segments are missing")
         gaps = [a + segment_bytes for a, b in zip(starts, starts[1:]) if b != a + segment_bytes]
-        if gaps:
-            raise CorruptionError(f"the log of {options.path} has a gap at {gaps[0]}: a segment is missing between others")
+        if gaps and options.fail_on_data_loss:
+            raise DataLossError(f"the log of {options.path} has a gap at {gaps[0]}: a segment is missing between others; {REMEDY}")
         start, stop = _physical_bounds(options, starts[0], limit)
         _check_offsets(options, reader)
+        parts = plan_queues(options, reader, start, stop, limit)
+        if parts is not None:
+            return parts
         start, stop = _narrowed(options, reader, start, stop, limit)
         return cut(start, stop, limit, segment_bytes, options.max_partition_bytes, options.min_partitions)
-
-
-def _bounds(options: ReadOptions) -> dict[tuple[str, int], tuple[int, int]]:
-    """(topic, queue) -> [first offset, end) of the queues that the options bound at either side."""
-    found: dict[tuple[str, int], tuple[int, int]] = {}
-    for (topic, queue_id), offset in _flat(options.starting_offsets):
-        if offset != EARLIEST:
-            found[topic, queue_id] = offset, INT64_MAX
-    for (topic, queue_id), offset in _flat(options.ending_offsets):
-        if offset != LATEST:
-            found[topic, queue_id] = found.get((topic, queue_id), (0, 0))[0], offset
-    return found
-
-
-def _flat(offsets: QueueOffsets | None) -> list[tuple[tuple[str, int], int]]:
-    return [((topic, queue_id), offset) for topic, queues in (offsets or {}).items() for queue_id, offset in queues.items()]
 
 
 def _physical_bounds(options: ReadOptions, log_start: int, limit: int) -> tuple[int, int]:
@@ -115,12 +67,12 @@ def _check_offsets(options: ReadOptions, reader: StoreReader) -> None:
     """Offsets given as numbers must lie in their queues."""
     if not options.fail_on_data_loss:
         return
-    for (topic, queue_id), (first, end) in _bounds(options).items():
-        low, high = reader.queue_range(topic, queue_id)
+    for (topic, queue_id), (first, end) in offset_bounds(options).items():
+        low, high = reader.queue_range(topic, queue_id, options.read_level)
         if end < first:
             raise UsageError(f"queue {topic}/{queue_id}: the starting offset {first} lies behind the ending offset {end}")
         for name, offset in (("startingOffsets", first), ("endingOffsets", end)):
-            if offset != INT64_MAX and offset != 0 and not low <= offset <= high:
+            if offset not in EVERY_OFFSET and not low <= offset <= high:
                 raise DataLossError(f"{name} {offset}: queue {topic}/{queue_id} holds offsets {low} to {high}; {REMEDY}")
 
 
@@ -132,12 +84,12 @@ def _narrowed(options: ReadOptions, reader: StoreReader, start: int, stop: int, 
     """
     if not options.assign:
         return start, stop
-    bounds = _bounds(options)
+    bounds = offset_bounds(options)
     queues = [(topic, queue_id) for topic, ids in options.assign.items() for queue_id in ids]
-    firsts = [_place(reader, queue, bounds.get(queue, (0, 0))[0], limit) for queue in queues]
+    firsts = [_place(reader, queue, bounds.get(queue, EVERY_OFFSET)[0], limit) for queue in queues]
     if all(place is not None for place in firsts):
         start = max(start, min(place[0] for place in firsts if place))
-    ends = [bounds.get(queue, (0, INT64_MAX))[1] for queue in queues]
+    ends = [bounds.get(queue, EVERY_OFFSET)[1] for queue in queues]
     lasts = [_place(reader, queue, end - 1, limit) for queue, end in zip(queues, ends)]
     if all(place is not None for place in lasts):
         stop = min(stop, max(place[1] for place in lasts if place))
@@ -148,7 +100,7 @@ def _place(reader: StoreReader, queue: tuple[str, int], offset: int, limit: int)
     """[start, end) in the log of a queue's message, None unless its entry and its record agree."""
     topic, queue_id = queue
     entries = reader.queue(topic, queue_id)
-    entry = entries.entry(offset, entries.max_offset(limit)) if entries is not None and 0 < offset < INT64_MAX - 1 else None
+    entry = entries.entry(offset, entries.max_offset(limit)) if entries is not None else None
     message = reader.message_below(entry.physical_offset, limit) if entry is not None else None
     if message is None or (message.topic, message.queue_id, message.queue_offset) != (topic, queue_id, offset):
         return None

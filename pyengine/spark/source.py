@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from pyengine.spark.options import read_options
-from pyengine.spark.partitions import LogRange
-from pyengine.spark.plan import plan, select
+from pyengine.spark.partitions import LogRange, QueuePart
+from pyengine.spark.plan import plan
 from pyengine.spark.schema import chosen_columns, columns_of_schema, schema_text
+from pyengine.spark.selection import select
 
 if TYPE_CHECKING:
     import pyarrow
@@ -47,17 +48,17 @@ class LogReader(DataSourceReader):
         self.columns = columns_of_schema(schema, self.options)
         self.schema = schema
 
-    def partitions(self) -> list[LogRange]:
-        """Byte ranges of the log below the level's end as it is now."""
+    def partitions(self) -> list[LogRange | QueuePart]:
+        """Parts of the log below the level's end as it is now."""
         return plan(self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """The rows of one partition, as Arrow batches of exactly the schema that Spark expects."""
-        if not isinstance(partition, LogRange):  # what Spark makes of an empty list of partitions
+        if not isinstance(partition, (LogRange, QueuePart)):  # what Spark makes of an empty list of partitions
             return iter(())
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        from pyengine.spark.range_reader import RangeReader
+        from pyengine.spark.task_reader import read_partition
 
-        reader = RangeReader(self.options, select(self.options), self.columns)
-        return reader.batches(partition, to_arrow_schema(self.schema, timezone="UTC"))
+        schema = to_arrow_schema(self.schema, timezone="UTC")
+        return read_partition(self.options, select(self.options), self.columns, partition, schema)

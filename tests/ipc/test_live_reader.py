@@ -44,6 +44,19 @@ def test_nothing_beyond_the_counters_is_read(live):
         assert len(reader.get_message(queue["topic"], queue["queueId"], 0, level="flushed").messages) == 1
 
 
+def test_how_far_dispatch_has_come_is_told(live):
+    owner, store = live()
+    end = store.verify["facts"]["maxPhy"]
+    native.store_position(owner.control.reput_from, end - 10)
+    with pyengine.open_store(owner.root) as reader:
+        assert reader.is_live
+        assert reader.dispatched_offset("flushed") == end - 10
+        native.store_position(owner.control.flushed, end - 20)
+        assert reader.dispatched_offset("flushed") == end - 20
+    with pyengine.open_store(store.root) as reader:
+        assert not reader.is_live
+
+
 @pytest.mark.parametrize(("mode", "level"), [(native.MODE_MAPPED, ReadLevel.COMMITTED), (native.MODE_SYNC, ReadLevel.FLUSHED)])
 def test_the_default_level_is_that_of_the_running_mode(live, mode, level):
     owner, _ = live(mode=mode)

@@ -11,8 +11,9 @@ from pyengine.formats.message import encode_blank, encode_record
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import LogRange
-from pyengine.spark.plan import plan, select
-from pyengine.spark.range_reader import RangeReader, arrow_schema
+from pyengine.spark.plan import plan
+from pyengine.spark.selection import select
+from pyengine.spark.task_reader import arrow_schema, read_partition
 from pyengine.spark.schema import chosen_columns
 
 SEGMENT_BYTES = 4096
@@ -52,7 +53,7 @@ def batches(root: Path, ranges: list[LogRange] | None = None, **given: object) -
     columns = chosen_columns(options)
     schema = arrow_schema(columns)
     for part in plan(options) if ranges is None else ranges:
-        for batch in RangeReader(options, select(options), columns).batches(part, schema):
+        for batch in read_partition(options, select(options), columns, part, schema):
             batch.validate(full=True)
             assert batch.schema.equals(schema)
             yield batch

@@ -15,6 +15,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.spark.schema import COLUMNS
 from spark import oracle
 from spark.logs import SEGMENT_BYTES, write_log
+from waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.java]
 
@@ -159,8 +160,11 @@ def test_beside_a_running_engine_a_query_is_a_whole_prefix_of_what_was_put(spark
         producing.start()
         try:
             seen = 0
-            for level in ("flushed", "committed", "flushed"):
-                df = load(spark, store, columns="offset,value,physicalOffset,size", readLevel=level, maxPartitionBytes="512k")
+            with pyengine.open_store(store) as reader:
+                eventually(lambda: reader.max_physical_offset("flushed") > 0, "something is flushed")
+            through_queues = {"subscribe": "T", "access": "queue"}
+            for level, options in (("flushed", {}), ("committed", {}), ("committed", through_queues), ("flushed", through_queues)):
+                df = load(spark, store, columns="offset,value,physicalOffset,size", readLevel=level, maxPartitionBytes="512k", **options)
                 found = df.sort("offset").collect()
                 assert [row["offset"] for row in found] == list(range(len(found)))
                 assert all(bytes(row["value"]) == b"%08d" % row["offset"] for row in found)

@@ -1,0 +1,161 @@
+"""Topics read through their consume queues: the same rows as a scan, or a sentence that says why not."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from fix_golden import CLEAN, HALTED
+from pyengine.errors import CorruptionError, UsageError
+from pyengine.formats.constants import LMQ_PREFIX
+from pyengine.formats.paths import StorePaths
+from pyengine.spark import queue_plan
+from pyengine.spark.options import read_options
+from pyengine.spark.partitions import LogRange, QueuePart
+from pyengine.spark.plan import DataLossError, plan
+from spark import oracle
+from spark.logs import rows
+
+COLUMNS = "topic,partition,offset,physicalOffset,value,tags"
+ENTRY = struct.Struct(">qiq")
+
+
+def both(root, **given) -> tuple[list[tuple], list[tuple]]:
+    """The rows through the queues and through a scan, in one order."""
+    return tuple(sorted(rows(root, columns=COLUMNS, access=access, **given)) for access in ("queue", "scan"))
+
+
+def parts(root, **given) -> list:
+    return plan(read_options({"path": str(root), **{name: str(value) for name, value in given.items()}}))
+
+
+def queue_file(root, topic: str, queue_id: int):
+    return sorted(StorePaths(root).queue_folder(topic, queue_id).iterdir())[0]
+
+
+def change_entry(root, topic: str, queue_id: int, number: int, change) -> None:
+    """change(offset, size, tags) -> the entry that is to stand there; in the queue's first file."""
+    path = queue_file(root, topic, queue_id)
+    with open(path, "r+b") as file:
+        file.seek(number * ENTRY.size)
+        entry = ENTRY.unpack(file.read(ENTRY.size))
+        file.seek(number * ENTRY.size)
+        file.write(ENTRY.pack(*change(*entry)))
+
+
+@pytest.mark.parametrize("recipe", sorted(set(CLEAN) - {"empty"}))
+def test_queues_give_what_a_scan_gives(golden, recipe):
+    root = golden(recipe).root
+    topics = sorted({m.topic for m in oracle.log_messages(root) if "," not in m.topic})
+    for given in ({"subscribe": topics[0]}, {"subscribe": ",".join(topics), "minPartitions": 7}, {"subscribePattern": ".*"}):
+        by_queue, by_scan = both(root, **given)
+        assert by_queue == by_scan
+    assert by_scan
+    found = parts(root, subscribePattern=".*", access="queue", maxPartitionBytes=2000)
+    assert all(isinstance(part, QueuePart) and part.log_bytes for part in found)
+    assert not any(one.topic.startswith(LMQ_PREFIX) for part in found for one in part.slices)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"assign": '{"Roll1": [0], "Other1": [1]}'},
+        {"subscribe": "Roll1", "startingOffsets": '{"Roll1": {"0": 10}}', "endingOffsets": '{"Roll1": {"0": 12, "1": 3}}'},
+        {"subscribe": "Roll1,Other1", "startingTimestamp": 1_700_086_430_000},
+        {"subscribe": "nobody"},
+    ],
+)
+def test_filters_hold_through_queues_too(golden, given):
+    root = golden("roll").root
+    by_queue, by_scan = both(root, **given)
+    assert by_queue == by_scan
+    assert by_scan or given == {"subscribe": "nobody"}
+
+
+def test_tags_hold_through_queues_too(golden):
+    root = golden("basic").root
+    message = next(m for m in oracle.log_messages(root) if m.tags)
+    by_queue, by_scan = both(root, subscribe=message.topic, tags=message.tags)
+    assert by_queue == by_scan and by_queue
+
+
+@pytest.mark.parametrize("recipe", [name for name in HALTED if name != "abnormal-shortfile"])
+def test_after_a_crash_queues_are_not_believed(golden, recipe):
+    root = golden(recipe).root
+    topic = oracle.log_messages(root)[0].topic
+    with pytest.raises(UsageError, match="access=queue: the store was not stopped in order"):
+        rows(root, subscribe=topic, access="queue")
+    assert rows(root, subscribe=topic, columns="offset")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [({}, "choose topics"), ({"subscribe": "Roll1", "startingPhysicalOffset": 5}, "physical offsets are bounds of a scan")],
+)
+def test_what_queues_cannot_tell_is_said(golden, given, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        rows(golden("roll").root, access="queue", **given)
+
+
+def test_auto_takes_queues_for_a_small_part_of_a_large_log(golden, monkeypatch):
+    root = golden("roll").root
+    assert all(isinstance(part, LogRange) for part in parts(root, subscribe="Other1"))
+    monkeypatch.setattr(queue_plan, "LOG_BYTES_MIN", 0)
+    assert all(isinstance(part, QueuePart) for part in parts(root, subscribe="Other1"))
+    assert all(isinstance(part, LogRange) for part in parts(root, subscribe="Roll1"))
+    assert all(isinstance(part, LogRange) for part in parts(root))
+    assert all(isinstance(part, LogRange) for part in parts(golden("abnormal").root, subscribe="nobody"))
+
+
+def test_what_is_not_dispatched_yet_is_scanned(golden, monkeypatch):
+    root = golden("roll").root
+    messages = oracle.log_messages(root)
+    wanted = [m.physical_offset for m in messages if m.topic == "Roll1"]
+    for upto in (messages[0], messages[40], messages[41], messages[-1]):
+        monkeypatch.setattr(queue_plan, "_obstacle", lambda *_, end=upto.physical_offset: ("", end))
+        found = rows(root, subscribe="Roll1", access="queue", columns="physicalOffset", maxPartitionBytes=5000)
+        assert sorted(offset for (offset,) in found) == wanted
+
+
+def test_an_entry_that_names_something_else_is_not_believed(golden):
+    for change, sentence in (
+        (lambda offset, size, tags: (offset + 1, size, tags), "but there it is"),
+        (lambda offset, size, tags: (offset, size - 1, tags), "but there it is torn"),
+        (lambda offset, size, tags: (10**9, size, tags), None),
+    ):
+        root = golden("roll").root
+        change_entry(root, "Roll1", 0, 7, change)
+        with pytest.raises(CorruptionError if sentence else Exception, match=sentence):
+            rows(root, assign='{"Roll1": [0]}', access="queue")
+    messages = oracle.log_messages(root)
+    other = next(m for m in messages if m.topic == "Other1")
+    later = next(m for m in messages if (m.topic, m.queue_id, m.queue_offset) == ("Roll1", 0, 20))
+    for message in (other, later):
+        sentence = f"entry 7 of queue Roll1/0 names message {message.queue_offset} of {message.topic}/{message.queue_id}"
+        root = golden("roll").root
+        change_entry(root, "Roll1", 0, 7, lambda o, s, t, m=message: (m.physical_offset, m.size_bytes, t))
+        ending = json.dumps({"Roll1": {"0": 15}})
+        with pytest.raises(CorruptionError, match=sentence):
+            rows(root, assign='{"Roll1": [0]}', access="queue", endingOffsets=ending)
+        found = rows(root, assign='{"Roll1": [0]}', access="queue", endingOffsets=ending, columns="offset", onCorrupt="skip")
+        assert [offset for (offset,) in found] == [n for n in range(15) if n != 7]
+
+
+def test_what_was_deleted_after_the_plan_is_a_loss_or_left_out(golden):
+    root = golden("roll").root
+    given = {"subscribe": "Roll1", "access": "queue"}
+    ranges = parts(root, **given)
+    messages = [m for m in oracle.log_messages(root) if m.topic == "Roll1"]
+    StorePaths(root).commit_log_segment(16384).unlink()
+    with pytest.raises(DataLossError, match="was deleted after the query was planned"):
+        rows(root, ranges, **given)
+    found = rows(root, ranges, columns="physicalOffset", failOnDataLoss="false", **given)
+    assert sorted(o for (o,) in found) == [m.physical_offset for m in messages if not 16384 <= m.physical_offset < 32768]
+    for path in StorePaths(root).queue_folder("Roll1", 0).iterdir():
+        path.unlink()
+    with pytest.raises(DataLossError, match="consumequeue"):
+        rows(root, ranges, **given)
+    found = rows(root, ranges, columns="partition", failOnDataLoss="false", **given)
+    assert {queue_id for (queue_id,) in found} == {1}
