@@ -124,7 +124,10 @@ LEFT_OUT = {
     ("README.md", "pip install ."): "changes the environment that runs the tests",
     ("CONTRIBUTING.md", "scripts/test"): "runs these very tests",
 }
-RUN_ELSEWHERE = {"docs/spark.md": "tests/spark/test_source.py"}
+RUN_ELSEWHERE = {
+    "docs/spark.md": "tests/spark/test_source.py",
+    "docs/operations.md": "tests/workers/test_supervisor.py",
+}
 SPARK = "from pyengine.spark import session"  # first line of the block that needs Spark and a store `my-store`
 SMALL = {
     "PYENGINE_MAPPED_FILE_SIZE_COMMIT_LOG_BYTES": "1MiB",

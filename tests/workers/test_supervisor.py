@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -304,11 +305,16 @@ def test_by_hand_without_children_as_systemd_does_it(make_engine):
     engine = make_engine()
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     pairs = [word for name, value in engine.settings.items() for word in ("--set", f"{name}={value}")]
-    supervisor = subprocess.Popen([sys.executable, "-P", "-m", "workers.supervisor", str(engine.root), "--no-children", *pairs],
-                                  env=environment, stderr=subprocess.PIPE, text=True)
+    page = (CHECKOUT / "docs" / "operations.md").read_text()
+    owner, worker = [shlex.split(line, comments=True) for line in page.split("```bash\n")[1].split("```")[0].splitlines()]
+    assert (owner[0], owner[3], worker[3]) == ("python", "workers.supervisor", "workers.flusher")
+
+    def command(words, **instead):
+        return [sys.executable, *({"STORE": str(engine.root), **instead}.get(word, word) for word in words[1:])]
+
+    supervisor = subprocess.Popen([*command(owner), *pairs], env=environment, stderr=subprocess.PIPE, text=True)
     kinds = sorted(WORKERS["async"])
-    workers = [subprocess.Popen([sys.executable, "-P", "-m", f"workers.{kind}", str(engine.root)], env=environment)
-               for kind in kinds]
+    workers = [subprocess.Popen(command(worker, **{"workers.flusher": f"workers.{kind}"}), env=environment) for kind in kinds]
     try:
         eventually(lambda: len(living_kinds(engine.root)) == 1 + len(kinds), "all are up")
         with engine.memory() as memory:
@@ -317,7 +323,7 @@ def test_by_hand_without_children_as_systemd_does_it(make_engine):
         before = engine.incarnation("flusher")
         workers[kinds.index("flusher")].kill()
         workers[kinds.index("flusher")].wait()
-        workers.append(subprocess.Popen([sys.executable, "-P", "-m", "workers.flusher", str(engine.root)], env=environment))
+        workers.append(subprocess.Popen(command(worker), env=environment))
         engine.wait_back("flusher", before)
         bodies += put_numbers(engine, 20, 5)
         supervisor.send_signal(signal.SIGTERM)
