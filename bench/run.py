@@ -145,7 +145,7 @@ def bench_recovery(bench: Bench) -> None:
         report = json.loads(subprocess.run([sys.executable, "-m", "pyengine", "recover", str(path), "--json"], check=True,
                                            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(HERE.parent)}).stdout)
         took = time.perf_counter() - began
-    bench.rows.append(Row("recovery after kill -9 of all", "GB/s", [report["gb_per_s"]], floor=2, aim=8,
+    bench.rows.append(Row("recovery after kill -9 of all", "GB/s", [report["gigabytes_per_second"]], floor=2, aim=8,
                           notes={"bytes": report["end_offset"], "seconds with start of the command": took}))
     shutil.rmtree(path.parent)
 
