@@ -4,14 +4,9 @@
 
 #include "atomics.h"
 
-static uint64_t ring_at(void)
-{
-    return (sizeof(struct ms_session) + 4095) & ~4095ULL;
-}
-
 int64_t ms_session_bytes(uint64_t ring_bytes)
 {
-    return (int64_t)(ring_at() + ring_bytes);
+    return (int64_t)(ms_session_ring_at() + ring_bytes);
 }
 
 void ms_session_format(struct ms_session *session, uint64_t ring_bytes, uint32_t slot, uint32_t generation, uint64_t epoch)
@@ -22,7 +17,7 @@ void ms_session_format(struct ms_session *session, uint64_t ring_bytes, uint32_t
     session->completions = MS_COMPLETIONS;
     session->epoch = epoch;
     session->ring_bytes = ring_bytes;
-    session->ring_at = ring_at();
+    session->ring_at = ms_session_ring_at();
     ms_store_release(&session->magic, MS_SESSION_MAGIC);
 }
 

@@ -16,9 +16,14 @@ _Static_assert(offsetof(struct ms_session, head) == 3 * MS_LINE_BYTES, "waiting:
 _Static_assert(offsetof(struct ms_session, completion) == 4 * MS_LINE_BYTES, "head: one line");
 
 /* Where the ring begins: never read from the object, which its producer may scribble on. */
+static inline uint64_t ms_session_ring_at(void)
+{
+    return (sizeof(struct ms_session) + 4095) & ~4095ULL;
+}
+
 static inline uint8_t *ms_session_ring(struct ms_session *session)
 {
-    return (uint8_t *)session + ((sizeof(struct ms_session) + 4095) & ~(size_t)4095);
+    return (uint8_t *)session + ms_session_ring_at();
 }
 
 static inline uint64_t ms_align8(uint64_t bytes)
