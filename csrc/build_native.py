@@ -22,6 +22,8 @@ CONCEPTS = (
     "latch",
     "flush",
     "queue_table",
+    "store_stats",
+    "topic_stats",
     "session",
     "new_file",
     "crc32",

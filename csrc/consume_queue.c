@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "atomics.h"
 #include "bytes.h"
 #include "flush.h"
 
@@ -48,6 +49,8 @@ int ms_queue_add(struct ms_queue_set *set, const uint8_t *topic, int32_t topic_b
     queue->allocated_bytes = -1;
     queue->fd = -1;
     queue->chunk = -1;
+    if (set->topic_stats != NULL)
+        queue->counted = ms_topic_stats_find(set->topic_stats, topic, (uint32_t)topic_bytes);
     memcpy(set->topics + set->topics_bytes, topic, (size_t)topic_bytes);
     set->topics_bytes += topic_bytes;
     enter(set, number);
@@ -97,8 +100,12 @@ static int write_chunk(struct ms_queue_set *set, struct ms_queue_chunk *chunk)
     int why = allocate_windows(set, queue, at, at + bytes);
     if (why == 0)
         why = ms_flush_pwrite_all(queue->fd, chunk->entries, bytes, at);
-    if (why != 0)
+    if (why != 0) {
         set->failed_queue = chunk->queue;
+    } else if (queue->counted != NULL && chunk->fresh > 0) {
+        ms_store_relaxed(&queue->counted->messages, queue->counted->messages + (uint64_t)chunk->fresh);
+        ms_store_relaxed(&queue->counted->bytes, queue->counted->bytes + (uint64_t)chunk->fresh_bytes);
+    }
     return why;
 }
 
@@ -171,6 +178,8 @@ static int chunk_for(struct ms_queue_set *set, int32_t number, int64_t position,
     chunk->queue = number;
     chunk->loaded = repeated;
     chunk->dirty = 0;
+    chunk->fresh = 0;
+    chunk->fresh_bytes = 0;
     *found = chunk;
     if (repeated && (why = load_chunk(set, chunk, position)) != 0) {
         set->failed_queue = number;
@@ -215,6 +224,8 @@ int ms_queue_put(struct ms_queue_set *set, int32_t number, int64_t queue_offset,
         queue->next_offset = *position + 1;
         queue->max_physical = physical_offset + size_bytes;
     }
+    chunk->fresh++;
+    chunk->fresh_bytes += size_bytes;
     set->written++;
     return 0;
 }

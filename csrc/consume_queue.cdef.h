@@ -29,6 +29,7 @@ struct ms_queue {
     int32_t chunk;           /* -1: nothing is gathered */
     uint32_t last_used;      /* ms_queue_set.tick */
     uint32_t refused;        /* 1: no folder can have this topic's name; entries are dropped */
+    struct ms_topic_count *counted; /* where its new entries are counted; NULL: nowhere */
 };
 
 /* A run of entries of one queue. */
@@ -38,6 +39,8 @@ struct ms_queue_chunk {
     int32_t queue;
     int32_t loaded;          /* 1: entries[] was read from the file first, to keep what is right */
     int32_t dirty;           /* 1: something differs from the file */
+    int32_t fresh;           /* entries that did not stand in the file yet */
+    int64_t fresh_bytes;     /* of their records */
     uint8_t entries[1280];
 };
 
@@ -46,6 +49,7 @@ struct ms_queue_set {
     int32_t *buckets;        /* queue number, or -1; linear probing, at most half full */
     uint8_t *topics;
     struct ms_queue_chunk *chunks;
+    struct ms_topic_stats *topic_stats; /* NULL: nothing is counted */
     int64_t file_bytes;      /* size of every queue file: a multiple of 20 */
     int64_t topics_bytes;
     int64_t topics_capacity;

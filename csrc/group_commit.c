@@ -23,6 +23,8 @@ static int sync_segment(struct ms_group_commit *group, int64_t base)
     ms_store_relaxed(&lines->sync_ns_total, lines->sync_ns_total + took_ns);
     if (took_ns > lines->sync_ns_max)
         ms_store_relaxed(&lines->sync_ns_max, took_ns);
+    if (group->latency != NULL)
+        ms_latency_count(group->latency, (int64_t)took_ns, 1);
     if (failed == 0)
         return 0;
     group->error_number = failed;

@@ -24,6 +24,7 @@ struct ms_group_commit {
     int32_t count;               /* open segments */
     int32_t error_number;
     int64_t failed_base;
+    struct ms_latency *latency;  /* where each fdatasync is counted; NULL: nowhere */
     int64_t base[256];
     int32_t fd[256];
 };

@@ -91,6 +91,8 @@ int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, co
                        const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
                        const uint8_t *second, uint64_t second_bytes, int64_t deadline_ns)
 {
+    if (header->submitted_ns == 0)
+        header->submitted_ns = ms_monotonic_ns();
     uint64_t bytes = ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, first_bytes + second_bytes);
     uint64_t mask = producer->ring_bytes - 1;
     uint64_t place = producer->tail & mask;
@@ -192,7 +194,8 @@ int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header,
                           const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
                           const uint8_t *second, uint64_t second_bytes, int durable)
 {
-    int64_t deadline = ms_monotonic_ns() + producer->timeout_ns;
+    header->submitted_ns = ms_monotonic_ns();
+    int64_t deadline = header->submitted_ns + producer->timeout_ns;
     producer->stage = MS_STAGE_NOT_SUBMITTED;
     int why = ms_producer_submit(producer, header, topic, properties, first, first_bytes, second, second_bytes, deadline);
     if (why != 0)

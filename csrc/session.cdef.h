@@ -12,7 +12,7 @@
  * PAD entry fills the rest. `tail` and `head` count bytes for ever, the place
  * is count & (ring_bytes - 1).
  */
-#define MS_SESSION_LAYOUT_VERSION 1
+#define MS_SESSION_LAYOUT_VERSION 2
 #define MS_COMPLETIONS 4096
 
 #define MS_ENTRY_PAD 0
@@ -42,7 +42,8 @@ struct ms_entry {
     uint32_t topic_bytes;
     uint32_t properties_bytes;
     uint32_t payload_bytes;      /* bodies, members, or the side object */
-    uint64_t reserved[2];
+    int64_t submitted_ns;        /* CLOCK_MONOTONIC, for the statistics; 0 not told */
+    uint64_t reserved;
 };
 
 struct ms_completion {

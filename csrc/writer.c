@@ -160,6 +160,7 @@ static void begin_pass(struct ms_writer *writer)
     ms_store_release(&control->writer.intended_pass, writer->pass);
     ms_store_relaxed(&control->writer.pass_started_ms, ms_wall_ms());
     ms_compiler_fence();
+    ms_put_meter_begin(&writer->meter);
 }
 
 /* Sync mode: write what is gathered. Its first byte goes to stage_from. */
@@ -259,6 +260,7 @@ static int refuse(struct ms_writer *writer, struct ms_writer_session *own, uint6
                                  .status = status, .detail = detail};
     answer(writer, own, &what);
     ms_store_relaxed(&writer->control->writer.refused, writer->control->writer.refused + 1);
+    ms_put_meter_refuse(&writer->meter, status);
     return 0;
 }
 
@@ -594,6 +596,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
     writer->store_timestamp_ms = record.store_timestamp_ms;
     writer->put_messages += count;
     writer->put_bytes += (uint64_t)(writer->position - what.physical_offset);
+    ms_put_meter_take(&writer->meter, head->submitted_ns, (uint64_t)(writer->position - what.physical_offset), count);
     answer(writer, own, &what);
     return 0;
 }
@@ -806,6 +809,9 @@ static int make_pass(struct ms_writer *writer)
     if (why == MS_RUN_FROZEN)
         return why;
     int committed = commit_pass(writer);
+    writer->last_work_ns = ms_monotonic_ns();
+    if (committed == MS_RUN_TIME)
+        ms_put_meter_commit(&writer->meter, writer->last_work_ns);
     return committed != MS_RUN_TIME ? committed : why;
 }
 
@@ -833,7 +839,6 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
                 return why;
             if (writer->rolled)
                 return MS_RUN_ROLLED;
-            writer->last_work_ns = ms_monotonic_ns();
             if (writer->last_work_ns >= deadline_ns)
                 return MS_RUN_TIME;
             continue;

@@ -115,6 +115,7 @@ struct ms_writer {
     uint32_t last_producer_same_cpu;
     int64_t last_work_ns;
     uint64_t skip_verify_incarnation; /* flusher incarnation already reported to Python */
+    struct ms_put_meter meter;   /* counts into shared memory once Python has set meter.stats */
 };
 
 int64_t ms_writer_bytes(void);

@@ -5,6 +5,7 @@
 #include "latch.h"
 #include "queue_table.h"
 #include "session.h"
+#include "store_stats.h"
 #include "writer.cdef.h"
 
 #endif

@@ -43,6 +43,7 @@ class Owner:
             "sysv_semaphore_id": attach_count.make(), **identity,
         }
         self.memory = EngineMemory.create(self.folder, Identity(**values))
+        self.memory.make_topic_stats(0)
         self.control = self.memory.control
         self.bells = self.memory.bells
         self.children: list[subprocess.Popen] = []

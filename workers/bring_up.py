@@ -97,6 +97,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     try:
         memory = EngineMemory.create(folder, _identity(root, config, engine_id, semaphore_id))
         _create_queue_table(memory, report)
+        memory.make_topic_stats(len({topic for topic, _ in report.queue_ends}))
         _create_pool(memory)
     except BaseException:
         attach_count.remove(semaphore_id)

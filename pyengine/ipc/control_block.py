@@ -23,7 +23,7 @@ from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
 from pyengine.native import control as native
-from pyengine.native import queue_table, sequence
+from pyengine.native import queue_table, sequence, store_stats, topic_stats
 from pyengine.native.latch import Latch
 
 SESSION_SLOTS = native.SESSION_SLOTS
@@ -32,6 +32,7 @@ STATE_NAMES = {
     native.STATE_STOPPED: "stopped", native.STATE_RECOVERING: "recovering", native.STATE_RUNNING: "running",
     native.STATE_READ_ONLY: "read_only", native.STATE_DEGRADED: "degraded", native.STATE_STOPPING: "stopping",
 }
+TOPIC_STATS_SLOTS_MIN = 1024
 ROLE_NAMES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 
 
@@ -96,6 +97,7 @@ class EngineMemory:
         self.control = native.view_control(control.memory)
         self.bells = native.view_doorbells(bells.memory)
         self._latches: dict[int, Latch] = {}
+        self._stats_objects: list[SharedObject] = []
 
     @classmethod
     def create(cls, folder: SharedFolder, identity: Identity) -> EngineMemory:
@@ -103,6 +105,8 @@ class EngineMemory:
         folder.make()
         control = folder.create(shared_objects.CONTROL, native.CONTROL_BYTES)
         bells = folder.create(shared_objects.BELLS, native.DOORBELLS_BYTES)
+        with folder.create(shared_objects.STORE_STATS, store_stats.STATS_BYTES) as shared:
+            store_stats.format_stats(store_stats.view(shared.memory))
         shared_objects.create_semaphores(folder.short_id)
         memory = cls(folder, control, bells)
         identity.write(memory.control.identity)
@@ -161,6 +165,41 @@ class EngineMemory:
         for number in (self.control.flush_seq, self.control.arrival_seq, self.control.session_seq):
             sequence.shout(number)
 
+    def make_topic_stats(self, topics: int) -> None:
+        """Create the counters by topic, with room for twice as many topics as there are. For the supervisor."""
+        slots = TOPIC_STATS_SLOTS_MIN
+        while slots * 3 // 4 < 2 * topics:
+            slots *= 2
+        with self.folder.create(shared_objects.TOPIC_STATS, topic_stats.topic_stats_bytes(slots)) as shared:
+            topic_stats.format_topic_stats(topic_stats.view(shared.memory), slots)
+
+    def open_store_stats(self, *, writable: bool = False) -> object:
+        """`struct ms_store_stats *`, usable until close(); EngineUnavailableError says why not."""
+        shared = self.folder.attach(shared_objects.STORE_STATS, writable=writable)
+        self._stats_objects.append(shared)
+        stats = store_stats.view(shared.memory)
+        store_stats.check_stats(stats, shared.size_bytes)
+        return stats
+
+    def open_topic_stats(self, *, writable: bool = False) -> object:
+        """`struct ms_topic_stats *`, usable until close(); EngineUnavailableError says why not."""
+        shared = self.folder.attach(shared_objects.TOPIC_STATS, writable=writable)
+        self._stats_objects.append(shared)
+        stats = topic_stats.view(shared.memory)
+        topic_stats.check_topic_stats(stats, shared.size_bytes)
+        return stats
+
+    @cached_property
+    def counters(self) -> object:
+        """The statistics for a worker to count in: the shared ones, or private ones if those cannot be had.
+
+        Statistics never keep a worker from its work.
+        """
+        try:
+            return self.open_store_stats(writable=True)
+        except EngineUnavailableError:
+            return store_stats.private()
+
     def open_queue_table(self, generation: int) -> tuple[SharedObject, object]:
         """(object, `struct ms_queue_table *`) of that generation; the caller closes the object."""
         shared = self.folder.attach(shared_objects.queues_name(generation))
@@ -172,6 +211,10 @@ class EngineMemory:
         for latch in self._latches.values():
             latch.close()
         self._latches.clear()
+        self.__dict__.pop("counters", None)
+        for shared in self._stats_objects:
+            shared.close()
+        self._stats_objects.clear()
         self._control_object.close()
         self._bells_object.close()
 

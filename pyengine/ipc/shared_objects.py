@@ -6,6 +6,8 @@
 |---|---|---|
 | `control` | the control block | workers |
 | `bells` | doorbells | everybody, advisory |
+| `store-stats` | counters and latency buckets | each part one worker |
+| `topic-stats` | messages and bytes by topic | reputter |
 | `queues-<generation>` | next queue offsets | supervisor at start, then the writer |
 | `pool-<i>` | one buffer of the pool | writer |
 | `session-<slot>-<generation>` | one producer's ring | that producer and the writer |
@@ -34,6 +36,8 @@ from pyengine.ipc.engine_id import EngineId, read_engine_id
 
 CONTROL = "control"
 BELLS = "bells"
+STORE_STATS = "store-stats"
+TOPIC_STATS = "topic-stats"
 SOCKET = "socket"
 DEFAULT_SHM_DIRECTORY = "/dev/shm"
 

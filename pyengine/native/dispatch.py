@@ -30,7 +30,8 @@ class DispatchLoop:
     """
 
     def __init__(
-        self, queue_file_bytes: int, delays_ms: Sequence[int], progress, *, index_enabled: bool, multi_dispatch: bool
+        self, queue_file_bytes: int, delays_ms: Sequence[int], progress, *, index_enabled: bool, multi_dispatch: bool,
+        topic_stats=None,
     ) -> None:
         self.struct = ffi.new("struct ms_dispatch *")
         self._delays = ffi.new("int64_t[]", list(delays_ms) or 1)
@@ -44,6 +45,7 @@ class DispatchLoop:
         self.struct.indexed_offset = -1
         self.struct.last_store_timestamp_ms = -1
         self._queues_struct = ffi.addressof(self.struct, "queues")
+        self._queues_struct.topic_stats = topic_stats if topic_stats is not None else ffi.NULL
         self.queues = QueueSet(self._queues_struct, queue_file_bytes)
 
     def run(self, data, base_offset: int, start: int, end: int) -> int:

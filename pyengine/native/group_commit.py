@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyengine._native import ffi, lib
+from pyengine.native.store_stats import count_syncs
 
 TIME: int = lib.MS_GROUP_TIME
 SEGMENT: int = lib.MS_GROUP_SEGMENT
@@ -15,14 +16,16 @@ SEGMENTS_MAX: int = lib.MS_GROUP_SEGMENTS_MAX
 class GroupCommit:
     """The flusher's rounds over one engine's memory."""
 
-    def __init__(self, control, bells, semaphore, segment_bytes: int, incarnation: int) -> None:
-        """`semaphore`: of the flusher's own latch; `incarnation`: what the writer must have verified."""
+    def __init__(self, control, bells, semaphore, segment_bytes: int, incarnation: int, stats) -> None:
+        """`semaphore`: of the flusher's own latch; `incarnation`: what the writer must have verified;
+        `stats`: where each fdatasync is counted (native.store_stats), it must outlive this object."""
         self._state = ffi.new("struct ms_group_commit *")
         self._state.control = control
         self._state.bells = bells
         self._state.semaphore = semaphore
         self._state.segment_bytes = segment_bytes
         self._state.incarnation = incarnation
+        count_syncs(self._state, stats)
 
     def use(self, descriptors: Mapping[int, int]) -> None:
         """The open segments from here on: start offset -> descriptor; of very many, the oldest SEGMENTS_MAX."""

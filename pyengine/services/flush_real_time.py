@@ -13,7 +13,7 @@ from pyengine.config import EngineConfig
 from pyengine.errors import FlushError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.native import scan
+from pyengine.native import scan, store_stats
 from pyengine.native.flush import fdatasync, monotonic_ns
 from pyengine.services.freeze import freeze
 from pyengine.services.unflushed_segments import UnflushedSegments
@@ -104,6 +104,7 @@ class FlushRealTimeService:
                 freeze(self._memory, native.FLUSHER, error)
                 return False
             took_ns = monotonic_ns() - began_ns
+            store_stats.add_sync(self._memory.counters, took_ns)
             native.store(lines, "syncs", native.load(lines, "syncs") + 1)
             native.store(lines, "sync_ns_total", native.load(lines, "sync_ns_total") + took_ns)
             native.store(lines, "sync_ns_max", max(native.load(lines, "sync_ns_max"), took_ns))

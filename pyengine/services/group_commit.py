@@ -33,7 +33,7 @@ class GroupCommitService:
         self.incarnation = take_over(memory)
         self._group = group_commit.GroupCommit(
             self._control, memory.bells, memory.latch(native.FLUSHER).semaphore, memory.identity.segment_bytes,
-            self.incarnation)
+            self.incarnation, memory.counters)
         self._group.use(self._segments.descriptors)
 
     def _follow(self) -> None:

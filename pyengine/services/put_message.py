@@ -24,7 +24,7 @@ from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
-from pyengine.native import flush, queue_table, session
+from pyengine.native import flush, queue_table, session, store_stats
 from pyengine.native import writer as pass_
 from pyengine.native.writer import Segment, Writer
 from pyengine.services.freeze import freeze
@@ -60,6 +60,7 @@ class PutMessageService:
         self._forget_dead_pass()
         semaphores = {kind: memory.latch(kind).semaphore for kind in (native.WRITER, *WAKES)}
         self._writer = Writer(self._control, memory.bells, self._table, semaphores, self._identity.spin_writer_us)
+        store_stats.count_puts(self._writer.pointer, memory.counters)
         self._writer.open()
         self._attach_segments_at_start()
         self._look_at_sessions()

@@ -18,11 +18,11 @@ from collections.abc import Callable
 
 from pyengine._native import ffi
 from pyengine.config import EngineConfig
-from pyengine.errors import DiskError
+from pyengine.errors import DiskError, EngineUnavailableError
 from pyengine.formats.paths import StorePaths
-from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
-from pyengine.native import nap, sequence
+from pyengine.native import nap, sequence, store_stats
 from pyengine.native.flush import monotonic_ns
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.segment_files import map_read_only
@@ -40,8 +40,8 @@ class ReputMessageService:
     """Dispatches what is committed; moves `reput_from` and the arrival sequence."""
 
     def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
-                 report: Callable[[str], None] = lambda text: None) -> None:
-        """`report` gets a sentence when dispatching begins to fail and when it works again."""
+                 report: Callable[[str], None] = lambda text: None, clock_ms: Callable[[], int] = now_ms) -> None:
+        """`report` gets a sentence when dispatching begins to fail and when it works again; `clock_ms` is the wall clock."""
         self._memory = memory
         self._control = memory.control
         self._paths = StorePaths(root)
@@ -54,7 +54,10 @@ class ReputMessageService:
             index_progress=ffi.addressof(self._control, "index_progress"),
             message_index_enable=config.message_index_enable,
             message_delay_level=config.message_delay_level,
-            multi_dispatch=config.enable_multi_dispatch)
+            multi_dispatch=config.enable_multi_dispatch,
+            topic_stats=_topic_stats(memory))
+        self._counted = 0, 0, 0, 0
+        self._clock_ms = clock_ms
         self._reput_from = native.load_position(self._control.reput_from)
         self._base = -1
         self._view: mmap.mmap | None = None
@@ -109,7 +112,17 @@ class ReputMessageService:
         self._reput_from = reached
         native.store_position(self._control.reput_from, reached)
         sequence.raise_(self._control.arrival_seq, self._memory.bells.arrival_waiters)
+        self._count(end - start)
         return True
+
+    def _count(self, behind_bytes: int) -> None:
+        """Statistics, after everything else: consumers are awake already."""
+        done = self._dispatcher
+        before, self._counted = self._counted, (done.messages, done.entries, done.keys, done.out_of_order)
+        last_ms = done.last_store_timestamp_ms
+        lag_ns = -1 if last_ms < 0 or self._memory.identity.replay_clock else max(0, self._clock_ms() - last_ms) * 1_000_000
+        messages, entries, keys, out_of_order = (now - was for now, was in zip(self._counted, before, strict=True))
+        store_stats.add_batch(self._memory.counters, messages, entries, keys, out_of_order, behind_bytes, lag_ns)
 
     def _open(self, base: int) -> None:
         """Map the segment read-only; the one before it stays mapped until then."""
@@ -148,3 +161,11 @@ class ReputMessageService:
     def close(self) -> None:
         self._dispatcher.close()
         self._close_view()
+
+
+def _topic_stats(memory: EngineMemory):
+    """The shared counters by topic; None, so that nothing is counted, where there are none."""
+    try:
+        return memory.open_topic_stats(writable=True)
+    except EngineUnavailableError:
+        return None

@@ -75,6 +75,7 @@ class Dispatcher:
     store was recovered by other means. `message_delay_level` is RocketMQ's setting,
     `multi_dispatch` its enableMultiDispatch. `open_files_max` bounds the descriptors
     held (default: half of what the process may open, whose soft limit is raised).
+    `topic_stats` (native.topic_stats, it must outlive this object) counts new entries by topic.
 
     Raises StoreRefusedError for files of wrong lengths, DiskFullError, DiskError.
     """
@@ -90,6 +91,7 @@ class Dispatcher:
         multi_dispatch: bool = False,
         open_files_max: int | None = None,
         on_gap: Callable[[QueueGap], bool] | None = None,
+        topic_stats=None,
     ) -> None:
         self._paths = StorePaths(root)
         self._file_bytes = geometry.mapped_file_size_consume_queue_bytes
@@ -105,6 +107,7 @@ class Dispatcher:
             progress,
             index_enabled=message_index_enable,
             multi_dispatch=multi_dispatch,
+            topic_stats=topic_stats,
         )
         self._index_files = IndexFiles(self._paths.index, geometry.index_layout)
         self.stopped_by = REASONS[RANGE_END]

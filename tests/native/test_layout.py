@@ -28,6 +28,15 @@ STRUCTS = {
     "struct ms_session": lib.MS_SESSION_LAYOUT_VERSION,
     "struct ms_entry": lib.MS_SESSION_LAYOUT_VERSION,
     "struct ms_completion": lib.MS_SESSION_LAYOUT_VERSION,
+    "struct ms_store_stats": lib.MS_STATS_LAYOUT_VERSION,
+    "struct ms_put_stats": lib.MS_STATS_LAYOUT_VERSION,
+    "struct ms_dispatch_stats": lib.MS_STATS_LAYOUT_VERSION,
+    "struct ms_stats_history": lib.MS_STATS_LAYOUT_VERSION,
+    "struct ms_stats_sample": lib.MS_STATS_LAYOUT_VERSION,
+    "struct ms_stats_snapshot": lib.MS_STATS_LAYOUT_VERSION,
+    "struct ms_latency": lib.MS_STATS_LAYOUT_VERSION,
+    "struct ms_topic_stats": lib.MS_TOPIC_STATS_LAYOUT_VERSION,
+    "struct ms_topic_count": lib.MS_TOPIC_STATS_LAYOUT_VERSION,
 }
 
 

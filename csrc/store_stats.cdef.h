@@ -1,0 +1,127 @@
+/* Counters and latency buckets of a running engine: what StoreStatsService keeps.
+ *
+ * Who: created by the supervisor beside the control block; each part below has one
+ * writing process, which stores plain values (relaxed, no lock, no atomic add);
+ * anybody who may read the folder reads, without the workers noticing. Blocks on:
+ * nothing. After a crash: the next incarnation counts on where the dead one stood; what
+ * the dead one had done but not counted yet (one pass, one batch) is not made up for.
+ * Nothing in the engine is decided by these numbers.
+ *
+ * Messages and bytes put are not in here: the writer's commit slot has them exactly.
+ *
+ * Latencies are counted in buckets whose width is at most 1/16 of their lower bound:
+ * of a value in units of 64 ns the top five bits choose the bucket.
+ */
+#define MS_STATS_LAYOUT_VERSION 1
+#define MS_LATENCY_BUCKETS 480
+#define MS_DISTRIBUTE_BUCKETS 13
+#define MS_STATS_SAMPLES 640     /* one a second; the last 600 s and some to spare for whoever reads meanwhile */
+#define MS_STATS_SNAPSHOTS 8     /* one in ten seconds; the last minute and some to spare */
+
+struct ms_latency {
+    uint64_t count;
+    uint64_t sum_ns;
+    uint64_t max_ns;
+    int8_t pad[104];
+    uint64_t bucket[480];
+};
+
+/* The writer. An entry is what one put, put_many or put_batch submits. */
+struct ms_put_stats {
+    uint64_t entries;            /* answered PUT_OK */
+    uint64_t passes;             /* with at least one of them */
+    uint64_t entries_max;        /* in one pass */
+    uint64_t unmeasured;         /* entries that did not say when they were submitted */
+    int8_t pad[96];
+    uint64_t refused[16];        /* entries by PutMessageStatus; [PUT_OK] stays 0 */
+    uint64_t distribute[16];     /* entries by StoreStatsService's ranges of milliseconds; 13 are used */
+    uint64_t size[32];           /* records by size: [k] those of 2^k to 2^(k+1)-1 bytes; of an entry the mean size counts */
+    struct ms_latency latency;   /* from the producer's submission to the answer, by entry */
+};
+
+/* The flusher. */
+struct ms_sync_stats {
+    struct ms_latency latency;   /* of each fdatasync of a segment, failed ones too */
+};
+
+/* The reputter. */
+struct ms_dispatch_stats {
+    uint64_t batches;
+    uint64_t messages;           /* records dispatched; after a crash of the reputter some twice */
+    uint64_t entries;            /* queue entries written */
+    uint64_t keys;               /* put into the index */
+    uint64_t out_of_order;       /* queue entries beyond their queue's end, put at the end */
+    uint64_t behind_max_bytes;   /* most that was ever found committed and not dispatched */
+    int8_t pad[80];
+    struct ms_latency lag;       /* from the store time of a batch's last record to its visibility; store times are whole ms */
+};
+
+/* The supervisor, once a second. Sample n stands at n % MS_STATS_SAMPLES. */
+struct ms_stats_sample {
+    int64_t at_ns;               /* CLOCK_MONOTONIC */
+    uint64_t put_messages;
+    uint64_t put_bytes;
+    uint64_t refused;
+    uint64_t dispatched;
+    uint64_t syncs;
+    uint64_t reserved[2];
+};
+
+/* The supervisor, in ten seconds: the buckets as they stood. */
+struct ms_stats_snapshot {
+    int64_t at_ns;
+    int8_t pad[120];
+    uint64_t put[480];
+    uint64_t distribute[16];
+    uint64_t sync[480];
+    uint64_t lag[480];
+};
+
+struct ms_stats_history {
+    uint64_t samples;            /* taken; stored with release after the sample */
+    uint64_t snapshots;
+    int8_t pad[112];
+    struct ms_stats_sample sample[640];
+    struct ms_stats_snapshot snapshot[8];
+};
+
+struct ms_store_stats {
+    uint64_t magic;              /* stored last, with release: "MSSTATS!" */
+    uint32_t layout_version;
+    uint32_t stats_bytes;
+    int8_t pad[112];
+    struct ms_put_stats put;
+    struct ms_sync_stats sync;
+    struct ms_dispatch_stats dispatch;
+    struct ms_stats_history history;
+};
+
+/* Entries of the pass being made; in the writer's private memory. */
+#define MS_METER_ENTRIES 1024
+struct ms_put_meter {
+    struct ms_put_stats *stats;  /* NULL: nothing is counted */
+    uint32_t entries;            /* of the pass */
+    uint32_t timed;              /* submitted_ns in use; of more entries than that the last one's time counts for the rest */
+    int64_t submitted_ns[1024];
+};
+
+int64_t ms_store_stats_bytes(void);
+/* On zeroed memory; others can attach from here on. */
+void ms_store_stats_format(struct ms_store_stats *stats);
+/* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
+int ms_store_stats_check(const struct ms_store_stats *stats, int64_t mapped_bytes);
+/* Count one duration (flusher, reputter; the writer does it in its pass). Negative ones count as 0. */
+void ms_latency_add(struct ms_latency *latency, int64_t ns);
+/* Bucket of a duration, and the first duration beyond a bucket. */
+int32_t ms_latency_bucket(int64_t ns);
+int64_t ms_latency_bound_ns(int32_t bucket);
+/* StoreStatsService's range of a duration: 0 (<= 0 ms) to 12 (10 s and more). */
+int32_t ms_distribute_bucket(int64_t ns);
+/* The reputter, after a batch. `lag_ns` < 0: not known. */
+void ms_dispatch_stats_add(struct ms_dispatch_stats *stats, uint64_t messages, uint64_t entries, uint64_t keys,
+                           uint64_t out_of_order, uint64_t behind_bytes, int64_t lag_ns);
+/* The supervisor: append a sample, or a snapshot of the buckets as they stand now. */
+void ms_stats_take_sample(struct ms_store_stats *stats, const struct ms_stats_sample *sample);
+void ms_stats_take_snapshot(struct ms_store_stats *stats, int64_t at_ns);
+/* What counting costs: `passes` passes of `entries` each on the given counters, with nothing else in them. */
+void ms_put_meter_exercise(struct ms_put_meter *meter, int64_t passes, int32_t entries);

@@ -1,0 +1,193 @@
+"""Counters and latency buckets of a running engine (csrc/store_stats.cdef.h).
+
+Each part has one writing process; who only looks takes copies with the functions here.
+A latency histogram is a list of counts by bucket; `bound_ns` tells where a bucket ends.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+from pyengine._native import ffi, lib
+from pyengine.errors import EngineUnavailableError
+
+STATS_BYTES: int = lib.ms_store_stats_bytes()
+LAYOUT_VERSION: int = lib.MS_STATS_LAYOUT_VERSION
+LATENCY_BUCKETS: int = lib.MS_LATENCY_BUCKETS
+DISTRIBUTE_BUCKETS: int = lib.MS_DISTRIBUTE_BUCKETS
+SAMPLES: int = lib.MS_STATS_SAMPLES
+SNAPSHOTS: int = lib.MS_STATS_SNAPSHOTS
+
+
+class Sample(NamedTuple):
+    """Totals at one moment (CLOCK_MONOTONIC, ns)."""
+
+    at_ns: int
+    put_messages: int
+    put_bytes: int
+    refused: int
+    dispatched: int
+    syncs: int
+
+
+class Latency(NamedTuple):
+    """A histogram: `buckets[k]` durations below bound_ns(k) and not below bound_ns(k - 1)."""
+
+    count: int
+    sum_ns: int
+    max_ns: int
+    buckets: list[int]
+
+
+class Snapshot(NamedTuple):
+    """Histograms as they stood at one moment."""
+
+    at_ns: int
+    put: list[int]
+    distribute: list[int]
+    sync: list[int]
+    lag: list[int]
+
+
+def view(memory) -> object:
+    """`struct ms_store_stats *` over a mapping that the caller keeps alive, not yet checked."""
+    return ffi.cast("struct ms_store_stats *", ffi.from_buffer(memory))
+
+
+def private() -> object:
+    """Counters that nobody else sees: for a process that finds no shared ones."""
+    return ffi.new("struct ms_store_stats *")
+
+
+def format_stats(stats) -> None:
+    """Make zeroed memory empty counters; others can attach from here on."""
+    lib.ms_store_stats_format(stats)
+
+
+def check_stats(stats, mapped_bytes: int) -> None:
+    """Raise EngineUnavailableError, naming what is wrong, unless these are counters of our layout."""
+    raise_layout_error("statistics", lib.ms_store_stats_check(stats, mapped_bytes))
+
+
+def raise_layout_error(what: str, code: int) -> None:
+    """EngineUnavailableError for the answer of a *_check function; nothing for 0."""
+    if code == -errno.EPROTO:
+        raise EngineUnavailableError(f"the {what} are not published yet or are not ours (wrong magic)")
+    if code == -errno.EBADMSG:
+        raise EngineUnavailableError(f"the {what} have another layout: use the same version as the running engine")
+    if code:
+        raise EngineUnavailableError(f"the {what} are too short")
+
+
+# ---- the writing processes ------------------------------------------------------------------
+
+
+def count_puts(writer, stats) -> None:
+    """Let a native writer (native.writer.Writer.pointer) count its passes; `stats` must outlive it."""
+    writer.meter.stats = ffi.addressof(stats, "put")
+
+
+def count_syncs(group, stats) -> None:
+    """Let a group commit count its fdatasyncs; `stats` must outlive it."""
+    group.latency = ffi.addressof(stats.sync, "latency")
+
+
+def add_sync(stats, took_ns: int) -> None:
+    """The flusher: one fdatasync took so long."""
+    lib.ms_latency_add(ffi.addressof(stats.sync, "latency"), took_ns)
+
+
+def add_batch(stats, messages: int, entries: int, keys: int, out_of_order: int, behind_bytes: int, lag_ns: int) -> None:
+    """The reputter: one batch is visible. `lag_ns` < 0: not known."""
+    lib.ms_dispatch_stats_add(ffi.addressof(stats, "dispatch"), messages, entries, keys, out_of_order, behind_bytes, lag_ns)
+
+
+def take_sample(stats, sample: Sample) -> None:
+    """The supervisor: append the totals of this second."""
+    struct = ffi.new("struct ms_stats_sample *", dict(sample._asdict()))
+    lib.ms_stats_take_sample(stats, struct)
+
+
+def take_snapshot(stats, at_ns: int) -> None:
+    """The supervisor: append the histograms as they stand now."""
+    lib.ms_stats_take_snapshot(stats, at_ns)
+
+
+# ---- whoever looks --------------------------------------------------------------------------
+
+
+def samples(stats) -> list[Sample]:
+    """The samples of the last ten minutes, oldest first; whole ones only."""
+    history = stats.history
+    while True:
+        taken = _load(history, "samples")
+        first = max(0, taken - (SAMPLES - 8))
+        found = [_sample(history.sample[number % SAMPLES]) for number in range(first, taken)]
+        if _load(history, "samples") < first + SAMPLES:  # none of them was replaced meanwhile
+            return found
+
+
+def _sample(struct) -> Sample:
+    return Sample(*(getattr(struct, name) for name in Sample._fields))
+
+
+def snapshots(stats) -> list[Snapshot]:
+    """The snapshots of the last minute and a little more, oldest first; whole ones only."""
+    history = stats.history
+    while True:
+        taken = _load(history, "snapshots")
+        first = max(0, taken - (SNAPSHOTS - 1))
+        found = [_snapshot(history.snapshot[number % SNAPSHOTS]) for number in range(first, taken)]
+        if _load(history, "snapshots") < first + SNAPSHOTS:
+            return found
+
+
+def _snapshot(struct) -> Snapshot:
+    return Snapshot(struct.at_ns, list(struct.put), list(struct.distribute)[:DISTRIBUTE_BUCKETS],
+                    list(struct.sync), list(struct.lag))
+
+
+def latency(struct) -> Latency:
+    """A copy of a `struct ms_latency`. Taken while it is counted in: the parts may differ by what came meanwhile."""
+    return Latency(struct.count, struct.sum_ns, struct.max_ns, list(struct.bucket))
+
+
+def _load(struct, field: str) -> int:
+    return lib.ms_load_i64(ffi.cast("int64_t *", ffi.addressof(struct, field)))
+
+
+@cache
+def bounds_ns() -> tuple[int, ...]:
+    """bound_ns of every bucket."""
+    return tuple(lib.ms_latency_bound_ns(bucket) for bucket in range(LATENCY_BUCKETS))
+
+
+def bucket_of(ns: int) -> int:
+    """The bucket that counts a duration."""
+    return lib.ms_latency_bucket(ns)
+
+
+def distribute_bucket_of(ns: int) -> int:
+    """StoreStatsService's range of a duration: 0 (less than 1 ms) to 12 (10 s and more)."""
+    return lib.ms_distribute_bucket(ns)
+
+
+def percentile_ns(buckets: Sequence[int], share: float) -> int | None:
+    """The duration that `share` (0 to 1) of the counted ones do not exceed, by linear interpolation inside a bucket.
+
+    None when nothing was counted. Off by at most the bucket's width, a sixteenth of the value.
+    """
+    total = sum(buckets)
+    if total == 0:
+        return None
+    wanted, passed = share * total, 0
+    bounds = bounds_ns()
+    for bucket, count in enumerate(buckets):
+        if count and passed + count >= wanted:
+            low = bounds[bucket - 1] if bucket else 0
+            return round(low + (bounds[bucket] - low) * max(0.0, wanted - passed) / count)
+        passed += count
+    return bounds[-1]
