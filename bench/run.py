@@ -150,6 +150,20 @@ def bench_recovery(bench: Bench) -> None:
     shutil.rmtree(path.parent)
 
 
+def bench_statistics(bench: Bench) -> None:
+    """What the writer pays to count one put, against what a put costs its producer."""
+    from pyengine.native import store_stats
+
+    counting = [store_stats.counting_cost_ns(passes=5_000_000, entries=1) for _ in range(bench.rounds)]
+    grouped = [store_stats.counting_cost_ns(passes=50_000, entries=100) for _ in range(bench.rounds)]
+    engine, path = bench.store()
+    with engine:
+        rates = [bench.rate(bench.produce(path, "put", 128)) for _ in range(bench.rounds)]
+    bench.rows.append(Row("counting one put", "ns", counting, 1e9 / quantile(rates, 0.5), "one put, async, 128 B", floor=0.02,
+                          aim=0.01, higher_is_better=False, notes={"ns, 100 puts a pass": quantile(grouped, 0.5)}))
+    shutil.rmtree(path.parent)
+
+
 def bench_workers(bench: Bench) -> None:
     engine, path = bench.store()
     began = time.perf_counter()
@@ -184,7 +198,7 @@ def _private_bytes(pid: int) -> int:
 
 
 BENCHES: tuple[Callable[[Bench], None], ...] = (
-    bench_workers, bench_visible, bench_async_puts, bench_async_many, bench_sync, bench_recovery)
+    bench_workers, bench_statistics, bench_visible, bench_async_puts, bench_async_many, bench_sync, bench_recovery)
 
 
 def main() -> None:

@@ -127,6 +127,7 @@ LEFT_OUT = {
 RUN_ELSEWHERE = {
     "docs/spark.md": "tests/spark/test_source.py",
     "docs/operations.md": "tests/workers/test_supervisor.py",
+    "docs/statistics.md": "tests/test_docs.py",
 }
 SPARK = "from pyengine.spark import session"  # first line of the block that needs Spark and a store `my-store`
 SMALL = {
@@ -202,6 +203,15 @@ def test_the_spark_block_of_the_readme_runs(reader):
     assert spark.first_line == SPARK
     reader.run(shell)
     assert re.search(r"\|\s*orders\s*\|\s*1\s*\|", reader.run(spark))
+
+
+@pytest.mark.timeout(600)
+def test_the_blocks_of_the_statistics_page_run(reader):
+    shell, program, *rest = runnable("docs/statistics.md")
+    shown = reader.run(shell)
+    assert "puts/s" in shown and "'600s'" in shown
+    assert reader.run(program) == "1 0 1\n"
+    assert not rest
 
 
 def examples() -> list[str]:

@@ -40,6 +40,7 @@ from pyengine.ipc.sessions import Sessions
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import Ownership, StoreLock
 from pyengine.native import control as native
+from pyengine.services.store_stats import StoreStatsService
 from pyengine.storage.abort_file import remove_abort_file
 from workers.bring_up import bring_up, make_pool_buffer, missing_pool_buffers, prepare_root
 from workers.children import Children
@@ -175,12 +176,14 @@ class Supervisor:
 
     def _go_round(self, children: Children, server: SessionServer, heart: Heartbeat) -> None:
         due_s = 0.0
+        stats = StoreStatsService(self._memory)
         while not self._stop_asked and not children.halted:
             now_s = time.monotonic()
             if now_s >= due_s:
                 due_s = now_s + TICK_S
                 heart.beat()
                 server.tick()
+                stats.tick()
                 self._say_once(grow_queue_table(self._memory) or self._why_frozen())
                 if self._watchdog_s is not None:
                     notify("WATCHDOG=1")

@@ -6,17 +6,21 @@ document has: state, role, mode, read_only, reason, positions, workers, sessions
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyengine.config import load_config
 from pyengine.errors import EngineUnavailableError
 from pyengine.formats.consume_queue import is_filler
+from pyengine.formats.paths import StorePaths
 from pyengine.ipc import attach_count
-from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory
+from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, now_ms
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.ipc.statistics import document as document_of
+from pyengine.ipc.statistics import put_totals, read_statistics
 from pyengine.ipc.store_lock import living_kinds, look
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
@@ -86,18 +90,37 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> dict[str, Any]
         **_puts(control),
         "refused_puts": native.load(control.writer, "refused"),
         "unclean": False,
+        "statistics": _statistics(root, memory),
     }
     return document
 
 
 def _puts(control: Any) -> dict[str, int]:
     """Messages and bytes put since this epoch began, of one committed pass."""
-    while True:
-        number = native.load_position(control.slot_pass)
-        slot = control.slots[number % 2]
-        puts = {"put_messages": native.load(slot, "put_messages"), "put_bytes": native.load(slot, "put_bytes")}
-        if native.load_position(control.slot_pass) < number + 2:  # the slot is filled again by pass number + 2
-            return puts
+    messages, size_bytes = put_totals(control)
+    return {"put_messages": messages, "put_bytes": size_bytes}
+
+
+def _statistics(root: Path, memory: EngineMemory) -> dict[str, Any] | None:
+    """Everything that is counted (docs/statistics.md); None for the engine of another version."""
+    try:
+        figures = document_of(read_statistics(memory))
+    except EngineUnavailableError:
+        return None
+    created_ms = memory.identity.created_ms
+    return {"boot_timestamp_ms": created_ms, "runtime_s": max(0, now_ms() - created_ms) / 1000, **figures,
+            "commit_log_disk_ratio": disk_ratio(StorePaths(root).commit_log),
+            "consume_queue_disk_ratio": disk_ratio(StorePaths(root).consume_queue)}
+
+
+def disk_ratio(folder: Path) -> float | None:
+    """How full the disk that holds `folder` is, 0 to 1, as `df` counts; None while there is no such folder."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    used = found.f_blocks - found.f_bfree
+    return used / (used + found.f_bavail) if used + found.f_bavail else None
 
 
 def _why(refused: int, living: list[int]) -> str:
@@ -164,6 +187,7 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
         "reason": reason or watermark.damage, "positions": _positions_from_files(root, settings, unclean),
         "workers": [], "sessions": 0, "producers_attached": 0, "session_list": [], "store": str(root),
         "undrained_bytes": undrained_bytes, "unclean": unclean,
+        "statistics": None,
         "durable_watermark": watermark.watermark.flushed if watermark.watermark else None,
     }
 

@@ -104,6 +104,15 @@ def body_text(body: bytes, most: int | None = None) -> str:
     return text if most is None or len(text) <= most else text[: most - 1] + "…"
 
 
+def number_text(value: float | None) -> str:
+    """Three figures that matter: 12,345, 3.8, 0.00712; - for none."""
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def size_text(size_bytes: float) -> str:
     """1536 -> 1.5 KiB."""
     step = 0

@@ -48,6 +48,8 @@ def _print(document: dict[str, Any]) -> None:
             facts += [("not yet drained", output.size_text(document["undrained_bytes"]))]
         if document["clock_back_ms"] > 3000:
             facts += [("clock stepped back", f"{document['clock_back_ms']} ms")]
+        if document["statistics"]:
+            facts += _figures(document["statistics"])
     output.write_facts(facts)
     print()
     output.write_table(("position", "offset"), list(document["positions"].items()))
@@ -61,3 +63,26 @@ def _print(document: dict[str, Any]) -> None:
         output.write_table(("session", "pid", "state", "ring"), [
             (one["slot"], str(one["pid"]), one["state"], output.size_text(one["ring_bytes"]))
             for one in document["session_list"]])
+
+
+def _figures(figures: dict[str, Any]) -> list[tuple[str, object]]:
+    """The statistics in a few lines; all of them stand in the JSON (docs/statistics.md)."""
+    facts: list[tuple[str, object]] = [
+        ("puts/s", " ".join(f"{window} {output.number_text(value)}" for window, value in figures["put_tps"].items())),
+        ("put time", _times(figures, "put_latency_50_ms", "put_latency_99_ms", "put_latency_999_ms")),
+        ("sync time", _times(figures, "sync_latency_50_ms", "sync_latency_99_ms", "sync_latency_999_ms")),
+        ("dispatch lag", _times(figures, "dispatch_lag_50_ms", "dispatch_lag_99_ms", "dispatch_lag_max_ms"))]
+    if figures["put_message_failed_times"]:
+        by_status = ", ".join(f"{status} {count:,}" for status, count in figures["put_message_failed_by_status"].items())
+        facts += [("refused puts", by_status)]
+    if figures["out_of_order"]:
+        facts += [("entries out of order", f"{figures['out_of_order']:,}: `pyengine check` tells where")]
+    return facts
+
+
+def _times(figures: dict[str, Any], *names: str) -> str:
+    """p50 0.007 p99 0.086 p999 3.8 ms"""
+    if figures[names[0]] is None:
+        return "-"
+    labels = ("p50", "p99", "max" if "max" in names[2] else "p99.9")
+    return " ".join(f"{label} {output.number_text(figures[name])}" for label, name in zip(labels, names, strict=True)) + " ms"

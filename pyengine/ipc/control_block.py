@@ -174,7 +174,7 @@ class EngineMemory:
             topic_stats.format_topic_stats(topic_stats.view(shared.memory), slots)
 
     def open_store_stats(self, *, writable: bool = False) -> object:
-        """`struct ms_store_stats *`, usable until close(); EngineUnavailableError says why not."""
+        """`struct ms_store_stats *`, usable until close_statistics(); EngineUnavailableError says why not."""
         shared = self.folder.attach(shared_objects.STORE_STATS, writable=writable)
         self._stats_objects.append(shared)
         stats = store_stats.view(shared.memory)
@@ -182,7 +182,7 @@ class EngineMemory:
         return stats
 
     def open_topic_stats(self, *, writable: bool = False) -> object:
-        """`struct ms_topic_stats *`, usable until close(); EngineUnavailableError says why not."""
+        """`struct ms_topic_stats *`, usable until close_statistics(); EngineUnavailableError says why not."""
         shared = self.folder.attach(shared_objects.TOPIC_STATS, writable=writable)
         self._stats_objects.append(shared)
         stats = topic_stats.view(shared.memory)
@@ -200,6 +200,13 @@ class EngineMemory:
         except EngineUnavailableError:
             return store_stats.private()
 
+    def close_statistics(self) -> None:
+        """Let go of what open_store_stats, open_topic_stats and `counters` gave."""
+        self.__dict__.pop("counters", None)
+        for shared in self._stats_objects:
+            shared.close()
+        self._stats_objects.clear()
+
     def open_queue_table(self, generation: int) -> tuple[SharedObject, object]:
         """(object, `struct ms_queue_table *`) of that generation; the caller closes the object."""
         shared = self.folder.attach(shared_objects.queues_name(generation))
@@ -211,10 +218,7 @@ class EngineMemory:
         for latch in self._latches.values():
             latch.close()
         self._latches.clear()
-        self.__dict__.pop("counters", None)
-        for shared in self._stats_objects:
-            shared.close()
-        self._stats_objects.clear()
+        self.close_statistics()
         self._control_object.close()
         self._bells_object.close()
 

@@ -116,6 +116,15 @@ def take_snapshot(stats, at_ns: int) -> None:
     lib.ms_stats_take_snapshot(stats, at_ns)
 
 
+def counting_cost_ns(passes: int, entries: int) -> float:
+    """For the benchmark: nanoseconds that counting takes a put, `entries` of them in each pass of a writer."""
+    stats, meter = private(), ffi.new("struct ms_put_meter *")
+    meter.stats = ffi.addressof(stats, "put")
+    began_ns = lib.ms_clock_monotonic_ns()
+    lib.ms_put_meter_exercise(meter, passes, entries)
+    return (lib.ms_clock_monotonic_ns() - began_ns) / (passes * entries)
+
+
 # ---- whoever looks --------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ Threads may share a reader.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -22,6 +23,7 @@ from pyengine.formats.message import CaseLabel, Message, classify, decode_record
 from pyengine.formats.message_id import decode_message_id
 from pyengine.formats.paths import StorePaths
 from pyengine.results import GetResult, GetStatus, ReadLevel
+from pyengine.storage.get_statistics import GetFigures, GetStatistics
 from pyengine.storage.index_reader import IndexReader
 from pyengine.storage.key_query import RAW_HITS_MAX, RawHits, query_raw, query_verified
 from pyengine.storage.message_getter import MessageGetter
@@ -76,6 +78,7 @@ class StoreReader:
         self._queues: dict[tuple[str, int], QueueReader] = {}
         self.index = IndexReader(self._paths.index, self.geometry.index_layout)
         self.getter = MessageGetter(self.commit_log, self.config)
+        self._gets = GetStatistics()
         self._is_open = True
 
     @property
@@ -133,6 +136,19 @@ class StoreReader:
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
+        began_ns = time.perf_counter_ns()
+        result = self._get_message(topic, queue_id, offset, max_messages, tags, level)
+        self._gets.count(result, time.perf_counter_ns() - began_ns)
+        return result
+
+    @property
+    def gets(self) -> GetFigures:
+        """What get_message of this reader found, missed and gave since it was opened."""
+        return self._gets.figures
+
+    def _get_message(
+        self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None, level: ReadLevel | str | None
+    ) -> GetResult:
         tag_filter = parse_subscription(tags)
         limit = self._queue_limit(level)
         queue = self.queue(topic, queue_id)

@@ -1,0 +1,227 @@
+"""A running engine's figures, read from outside: StoreStatsService's and BrokerStatsManager's (docs/statistics.md).
+
+Counters are totals since the engine's start. Rates come from the supervisor's samples,
+latencies of the last minute from its snapshots of the buckets. Nothing here writes, waits
+or wakes anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.native import control as native
+from pyengine.native import store_stats, topic_stats
+from pyengine.native.flush import monotonic_ns
+from pyengine.native.store_stats import Latency, Sample, Snapshot
+from pyengine.native.topic_stats import TopicCount
+from pyengine.results import PutStatus
+
+WINDOWS_S = (10, 60, 600)
+RECENT_S = 60
+# StoreStatsService.PUT_MESSAGE_ENTIRE_TIME_MAX_DESC: ranges of whole milliseconds.
+DISTRIBUTE_NAMES = ("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s", "1~2s", "2~3s",
+                    "3~4s", "4~5s", "5~10s", "10s~")
+
+
+@dataclass(frozen=True, slots=True)
+class RecentLatency:
+    """Durations of one kind, in ms: `count` to `max_ms` since the start, the percentiles of the last minute.
+
+    None where nothing was counted.
+    """
+
+    count: int
+    mean_ms: float | None
+    max_ms: float | None
+    recent: int
+    p50_ms: float | None
+    p99_ms: float | None
+    p999_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Everything at one moment. Dictionaries by window have the seconds as key."""
+
+    put_messages: int
+    put_bytes: int
+    put_entries: int
+    put_passes: int
+    put_entries_per_pass_max: int
+    refused: dict[str, int]
+    put_tps: dict[int, float | None]
+    put_bytes_per_s: dict[int, float | None]
+    put_latency: RecentLatency
+    put_distribute: list[int]
+    put_distribute_recent: list[int]
+    put_sizes: list[int]
+    syncs: int
+    sync_tps: dict[int, float | None]
+    sync_latency: RecentLatency
+    dispatched: int
+    dispatch_tps: dict[int, float | None]
+    dispatch_lag: RecentLatency
+    dispatch_entries: int
+    dispatch_keys: int
+    dispatch_out_of_order: int
+    dispatch_behind_max_bytes: int
+    topics: dict[str, TopicCount]
+    other_topics: TopicCount
+    sample_age_s: float | None
+    histograms: dict[str, Latency]
+
+
+def put_totals(control: Any) -> tuple[int, int]:
+    """(messages, bytes) put since the engine's start, of one committed pass."""
+    while True:
+        number = native.load_position(control.slot_pass)
+        slot = control.slots[number % 2]
+        found = native.load(slot, "put_messages"), native.load(slot, "put_bytes")
+        if native.load_position(control.slot_pass) < number + 2:  # the slot is filled again by pass number + 2
+            return found
+
+
+def totals(control: Any, stats: Any, at_ns: int) -> Sample:
+    """The counters that rates are made of, as they stand now."""
+    messages, size_bytes = put_totals(control)
+    return Sample(at_ns=at_ns, put_messages=messages, put_bytes=size_bytes, refused=native.load(control.writer, "refused"),
+                  dispatched=native.load(stats.dispatch, "messages"), syncs=native.load(control.flusher, "syncs"))
+
+
+def rate(samples: Sequence[Sample], field: str, window_s: int) -> float | None:
+    """Growth per second over the window before the last sample (StoreStatsService.getPutTps), or over all samples
+    of a younger engine; None without two samples."""
+    if len(samples) < 2:
+        return None
+    last = samples[-1]
+    border_ns = last.at_ns - window_s * 1_000_000_000
+    # Samples are a second apart, more or less: the nearest one to the window's begin.
+    before = min(samples[:-1], key=lambda sample: abs(sample.at_ns - border_ns))
+    return (getattr(last, field) - getattr(before, field)) * 1e9 / (last.at_ns - before.at_ns)
+
+
+def rates(samples: Sequence[Sample], field: str) -> dict[int, float | None]:
+    """The rate of each of WINDOWS_S."""
+    return {window_s: rate(samples, field, window_s) for window_s in WINDOWS_S}
+
+
+def recent_counts(now: Sequence[int], snapshots: Sequence[Snapshot], field: str, now_ns: int) -> list[int]:
+    """What came in the last minute (up to ten seconds more), bucket by bucket; all of it in a younger engine."""
+    border_ns = now_ns - RECENT_S * 1_000_000_000
+    before = next((getattr(one, field) for one in reversed(snapshots) if one.at_ns <= border_ns), None)
+    return list(now) if before is None else [count - was for count, was in zip(now, before, strict=True)]
+
+
+def recent_latency(latency: Latency, recent: Sequence[int]) -> RecentLatency:
+    """`recent` are the buckets of the last minute."""
+    def share(of: float) -> float | None:
+        found = store_stats.percentile_ns(recent, of)
+        return None if found is None else round(min(found, latency.max_ns) / 1e6, 6)
+
+    count = latency.count
+    return RecentLatency(count, latency.sum_ns / count / 1e6 if count else None, latency.max_ns / 1e6 if count else None,
+                         sum(recent), share(0.5), share(0.99), share(0.999))
+
+
+def read_statistics(memory: EngineMemory, now_ns: int | None = None) -> Statistics:
+    """The figures of a running engine; EngineUnavailableError where there are none (another version's engine)."""
+    with _opened(memory) as (stats, topics):
+        return _read(memory.control, stats, topics, monotonic_ns() if now_ns is None else now_ns)
+
+
+class _opened:
+    """Both tables, for as long as they are looked at. The counters by topic may be missing."""
+
+    def __init__(self, memory: EngineMemory) -> None:
+        self._memory = memory
+
+    def __enter__(self) -> tuple[Any, Any]:
+        stats = self._memory.open_store_stats()
+        try:
+            return stats, self._memory.open_topic_stats()
+        except EngineUnavailableError:
+            return stats, None
+
+    def __exit__(self, *exception: object) -> None:
+        self._memory.close_statistics()
+
+
+def _read(control: Any, stats: Any, topics: Any, now_ns: int) -> Statistics:
+    samples, snapshots = store_stats.samples(stats), store_stats.snapshots(stats)
+    now = totals(control, stats, now_ns)
+    put, sync = store_stats.latency(stats.put.latency), store_stats.latency(stats.sync.latency)
+    lag = store_stats.latency(stats.dispatch.lag)
+    distribute = list(stats.put.distribute)[:store_stats.DISTRIBUTE_BUCKETS]
+
+    def recent(latency: Latency, field: str) -> RecentLatency:
+        return recent_latency(latency, recent_counts(latency.buckets, snapshots, field, now_ns))
+
+    return Statistics(
+        put_messages=now.put_messages, put_bytes=now.put_bytes, put_entries=stats.put.entries, put_passes=stats.put.passes,
+        put_entries_per_pass_max=stats.put.entries_max, refused=_by_status(stats.put.refused),
+        put_tps=rates(samples, "put_messages"), put_bytes_per_s=rates(samples, "put_bytes"),
+        put_latency=recent(put, "put"), put_distribute=distribute,
+        put_distribute_recent=recent_counts(distribute, snapshots, "distribute", now_ns), put_sizes=list(stats.put.size),
+        syncs=now.syncs, sync_tps=rates(samples, "syncs"), sync_latency=recent(sync, "sync"),
+        dispatched=now.dispatched, dispatch_tps=rates(samples, "dispatched"), dispatch_lag=recent(lag, "lag"),
+        dispatch_entries=stats.dispatch.entries, dispatch_keys=stats.dispatch.keys,
+        dispatch_out_of_order=stats.dispatch.out_of_order, dispatch_behind_max_bytes=stats.dispatch.behind_max_bytes,
+        topics=topic_stats.topic_counts(topics) if topics is not None else {},
+        other_topics=topic_stats.other_topics(topics) if topics is not None else TopicCount(0, 0),
+        sample_age_s=(now_ns - samples[-1].at_ns) / 1e9 if samples else None,
+        histograms={"put": put, "sync": sync, "lag": lag})
+
+
+def _by_status(counts: Iterable[int]) -> dict[str, int]:
+    names = {status.value: status.name for status in PutStatus}
+    return {names.get(number, f"status_{number}"): count for number, count in enumerate(counts) if count}
+
+
+def document(figures: Statistics) -> dict[str, Any]:
+    """The figures as `pyengine status --json` shows them: RocketMQ's names in snake_case, with the unit."""
+    failed = sum(figures.refused.values())
+    return {
+        "put_message_times_total": figures.put_messages,
+        "put_message_size_total_bytes": figures.put_bytes,
+        "put_message_average_size_bytes": figures.put_bytes / figures.put_messages if figures.put_messages else None,
+        "put_message_failed_times": failed,
+        "put_message_failed_by_status": figures.refused,
+        "put_tps": _by_window(figures.put_tps),
+        "put_bytes_per_s": _by_window(figures.put_bytes_per_s),
+        "put_message_entire_time_max_ms": figures.put_latency.max_ms,
+        "put_message_distribute_time": dict(zip(DISTRIBUTE_NAMES, figures.put_distribute_recent, strict=True)),
+        "put_latency_50_ms": figures.put_latency.p50_ms,
+        "put_latency_99_ms": figures.put_latency.p99_ms,
+        "put_latency_999_ms": figures.put_latency.p999_ms,
+        "put_entries_total": figures.put_entries,
+        "put_passes_total": figures.put_passes,
+        "put_entries_per_pass_max": figures.put_entries_per_pass_max,
+        "sync_times_total": figures.syncs,
+        "sync_tps": _by_window(figures.sync_tps),
+        "sync_time_max_ms": figures.sync_latency.max_ms,
+        "sync_latency_50_ms": figures.sync_latency.p50_ms,
+        "sync_latency_99_ms": figures.sync_latency.p99_ms,
+        "sync_latency_999_ms": figures.sync_latency.p999_ms,
+        "dispatch_messages_total": figures.dispatched,
+        "dispatch_tps": _by_window(figures.dispatch_tps),
+        "dispatch_max_buffer_bytes": figures.dispatch_behind_max_bytes,
+        "dispatch_lag_max_ms": figures.dispatch_lag.max_ms,
+        "dispatch_lag_50_ms": figures.dispatch_lag.p50_ms,
+        "dispatch_lag_99_ms": figures.dispatch_lag.p99_ms,
+        "dispatch_queue_entries_total": figures.dispatch_entries,
+        "dispatch_index_keys_total": figures.dispatch_keys,
+        "out_of_order": figures.dispatch_out_of_order,
+        "topics": {topic: {"topic_put_nums": count.messages, "topic_put_size_bytes": count.size_bytes}
+                   for topic, count in sorted(figures.topics.items())},
+        "other_topics": {"topic_put_nums": figures.other_topics.messages,
+                         "topic_put_size_bytes": figures.other_topics.size_bytes},
+        "sample_age_s": figures.sample_age_s,
+    }
+
+
+def _by_window(found: dict[int, float | None]) -> dict[str, float | None]:
+    return {f"{window_s}s": None if value is None else round(value, 1) for window_s, value in found.items()}
