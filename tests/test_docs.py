@@ -125,6 +125,7 @@ LEFT_OUT = {
     ("CONTRIBUTING.md", "scripts/test"): "runs these very tests",
 }
 RUN_ELSEWHERE = {
+    "docs/queues.md": "tests/test_docs_queues.py",
     "docs/spark.md": "tests/spark/test_source.py",
     "docs/operations.md": "tests/workers/test_supervisor.py",
     "docs/statistics.md": "tests/test_docs.py",

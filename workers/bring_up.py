@@ -82,7 +82,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     keep_sizes(root, config)
     engine_id = ensure_engine_id(root)
     with left_memory(root) as left:
-        report = recover(root, config.geometry, progress=progress, shared=left.shared, options=_options(config))
+        report = recover(root, config.geometry, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))
         if report.state is RecoveryState.RECOVERED:
             raise_epoch(root)  # from here on nobody believes the memory that is left
         elif left.undrained_bytes:
@@ -113,12 +113,6 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         native.add(memory.control.state, "refuse_puts", native.REFUSE_SLAVE)
     lock.share()
     return BroughtUp(memory, report, time.monotonic() - began_s)
-
-
-def _options(config: EngineConfig) -> RecoveryOptions:
-    return RecoveryOptions(
-        check_crc_on_recover=config.check_crc_on_recover, message_index_enable=config.message_index_enable,
-        enable_multi_dispatch=config.enable_multi_dispatch, message_delay_level=config.message_delay_level)
 
 
 def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_id: int) -> Identity:

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | None) -> int:
     """Check a whole store: log chain, CRCs, queues, index, checkpoint. Changes nothing.
 
-    Beside a running engine everything that is dispatched is checked. Findings are graded:
-    an error means that a message is lost, damaged or cannot be reached (exit code 3); a
-    warning that recovery settles it; an info is worth knowing.
+    Beside a running engine everything that is dispatched is checked. Each finding has a
+    grade, and says what to do: a notice needs nothing, what is repairable is still wholly in
+    the log, a loss is a message that is gone, damaged or out of reach in this copy. An error
+    (exit code 3) breaks a promise of the store; a warning is what recovery settles, or what
+    RocketMQ leaves that way; an info is worth knowing.
 
     \b
     Examples:
@@ -76,14 +78,17 @@ def dispatched_end(root: Path) -> int | None:
 def print_report(report: CheckReport) -> None:
     """Findings for people, worst first, and what was looked at."""
     if report.findings:
-        output.write_table(("grade", "file", "offset", "what"), [
-            (finding.severity.value, finding.file, finding.offset, finding.text) for finding in report.findings])
+        output.write_table(("severity", "grade", "file", "offset", "what"), [
+            (finding.severity.value, finding.grade.label, finding.file, finding.offset, finding.text)
+            for finding in report.findings])
         print()
+        for advice in dict.fromkeys(finding.advice for finding in report.findings if finding.advice):
+            print(f"to do: {output.printable(advice)}")
     if report.left_out:
         print(f"{report.left_out:,} findings of the same kinds are not shown")
     print(report.sentence)
     output.write_facts([
-        ("log", f"{report.min_offset:,} to {report.end_offset:,}"), ("messages", report.messages),
+        ("grade", report.grade.label), ("log", f"{report.min_offset:,} to {report.end_offset:,}"), ("messages", report.messages),
         ("queues", f"{report.queues:,} with {report.queue_entries:,} entries"),
         ("index", f"{report.index_files:,} files with {report.index_keys:,} keys"),
         *([("acknowledged", f"{report.acked:,} looked for, {report.acked_missing:,} missing")] if report.acked else []),

@@ -30,6 +30,7 @@ COMMANDS = (
     Row("offset-at", "pyengine.cli.offset_at", "offset_at", "Look up"),
     Row("check", "pyengine.cli.check", "check", "Check and repair"),
     Row("recover", "pyengine.cli.recover", "recover", "Check and repair"),
+    Row("rebuild", "pyengine.cli.rebuild", "rebuild", "Check and repair"),
     Row("salvage", "pyengine.cli.salvage", "salvage", "Check and repair"),
     Row("replay", "pyengine.cli.replay", "replay", "Check and repair"),
     Row("inspect", "pyengine.cli.inspect", "inspect", "Look inside"),

@@ -66,15 +66,13 @@ def recover_alone(
     from pyengine.storage.recovery import recover as recover_store
     from pyengine.storage.recovery_report import RecoveryState
 
-    options = RecoveryOptions(config.check_crc_on_recover, config.message_index_enable, config.enable_multi_dispatch,
-                              config.message_delay_level)
     with StoreLock(root, create=True) as lock:
         if lock.own() is Ownership.ADOPTED:
             raise StoreBusyError(f"{root} still has living workers, though no supervisor: `pyengine start {root}` takes "
                                  f"them over, `pyengine stop {root}` ends them")
         with left_memory(root) as left:
             report = recover_store(root, config.geometry, progress=progress, accept_loss=accept_loss,
-                                   shared=left.shared, options=options)
+                                   shared=left.shared, options=RecoveryOptions.of(config))
             if report.state is RecoveryState.RECOVERED and left.discard():
                 raise_epoch(root)
     return report

@@ -38,8 +38,7 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path) ->
 
     existing_store(store)
     config = load_config(store, settings)
-    options = RecoveryOptions(config.check_crc_on_recover, config.message_index_enable, config.enable_multi_dispatch,
-                              config.message_delay_level)
+    options = RecoveryOptions.of(config)
     with byte_bar("salvage", None) as show:
         report = salvage_store(store, dest, config.geometry, options=options, progress=show)
     keep_sizes(dest, config)

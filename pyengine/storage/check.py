@@ -21,6 +21,7 @@ from pyengine.storage.check_report import CheckProgress, CheckReport, Findings, 
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_recovery import list_index_files
 from pyengine.storage.queue_recovery import list_queues
+from pyengine.storage.rebuild_marker import read_rebuild_marker
 from pyengine.storage.recovery_marker import read_marker
 from pyengine.storage.segment_files import list_segments
 from pyengine.storage.store_checkpoint import read_checkpoint
@@ -58,7 +59,8 @@ def check(
         log = LogSegments(list_segments(paths.commit_log, size_bytes), size_bytes)
         queues = list_queues(root, geometry.mapped_file_size_consume_queue_bytes)
     except StoreRefusedError as error:
-        findings.error("refused", "", None, f"{error}; RocketMQ would not open the store")
+        where = next((word.rstrip(":") for word in str(error).split() if word.startswith(f"{root}/")), "")
+        findings.error("refused", where.removeprefix(f"{root}/"), None, f"{str(error).replace(f'{root}/', '')}; RocketMQ would not open the store")
         report.seconds = time.monotonic() - started_s
         return report
     facts = check_log(
@@ -91,7 +93,9 @@ def _check_small_files(root: Path, facts: LogFacts, findings: Findings, watermar
         findings.warning("watermark", "config/watermark", None, watermark_damage.replace(f"{root}/", ""))
     if not was_stopped:
         findings.info("abort", "abort", None, "the store was not stopped in order; `recover` it")
-    if read_marker(root) is not None:
+    if read_rebuild_marker(root) is not None:
+        findings.warning("marker", "config/rebuild", None, "a rebuild has begun and not finished")
+    elif read_marker(root) is not None:
         findings.warning("marker", "config/recovery", None, "a recovery has begun and not finished; run `recover` again")
     checkpoint = read_checkpoint(root)
     last_ms = max(facts.last_store_timestamp_ms, 0)

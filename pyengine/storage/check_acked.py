@@ -30,11 +30,13 @@ def check_acked(
     lines = sorted(_read(acked), key=lambda line: line[1]["physical_offset"])
     for number, ack in lines:
         report.acked += 1
-        wrong = _in_log(ack, log) or _in_queue(root, ack, queue_file_bytes)
+        wrong, kind = _in_log(ack, log), "acked"
+        if not wrong:
+            wrong, kind = _in_queue(root, ack, queue_file_bytes), "acked entry"
         if wrong:
             report.acked_missing += 1
             findings.error(
-                "acked", "commitlog", ack["physical_offset"],
+                kind, "commitlog", ack["physical_offset"],
                 f"acknowledged message {ack['queue_offset']} of queue {ack['queue_id']} of {ack['topic']} "
                 f"(line {number}): {wrong}",
             )

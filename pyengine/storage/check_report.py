@@ -3,6 +3,8 @@
     error    a message is lost, damaged or cannot be reached; a promise of the store is broken   exit 3
     warning  recovery settles it, or RocketMQ leaves it that way and lives with it
     info     worth knowing
+
+Each finding also has a grade, which says what can be done (storage/check_grades.py).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyengine.errors import ExitCode
+from pyengine.storage.check_grades import Grade, advice_for, grade_of
 
 FINDINGS_PER_KIND_MAX = 20
 
@@ -31,6 +34,16 @@ class Finding:
     file: str
     offset: int | None
     text: str
+    kind: str = ""
+
+    @property
+    def grade(self) -> Grade:
+        return grade_of(self.kind, self.file, is_error=self.severity is Severity.ERROR)
+
+    @property
+    def advice(self) -> str:
+        """What to do about it, one clause; empty when there is nothing to do."""
+        return advice_for(self.kind, self.file, self.grade)
 
 
 @dataclass
@@ -51,6 +64,11 @@ class CheckReport:
     left_out: int = 0        # findings beyond FINDINGS_PER_KIND_MAX of their kind
     bytes: int = 0
     seconds: float = 0.0
+
+    @property
+    def grade(self) -> Grade:
+        """The worst of all findings'; OK without any."""
+        return max((finding.grade for finding in self.findings), default=Grade.OK)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -74,9 +92,11 @@ class CheckReport:
         return {
             **fields,
             "exit_code": int(self.exit_code),
+            "grade": self.grade.label,
             "sentence": self.sentence,
             "findings": [
-                {"severity": finding.severity.value, "file": finding.file, "offset": finding.offset, "text": finding.text}
+                {"severity": finding.severity.value, "grade": finding.grade.label, "kind": finding.kind,
+                 "file": finding.file, "offset": finding.offset, "text": finding.text, "advice": finding.advice}
                 for finding in self.findings
             ],
         }
@@ -94,7 +114,7 @@ class Findings:
         if number > FINDINGS_PER_KIND_MAX:
             self._report.left_out += 1
         else:
-            self._report.findings.append(Finding(severity, file, offset, text))
+            self._report.findings.append(Finding(severity, file, offset, text, kind))
 
     def error(self, kind: str, file: str, offset: int | None, text: str) -> None:
         self.add(Severity.ERROR, kind, file, offset, text)

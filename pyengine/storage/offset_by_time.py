@@ -33,7 +33,7 @@ def offset_by_time(
             low = middle + CQ_ENTRY_BYTES
             left = middle
             continue
-        store_ms = _store_timestamp_ms(commit_log, physical_offset, size_bytes)
+        store_ms = store_timestamp_ms(commit_log, physical_offset, size_bytes)
         if store_ms < 0:
             return 0
         if store_ms == timestamp_ms:
@@ -68,7 +68,7 @@ def _file_by_time(queue: QueueReader, timestamp_ms: int, max_offset: int) -> int
     return chosen
 
 
-def _store_timestamp_ms(commit_log: SegmentFolder, physical_offset: int, size_bytes: int) -> int:
+def store_timestamp_ms(commit_log: SegmentFolder, physical_offset: int, size_bytes: int) -> int:
     """CommitLog.pickupStoreTimestamp: the record's store time, -1 when the record is not there."""
     start = commit_log.start_of(physical_offset)
     view = None if start is None else commit_log.view(start)

@@ -20,8 +20,9 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyengine.errors import ExitCode, NotAStoreError
 from pyengine.formats.checkpoint import Checkpoint
@@ -47,6 +48,9 @@ from pyengine.storage.log_scan import LogView, first_segment_to_scan, scan_befor
 from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
 from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.queue_recovery import QueueCut, QueueState, apply_cut, list_queues, plan_cut, sync_queue
+from pyengine.storage.queue_times import restore_queue_times
+from pyengine.storage.rebuild_marker import read_rebuild_marker, remove_rebuild_marker
+from pyengine.storage.rebuild_moves import move_away
 from pyengine.storage.recovery_cases import End, FileDecision, Owner, TailDecision
 from pyengine.storage.recovery_marker import RecoveryMarker, read_marker, remove_marker, write_marker
 from pyengine.storage.recovery_report import (
@@ -60,6 +64,9 @@ from pyengine.storage.recovery_report import (
 from pyengine.storage.segment_files import SegmentFile, list_segments, map_read_only
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
+
+if TYPE_CHECKING:
+    from pyengine.config import EngineConfig
 
 DISPATCH_SLICE_BYTES = 16 << 20
 
@@ -75,6 +82,11 @@ class RecoveryOptions:
     message_index_enable: bool = True
     enable_multi_dispatch: bool = False
     message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> RecoveryOptions:
+        """The options that a store's settings name."""
+        return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
 
 
 def recover(
@@ -138,6 +150,10 @@ class _Recovery:
             self._geometry.mapped_file_size_commit_log_bytes,
             None if reading.watermark is None else reading.watermark.flushed,
         )
+        rebuilt = read_rebuild_marker(self._root)
+        if rebuilt is not None:
+            self._on_step("move")
+            move_away(self._root, rebuilt)
         queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
         plan = self._decide(log, queues, shared)
         if reading.damage:
@@ -355,6 +371,10 @@ class _Recovery:
         ]
 
     def _finish(self, plan: _Plan, watermark: DurableWatermark | None) -> None:
+        rebuilt = read_rebuild_marker(self._root)
+        if rebuilt is not None:
+            self._on_step("queue times")
+            restore_queue_times(self._root, self._geometry, rebuilt)
         self._on_step("checkpoint")
         write_checkpoint(self._root, self._true_checkpoint(plan))
         if watermark is not None and watermark.flushed != plan.log.end_offset:
@@ -363,6 +383,7 @@ class _Recovery:
         self._on_step("abort")
         remove_abort_file(self._root)
         self._on_step("remove marker")
+        remove_rebuild_marker(self._root)
         remove_marker(self._root)
 
     def _true_checkpoint(self, plan: _Plan) -> Checkpoint:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +15,13 @@ from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.consume_queue import pack_entry
 from pyengine.formats.message import decode_record
+from pyengine.storage import check_report
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.check import check
+from pyengine.storage.check_grades import KINDS, Grade
 from pyengine.storage.check_report import FINDINGS_PER_KIND_MAX, Severity
 from pyengine.storage.geometry import discover
+from pyengine.storage.rebuild import Selection, rebuild
 from pyengine.storage.recovery import recover
 from pyengine.storage.store_checkpoint import write_checkpoint
 
@@ -198,6 +203,9 @@ ERRORS = [flip_body, flip_offset_field, lose_a_segment, lose_the_newest_segments
           lose_a_queue, entry_beyond_the_log, lose_a_queue_file, break_a_chain, break_a_slot, other_key, bad_index_header,
           lose_an_index_file, checkpoint_ahead, watermark_ahead, short_segment, foreign_file]
 WARNINGS = [unreadable_watermark, unfinished_recovery]
+# What is not here is repairable: the log holds everything.
+GRADES = dict.fromkeys([flip_body, flip_offset_field, lose_a_segment, lose_the_newest_segments, zero_the_last_record,
+                        bytes_behind_the_end, watermark_ahead, short_segment], "loss") | {unreadable_watermark: "notice"}
 
 
 @pytest.mark.parametrize("damage", ERRORS + WARNINGS)
@@ -209,6 +217,8 @@ def test_each_kind_of_damage_is_found_and_nothing_is_written(stopped, damage):
     assert report.findings and report.findings[0].severity is worst, found(report)
     assert report.exit_code is (ExitCode.CORRUPTION if worst is Severity.ERROR else ExitCode.OK)
     assert all(finding.text and str(stopped.root) not in finding.text for finding in report.findings if finding.file)
+    assert report.grade.label == GRADES.get(damage, "repairable"), found(report)
+    assert all(finding.advice for finding in report.findings if finding.grade > Grade.NOTICE)
     assert json.loads(json.dumps(report.to_dict()))["findings"]
     assert stopped.tree() == before
 
@@ -321,3 +331,19 @@ def test_a_list_that_cannot_be_read_names_its_line(stopped, tmp_path, line):
         check(stopped.root, stopped.geometry, acked=path)
     with pytest.raises(UsageError, match="nowhere"):
         check(stopped.root, stopped.geometry, acked=tmp_path / "nowhere")
+
+
+def test_every_kind_of_finding_in_the_sources_has_its_grade():
+    sources = "".join(path.read_text() for path in Path(check_report.__file__).parent.glob("check*.py"))
+    kinds = set(re.findall(r'findings?\.(?:error|warning|info)\(\s*"([a-z ]+)"', sources))
+    kinds |= set(re.findall(r'\.(?:add|_add)\(\s*[\w.]+(?: if .*? else [\w.]+)?, "([a-z ]+)"', sources))
+    assert kinds and kinds | {"acked", "acked entry"} == set(KINDS)
+
+
+def test_the_advice_for_a_lost_queue_names_it_and_helps(stopped):
+    lose_a_queue(stopped)
+    (finding,) = check(stopped.root, stopped.geometry).findings
+    assert finding.advice.startswith("run `pyengine rebuild STORE --topic ") and finding.grade is Grade.REPAIRABLE
+    topic, queue_id = re.search(r"--topic (\S+) --queue-id (\d+)`", finding.advice).groups()
+    rebuild(stopped.root, stopped.geometry, Selection(topic=topic, queue_id=int(queue_id), index=False))
+    assert check(stopped.root, stopped.geometry).findings == []

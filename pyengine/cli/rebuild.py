@@ -1,0 +1,99 @@
+"""`pyengine rebuild`: queues and index again, from the log alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pyengine.cli import output
+from pyengine.cli.options import existing_store, store_command
+from pyengine.cli.progress import byte_bar
+from pyengine.config import keep_sizes, load_config
+from pyengine.errors import ExitCode, StoreBusyError
+
+if TYPE_CHECKING:
+    from pyengine.config import EngineConfig
+    from pyengine.storage.rebuild import RebuildReport, Selection
+    from pyengine.storage.recovery_report import Progress
+
+
+@click.command()
+@store_command
+@click.option("--topic", default=None, help="Only this topic's queues, and not the index unless --index says so.")
+@click.option("--queue-id", type=click.IntRange(min=0), default=None, help="Only this queue of the topic.")
+@click.option("--queues", is_flag=True, help="Queues, and not the index unless --index is given too.")
+@click.option("--index", is_flag=True, help="The index, and no queue unless --queues or --topic is given too.")
+def rebuild(
+    store: Path, settings: dict[str, str], as_json: bool, topic: str | None, queue_id: int | None, queues: bool, index: bool
+) -> int:
+    """Make queues and index again from the commit log alone.
+
+    All of them, or those that the options name. A queue that is lost or wrong comes back as it was,
+    light queues and extension included; what stood there is moved to STORE/quarantine. The log itself
+    is not changed, but for what `recover` would do to a store that was not stopped in order. The
+    store must not be running. Interrupted, it can be run again; so does the next start.
+
+    A queue of which the log holds no message any more is left as it is.
+
+    Exit codes: 0 made again, 3 refused (damage below what was durable; nothing was changed),
+    4 and part of the log went to quarantine, 5 in use.
+
+    \b
+    Examples:
+      pyengine rebuild STORE
+      pyengine rebuild STORE --topic orders --queue-id 0
+      pyengine rebuild STORE --index --json
+    """
+    from pyengine.storage.rebuild import Selection
+
+    existing_store(store)
+    selection = Selection(queues=queues or topic is not None or not index, index=index or not (queues or topic is not None),
+                          topic=topic, queue_id=queue_id)
+    config = load_config(store, settings)
+    with byte_bar("rebuild", None) as show:
+        report = rebuild_alone(store, config, selection, progress=show)
+    if as_json:
+        output.write_json(report.to_dict())
+    else:
+        print_report(report)
+    if report.exit_code is ExitCode.CORRUPTION:
+        print(f"error: {report.sentence}", file=sys.stderr)
+    return report.exit_code
+
+
+def rebuild_alone(
+    root: Path, config: EngineConfig, selection: Selection, *, progress: Progress | None = None
+) -> RebuildReport:
+    """Rebuild in a store that nobody has open. StoreBusyError while any process has it open."""
+    from pyengine.ipc.engine_id import raise_epoch
+    from pyengine.ipc.left_memory import left_memory
+    from pyengine.ipc.store_lock import Ownership, StoreLock
+    from pyengine.storage.rebuild import rebuild as rebuild_store
+    from pyengine.storage.recovery import RecoveryOptions
+    from pyengine.storage.recovery_report import RecoveryState
+
+    with StoreLock(root, create=True) as lock:
+        if lock.own() is Ownership.ADOPTED:
+            raise StoreBusyError(f"{root} still has living workers: `pyengine stop {root}` ends them")
+        keep_sizes(root, config)  # once the files are away nothing else tells their sizes
+        with left_memory(root) as left:
+            report = rebuild_store(root, config.geometry, selection, options=RecoveryOptions.of(config),
+                                   shared=left.shared, progress=progress)
+            if report.state is RecoveryState.RECOVERED and left.discard():
+                raise_epoch(root)
+    return report
+
+
+def print_report(report: RebuildReport) -> None:
+    """What was made again, for people."""
+    if report.exit_code is not ExitCode.CORRUPTION:
+        print(report.sentence)
+    output.write_facts([("queues", len(report.queues)), ("index", report.index), ("log end", report.end_offset),
+                        ("bytes dispatched", report.log_bytes), ("seconds", report.seconds)])
+    for topic, queue_id in report.kept:
+        print(f"kept: queue {queue_id} of {output.printable(topic)}, of which the log holds no message any more")
+    for note in report.notes:
+        print(f"note: {output.printable(note)}")

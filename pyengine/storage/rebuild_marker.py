@@ -1,0 +1,55 @@
+"""The file `config/rebuild`: queues or index have been taken away to be made again from the log.
+
+It stands before the first of them is moved and goes when all are made. Whoever finishes
+the work (the rebuild run again, or the recovery of the next start) finds in it what was
+moved where. `config/recovery` stands beside it and makes any recovery dispatch the whole log.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pyengine.formats.paths import StorePaths
+from pyengine.storage.new_file import sync_folder, write_config
+
+MARKER_NAME = "rebuild"
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildMarker:
+    """`folder`: a name in quarantine/; `pieces`: paths under the root that have the same path below it."""
+
+    folder: str
+    pieces: tuple[str, ...]
+
+    def place_of(self, root: Path, piece: str) -> Path:
+        """Where a piece stands once it is moved."""
+        return StorePaths(root).quarantine / self.folder / piece
+
+
+def read_rebuild_marker(root: Path | str) -> RebuildMarker | None:
+    """The marker; None without one, or with one that says nothing: then `config/recovery` alone counts."""
+    try:
+        fields = json.loads(_path(root).read_bytes())
+        return RebuildMarker(str(fields["folder"]), tuple(map(str, fields["pieces"])))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_rebuild_marker(root: Path | str, marker: RebuildMarker) -> None:
+    """Durable before this returns."""
+    write_config(_path(root), json.dumps(asdict(marker), indent=1).encode() + b"\n", keep_backup=False)
+
+
+def remove_rebuild_marker(root: Path | str) -> None:
+    """Durable before this returns; nothing happens without one."""
+    path = _path(root)
+    if path.exists():
+        path.unlink()
+        sync_folder(path.parent)
+
+
+def _path(root: Path | str) -> Path:
+    return StorePaths(root).config / MARKER_NAME

@@ -1,0 +1,22 @@
+"""The blocks of docs/queues.md run, one after the other."""
+
+from __future__ import annotations
+
+import pytest
+from test_docs import Block, blocks_of, reader  # noqa: F401
+
+PAGE = "docs/queues.md"
+
+
+def block(first_word: str) -> Block:
+    """The block that holds this line's beginning."""
+    (found,) = [each for each in blocks_of(PAGE) if first_word in each.text]
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_what_is_lost_is_found_and_made_again(reader):  # noqa: F811
+    said = reader.run(block("pyengine rebuild my-store"))
+    assert "to do: run `pyengine rebuild STORE --topic orders --queue-id 0`" in said
+    assert "Made 1 queue again" in said and "Made 1 queue and the index again" in said
+    assert "one apple" in said and "Nothing is wrong" in said
