@@ -41,7 +41,7 @@ SPARK_LAZILY = {"pyengine.ipc.live_reader"}
 # Names nothing but a version, and loads its public names when they are first used.
 ROOT_PACKAGE = "pyengine"
 
-HEAVY = ("click", "rich", "pyarrow", "pandas", "numpy", "pyspark")
+HEAVY = ("click", "rich", "pyarrow", "pandas", "numpy", "pyspark", "prometheus_client")
 
 
 @dataclass(frozen=True)

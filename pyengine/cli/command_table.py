@@ -21,6 +21,7 @@ COMMANDS = (
     Row("stop", "pyengine.cli.stop", "stop", "Run a store"),
     Row("status", "pyengine.cli.status", "status", "Run a store"),
     Row("top", "pyengine.cli.top", "top", "Run a store"),
+    Row("metrics", "pyengine.cli.metrics", "metrics", "Run a store"),
     Row("put", "pyengine.cli.put", "put", "Write and read"),
     Row("ingest", "pyengine.cli.ingest", "ingest", "Write and read"),
     Row("get", "pyengine.cli.get", "get", "Write and read"),

@@ -20,7 +20,7 @@ from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.statistics import document as document_of
-from pyengine.ipc.statistics import put_totals, read_statistics
+from pyengine.ipc.statistics import Statistics, put_totals, read_statistics
 from pyengine.ipc.store_lock import living_kinds, look
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
@@ -45,13 +45,28 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
     if living:
         try:
             with EngineMemory.attach(find_folder(root), writable=False) as memory:
-                return _live(root, memory, living)
+                return _live(root, memory, living)[0]
         except EngineUnavailableError as error:  # not published yet, or of another user
             why_unseen = str(error)
     return _from_files(root, settings, living, why_unseen)
 
 
-def _live(root: Path, memory: EngineMemory, living: list[int]) -> dict[str, Any]:
+def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
+    """The status document of a running engine and the figures in it; None where no engine's counters can be seen.
+
+    Cheap, for whoever looks again and again: no file of the store is read.
+    """
+    living = living_kinds(root)
+    if not living:
+        return None
+    try:
+        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+            return _live(root, memory, living)
+    except EngineUnavailableError:
+        return None
+
+
+def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str, Any], Statistics | None]:
     control, identity = memory.control, memory.identity
     state = memory.state
     workers = [_worker(control.workers[kind], kind, kind in living) for kind in range(len(KIND_NAMES))]
@@ -62,6 +77,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> dict[str, Any]
     refused = native.load(control.state, "refuse_puts")
     read_only = frozen or state in (native.STATE_READ_ONLY, native.STATE_DEGRADED) or bool(refused & native.REFUSE_DISK_FULL)
     wrote, store_timestamp_ms = native.committed_slot(control)
+    figures = _figures(memory)
     document = {
         # "stopping" is a phase of a running engine
         "state": "running" if state == native.STATE_STOPPING else STATE_NAMES[state],
@@ -90,9 +106,9 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> dict[str, Any]
         **_puts(control),
         "refused_puts": native.load(control.writer, "refused"),
         "unclean": False,
-        "statistics": _statistics(root, memory),
+        "statistics": _statistics(root, identity.created_ms, figures) if figures is not None else None,
     }
-    return document
+    return document, figures
 
 
 def _puts(control: Any) -> dict[str, int]:
@@ -101,14 +117,17 @@ def _puts(control: Any) -> dict[str, int]:
     return {"put_messages": messages, "put_bytes": size_bytes}
 
 
-def _statistics(root: Path, memory: EngineMemory) -> dict[str, Any] | None:
-    """Everything that is counted (docs/statistics.md); None for the engine of another version."""
+def _figures(memory: EngineMemory) -> Statistics | None:
+    """Everything that is counted; None for the engine of another version."""
     try:
-        figures = document_of(read_statistics(memory))
+        return read_statistics(memory)
     except EngineUnavailableError:
         return None
-    created_ms = memory.identity.created_ms
-    return {"boot_timestamp_ms": created_ms, "runtime_s": max(0, now_ms() - created_ms) / 1000, **figures,
+
+
+def _statistics(root: Path, created_ms: int, figures: Statistics) -> dict[str, Any]:
+    """The figures as docs/statistics.md names them."""
+    return {"boot_timestamp_ms": created_ms, "runtime_s": max(0, now_ms() - created_ms) / 1000, **document_of(figures),
             "commit_log_disk_ratio": disk_ratio(StorePaths(root).commit_log),
             "consume_queue_disk_ratio": disk_ratio(StorePaths(root).consume_queue)}
 

@@ -1,0 +1,230 @@
+"""A store's figures in Prometheus' shape. The only module that imports prometheus_client.
+
+Each scrape attaches to the engine's shared memory read-only, copies, and lets go. Names
+follow that ecosystem's rules: base units (seconds, bytes), `_total` for what only grows,
+one name for one thing with labels for its kinds. docs/statistics.md says what each means.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+import pyengine
+from pyengine.cli.engine_status import disk_ratio, live_status
+from pyengine.errors import EngineError
+from pyengine.formats.paths import StorePaths
+from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.ipc.statistics import Statistics
+from pyengine.native import store_stats
+from pyengine.native.store_stats import Latency
+from pyengine.results import PutStatus
+from pyengine.storage.consumer_offset import ConsumerOffsets
+
+STATES = ("stopped", "recovering", "running", "read_only", "degraded")
+# Powers of two of 1.024 us up to 17 s: each is the bound of a bucket in shared memory, so nothing is estimated.
+DURATION_BUCKETS = range(15, 400, 16)
+SIZE_BUCKETS = range(6, 23)  # up to 127 bytes, 255 ... 8 MiB - 1
+
+
+class Exposition:
+    """A store as a collector of prometheus_client. Threads may scrape at the same time."""
+
+    def __init__(self, root: Path, settings: dict[str, str]) -> None:
+        self._root = root
+        self._settings = settings
+        self._reader: LiveStoreReader | None = None
+        self._reader_lock = threading.Lock()
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def text(self) -> str:
+        """Everything, as Prometheus reads it."""
+        return generate_latest(self.registry).decode()
+
+    def collect(self) -> Iterator[Metric]:
+        """One scrape."""
+        live = live_status(self._root)
+        yield GaugeMetricFamily("pyengine_up", "1 while an engine runs on the store and its counters can be read.",
+                                value=int(live is not None))
+        yield from _disk(self._root)
+        yield from self._groups()
+        if live is None:
+            return
+        document, figures = live
+        yield from _engine(document)
+        yield from _workers(document["workers"])
+        if figures is not None:
+            yield from _figures(figures)
+            yield from _topics(figures)
+
+    def _groups(self) -> Iterator[Metric]:
+        """How far each consumer group is, and how much lies before it."""
+        labels = ("group", "topic", "queue_id")
+        next_offset = GaugeMetricFamily("pyengine_group_next_offset", "Queue offset that the group reads next.", labels=labels)
+        lag = GaugeMetricFamily("pyengine_group_lag_messages", "Messages in the queue that the group has not read.",
+                                labels=labels)
+        with self._reader_lock:
+            try:
+                groups = ConsumerOffsets(self._root).groups()
+                for (topic, group), offsets in sorted(groups.items()) if groups else ():
+                    for queue_id, offset in sorted(offsets.items()):
+                        values = (group, topic, str(queue_id))
+                        next_offset.add_metric(values, offset)
+                        lag.add_metric(values, max(0, self._open().queue_range(topic, queue_id)[1] - offset))
+            except EngineError:  # a store that cannot be read now still has its other figures
+                self._close_reader()
+        yield next_offset
+        yield lag
+
+    def _open(self) -> LiveStoreReader:
+        if self._reader is None:
+            self._reader = LiveStoreReader(self._root, **self._settings)
+        return self._reader
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def __enter__(self) -> Exposition:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with self._reader_lock:
+            self._close_reader()
+
+
+def serve(exposition: Exposition, host: str, port: int) -> Any:
+    """Answer scrapes in threads; the server, which has `server_port`, shutdown() and server_close(). OSError: not there."""
+    server, _ = start_http_server(port, host, exposition.registry)
+    return server
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _disk(root: Path) -> Iterator[Metric]:
+    metric = GaugeMetricFamily("pyengine_disk_used_ratio", "How full the disk below a folder of the store is, 0 to 1.",
+                               labels=("folder",))
+    paths = StorePaths(root)
+    for folder in (paths.commit_log, paths.consume_queue):
+        ratio = disk_ratio(folder)
+        if ratio is not None:
+            metric.add_metric((folder.name,), ratio)
+    yield metric
+
+
+def _engine(document: dict[str, Any]) -> Iterator[Metric]:
+    yield InfoMetricFamily("pyengine", "The engine.", value={
+        "version": pyengine.__version__, "mode": document["mode"], "role": document["role"], "store": document["store"],
+        "store_uuid": document["store_uuid"]})
+    now = GaugeMetricFamily("pyengine_state", "1 for the state that the store is in.", labels=("state",))
+    for state in STATES:
+        now.add_metric((state,), int(state == document["state"]))
+    yield now
+    yield _gauge("pyengine_read_only", "1 while puts are refused because the store or its disk is in trouble.",
+                 int(document["read_only"]))
+    yield _gauge("pyengine_start_time_seconds", "When the engine came up, since the epoch.", document["created_ms"] / 1000)
+    yield _gauge("pyengine_sessions", "Producers that have a session.", document["sessions"])
+    positions = GaugeMetricFamily("pyengine_position_bytes", "Physical offsets in the commit log.", labels=("position",))
+    for name, value in document["positions"].items():
+        positions.add_metric((name,), value)
+    yield positions
+    for name, text in (("undrained", "Written to the pool and not yet to the files."),
+                       ("unflushed", "Written and not yet durable."),
+                       ("behind", "Committed and not yet in queues and index.")):
+        yield _gauge(f"pyengine_{name}_bytes", text, document[f"{name}_bytes"])
+    yield _gauge("pyengine_clock_back_seconds", "Largest step back of the clock that the writer saw.",
+                 document["clock_back_ms"] / 1000)
+
+
+def _workers(workers: Sequence[dict[str, Any]]) -> Iterator[Metric]:
+    up = GaugeMetricFamily("pyengine_worker_up", "1 while the worker is ready.", labels=("kind",))
+    age = GaugeMetricFamily("pyengine_worker_heartbeat_age_seconds", "Since the worker's last sign of progress.",
+                            labels=("kind",))
+    restarts = CounterMetricFamily("pyengine_worker_restarts", "Restarts of a dead worker.", labels=("kind",))
+    errors = CounterMetricFamily("pyengine_worker_errors", "Failures that the worker lived through.", labels=("kind",))
+    for worker in workers:
+        labels = (worker["kind"],)
+        up.add_metric(labels, int(worker["state"] == "ready"))
+        if worker["heartbeat_age_ms"] is not None:
+            age.add_metric(labels, worker["heartbeat_age_ms"] / 1000)
+        restarts.add_metric(labels, worker["restarts"])
+        errors.add_metric(labels, worker["errors"])
+    yield from (up, age, restarts, errors)
+
+
+def _figures(figures: Statistics) -> Iterator[Metric]:
+    yield _counter("pyengine_put_messages", "Messages stored.", figures.put_messages)
+    yield _counter("pyengine_put_bytes", "Bytes of their records in the log.", figures.put_bytes)
+    yield _counter("pyengine_puts", "Puts answered PUT_OK; one of many messages counts once.", figures.put_entries)
+    yield _counter("pyengine_put_passes", "Rounds of the writer with puts in them.", figures.put_passes)
+    refused = CounterMetricFamily("pyengine_refused_puts", "Puts that the writer refused.", labels=("status",))
+    for status in PutStatus:
+        if status is not PutStatus.PUT_OK:
+            refused.add_metric((status.name,), figures.refused.get(status.name, 0))
+    yield refused
+    yield _durations("pyengine_put_duration_seconds", "From a put's submission to the writer's answer.",
+                     figures.histograms["put"])
+    yield _sizes(figures)
+    yield _durations("pyengine_sync_duration_seconds", "Of each fdatasync of the log.", figures.histograms["sync"])
+    yield _durations("pyengine_dispatch_lag_seconds", "From a message's store time to its visibility, by batch.",
+                     figures.histograms["lag"])
+    yield _counter("pyengine_dispatched_messages", "Records passed on to queues and index.", figures.dispatched)
+    yield _counter("pyengine_dispatched_queue_entries", "Queue entries written.", figures.dispatch_entries)
+    yield _counter("pyengine_dispatched_index_keys", "Keys put into the index.", figures.dispatch_keys)
+    yield _counter("pyengine_out_of_order_queue_entries", "Queue entries from beyond their queue's end.",
+                   figures.dispatch_out_of_order)
+    yield _gauge("pyengine_dispatch_behind_max_bytes", "Most that was found committed and not dispatched.",
+                 figures.dispatch_behind_max_bytes)
+
+
+def _topics(figures: Statistics) -> Iterator[Metric]:
+    messages = CounterMetricFamily("pyengine_topic_messages", "Messages that entered the topic's queues.", labels=("topic",))
+    size = CounterMetricFamily("pyengine_topic_bytes", "Bytes of their records in the log.", labels=("topic",))
+    for topic, count in sorted(figures.topics.items()):
+        messages.add_metric((topic,), count.messages)
+        size.add_metric((topic,), count.size_bytes)
+    yield from (messages, size)
+    yield _counter("pyengine_other_topics_messages", "Messages of the topics that are not counted one by one.",
+                   figures.other_topics.messages)
+
+
+def _durations(name: str, text: str, latency: Latency) -> Metric:
+    """Bucket by bucket; the count is that of the buckets, so that both agree whatever was counted meanwhile."""
+    bounds, buckets, passed, at = store_stats.bounds_ns(), [], 0, 0
+    for last in DURATION_BUCKETS:
+        passed += sum(latency.buckets[at:last + 1])
+        at = last + 1
+        buckets.append((repr(bounds[last] / 1e9), passed))
+    buckets.append(("+Inf", passed + sum(latency.buckets[at:])))
+    metric = HistogramMetricFamily(name, text)
+    metric.add_metric((), buckets, latency.sum_ns / 1e9)
+    return metric
+
+
+def _sizes(figures: Statistics) -> Metric:
+    """Of an entry with many records the mean size counts for each of them."""
+    buckets = [(str((2 << last) - 1), sum(figures.put_sizes[:last + 1])) for last in SIZE_BUCKETS]
+    metric = HistogramMetricFamily("pyengine_put_size_bytes", "Size of a message's record in the log.")
+    metric.add_metric((), [*buckets, ("+Inf", sum(figures.put_sizes))], figures.put_bytes)
+    return metric

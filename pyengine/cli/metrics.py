@@ -1,0 +1,68 @@
+"""`pyengine metrics`: the figures of a store for Prometheus, over HTTP or once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import click
+
+from pyengine.cli.options import existing_store, set_option, store_argument
+from pyengine.errors import EngineError
+
+PORT = 9464
+
+
+def _address(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, int]:
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise click.BadParameter(f"{value}: give HOST:PORT, as in 127.0.0.1:{PORT} or [::1]:{PORT}", ctx, param)
+    return host.strip("[]"), int(port)
+
+
+@click.command()
+@store_argument
+@set_option
+@click.option("--listen", default=f"127.0.0.1:{PORT}", show_default=True, callback=_address, metavar="HOST:PORT",
+              help="Where to answer; port 0 takes a free one and says which.")
+@click.option("--once", is_flag=True, help="Print the figures to stdout and end.")
+def metrics(store: Path, settings: dict[str, str], listen: tuple[str, int], once: bool) -> None:
+    """Give an engine's figures to Prometheus: names, types and units by its rules.
+
+    Reads shared memory and asks no worker anything. Goes on while the engine is stopped
+    or started again: pyengine_up tells. Answers this machine alone unless --listen says
+    otherwise; whoever can reach the port can read the names of topics and groups. Ctrl-C
+    or SIGTERM ends it.
+
+    \b
+    Examples:
+      pyengine metrics STORE
+      pyengine metrics STORE --listen 127.0.0.1:0
+      pyengine metrics STORE --once > /var/lib/node_exporter/pyengine.prom
+    """
+    from pyengine.cli.exposition import Exposition
+
+    with Exposition(existing_store(store), settings) as exposition:
+        if once:
+            click.echo(exposition.text(), nl=False)
+            return
+        _serve(exposition, *listen)
+
+
+def _serve(exposition, host: str, port: int) -> None:
+    from pyengine.cli.exposition import serve
+
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        server = serve(exposition, host, port)
+    except OSError as error:
+        raise EngineError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    try:
+        shown = f"[{host}]" if ":" in host else host
+        click.echo(f"http://{shown}:{server.server_port}/metrics")
+        stop.wait()
+    finally:
+        server.shutdown()
+        server.server_close()

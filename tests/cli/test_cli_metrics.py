@@ -1,0 +1,202 @@
+"""`pyengine metrics`: what Prometheus gets, by its own parser, and the endpoint as a process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from fix_cli import command_line, environment, run
+from prometheus_client.parser import text_string_to_metric_families
+
+import pyengine
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.native import control as native
+from pyengine.native import store_stats
+from pyengine.storage.consumer_offset import ConsumerOffsets
+
+PAGE = Path(__file__).parents[2] / "docs" / "statistics.md"
+
+
+@pytest.fixture
+def owner(make_owner):
+    """A store that this test's process owns, with some figures."""
+    owner = make_owner()
+    (owner.root / "commitlog").mkdir()
+    owner.position(4096)
+    for slot in owner.control.slots:
+        slot.put_messages, slot.put_bytes = 30, 4096
+    stats = owner.memory.counters
+    stats.put.refused[6] = 2
+    stats.put.size[7] = 29
+    stats.put.size[11] = 1
+    for ns in (500, 3_000_000, 25_000_000_000):
+        store_stats.add_sync(stats, ns)
+    owner.publish()
+    return owner
+
+
+def families(text: str) -> dict[str, object]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def scrape(root) -> dict[str, object]:
+    ran = run("metrics", root, "--once")
+    assert ran.code == 0, ran
+    return families(ran.stdout)
+
+
+def value(found, name: str, **labels: str) -> float:
+    matching = [sample.value for family in found.values() for sample in family.samples
+                if sample.name == name and labels.items() <= sample.labels.items()]
+    assert len(matching) == 1, (name, labels, matching)
+    return matching[0]
+
+
+def test_figures_have_their_values(owner):
+    found = scrape(owner.root)
+    assert value(found, "pyengine_up") == 1
+    assert value(found, "pyengine_put_messages_total") == 30 and value(found, "pyengine_put_bytes_total") == 4096
+    assert value(found, "pyengine_refused_puts_total", status="MESSAGE_ILLEGAL") == 2
+    assert value(found, "pyengine_refused_puts_total", status="SERVICE_NOT_AVAILABLE") == 0
+    assert value(found, "pyengine_position_bytes", position="wrote") == 4096
+    assert value(found, "pyengine_state", state="running") == 1 and value(found, "pyengine_state", state="stopped") == 0
+    assert value(found, "pyengine_info", store=str(owner.root), mode="async") == 1
+    assert value(found, "pyengine_worker_up", kind="supervisor") == 0  # it is still starting
+    assert 0 < value(found, "pyengine_disk_used_ratio", folder="commitlog") < 1
+
+
+def test_histograms_hold_each_duration_below_its_bound(owner):
+    found = scrape(owner.root)
+    name = "pyengine_sync_duration_seconds"
+    buckets = {float(sample.labels["le"]): sample.value for sample in found[name].samples if sample.name == f"{name}_bucket"}
+    assert list(buckets.values()) == sorted(buckets.values())
+    assert {bound: count for bound, count in buckets.items() if bound < 1e-5} == {
+        1.024e-06: 1, 2.048e-06: 1, 4.096e-06: 1, 8.192e-06: 1}
+    assert [buckets[bound] for bound in (0.002097152, 0.004194304, 17.179869184, float("inf"))] == [1, 2, 2, 3]
+    assert value(found, f"{name}_count") == 3 and value(found, f"{name}_sum") == pytest.approx(25.0030005)
+    assert value(found, "pyengine_put_size_bytes_bucket", le="255") == 29
+    assert value(found, "pyengine_put_size_bytes_bucket", le="4095") == 30
+
+
+def test_names_and_units_follow_the_rules(owner):
+    for name, family in scrape(owner.root).items():
+        assert name == "pyengine" or name.startswith("pyengine_"), name
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name) and family.documentation.endswith("."), name
+        assert not re.search(r"_(ms|us|ns|kb|mb|percent|total|count)(_|$)", name), f"{name}: base units, no such endings"
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter"), sample.name
+            assert all(re.fullmatch(r"[a-z_]+", label) for label in sample.labels)
+    assert "pyengine_put_duration_seconds" in scrape(owner.root)
+
+
+def test_every_name_stands_on_the_page(owner):
+    page = PAGE.read_text(encoding="utf-8")
+    named = set(re.findall(r"`(pyengine_\w+)`", page))
+    shown = {name + ("_total" if family.type == "counter" else "") for name, family in scrape(owner.root).items()}
+    assert shown <= named, shown - named
+    assert named <= shown | {"pyengine_up"}, named - shown
+
+
+def test_a_stopped_store_is_down_and_still_answers(owner):
+    owner.memory.retire()
+    owner.lock.close()
+    found = scrape(owner.root)
+    assert value(found, "pyengine_up") == 0
+    assert "pyengine_put_messages" not in found
+
+
+def test_groups_show_their_lag(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer, pyengine.open_store(engine.root) as store:
+        for _ in range(5):
+            producer.put("orders", b"x")
+        assert store.wait_for_message("orders", 0, 4, 30)
+    ConsumerOffsets(engine.root).commit("orders", "billing", {0: 2})
+    found = scrape(engine.root)
+    assert value(found, "pyengine_group_next_offset", group="billing", topic="orders", queue_id="0") == 2
+    assert value(found, "pyengine_group_lag_messages", group="billing", topic="orders", queue_id="0") == 3
+    assert value(found, "pyengine_topic_messages_total", topic="orders") == 5
+    assert value(found, "pyengine_worker_up", kind="writer") == 1
+
+
+# ---- the endpoint -----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def serving(root, *arguments: str):
+    """(process, URL) of an endpoint on a free port; killed at the end."""
+    child = subprocess.Popen(command_line("metrics", root, "--listen", "127.0.0.1:0", *arguments), env=environment(),
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield child, child.stdout.readline().strip()
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        return answer.read().decode()
+
+
+def test_the_endpoint_answers_scrape_after_scrape_while_engines_come_and_go(make_engine):
+    engine = make_engine()
+    engine.start()
+    with serving(engine.root) as (child, url):
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", url)
+        assert value(families(get(url)), "pyengine_put_messages_total") == 0
+        with pyengine.connect(engine.root) as producer:
+            producer.put("orders", b"x")
+        assert value(families(get(url)), "pyengine_put_messages_total") == 1
+        engine.kill_all()
+        assert value(families(get(url)), "pyengine_up") == 0
+        engine.start()
+        assert value(families(get(url)), "pyengine_up") == 1
+        held = len(os.listdir(f"/proc/{child.pid}/fd"))
+        for _ in range(30):
+            get(url)
+        assert len(os.listdir(f"/proc/{child.pid}/fd")) <= held + 2
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 0
+
+
+def test_scraping_wakes_no_worker_and_needs_no_write(make_owner):
+    owner = make_owner()
+    (owner.root / "commitlog").mkdir()
+    owner.publish()
+    before = bytes(owner.memory._control_object.memory), bytes(owner.memory._bells_object.memory)
+    scrape(owner.root)
+    assert (bytes(owner.memory._control_object.memory), bytes(owner.memory._bells_object.memory)) == before
+    with EngineMemory.attach(owner.folder, writable=False) as seen:
+        assert native.load(seen.control.state, "state") == native.STATE_RUNNING
+
+
+def test_only_this_machine_is_answered_by_default(owner):
+    with serving(owner.root) as (_, url):
+        port = int(url.rsplit(":", 1)[1].split("/")[0])
+        others = [address[4][0] for address in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+        for host in [host for host in others if not host.startswith("127.")]:
+            with pytest.raises(urllib.error.URLError):
+                urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=5)
+
+
+def test_a_taken_port_is_one_sentence(owner):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ran = run("metrics", owner.root, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert ran.code == 1 and "cannot listen on 127.0.0.1" in ran.stderr and "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("listen", ("9464", "127.0.0.1", "127.0.0.1:http", ":9464", "127.0.0.1:70000"))
+def test_a_wrong_address_is_a_usage_error(owner, listen):
+    ran = run("metrics", owner.root, "--listen", listen)
+    assert ran.code == 2 and "HOST:PORT" in ran.stderr
