@@ -35,6 +35,7 @@ CONCEPTS = (
     "calibrate",
     "nap",
     "producer",
+    "cpu",
     "writer",
     "consume_queue",
     "index_file",

@@ -29,6 +29,11 @@ void ms_latch_wakeup(struct ms_doorbell *bell, void *semaphore)
     /* Between the waker's position and this load: the owner clears the flag and
      * then looks at positions, so one of the two sees the other. */
     ms_fence();
+    ms_latch_wakeup_fenced(bell, semaphore);
+}
+
+void ms_latch_wakeup_fenced(struct ms_doorbell *bell, void *semaphore)
+{
     if (ms_load_relaxed(&bell->has_notified) != 0)
         return;
     if (ms_exchange(&bell->has_notified, 1u) == 0)

@@ -20,6 +20,8 @@
 void *ms_latch_open(const char *name, int *error_number);
 void ms_latch_close(void *semaphore);
 void ms_latch_wakeup(struct ms_doorbell *bell, void *semaphore);
+/* The same where the caller has put its own full fence behind the position. */
+void ms_latch_wakeup_fenced(struct ms_doorbell *bell, void *semaphore);
 void ms_latch_arm(struct ms_doorbell *bell, void *semaphore);
 /* 1 woken, 0 timed out, -EINTR a signal arrived (its handler has run). The owner is marked awake. */
 int ms_latch_wait(struct ms_doorbell *bell, void *semaphore, int64_t timeout_ns);

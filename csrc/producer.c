@@ -87,6 +87,36 @@ static int wait_for_room(struct ms_producer *producer, uint64_t need, int64_t de
     }
 }
 
+/* Where an entry of `bytes` goes: room at the tail, behind a filler if it would not fit before the ring's
+ * end. NULL and *why: AGAIN, CLOSED. */
+static uint8_t *take_room(struct ms_producer *producer, uint64_t bytes, int64_t deadline_ns, int *why)
+{
+    uint64_t place = producer->tail & (producer->ring_bytes - 1);
+    uint64_t pad = place + bytes > producer->ring_bytes ? producer->ring_bytes - place : 0;
+    *why = wait_for_room(producer, pad + bytes, deadline_ns);
+    if (*why != 0)
+        return NULL;
+    if (pad) {
+        struct { uint32_t entry_bytes; uint16_t kind; uint16_t flags; } filler = {(uint32_t)pad, MS_ENTRY_PAD, 0};
+        memcpy(producer->ring + place, &filler, sizeof filler);
+        producer->tail += pad;
+        place = 0;
+    }
+    return producer->ring + place;
+}
+
+/* The entry at the tail is whole: the writer may have it. */
+static void publish(struct ms_producer *producer, uint64_t bytes)
+{
+    producer->sequence++;
+    producer->tail += bytes;
+    int32_t cpu = sched_getcpu();
+    if (producer->session->producer_cpu != cpu) /* the writer reads that line in each pass */
+        ms_store_relaxed(&producer->session->producer_cpu, cpu);
+    ms_store_release(&producer->session->tail, producer->tail);
+    ms_latch_wakeup(&producer->bells->latch[MS_WRITER], producer->writer_semaphore);
+}
+
 int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
                        const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
                        const uint8_t *second, uint64_t second_bytes, int64_t deadline_ns)
@@ -94,26 +124,14 @@ int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, co
     if (header->submitted_ns == 0)
         header->submitted_ns = ms_monotonic_ns();
     uint64_t bytes = ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, first_bytes + second_bytes);
-    uint64_t mask = producer->ring_bytes - 1;
-    uint64_t place = producer->tail & mask;
-    uint64_t pad = place + bytes > producer->ring_bytes ? producer->ring_bytes - place : 0;
-    int why = wait_for_room(producer, pad + bytes, deadline_ns);
-    if (why != 0)
+    int why;
+    uint8_t *to = take_room(producer, bytes, deadline_ns, &why);
+    if (to == NULL)
         return why;
-    if (pad) {
-        struct { uint32_t entry_bytes; uint16_t kind; uint16_t flags; } filler = {(uint32_t)pad, MS_ENTRY_PAD, 0};
-        memcpy(producer->ring + place, &filler, sizeof filler);
-        producer->tail += pad;
-        place = 0;
-    }
     header->entry_bytes = (uint32_t)bytes;
     header->sequence = producer->sequence + 1;
-    ms_entry_fill(producer->ring + place, header, topic, properties, first, first_bytes, second, second_bytes);
-    producer->sequence++;
-    producer->tail += bytes;
-    ms_store_relaxed(&producer->session->producer_cpu, sched_getcpu());
-    ms_store_release(&producer->session->tail, producer->tail);
-    ms_latch_wakeup(&producer->bells->latch[MS_WRITER], producer->writer_semaphore);
+    ms_entry_fill(to, header, topic, properties, first, first_bytes, second, second_bytes);
+    publish(producer, bytes);
     return 0;
 }
 
@@ -132,13 +150,15 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
     /* Spin only beside a writer on another CPU: two spinners on one CPU are the
      * worst state there is. */
     if (producer->spin_us > 0 && ms_load_relaxed(&producer->control->writer.cpu) != sched_getcpu()) {
-        int64_t until = ms_monotonic_ns() + (int64_t)producer->spin_us * 1000;
+        int64_t until = 0; /* most answers are here before the clock is looked at */
         do {
             for (int i = 0; i < SPINS_BETWEEN_CLOCK; i++) {
                 if (ms_load_acquire(&session->acked) >= sequence)
                     return take_answer(producer, sequence, answer);
                 ms_pause();
             }
+            if (until == 0)
+                until = ms_monotonic_ns() + (int64_t)producer->spin_us * 1000;
         } while (ms_monotonic_ns() < until);
     }
     for (;;) {
@@ -190,43 +210,69 @@ int ms_producer_wait_flushed(struct ms_producer *producer, int64_t end_offset, i
     return why;
 }
 
-int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
-                          const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
-                          const uint8_t *second, uint64_t second_bytes, int durable)
+/* From the submission on: the answer, then durability if that is asked for. */
+static int wait_for_put(struct ms_producer *producer, int64_t deadline_ns, int how)
 {
-    header->submitted_ns = ms_monotonic_ns();
-    int64_t deadline = header->submitted_ns + producer->timeout_ns;
-    producer->stage = MS_STAGE_NOT_SUBMITTED;
-    int why = ms_producer_submit(producer, header, topic, properties, first, first_bytes, second, second_bytes, deadline);
-    if (why != 0)
-        return why;
     producer->stage = MS_STAGE_SUBMITTED;
-    why = ms_producer_wait_acked(producer, producer->sequence, deadline, &producer->answer);
+    int why = ms_producer_wait_acked(producer, producer->sequence, deadline_ns, &producer->answer);
     if (why != 0)
         return why;
     producer->stage = MS_STAGE_ANSWERED;
-    if (!durable || producer->answer.status != 0)
+    if (how & MS_PUT_SOLE)
+        ms_store_release(&producer->oldest_unread, producer->sequence + 1);
+    if (!(how & MS_PUT_DURABLE) || producer->answer.status != 0)
         return 0;
     return ms_producer_wait_flushed(producer, producer->answer.end_offset, ms_monotonic_ns() + producer->flush_timeout_ns);
 }
 
-int ms_producer_put(struct ms_producer *producer, const uint8_t *topic, uint32_t topic_bytes,
-                    const uint8_t *properties, uint32_t properties_bytes, const uint8_t *body, uint32_t body_bytes,
-                    int32_t queue_id, int32_t flag, int how)
+int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
+                          const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
+                          const uint8_t *second, uint64_t second_bytes, int how)
 {
-    struct ms_entry *header = &producer->header;
-    header->kind = MS_ENTRY_PUT;
-    header->born_timestamp_ms = ms_wall_ms();
-    header->queue_id = queue_id;
-    header->flag = flag;
-    header->count = 1;
-    header->topic_bytes = topic_bytes;
-    header->properties_bytes = properties_bytes;
-    header->payload_bytes = body_bytes;
-    int why = ms_producer_put_entry(producer, header, topic, properties, body, body_bytes, NULL, 0, how & MS_PUT_DURABLE);
-    if (producer->stage == MS_STAGE_ANSWERED && (how & MS_PUT_SOLE))
-        ms_store_release(&producer->oldest_unread, producer->sequence + 1);
-    return why;
+    header->submitted_ns = ms_monotonic_ns();
+    int64_t deadline_ns = header->submitted_ns + producer->timeout_ns;
+    producer->stage = MS_STAGE_NOT_SUBMITTED;
+    int why = ms_producer_submit(producer, header, topic, properties, first, first_bytes, second, second_bytes, deadline_ns);
+    return why != 0 ? why : wait_for_put(producer, deadline_ns, how);
+}
+
+uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, const uint8_t *topic, uint32_t topic_bytes,
+                            const uint8_t *properties, uint32_t properties_bytes, int32_t queue_id, int32_t flag)
+{
+    struct ms_entry header = producer->header;
+    header.kind = MS_ENTRY_PUT;
+    header.count = 1;
+    header.queue_id = queue_id;
+    header.flag = flag;
+    header.topic_bytes = topic_bytes;
+    header.properties_bytes = properties_bytes;
+    ms_entry_fill(to, &header, topic, properties, NULL, 0, NULL, 0);
+    return payload_at(topic_bytes, properties_bytes);
+}
+
+int ms_producer_put(struct ms_producer *producer, const uint8_t *prefix, const uint8_t *body, uint32_t body_bytes, int how)
+{
+    struct ms_entry header;
+    memcpy(&header, prefix, sizeof header);
+    header.submitted_ns = ms_monotonic_ns();
+    int64_t deadline_ns = header.submitted_ns + producer->timeout_ns;
+    uint64_t prefix_bytes = payload_at(header.topic_bytes, header.properties_bytes);
+    uint64_t bytes = ms_align8(prefix_bytes + body_bytes);
+    int why;
+    producer->stage = MS_STAGE_NOT_SUBMITTED;
+    uint8_t *to = take_room(producer, bytes, deadline_ns, &why);
+    if (to == NULL)
+        return why;
+    header.entry_bytes = (uint32_t)bytes;
+    header.sequence = producer->sequence + 1;
+    header.born_timestamp_ms = ms_wall_ms();
+    header.payload_bytes = body_bytes;
+    memcpy(to, &header, sizeof header);
+    memcpy(to + sizeof header, prefix + sizeof header, prefix_bytes - sizeof header);
+    if (body_bytes)
+        memcpy(to + prefix_bytes, body, body_bytes);
+    publish(producer, bytes);
+    return wait_for_put(producer, deadline_ns, how);
 }
 
 void ms_producer_set_oldest_unread(struct ms_producer *producer, uint64_t sequence)

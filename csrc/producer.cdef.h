@@ -32,7 +32,7 @@ struct ms_producer {
     uint32_t slot;
     uint32_t generation;
     uint32_t stage;              /* of the last put: MS_STAGE_* */
-    struct ms_entry header;      /* hosts and other constants of the fast path */
+    struct ms_entry header;      /* hosts and sysFlag of the fast path */
     struct ms_completion answer; /* of the last put */
 };
 
@@ -57,15 +57,18 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
 int ms_producer_wait_flushed(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns);
 #define MS_PUT_DURABLE 1         /* wait for `flushed` too */
 #define MS_PUT_SOLE 2            /* no other answer of this session is still to be read */
-/* One ordinary message, submitted and waited for: the fast path. Uses
- * producer->header (hosts), timeouts, and leaves the outcome in producer->stage
- * and producer->answer. 0 or AGAIN, CLOSED, FROZEN. */
-int ms_producer_put(struct ms_producer *producer, const uint8_t *topic, uint32_t topic_bytes,
-                    const uint8_t *properties, uint32_t properties_bytes, const uint8_t *body, uint32_t body_bytes,
-                    int32_t queue_id, int32_t flag, int how);
+/* What all messages of one topic, queue, flag and properties share, as it stands at the head
+ * of their entries: header (hosts and sysFlag of producer->header), topic, properties, padding.
+ * Returns its bytes; `to` has ms_entry_layout_bytes(topic_bytes, properties_bytes, 0). */
+uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, const uint8_t *topic, uint32_t topic_bytes,
+                            const uint8_t *properties, uint32_t properties_bytes, int32_t queue_id, int32_t flag);
+/* One ordinary message behind such a prefix, submitted and waited for: the fast path. Uses
+ * the producer's timeouts and leaves the outcome in producer->stage and producer->answer.
+ * 0 or AGAIN, CLOSED, FROZEN. */
+int ms_producer_put(struct ms_producer *producer, const uint8_t *prefix, const uint8_t *body, uint32_t body_bytes, int how);
 /* The same for an entry of any kind, header given whole but for entry_bytes and sequence. */
 int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
                           const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
-                          const uint8_t *second, uint64_t second_bytes, int durable);
+                          const uint8_t *second, uint64_t second_bytes, int how);
 /* Answers from here on must not be overwritten: the lowest sequence nobody has read yet. */
 void ms_producer_set_oldest_unread(struct ms_producer *producer, uint64_t sequence);

@@ -14,6 +14,8 @@
 /* A pass takes at most this much from one session before the next has its turn. */
 #define TURN_ENTRIES 256
 #define TURN_BYTES 1048576
+#define SPINS_BETWEEN_CLOCK 32
+#define SPIN_GAP 4 /* spins long: what may lie between two entries for the next spin to be worth it; covers our waking up */
 #define RECORD_ALLOWANCE_BYTES 65536 /* record over body: RocketMQ's 64 KiB */
 #define BATCH_MEMBER_BYTES 22 /* total, magic, crc, flag, body length (i32), properties length (i16) */
 
@@ -100,9 +102,9 @@ void ms_writer_rolled_back(struct ms_control *control)
     ms_store_release(&control->writer.intended_pass, (uint64_t)0);
 }
 
+/* Behind a fence: the answer is stored first, then we look who sleeps for it. */
 static void wake_session(struct ms_session *session)
 {
-    ms_fence();
     if (ms_load_relaxed(&session->waiting) != 0)
         ms_futex_wake_all(&session->acked_seq);
 }
@@ -133,6 +135,7 @@ void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms
     if (slot >= writer->sessions_high)
         writer->sessions_high = slot + 1;
     publish_session(own);
+    ms_fence();
     wake_session(session);
 }
 
@@ -706,6 +709,12 @@ static void wake(struct ms_writer *writer, uint32_t kind)
         ms_latch_wakeup(&writer->bells->latch[kind], writer->semaphores[kind]);
 }
 
+static void wake_fenced(struct ms_writer *writer, uint32_t kind)
+{
+    if (writer->semaphores[kind] != NULL)
+        ms_latch_wakeup_fenced(&writer->bells->latch[kind], writer->semaphores[kind]);
+}
+
 /* Steps 4 to 6 of the pass. */
 static int commit_pass(struct ms_writer *writer)
 {
@@ -733,21 +742,21 @@ static int commit_pass(struct ms_writer *writer)
     ms_store_relaxed(&control->writer.pass_started_ms, 0);
     if (grew && writer->mode == MS_MODE_SYNC)
         wake(writer, MS_FLUSHER); /* first: a producer waits for the disk, not for us */
+    for (uint32_t i = 0; i < writer->sessions_high; i++)
+        if (writer->sessions[i].touched && writer->sessions[i].session != NULL)
+            publish_session(&writer->sessions[i]);
+    ms_fence(); /* one for all: positions and answers first, then who sleeps */
     for (uint32_t i = 0; i < writer->sessions_high; i++) {
         struct ms_writer_session *own = &writer->sessions[i];
-        if (!own->touched)
-            continue;
-        own->touched = 0;
-        if (own->session != NULL) {
-            publish_session(own);
+        if (own->touched && own->session != NULL)
             wake_session(own->session);
-        }
+        own->touched = 0;
     }
     if (grew) {
         if (writer->mode == MS_MODE_POOL)
-            wake(writer, MS_COMMITTER);
+            wake_fenced(writer, MS_COMMITTER);
         else
-            wake(writer, MS_REPUTTER);
+            wake_fenced(writer, MS_REPUTTER);
     }
     writer->entries = 0;
     return MS_RUN_TIME;
@@ -823,22 +832,38 @@ int ms_writer_use_table(struct ms_writer *writer, struct ms_queue_table *queues)
     return commit_pass(writer);
 }
 
+/* Stored only when it changed: producers read that line with each put. */
+static void publish_cpu(struct ms_control *control)
+{
+    int32_t cpu = sched_getcpu();
+    if (ms_load_relaxed(&control->writer.cpu) != cpu)
+        ms_store_relaxed(&control->writer.cpu, cpu);
+}
+
 int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
 {
     struct ms_control *control = writer->control;
     struct ms_doorbell *bell = &writer->bells->latch[MS_WRITER];
     void *semaphore = writer->semaphores[MS_WRITER];
+    int slept = 0;
     for (;;) {
         int why = errand(writer);
         if (why != MS_RUN_TIME)
             return why;
         if (work_waits(writer)) {
-            ms_store_relaxed(&control->writer.cpu, sched_getcpu());
+            publish_cpu(control);
+            if (slept) {
+                /* Spinning pays only if the next entry came soon after the last one. */
+                writer->spinning = ms_monotonic_ns() - writer->last_work_ns < (int64_t)writer->spin_us * 1000 * SPIN_GAP;
+                slept = 0;
+            }
             why = make_pass(writer);
             if (why != MS_RUN_TIME)
                 return why;
             if (writer->rolled)
                 return MS_RUN_ROLLED;
+            if (writer->spin_us > 0)
+                ms_mover_note(&writer->mover, writer->last_producer_same_cpu, writer->last_work_ns);
             if (writer->last_work_ns >= deadline_ns)
                 return MS_RUN_TIME;
             continue;
@@ -846,9 +871,9 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
         int64_t now = ms_monotonic_ns();
         if (now >= deadline_ns)
             return MS_RUN_TIME;
-        if (writer->spin_us > 0 && !writer->last_producer_same_cpu &&
+        if (writer->spinning && !writer->last_producer_same_cpu &&
             now - writer->last_work_ns < (int64_t)writer->spin_us * 1000) {
-            for (int i = 0; i < 16; i++)
+            for (int i = 0; i < SPINS_BETWEEN_CLOCK && !work_waits(writer); i++)
                 ms_pause();
             continue;
         }
@@ -857,10 +882,8 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
             ms_latch_disarm(bell);
             continue;
         }
-        /* Asleep we are on no CPU: a producer must not spin for us. */
-        ms_store_relaxed(&control->writer.sleeping_hint, 1u);
         int woken = ms_latch_wait(bell, semaphore, deadline_ns - now);
-        ms_store_relaxed(&control->writer.sleeping_hint, 0u);
+        slept = 1;
         if (woken < 0)
             return MS_RUN_TIME; /* a signal: let Python run its handler */
     }

@@ -114,6 +114,8 @@ struct ms_writer {
     int32_t error_number;        /* out: with MS_RUN_FROZEN */
     uint32_t last_producer_same_cpu;
     int64_t last_work_ns;
+    uint32_t spinning;           /* entries come so close that spinning for the next one pays */
+    struct ms_mover mover;
     uint64_t skip_verify_incarnation; /* flusher incarnation already reported to Python */
     struct ms_put_meter meter;   /* counts into shared memory once Python has set meter.stats */
 };

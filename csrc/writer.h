@@ -2,6 +2,7 @@
 #define MS_WRITER_H
 
 #include "control.h"
+#include "cpu.h"
 #include "latch.h"
 #include "queue_table.h"
 #include "session.h"

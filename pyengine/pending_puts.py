@@ -39,23 +39,20 @@ class PendingPuts:
                  finish: Callable[[ProducerSession, int, tuple, object, int], object]) -> None:
         self._session = session
         self._finish = finish
-        self._waiting: deque[tuple[int, PutFuture, object]] = deque()
+        self.waiting: deque[tuple[int, PutFuture, object]] = deque()  # to be looked at only; empty: nobody is before you
         self._changed = threading.Condition()
         self._closed = False
         self._give_up_ns = 0  # once closed: all that is left shares one short patience
         self._thread: threading.Thread | None = None
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def add(self, sequence: int, context: object) -> PutFuture:
         """A future for the entry just submitted; the caller holds the producer's lock."""
         future = PutFuture()
         future.set_running_or_notify_cancel()
         with self._changed:
-            if not self._waiting:
+            if not self.waiting:
                 self._session.set_oldest_unread(sequence)
-            self._waiting.append((sequence, future, context))
+            self.waiting.append((sequence, future, context))
             self._changed.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pyengine-answers", daemon=True)
@@ -65,11 +62,11 @@ class PendingPuts:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._closed:
+                while not self.waiting and not self._closed:
                     self._changed.wait()
-                if not self._waiting:
+                if not self.waiting:
                     return
-                sequence, future, context = self._waiting[0]
+                sequence, future, context = self.waiting[0]
             deadline_ns = self._give_up_ns if self._closed else monotonic_ns() + LOOK_NS
             code, answer = self._session.wait_acked(sequence, deadline_ns)
             if code == AGAIN and not self._closed:
@@ -85,7 +82,7 @@ class PendingPuts:
 
     def _drop(self, sequence: int) -> None:
         with self._changed:
-            self._waiting.popleft()
+            self.waiting.popleft()
             self._session.set_oldest_unread(sequence + 1)
 
     @property

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +54,7 @@ from pyengine.results import PutManyResult, PutResult, PutStatus
 if TYPE_CHECKING:
     from pyengine.ipc.session_client import ProducerSession
 
-_OK = PutStatus.PUT_OK
+_fast_result = partial(tuple.__new__, PutResult)  # of_answer's tuple, without its call
 _TIMEOUT_S_MAX = 1e6
 _INT32_MAX = 0x7FFFFFFF
 _GRACE_S = 0.5  # from a put's own deadline to its caller's, so that the answer's thread can say which of two it missed
@@ -89,6 +90,11 @@ class Producer:
     (`1.2.3.4:10911`). `delay_levels` is the number of levels of the store's table.
     """
 
+    __slots__ = (
+        "_open_session", "_store_host", "_born_host", "_host_flags", "_delay_levels", "_lock", "_session", "_pid", "_topics",
+        "_tags", "_prefixes", "_closed", "_over", "_native", "_sync", "_max_message_bytes", "_timeout_s", "_flush_timeout_s",
+        "_pending", "_waiting", "_fast_put", "_fast_answer", "_fast_bytes_max", "_how_durable", "__weakref__")
+
     def __init__(self, open_session: Callable[[], ProducerSession], *, store_host: str = "127.0.0.1:10911",
                  born_host: str = "127.0.0.1:0", delay_levels: int = 18) -> None:
         self._open_session = open_session
@@ -101,6 +107,7 @@ class Producer:
         self._pid = os.getpid()
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
+        self._prefixes: dict[tuple, bytes] = {}
         self._closed = False
         self._over: deque[tuple[ProducerSession, PendingPuts]] = deque()
         self._attach()
@@ -121,6 +128,11 @@ class Producer:
         self._native.set_constants(self._born_host, self._store_host, self._host_flags)
         self._native.set_timeouts(self._timeout_s, self._flush_timeout_s)
         self._pending = PendingPuts(self._native, self._finish)
+        self._waiting = self._pending.waiting
+        # put() takes these without looking them up in the session.
+        self._fast_put, self._fast_answer = self._native.put, self._native.answer
+        self._fast_bytes_max = min(self._max_message_bytes, self._native.entry_limit - 65536)
+        self._how_durable = native.DURABLE | native.SOLE if self._sync else native.SOLE
 
     def _renew(self) -> str:
         """The session is over: open another; the reason when that fails. The lock is held."""
@@ -191,60 +203,52 @@ class Producer:
         `timeout_s` bounds the wait for the writer's answer (default put_timeout_ms).
         RocketMQ: DefaultMessageStore.putMessage.
         """
-        try:
-            name = self._topics.get(topic)
-            if name is None:
-                name = self._remember_topic(topic)
-            if keys is None and properties is None and unique_key is None and tags in self._tags:
-                text = self._tags[tags]
-            else:
-                text = self._properties(tags, keys, properties, unique_key)
-            if type(body) is not bytes:
-                body = outgoing.body_bytes(body)
-            if len(body) > self._max_message_bytes or not 0 <= queue_id <= _INT32_MAX:
-                self._refuse_sizes(len(body), queue_id)
-            if delay_level:
-                topic, queue_id, later = self._delay(topic, queue_id, text.decode(), delay_level)
-                name, text = topic.encode(), outgoing.properties_bytes(later)
-        except Refused as refused:
-            return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
-        durable = self._sync and wait
-        if timeout_s is None and len(body) < self._native.entry_limit - 65536:
-            pending = self._pending
-            # In a callback of this producer a future would wait for its own thread: there the lock is waited for.
-            if self._lock.acquire() if pending.in_own_thread else not pending and self._lock.acquire(False):
+        if keys is None and properties is None and unique_key is None and not delay_level and timeout_s is None:
+            # The common case, without a call that could be spared: what was put before, fits and has nobody before it.
+            prefix = self._prefixes.get((topic, queue_id, tags, flag))
+            if (prefix is not None and type(body) is bytes and len(body) <= self._fast_bytes_max and not self._waiting
+                    and self._lock.acquire(False)):
                 try:
-                    return self._put_now(name, text, body, topic, queue_id, flag, durable)
+                    if self._session is not None and not self._closed:
+                        code = self._fast_put(prefix, body, len(body), self._how_durable if wait else native.SOLE)
+                        answer = self._fast_answer()
+                        if not (code or answer[5]):
+                            return _fast_result((answer, topic, queue_id, self._store_host, "", False, ""))
+                        if code != native.CLOSED or self._native.stage != native.NOT_SUBMITTED:
+                            context = _Context(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
+                            return self._outcome(self._native, code, self._native.stage, answer, context)
                 finally:
                     self._lock.release()
                     if self._over:
                         self._bury()
+        return self._put_any(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, wait, timeout_s)
+
+    def _put_any(self, topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, wait, timeout_s) -> PutResult:
+        """put() with everything that may be special about it."""
+        try:
+            topic, queue_id, name, text, body = self._prepare(topic, body, queue_id, tags, keys, properties, delay_level, unique_key)
+        except Refused as refused:
+            return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
+        if keys is None and properties is None and unique_key is None and not delay_level and len(self._prefixes) < 10_000:
+            self._prefixes[topic, queue_id, tags, flag] = self._native.prefix(name, text, queue_id, flag)
         header = self._header(native.PUT, name, text, len(body), queue_id, flag)
-        context = _Context(native.PUT, topic, queue_id, self._store_host, durable)
+        context = _Context(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
         return self._put_and_wait(header, name, text, body, b"", context, timeout_s)
 
-    def _put_now(self, name: bytes, text: bytes, body: bytes, topic: str, queue_id: int, flag: int, durable: bool) -> PutResult:
-        """The fast path: one native call. The lock is held."""
-        reason = "" if self._session is not None and not self._closed else self._ready()
-        session = self._native
-        how = native.DURABLE if durable else 0
-        code = native.CLOSED
-        if not reason:
-            code = session.put(name, text, body, queue_id, flag, how if self._pending else how | native.SOLE)
-            if code == native.CLOSED and session.stage == native.NOT_SUBMITTED:
-                reason = self._renew()
-                if not reason:
-                    session = self._native
-                    code = session.put(name, text, body, queue_id, flag, how | native.SOLE)
-        if reason:
-            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, topic=topic, queue_id=queue_id, count=0, reason=reason)
-        if code == 0:
-            answer = session.answer()
-            if answer[5] == 0:
-                return PutResult(_OK, "", answer[3], answer[1], answer[8], answer[4], topic, queue_id, 1, "", False,
-                                 self._store_host)
-        context = _Context(native.PUT, topic, queue_id, self._store_host, durable)
-        return self._outcome(session, code, session.stage, session.answer(), context)
+    def _prepare(self, topic, body, queue_id, tags, keys, properties, delay_level, unique_key) -> tuple[str, int, bytes, bytes, bytes]:
+        """Topic and queue (of the delay schedule, if it is put off), encoded topic and properties, body; or Refused."""
+        name = self._topics.get(topic) or self._remember_topic(topic)
+        plain = keys is None and properties is None and unique_key is None
+        text = self._tags.get(tags) if plain else None
+        if text is None:
+            text = self._properties(tags, keys, properties, unique_key)
+        if type(body) is not bytes:
+            body = outgoing.body_bytes(body)
+        self._refuse_sizes(len(body), queue_id)
+        if delay_level:
+            topic, queue_id, later = self._delay(topic, queue_id, text.decode(), delay_level)
+            name, text = topic.encode(), outgoing.properties_bytes(later)
+        return topic, queue_id, name, text, body
 
     def put_async(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
                   keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
@@ -257,13 +261,7 @@ class Producer:
         an indeterminate result.
         """
         try:
-            name = self._topics.get(topic) or self._remember_topic(topic)
-            text = self._properties(tags, keys, properties, unique_key)
-            body = outgoing.body_bytes(body)
-            self._refuse_sizes(len(body), queue_id)
-            if delay_level:
-                topic, queue_id, later = self._delay(topic, queue_id, text.decode(), delay_level)
-                name, text = topic.encode(), outgoing.properties_bytes(later)
+            topic, queue_id, name, text, body = self._prepare(topic, body, queue_id, tags, keys, properties, delay_level, unique_key)
         except Refused as refused:
             return _resolved(PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason))
         header = self._header(native.PUT, name, text, len(body), queue_id, flag)
@@ -453,27 +451,44 @@ class Producer:
         native.fill_hosts(header, born_host, store_host)
         return header
 
-    def _put_and_wait(self, header, name, text, first, second, context: _Context, timeout_s: float | None):
+    def _put_and_wait(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: _Context,
+                      timeout_s: float | None):
         limit = self._limit_s(timeout_s)
-        if self._pending.in_own_thread:
-            return self._put_in_callback(header, name, text, first, second, context)
+        inside = self._pending.in_own_thread
+        # Without a Future where nobody is before us. A callback of one runs in the thread that resolves
+        # futures: waiting for another there would last for ever, so there the lock is waited for.
+        if self._lock.acquire() if inside else timeout_s is None and not self._waiting and self._lock.acquire(False):
+            try:
+                result = self._put_directly(header, name, text, first, second, context)
+            finally:
+                self._lock.release()
+                if self._over:
+                    self._bury()
+            if result is not None:
+                return result
+            if inside:
+                return _refused(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                                "a put this large cannot be made in a callback of put_async: make it in another thread")
         future = self._submit(header, name, text, first, second, context, limit)
         try:
             return future.result(limit + (self._flush_timeout_s + _GRACE_S if context.durable else 0))
         except FutureTimeoutError:
             return _unknown(context, f"submitted, but not answered within {limit:g} s: it may or may not be stored")
 
-    def _put_in_callback(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: _Context):
-        """A callback of a future runs in the thread that resolves futures: waiting for one there would last for ever."""
-        with self._lock:
-            reason = self._ready()
-            session = self._native
-            if not reason and native.layout_bytes(name, text, len(first) + len(second)) > session.entry_limit:
-                reason = "a put this large cannot be made in a callback of put_async: make it in another thread"
+    def _put_directly(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: _Context):
+        """One native call from submission to answer; None when it does not fit into the ring. The lock is held."""
+        reason = self._ready()
+        for _ in range(2):
             if reason:
-                return _refused(context, PutStatus.SERVICE_NOT_AVAILABLE, reason)
-            code = session.put_entry(header, name, text, first, second, context.durable)
-            return self._outcome(session, code, session.stage, session.answer(), context)
+                break
+            session = self._native
+            if native.layout_bytes(name, text, len(first) + len(second)) > session.entry_limit:
+                return None
+            code = session.put_entry(header, name, text, first, second, context.durable, not self._waiting)
+            if code != native.CLOSED or session.stage != native.NOT_SUBMITTED:
+                return self._outcome(session, code, session.stage, session.answer(), context)
+            reason = self._renew()
+        return _refused(context, PutStatus.SERVICE_NOT_AVAILABLE, reason or "the engine was replaced twice: put again")
 
     def _submit(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: _Context,
                 timeout_s: float | None) -> PutFuture:
@@ -581,8 +596,8 @@ def _result(context: _Context, status: PutStatus, answer: tuple, reason: str, in
     if stored and context.sizes:
         starts = accumulate(context.sizes[:-1], initial=physical_offset)
         msg_id = ",".join((context.store_host + start.to_bytes(8, "big")).hex().upper() for start in starts)
-    return PutResult(status, msg_id, queue_offset, physical_offset, size_bytes, store_timestamp_ms, context.topic,
-                     context.queue_id, count if stored else 0, reason, indeterminate, context.store_host)
+    answer = (*answer[:5], int(status), answer[6], count if stored else 0, size_bytes)
+    return PutResult.of_answer(answer, context.topic, context.queue_id, context.store_host, reason, indeterminate, msg_id)
 
 
 def _refused(context: _Context, status: PutStatus, reason: str):

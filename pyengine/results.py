@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -49,46 +50,74 @@ class ReadLevel(enum.Enum):
     REPLICATED = "replicated"
 
 
-class PutResult:
-    """The answer to one put; to be read, not changed.
+class PutResult(tuple):
+    """The answer to one put.
 
     `status` is PUT_OK or the reason why not; `reason` is a sentence that says what to
     change. `indeterminate` is True only when the message was submitted and its fate is
     not known (docs/promises.md, 9). Offsets are -1 where nothing was stored. A batch has
     the first member's offsets and `msg_id` with all ids joined by commas.
 
-    A plain class: a frozen dataclass costs a microsecond more for each message.
+    A tuple underneath, (answer, topic, queue_id, store_host, reason, indeterminate, msg_id), with the
+    answer as the writer gave it (native/producer.py ANSWER): that is the cheapest thing to
+    make for each message (docs/decisions/0006). Use the names.
     """
 
-    __slots__ = ("status", "queue_offset", "physical_offset", "size_bytes", "store_timestamp_ms", "topic", "queue_id",
-                 "count", "reason", "indeterminate", "_msg_id", "_store_host")
+    __slots__ = ()
 
-    def __init__(self, status: PutStatus, msg_id: str = "", queue_offset: int = -1, physical_offset: int = -1,
-                 size_bytes: int = 0, store_timestamp_ms: int = 0, topic: str = "", queue_id: int = 0, count: int = 1,
-                 reason: str = "", indeterminate: bool = False, store_host: bytes = b"") -> None:
-        self.status = status
-        self._msg_id = msg_id
-        self.queue_offset = queue_offset
-        self.physical_offset = physical_offset
-        self.size_bytes = size_bytes
-        self.store_timestamp_ms = store_timestamp_ms
-        self.topic = topic
-        self.queue_id = queue_id
-        self.count = count
-        self.reason = reason
-        self.indeterminate = indeterminate
-        self._store_host = store_host
+    def __new__(cls, status: PutStatus, msg_id: str = "", queue_offset: int = -1, physical_offset: int = -1,
+                size_bytes: int = 0, store_timestamp_ms: int = 0, topic: str = "", queue_id: int = 0, count: int = 1,
+                reason: str = "", indeterminate: bool = False, store_host: bytes = b"") -> PutResult:
+        answer = (0, physical_offset, -1, queue_offset, store_timestamp_ms, int(status), 0, count, size_bytes)
+        return cls.of_answer(answer, topic, queue_id, store_host, reason, indeterminate, msg_id)
+
+    @classmethod
+    def of_answer(cls, answer: tuple, topic: str, queue_id: int, store_host: bytes, reason: str = "",
+                  indeterminate: bool = False, msg_id: str = "") -> PutResult:
+        """The result that the writer's answer stands for."""
+        return tuple.__new__(cls, (answer, topic, queue_id, store_host, reason, indeterminate, msg_id))
+
+    @property
+    def status(self) -> PutStatus:
+        return PutStatus(self[0][5])
 
     @property
     def ok(self) -> bool:
-        return self.status is PutStatus.PUT_OK
+        return self[0][5] == 0
+
+    @property
+    def physical_offset(self) -> int:
+        return self[0][1]
+
+    @property
+    def queue_offset(self) -> int:
+        return self[0][3]
+
+    @property
+    def store_timestamp_ms(self) -> int:
+        return self[0][4]
+
+    @property
+    def count(self) -> int:
+        return self[0][7]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the record; of a batch, of all its records."""
+        return self[0][8]
+
+    topic: str = property(operator.itemgetter(1))
+    queue_id: int = property(operator.itemgetter(2))
+    reason: str = property(operator.itemgetter(4))
+    indeterminate: bool = property(operator.itemgetter(5))
 
     @property
     def msg_id(self) -> str:
-        """The offset message id (docs/formats.md section 5), made at first use; empty when nothing was stored."""
-        if not self._msg_id and self._store_host and self.physical_offset >= 0:
-            self._msg_id = (self._store_host + self.physical_offset.to_bytes(8, "big")).hex().upper()
-        return self._msg_id
+        """The offset message id (docs/formats.md section 5); empty when nothing was stored."""
+        answer, _, _, store_host, _, _, msg_id = self
+        if not msg_id and store_host and answer[1] >= 0:
+            return (store_host + answer[1].to_bytes(8, "big")).hex().upper()
+        return msg_id
 
     def _values(self) -> tuple:
         return (self.status, self.msg_id, self.queue_offset, self.physical_offset, self.size_bytes,
@@ -104,6 +133,9 @@ class PutResult:
         return (f"PutResult({self.status.name}, msg_id={self.msg_id!r}, queue_offset={self.queue_offset}, "
                 f"physical_offset={self.physical_offset}, size_bytes={self.size_bytes}, topic={self.topic!r}, "
                 f"queue_id={self.queue_id}, count={self.count}, indeterminate={self.indeterminate}, reason={self.reason!r})")
+
+    def __reduce__(self) -> tuple:
+        return PutResult.of_answer, tuple(self)
 
 
 @dataclass(frozen=True, slots=True)

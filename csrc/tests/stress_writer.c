@@ -84,12 +84,13 @@ static void *produce(void *number)
     producer.timeout_ns = producer.flush_timeout_ns = 20000000000;
     char topic[8];
     snprintf(topic, sizeof topic, "P%u", slot);
-    uint8_t body[600];
+    uint8_t prefix[256], body[600];
+    ms_producer_prefix(&producer, prefix, (uint8_t *)topic, 2, (uint8_t *)"TAGS\1t", 6, 0, 0);
     memset(body, (int)slot, sizeof body);
     for (int64_t n = 0; n < PUTS; n++) {
         memcpy(body, &n, sizeof n);
         int durable = n % 7 == 0;
-        int why = ms_producer_put(&producer, (uint8_t *)topic, 2, (uint8_t *)"TAGS\1t", 6, body, 8 + (uint32_t)(n % 500), 0, 0,
+        int why = ms_producer_put(&producer, prefix, body, 8 + (uint32_t)(n % 500),
                                   MS_PUT_SOLE | (durable ? MS_PUT_DURABLE : 0));
         CHECK(why == 0);
         CHECK(producer.answer.status == 0 && producer.answer.queue_offset == n);

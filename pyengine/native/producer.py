@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from pyengine._native import ffi, lib
 
@@ -27,7 +28,7 @@ SIDE_BYTES_MAX: int = lib.MS_SIDE_BYTES_MAX
 COMPLETIONS: int = lib.MS_COMPLETIONS
 
 # sequence, physical_offset, end_offset, queue_offset, store_timestamp_ms, status, detail, count, size_bytes
-_ANSWER = struct.Struct("<QqqqqIIII")
+ANSWER = struct.Struct("<QqqqqIIII")
 
 
 def pack_many(bodies: Sequence[bytes]) -> tuple[bytes, bytes]:
@@ -64,7 +65,13 @@ class ProducerSession:
         self.slot = slot
         self.generation = generation
         self.entry_limit: int = lib.ms_producer_entry_limit(producer)
-        self._answer_view = ffi.buffer(ffi.addressof(producer, "answer"), _ANSWER.size)
+        self.put: Callable[..., int] = partial(lib.ms_producer_put, producer)
+        """put(prefix, body, body_bytes, how): one ordinary message, waited for; 0 or AGAIN, CLOSED, FROZEN.
+        See prefix(), stage and answer(). `how`: DURABLE waits for `flushed`; SOLE says that no other
+        answer is still to be read."""
+        self.answer: Callable[[], tuple] = partial(
+            ANSWER.unpack, memoryview(ffi.buffer(ffi.addressof(producer, "answer"), ANSWER.size)))
+        """answer(): the last put's answer, a tuple in the order of ANSWER."""
 
     @property
     def pointer(self):
@@ -80,10 +87,6 @@ class ProducerSession:
         """Sequence number of the last submitted entry."""
         return self._producer.sequence
 
-    def answer(self) -> tuple:
-        """The last put's answer, a tuple in the order of _ANSWER."""
-        return _ANSWER.unpack(self._answer_view)
-
     def set_constants(self, born_host: bytes, store_host: bytes, sys_flag: int) -> None:
         """Hosts (4 or 16 address bytes and the port, as on disk) and sysFlag of the fast path."""
         fill_hosts(self._producer.header, born_host, store_host)
@@ -94,18 +97,18 @@ class ProducerSession:
         self._producer.timeout_ns = int(timeout_s * 1e9)
         self._producer.flush_timeout_ns = int(flush_timeout_s * 1e9)
 
-    def put(self, topic: bytes, properties: bytes, body: bytes, queue_id: int, flag: int, how: int) -> int:
-        """One ordinary message, waited for; 0 or AGAIN, CLOSED, FROZEN. See stage and answer().
+    def prefix(self, topic: bytes, properties: bytes, queue_id: int, flag: int) -> bytes:
+        """What the entries of one topic, queue, flag and properties begin with; any session's put() takes it."""
+        image = ffi.new("uint8_t[]", layout_bytes(topic, properties, 0))
+        lib.ms_producer_prefix(self._producer, image, topic, len(topic), properties, len(properties), queue_id, flag)
+        return bytes(ffi.buffer(image))
 
-        `how`: DURABLE waits for `flushed`; SOLE says that no other answer is still to be read.
-        """
-        return lib.ms_producer_put(
-            self._producer, topic, len(topic), properties, len(properties), body, len(body), queue_id, flag, how)
-
-    def put_entry(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, durable: bool) -> int:
-        """An entry of any kind, waited for; 0 or AGAIN, CLOSED, FROZEN."""
+    def put_entry(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, durable: bool,
+                  sole: bool) -> int:
+        """An entry of any kind, waited for; 0 or AGAIN, CLOSED, FROZEN. `sole` as SOLE."""
+        how = (DURABLE if durable else 0) | (SOLE if sole else 0)
         return lib.ms_producer_put_entry(
-            self._producer, header, topic, properties, first, len(first), second, len(second), durable)
+            self._producer, header, topic, properties, first, len(first), second, len(second), how)
 
     def submit(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, deadline_ns: int) -> int:
         """Publish an entry and return at once; 0 (then `sequence` is its number) or AGAIN, CLOSED."""
@@ -122,7 +125,7 @@ class ProducerSession:
         why = lib.ms_producer_wait_acked(self._producer, sequence, deadline_ns, answer)
         if why:
             return why, ()
-        return 0, _ANSWER.unpack(ffi.buffer(answer, _ANSWER.size))
+        return 0, ANSWER.unpack(ffi.buffer(answer, ANSWER.size))
 
     def wait_flushed(self, end_offset: int, deadline_ns: int) -> int:
         """0 once everything below `end_offset` is durable; AGAIN, CLOSED, FROZEN. Any thread."""

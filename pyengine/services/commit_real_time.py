@@ -57,6 +57,7 @@ class CommitRealTimeService:
         self._committed = native.load_position(self._control.committed)
         self._free_full_buffers()
         nap.precisely()
+        nap.behind_the_puts()
 
     def work(self) -> bool:
         """Commit one piece, unless it is so small that waiting a moment for more is better."""

@@ -30,6 +30,8 @@ from pyengine.storage.segment_files import map_read_only
 BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
 QUIET_NS = 3_000_000       # naps go on this long after the last find
 COMMIT_NS = 2_000_000      # so long a commit that is known to be under way is waited for awake
+BUSY_BYTES = 16 << 10     # a batch as long as this: puts come fast, so
+BUSY_NAP_NS = 250_000      # longer naps gather more of them
 ROUND_NS = 50_000_000      # one work() lasts at most about this long
 RETRY_NS = 1_000_000_000
 IDLE_PAUSE_S = 0.5
@@ -63,14 +65,16 @@ class ReputMessageService:
         self._view: mmap.mmap | None = None
         self._retry_ns = 0
         self._failing = ""
+        self._nap_ns = nap.NAP_NS
         nap.precisely()
+        nap.behind_the_puts()
 
     def work(self) -> bool:
         """Dispatch what is there, and what comes while it is still busy."""
         if not self._advance() and not (self._commit_is_coming() and self._advance()):
             return False
         leave_ns = monotonic_ns() + ROUND_NS
-        while monotonic_ns() < leave_ns and nap.until_above(self._limit, self._reput_from, QUIET_NS):
+        while monotonic_ns() < leave_ns and nap.until_above(self._limit, self._reput_from, QUIET_NS, self._nap_ns):
             if not self._advance():
                 break
         return True
@@ -110,6 +114,7 @@ class ReputMessageService:
             self._failing = ""
         self._retry_ns = 0
         self._reput_from = reached
+        self._nap_ns = BUSY_NAP_NS if reached - start >= BUSY_BYTES else nap.NAP_NS
         native.store_position(self._control.reput_from, reached)
         sequence.raise_(self._control.arrival_seq, self._memory.bells.arrival_waiters)
         self._count(end - start)

@@ -1,0 +1,34 @@
+#define _GNU_SOURCE
+#include "cpu.h"
+
+#include <sched.h>
+
+/* The mask is put back at once: the scheduler stays free to do better later. */
+static void leave_cpu(int cpu)
+{
+    cpu_set_t allowed, others;
+    if (cpu < 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2)
+        return;
+    others = allowed;
+    CPU_CLR(cpu, &others);
+    if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0)
+        return;
+    sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
+void ms_mover_note(struct ms_mover *mover, int same_cpu, int64_t now_ns)
+{
+    if (!same_cpu) {
+        mover->passes = 0;
+        mover->pause_ns = MS_MOVE_PAUSE_NS;
+        return;
+    }
+    if (++mover->passes < MS_MOVE_AFTER_PASSES || now_ns < mover->next_ns)
+        return;
+    leave_cpu(sched_getcpu());
+    mover->moves++;
+    mover->passes = 0;
+    mover->next_ns = now_ns + mover->pause_ns;
+    if (mover->pause_ns < MS_MOVE_PAUSE_NS_MAX)
+        mover->pause_ns *= 2;
+}
