@@ -3,7 +3,9 @@
     python bench/bench_spark.py [--log-bytes 1g] [--body-bytes 1024] [--cores 2] [--rounds 3] [--folder DIR] [--json FILE]
 
 MB/s are bytes of the log, whichever form is read; the page cache is hot. Both read the
-same columns unless the line says otherwise.
+same columns unless the line says otherwise. What is held against each other runs in turns,
+after rounds that are not counted (a fresh JVM needs several to compile a path). `CPU s` is
+what all processes of the session used in a round: on a busy machine the truer figure.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+
+import psutil
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
@@ -29,6 +34,7 @@ from pyengine.spark.selection import select  # noqa: E402
 from pyengine.spark.schema import chosen_columns  # noqa: E402
 
 SEGMENT_BYTES = 256 << 20
+WARM_UP_ROUNDS = 3
 COLUMNS = "topic,partition,offset,physicalOffset,timestamp,bornTimestamp,tags,keys,properties,value"
 
 
@@ -69,16 +75,32 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Row]:
     def noop(df) -> None:
         df.write.format("noop").mode("overwrite").save()
 
-    def timed(what: str, work: Callable[[], object], against: str = "", floor: float | None = None,
-              aim: float | None = None, rounds: int | None = None) -> None:
-        rates = []
-        for _ in range(rounds or asked.rounds):
-            begun = time.perf_counter()
-            work()
-            rates.append(log_bytes / (time.perf_counter() - begun) / 1e6)
+    def once(work: Callable[[], object]) -> tuple[float, float]:
+        """(MB/s, CPU seconds)."""
+        cpu_s, begun = session_cpu_s(), time.perf_counter()
+        work()
+        return log_bytes / (time.perf_counter() - begun) / 1e6, session_cpu_s() - cpu_s
+
+    def enter(what: str, seen: list[tuple[float, float]], against: str = "", floor: float | None = None, aim: float | None = None) -> None:
         limit = rows[against].median if against else None
-        rows[what] = Row(what, "MB/s", rates, limit, against, floor, aim)
+        notes = {"CPU s": median(cpu_s for _, cpu_s in seen)}
+        if against:
+            notes["CPU s of the limit, as a ratio"] = rows[against].notes["CPU s"] / notes["CPU s"]
+        rows[what] = Row(what, "MB/s", [rate for rate, _ in seen], limit, against, floor, aim, notes=notes)
         print(f"{what}: {rows[what].median:,.0f} MB/s", file=sys.stderr, flush=True)
+
+    def timed(what: str, work: Callable[[], object], against: str = "", rounds: int | None = None,
+              floor: float | None = None, aim: float | None = None) -> None:
+        enter(what, [once(work) for _ in range(rounds or asked.rounds)], against, floor, aim)
+
+    def in_turns(limit: str, limit_work: Callable[[], object], what: str, work: Callable[[], object],
+                 floor: float | None = None, aim: float | None = None) -> None:
+        for _ in range(WARM_UP_ROUNDS):
+            limit_work()
+            work()
+        seen = [(once(limit_work), once(work)) for _ in range(asked.rounds)]
+        enter(limit, [first for first, _ in seen])
+        enter(what, [second for _, second in seen], limit, floor, aim)
 
     def exported(compression: str) -> Callable[[], object]:
         return lambda: export_parquet(spark, store, folder / "out", compression=compression, overwrite=True, columns=COLUMNS)
@@ -88,22 +110,33 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Row]:
     timed("scan into columns, one process, no Spark", lambda: scan(store))
     timed("Parquet, written by the JVM", lambda: log(columns=COLUMNS).write.mode("overwrite").parquet(str(native)), rounds=1)
     parquet = spark.read.parquet(str(native))
-    timed("Parquet, full read", lambda: noop(parquet))
-    timed("log, full read", lambda: noop(log(columns=COLUMNS)), "Parquet, full read", 0.8, 1.0)
+    in_turns("Parquet, full read", lambda: noop(parquet), "log, full read", lambda: noop(log(columns=COLUMNS)), 0.8, 1.0)
     timed("log, full read of the default columns", lambda: noop(log()), "Parquet, full read")
-    timed("Parquet, sum(length(value))", lambda: parquet.selectExpr("sum(length(value))").collect())
-    timed("log, sum(length(value))", lambda: log(columns="value").selectExpr("sum(length(value))").collect(),
-          "Parquet, sum(length(value))")
-    timed("Parquet, count by topic", lambda: parquet.groupBy("topic").count().collect())
-    timed("log, count by topic", lambda: log(columns="topic").groupBy("topic").count().collect(), "Parquet, count by topic")
+    in_turns("Parquet, sum(length(value))", lambda: parquet.selectExpr("sum(length(value))").collect(),
+             "log, sum(length(value))", lambda: log(columns="value").selectExpr("sum(length(value))").collect())
+    in_turns("Parquet, count by topic", lambda: parquet.groupBy("topic").count().collect(),
+             "log, count by topic", lambda: log(columns="topic").groupBy("topic").count().collect())
     timed("log, stats in the workers", lambda: stats(spark, store).collect(), "Parquet, count by topic")
     timed("log, stats with every checksum verified", lambda: stats(spark, store, verifyCRC=True).collect())
     timed("log, one topic and tag of eighty, by options",
           lambda: noop(log(subscribe="topic-003", tags="tag1", columns=COLUMNS)), "Parquet, full read")
-    timed("export in the workers, snappy", exported("snappy"), "Parquet, written by the JVM")
+    timed("export in the workers, snappy", exported("snappy"), floor=400, aim=800)
     timed("export in the workers, zstd", exported("zstd"), "Parquet, written by the JVM", rounds=1)
     spark.stop()
     return list(rows.values())
+
+
+def session_cpu_s() -> float:
+    """Processor seconds of this process, the JVM and its workers so far."""
+    used = 0.0
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        used += times.user + times.system
+    return used
 
 
 def scan(store: Path) -> None:

@@ -101,7 +101,8 @@ int ms_columns_gather(const uint8_t *view, int64_t base_offset, int64_t limit, i
 void ms_columns_numbers(const struct ms_record *rows, int64_t count, int column, void *to);
 /* Where the texts of a column stand. */
 void ms_columns_texts(const struct ms_record *rows, int64_t count, int column, struct ms_text *texts);
-/* The values of `names_count` properties: texts[name * count + row]; absent ones are NULL. */
+/* The values of `names_count` properties: texts[name * count + row]; absent ones are NULL. A name is not empty and
+ * holds no 0x01 or 0x02. */
 void ms_columns_properties(const struct ms_record *rows, int64_t count, const struct ms_text *names,
                            int64_t names_count, struct ms_text *texts);
 /* Bytes that the texts need; counts the absent ones. For `is_utf8` *bad tells whether some is no UTF-8: then what

@@ -67,7 +67,7 @@ def column_kind(name: str) -> str:
         return _NUMBERS[name][1]
     if name in _TEXTS:
         return _TEXTS[name][1]
-    if name in _MADE or name in _PROPERTIES or (name.startswith(PROPERTY_PREFIX) and name != PROPERTY_PREFIX):
+    if name in _MADE or name in _PROPERTIES or _is_property(name):
         return "string"
     raise UsageError(f"unknown column {name!r}: known are {', '.join(COLUMNS)} and {PROPERTY_PREFIX}NAME")
 
@@ -337,6 +337,12 @@ class _Filter:
         struct.queues, struct.topics, struct.places = self._queues, self._topics, self._places
         struct.queue_capacity, struct.topics_capacity, struct.place_mask = queues, topics_bytes, 2 * queues - 1
         lib.ms_filter_rehash(struct)
+
+
+def _is_property(column: str) -> bool:
+    """Whether it is property.<NAME> with a name that a property can have."""
+    name = column[len(PROPERTY_PREFIX) :] if column.startswith(PROPERTY_PREFIX) else ""
+    return bool(name) and not any(mark in name for mark in "\x00\x01\x02")
 
 
 def _property_name(column: str) -> str | None:

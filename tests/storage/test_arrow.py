@@ -332,7 +332,7 @@ def test_gather_believes_no_entry(rng):
 
 
 def test_wrong_arguments_are_refused(tmp_path):
-    for columns in (["topik"], ["property."], ["topic", "topic"]):
+    for columns in (["topik"], ["property."], ["property.a\x01b"], ["topic", "topic"]):
         with pytest.raises(UsageError):
             LogScanner(columns)
     for settings in ({"batch_rows": 0}, {"batch_bytes": 0}, {"batch_rows": 1 << 21}, {"batch_bytes": 1 << 30}, {"on_corrupt": "x"}):
