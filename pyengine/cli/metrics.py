@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from pyengine.cli.options import existing_store, set_option, store_argument
+from pyengine.config import load_config
 from pyengine.errors import EngineError
 
 PORT = 9464
@@ -43,7 +44,8 @@ def metrics(store: Path, settings: dict[str, str], listen: tuple[str, int], once
     """
     from pyengine.cli.exposition import Exposition
 
-    with Exposition(existing_store(store), settings) as exposition:
+    load_config(existing_store(store), settings)  # a wrong setting is told now, not at the first scrape
+    with Exposition(store, settings) as exposition:
         if once:
             click.echo(exposition.text(), nl=False)
             return

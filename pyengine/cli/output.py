@@ -105,10 +105,10 @@ def body_text(body: bytes, most: int | None = None) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """Three figures that matter: 12,345, 3.8, 0.00712; - for none."""
+    """Three figures that matter: 12,345, 3.8, 0.00712; 0 below 0.0005; - for none."""
     if value is None:
         return "-"
-    if value == 0:
+    if abs(value) < 0.0005:
         return "0"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 

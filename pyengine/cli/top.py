@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, set_option, store_argument
 
-RATES = ("put_messages", "put_bytes", "wrote", "committed", "flushed", "reput_from", "syncs")
+if TYPE_CHECKING:
+    from pyengine.cli.top_look import Look
+
+DrawLook = Callable[["Look"], None]
 
 
 @click.command()
@@ -23,60 +28,53 @@ RATES = ("put_messages", "put_bytes", "wrote", "committed", "flushed", "reput_fr
               help="Seconds between two looks.")
 @click.option("--count", type=click.IntRange(min=1), default=None, help="Stop after this many looks.")
 def top(store: Path, settings: dict[str, str], as_json: bool, interval_s: float, count: int | None) -> None:
-    """Watch an engine: rates, positions, workers, producers; Ctrl-C ends it.
+    """Watch an engine: rates, latencies, positions, workers, topics; Ctrl-C ends it.
+
+    Rates and percentiles are those between two looks. Reads shared memory only: the
+    workers do not notice.
 
     \b
     Examples:
       pyengine top STORE
       pyengine top STORE --interval 0.5 --count 10 --json
     """
-    from pyengine.cli.engine_status import engine_status
+    from pyengine.cli.top_look import Watcher
 
-    existing_store(store)
-    before: tuple[float, dict[str, Any]] | None = None
+    watcher = Watcher(existing_store(store), settings)
     looks = 0
-    while True:
-        now = time.monotonic(), engine_status(store, settings)
-        rates = _rates(before, now)
-        if as_json:
-            output.write_json({**now[1], "rates_per_s": rates})
-        else:
-            _draw(now[1], rates)
-        sys.stdout.flush()
-        before = now
-        looks += 1
-        if looks == count:
-            return
-        time.sleep(interval_s)
+    with _drawing(as_json) as draw:
+        while True:
+            draw(watcher.look())
+            looks += 1
+            if looks == count:
+                return
+            time.sleep(interval_s)
 
 
-def _rates(before: tuple[float, dict[str, Any]] | None, now: tuple[float, dict[str, Any]]) -> dict[str, float]:
-    """Growth per second of each counter between two looks; empty at the first, or across a restart."""
-    if before is None or before[1].get("epoch") != now[1].get("epoch"):
-        return {}
-    seconds = now[0] - before[0]
-    return {name: round((_counter(now[1], name) - _counter(before[1], name)) / seconds, 1) for name in RATES}
+@contextmanager
+def _drawing(as_json: bool) -> Iterator[DrawLook]:
+    """How looks are shown: JSON lines, a screen of its own on a terminal, else one after the other."""
+    if as_json:
+        yield _print_json
+        return
+    from pyengine.cli.top_screen import screen
+
+    console = output.console()
+    if not sys.stdout.isatty():
+        def draw(look: Look) -> None:
+            console.print(screen(look))
+            sys.stdout.flush()
+
+        yield draw
+        return
+    from rich.live import Live
+
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda look: live.update(screen(look), refresh=True)
 
 
-def _counter(document: dict[str, Any], name: str) -> int:
-    return document["positions"].get(name, document.get(name, 0))
-
-
-def _draw(document: dict[str, Any], rates: dict[str, float]) -> None:
-    if sys.stdout.isatty():
-        click.clear()
-    output.write_facts([
-        ("store", document["store"]),
-        ("state", document["state"] + (f": {document['reason']}" if document["reason"] else "")),
-        ("mode", f"{document['mode']}, {document['role']}"), ("producers", document["sessions"]),
-        ("puts/s", rates.get("put_messages")), ("written/s", output.size_text(rates.get("put_bytes", 0.0))),
-        ("syncs/s", rates.get("syncs"))])
-    print()
-    output.write_table(("position", "offset", "per second"), [
-        (name, value, output.size_text(rates.get(name, 0.0))) for name, value in document["positions"].items()])
-    if document["workers"]:
-        print()
-        output.write_table(("worker", "pid", "state", "restarts", "heartbeat ms ago"), [
-            (one["kind"], str(one["pid"]), one["state"], one["restarts"], one["heartbeat_age_ms"])
-            for one in document["workers"]])
-    print()
+def _print_json(look: Look) -> None:
+    document: dict[str, Any] = {**look.document, "rates_per_s": look.rates_per_s, "between_looks": look.latencies_ms,
+                                "topic_rates_per_s": look.topic_rates_per_s}
+    output.write_json(document)
+    sys.stdout.flush()

@@ -210,8 +210,8 @@ def document(figures: Statistics) -> dict[str, Any]:
         "dispatch_tps": _by_window(figures.dispatch_tps),
         "dispatch_max_buffer_bytes": figures.dispatch_behind_max_bytes,
         "dispatch_lag_max_ms": figures.dispatch_lag.max_ms,
-        "dispatch_lag_50_ms": figures.dispatch_lag.p50_ms,
-        "dispatch_lag_99_ms": figures.dispatch_lag.p99_ms,
+        "dispatch_lag_50_ms": _whole_ms(figures.dispatch_lag.p50_ms),
+        "dispatch_lag_99_ms": _whole_ms(figures.dispatch_lag.p99_ms),
         "dispatch_queue_entries_total": figures.dispatch_entries,
         "dispatch_index_keys_total": figures.dispatch_keys,
         "out_of_order": figures.dispatch_out_of_order,
@@ -221,6 +221,11 @@ def document(figures: Statistics) -> dict[str, Any]:
                          "topic_put_size_bytes": figures.other_topics.size_bytes},
         "sample_age_s": figures.sample_age_s,
     }
+
+
+def _whole_ms(value: float | None) -> float | None:
+    """Store times are whole milliseconds: so is what is made of them, but for the interpolation."""
+    return None if value is None else round(value, 1)
 
 
 def _by_window(found: dict[int, float | None]) -> dict[str, float | None]:

@@ -19,7 +19,7 @@ READING = {
     "dump": ["checkpoint"],
 }
 COMMANDS = READING | {"check": [], "recover": [], "salvage": ["DEST"], "stop": [], "put": ["--topic", "t", "x"],
-                      "ingest": ["--topic", "t", __file__], "export": ["DEST"]}
+                      "ingest": ["--topic", "t", __file__], "export": ["DEST"], "metrics": ["--once"]}
 
 
 def call(command: str, store: object, *more: object):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import json
 
 import pytest
 from fix_cli import run
 
-from pyengine.cli.top import _rates
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 
@@ -110,21 +108,3 @@ def test_memory_left_behind_by_a_dead_engine_is_no_running_engine(owner):
     owner.publish()
     owner.lock.close()
     assert status(owner)["state"] == "stopped"
-
-
-def test_top_shows_rates_between_looks(owner):
-    owner.publish()
-    ran = run("top", owner.root, "--count", 2, "--interval", 0.05, "--json")
-    first, second = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert first["rates_per_s"] == {} and second["rates_per_s"]["wrote"] == 0
-    human = run("top", owner.root, "--count", 1)
-    assert human.code == 0 and "supervisor" in human.stdout and "reput_from" in human.stdout
-
-
-def test_rates_are_growth_per_second():
-    def look(wrote: int, puts: int, epoch: int = 1) -> dict:
-        return {"positions": {"wrote": wrote}, "put_messages": puts, "epoch": epoch}
-
-    rates = _rates((10.0, look(1000, 5)), (12.0, look(5000, 15)))
-    assert (rates["wrote"], rates["put_messages"]) == (2000.0, 5.0)
-    assert _rates((10.0, look(1000, 5)), (12.0, look(0, 0, epoch=2))) == {}
