@@ -36,6 +36,7 @@ CONCEPTS = (
     "nap",
     "producer",
     "cpu",
+    "light_queues",
     "writer",
     "consume_queue",
     "index_file",

@@ -10,6 +10,8 @@
 #include "flush.h"
 #include "futex.h"
 #include "record.h"
+#include "topic.h"
+#include "undo.h"
 
 /* A pass takes at most this much from one session before the next has its turn. */
 #define TURN_ENTRIES 256
@@ -27,6 +29,7 @@ enum {
     MESSAGE_ILLEGAL = 6,
     PROPERTIES_SIZE_EXCEEDED = 7,
     UNKNOWN_ERROR = 9,
+    LMQ_CONSUME_QUEUE_NUM_EXCEEDED = 10,
 };
 
 /* The entry at hand, all of it in private memory and inside known bounds. */
@@ -280,17 +283,6 @@ static int close_session(struct ms_writer *writer, struct ms_writer_session *own
     return 0;
 }
 
-/* A topic is also a folder's name, and 1 and 2 separate properties. */
-static int topic_is_legal(const uint8_t *topic, uint32_t bytes)
-{
-    for (uint32_t i = 0; i < bytes; i++)
-        if (topic[i] <= 2 || topic[i] == '/')
-            return 0;
-    if (topic[0] == '.' && (bytes == 1 || (bytes == 2 && topic[1] == '.')))
-        return 0;
-    return ms_record_text_is_clean(topic, bytes);
-}
-
 /* RocketMQ's checks in its order, as far as they need no text arithmetic (that
  * is the producer's); 0 or the status, with *detail. */
 static uint32_t check_entry(const struct ms_writer *writer, const struct entry *entry, uint32_t *detail)
@@ -309,7 +301,7 @@ static uint32_t check_entry(const struct ms_writer *writer, const struct entry *
         return SERVICE_NOT_AVAILABLE;
     if (entry->head.topic_bytes == 0 || entry->head.topic_bytes > MS_TOPIC_BYTES_MAX)
         *detail = MS_REFUSED_TOPIC_LENGTH;
-    else if (!topic_is_legal(entry->topic, entry->head.topic_bytes))
+    else if (!ms_topic_is_legal(entry->topic, entry->head.topic_bytes))
         *detail = MS_REFUSED_TOPIC_BYTES;
     else if (entry->head.queue_id < 0)
         *detail = MS_REFUSED_QUEUE_ID;
@@ -526,14 +518,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
         }
         queue = &writer->queues->slot[at];
         queue_offset = queue->next_offset;
-        if (queue->pass != writer->pass) {
-            struct ms_undo *undo = &writer->control->undo;
-            undo->old_offset[undo->count] = queue_offset;
-            undo->table_slot[undo->count] = (uint32_t)at;
-            ms_store_release(&undo->count, undo->count + 1);
-            ms_compiler_fence(); /* undo first, change after */
-            queue->pass = writer->pass;
-        }
+        ms_undo_remember(writer->control, writer->queues, (uint32_t)at, writer->pass);
     }
     struct ms_record_template record = {
         .queue_id = head->queue_id, .flag = head->flag, .sys_flag = head->sys_flag,
@@ -591,8 +576,10 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
             what.size_bytes = (uint32_t)bytes;
         }
     }
-    if (counts)
+    if (counts) {
         queue->next_offset = queue_offset + count;
+        ms_light_advance(&writer->light, writer->control, writer->queues, writer->pass);
+    }
     if (head->kind == MS_ENTRY_BATCH)
         what.size_bytes = (uint32_t)(writer->position - started_at);
     what.end_offset = writer->position;
@@ -631,6 +618,33 @@ static int dissect(const uint8_t *copy, uint64_t bytes, struct entry *entry)
     for (uint32_t i = 0; i < head->count; i++)
         sum += lengths[i];
     return sum == head->payload_bytes;
+}
+
+/* The entry's text gets its places in further queues; 0 or the status that refuses it, with *detail. */
+static uint32_t prepare_light_queues(struct ms_writer *writer, struct entry *entry, uint32_t *detail)
+{
+    struct ms_light_queues *light = &writer->light;
+    switch (ms_light_prepare(light, writer->queues, entry->topic, entry->head.topic_bytes, entry->head.queue_id,
+                             entry->properties, entry->head.properties_bytes)) {
+    case 0:
+        return PUT_OK;
+    case 1:
+        entry->properties = light->text;
+        entry->head.properties_bytes = light->text_bytes;
+        return PUT_OK;
+    case -ENOSPC:
+        *detail = MS_REFUSED_QUEUES_FULL;
+        return SERVICE_NOT_AVAILABLE;
+    case -EMSGSIZE:
+        *detail = MS_REFUSED_PROPERTIES_LENGTH;
+        return PROPERTIES_SIZE_EXCEEDED;
+    case -EDQUOT:
+        *detail = MS_REFUSED_LIGHT_QUEUES_FULL;
+        return LMQ_CONSUME_QUEUE_NUM_EXCEEDED;
+    default:
+        *detail = MS_REFUSED_LIGHT_QUEUE_NAME;
+        return MESSAGE_ILLEGAL;
+    }
 }
 
 /* The entry at the session's head: 0 done, or MS_RUN_*, then it stays where it is. */
@@ -677,6 +691,12 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
         return close_session(writer, own, MS_REFUSED_SEQUENCE);
     uint32_t detail = MS_REFUSED_NO, rolls = 0;
     uint32_t status = check_entry(writer, &entry, &detail);
+    writer->light.count = 0;
+    if (status == PUT_OK && writer->light.enabled && entry.head.kind == MS_ENTRY_PUT) {
+        status = prepare_light_queues(writer, &entry, &detail);
+        if (detail == MS_REFUSED_QUEUES_FULL && !writer->queues_refused)
+            return MS_RUN_QUEUES;
+    }
     if (status == PUT_OK)
         status = measure(writer, &entry, &rolls, &detail);
     uint32_t rolls_max = writer->mode == MS_MODE_POOL ? writer->control->identity.pool_buffers - 1 : MS_AHEAD_MAX;
@@ -801,7 +821,7 @@ static int make_pass(struct ms_writer *writer)
             writer->last_producer_same_cpu = ms_load_relaxed(&own->session->producer_cpu) == ms_load_relaxed(&writer->control->writer.cpu);
         int64_t turn_from = writer->position;
         for (int k = 0; k < TURN_ENTRIES && own->head != tail && !own->broken; k++) {
-            if (writer->control->undo.count >= MS_UNDO_MAX || writer->position - from >= MS_PASS_BYTES ||
+            if (writer->control->undo.count >= MS_UNDO_MAX - MS_LIGHT_QUEUES_MAX || writer->position - from >= MS_PASS_BYTES ||
                 writer->position - turn_from >= TURN_BYTES)
                 break;
             why = take_entry(writer, own, tail);

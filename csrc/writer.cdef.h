@@ -54,6 +54,8 @@
 #define MS_REFUSED_MALFORMED 17  /* the entry contradicts itself: its session is closed */
 #define MS_REFUSED_SEQUENCE 18   /* not the next sequence number: its session is closed */
 #define MS_REFUSED_TOO_LARGE 19  /* its records together are larger than a pass may be */
+#define MS_REFUSED_LIGHT_QUEUE_NAME 20 /* a name in INNER_MULTI_DISPATCH */
+#define MS_REFUSED_LIGHT_QUEUES_FULL 21
 
 struct ms_writer_session {
     struct ms_session *session;  /* NULL: not attached */
@@ -117,6 +119,7 @@ struct ms_writer {
     uint32_t spinning;           /* entries come so close that spinning for the next one pays */
     struct ms_mover mover;
     uint64_t skip_verify_incarnation; /* flusher incarnation already reported to Python */
+    struct ms_light_queues light; /* places in further queues; off until Python sets light.enabled */
     struct ms_put_meter meter;   /* counts into shared memory once Python has set meter.stats */
 };
 

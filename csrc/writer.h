@@ -4,6 +4,7 @@
 #include "control.h"
 #include "cpu.h"
 #include "latch.h"
+#include "light_queues.h"
 #include "queue_table.h"
 #include "session.h"
 #include "store_stats.h"

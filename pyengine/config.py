@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.engine_config import FIXED_NAMES, SETTINGS, EngineConfig
+from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError
 from pyengine.settings import Value
 
@@ -156,23 +156,35 @@ def read_file(path: Path) -> dict[str, Value]:
 
 
 def keep_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
-    """Write the sizes that files depend on into config/engine.toml, unless they stand there; True if it wrote.
+    """Write into config/engine.toml what the store's files cannot be understood without; True if it wrote.
 
-    Called by whoever creates a store, before its first segment. What the user wrote
-    in the file stays as it is: the missing lines go in front of it. A crash leaves
-    the old file or the new one, never a part.
+    The sizes, unless they stand there; and what KEPT_NAMES lists, when it is no default or the
+    file says otherwise. Called by whoever creates or opens a store for writing, before its first
+    segment. What the user wrote in the file stays as it is: the missing lines go in front of it.
+    A crash leaves the old file or the new one, never a part.
     """
     path = config_path(root)
     present = read_file(path)
     missing = {name: getattr(config, name) for name in FIXED_NAMES if name not in present}
-    if not missing:
+    kept = {name: getattr(config, name) for name in KEPT_NAMES
+            if present.get(name, SETTINGS[name].default) != getattr(config, name)}
+    if not missing and not kept:
         return False
     from pyengine.storage.new_file import write_config
 
-    kept = path.read_text(encoding="utf-8") if path.exists() else ""
-    heading = "# Sizes of this store's files, fixed when it was made.\n"
-    write_config(path, (heading + write_toml(missing) + ("\n" + kept if kept else "")).encode())
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = [line for line in text.splitlines(keepends=True) if _name_of_line(line) not in kept]
+    heading = "# Sizes of this store's files, fixed when it was made.\n" if missing else ""
+    kept_heading = "# What its queues hold, kept from the last start.\n" if kept else ""
+    fresh = heading + write_toml(missing) + kept_heading + write_toml(kept)
+    write_config(path, (fresh + ("\n" if lines else "") + "".join(lines)).encode())
     return True
+
+
+def _name_of_line(line: str) -> str | None:
+    """The setting that a line of engine.toml gives, if it gives one."""
+    key, equals, _ = line.partition("=")
+    return _NAMES.get(fold(key.strip().strip("'\""))) if equals and not key.lstrip().startswith("#") else None
 
 
 def write_toml(values: Mapping[str, Value]) -> str:

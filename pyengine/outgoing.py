@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from pyengine.formats.constants import (
     INTERNAL_PROPERTY_NAMES,
+    MULTI_DISPATCH_SEPARATOR,
     NAME_VALUE_SEPARATOR,
     PROPERTIES_BYTES_MAX,
     PROPERTY_DELAY,
+    PROPERTY_INNER_MULTI_DISPATCH,
     PROPERTY_KEYS,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
@@ -93,12 +95,23 @@ def _value(name: str, value: str, what: str) -> str:
     return value
 
 
+def _light_queues(names: str) -> None:
+    """Refused unless every name of INNER_MULTI_DISPATCH can be a queue's."""
+    for name in names.split(MULTI_DISPATCH_SEPARATOR):
+        try:
+            topic_bytes(name)
+        except Refused as refused:
+            raise Refused(refused.status, f"a queue in {PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}") from None
+
+
 def _user_property(name: str, value: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"a property's name must be str, not {type(name).__name__}")
     if not name or any(mark in name for mark in _FORBIDDEN):
         raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the property name {name!r} is empty or holds a character 0, 1 or 2")
-    if name in _RESERVED:
+    if name == PROPERTY_INNER_MULTI_DISPATCH:
+        _light_queues(value)
+    elif name in _RESERVED:
         raise Refused(PutStatus.MESSAGE_ILLEGAL,
                       f"the property name {name} is reserved by RocketMQ: use the argument for it, or another name")
     return f"{name}{NAME_VALUE_SEPARATOR}{_value(name, value, f'the property {name}')}"

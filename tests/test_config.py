@@ -289,3 +289,15 @@ def test_a_new_store_keeps_the_sizes_it_was_made_with(tmp_path):
     assert load_config(root, {}, {}).mapped_file_size_commit_log_bytes == 65536
     with pytest.raises(ConfigError, match="config/engine.toml says 65536"):
         load_config(root, {"mappedFileSizeCommitLog": "128KiB"}, {})
+
+
+def test_what_the_queues_hold_is_kept_from_the_last_start(tmp_path):
+    path = config_path(tmp_path)
+    path.parent.mkdir()
+    path.write_text("# mine\nenableLmq = true\nspin = 0\n")
+    keep_sizes(tmp_path, load_config(tmp_path, {"enable_multi_dispatch": "true", "enable_lmq": "false"}, {}))
+    again = load_config(tmp_path, {}, {})
+    assert (again.enable_multi_dispatch, again.enable_lmq, again.enable_consume_queue_ext) == (True, False, False)
+    text = path.read_text()
+    assert "# mine\n" in text and "spin = 0\n" in text and "enableLmq" not in text and "consume_queue_ext =" not in text
+    assert not keep_sizes(tmp_path, again)

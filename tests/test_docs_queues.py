@@ -20,3 +20,10 @@ def test_what_is_lost_is_found_and_made_again(reader):  # noqa: F811
     assert "to do: run `pyengine rebuild STORE --topic orders --queue-id 0`" in said
     assert "Made 1 queue again" in said and "Made 1 queue and the index again" in said
     assert "one apple" in said and "Nothing is wrong" in said
+
+
+@pytest.mark.timeout(300)
+def test_a_message_reaches_light_queues(reader):  # noqa: F811
+    said = reader.run(block("news-store"))
+    assert said.count("for two readers") == 2 and said.count("for one") == 1 and "Nothing is wrong" in said
+    assert reader.run(block("light-store")).splitlines() == ["['news', 'news']", "b'hello'"]

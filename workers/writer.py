@@ -19,7 +19,7 @@ from workers import worker
 def serve(attached: worker.Worker) -> None:
     """Passes until asked to stop; then everything that was published before."""
     try:
-        service = PutMessageService(attached.memory, attached.root, attached.beat)
+        service = PutMessageService(attached.memory, attached.root, attached.config, attached.beat)
     except EngineError as error:
         raise worker.BootFailedError(str(error)) from error
     try:

@@ -15,7 +15,7 @@ import click
 
 from pyengine.cli.command_table import COMMANDS, SECTIONS
 from pyengine.config import ENV_PREFIX, FIXED_NAMES, REFUSED_KEYS
-from pyengine.engine_config import SETTINGS
+from pyengine.engine_config import KEPT_NAMES, SETTINGS
 
 GROUPS = {
     "files": "Sizes of files, fixed at creation",
@@ -41,6 +41,8 @@ def configuration_page() -> str:
         f"Fixed at creation: {', '.join(f'`{name}`' for name in FIXED_NAMES)}. They are kept in `config/engine.toml`; any "
         "other value is refused. For a store that RocketMQ made they are worked out from its files; where the files cannot "
         "tell, `--set` says, else RocketMQ's default holds.", "",
+        f"Kept from the last start, because recovery and other commands need to know them: "
+        f"{', '.join(f'`{name}`' for name in KEPT_NAMES)}.", "",
     ]
     for group, title in GROUPS.items():
         rows = [row for row in SETTINGS.values() if row.group == group]

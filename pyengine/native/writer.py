@@ -41,6 +41,9 @@ REFUSALS: dict[int, str] = {
     lib.MS_REFUSED_SIDE: "the side object of a large entry was missing or not as announced: put again",
     lib.MS_REFUSED_MALFORMED: "the producer's ring held an entry that contradicts itself: its session was closed",
     lib.MS_REFUSED_TOO_LARGE: "put_many makes records of more than 256 MiB in sum (topic and properties stand in each): split it",
+    lib.MS_REFUSED_LIGHT_QUEUE_NAME: "a name in INNER_MULTI_DISPATCH is no topic's name, stands there twice, is the message's "
+    "own queue, is one of more than 64, or begins with %LMQ% in a store without enable_lmq",
+    lib.MS_REFUSED_LIGHT_QUEUES_FULL: "there are as many light queues as max_lmq_consume_queue_num allows",
     lib.MS_REFUSED_SEQUENCE: "the producer's ring held an entry out of sequence: its session was closed",
 }
 
@@ -102,6 +105,11 @@ class Writer:
             self.pointer.scratch = self._scratch
             self.pointer.scratch_bytes = size
             self.pointer.side_loaded = 0  # stood in the old one; it is asked for again
+
+    def enable_multi_dispatch(self, *, lmq: bool, lmq_max: int) -> None:
+        """Messages get places in the queues of INNER_MULTI_DISPATCH; with `lmq` in at most `lmq_max` light queues."""
+        light = self.pointer.light
+        light.enabled, light.lmq, light.lmq_max, light.lmq_count = 1, lmq, lmq_max, -1
 
     def open(self) -> None:
         """Take the committed slot as the truth: position, heads, counters."""

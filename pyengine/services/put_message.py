@@ -17,6 +17,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi
 from pyengine.errors import EngineUnavailableError, FlushError, InvariantError
@@ -30,6 +31,9 @@ from pyengine.native.writer import Segment, Writer
 from pyengine.services.freeze import freeze
 from pyengine.services.unflushed_segments import UnflushedSegments
 
+if TYPE_CHECKING:
+    from pyengine.config import EngineConfig
+
 RUN_NS = 100_000_000        # housekeeping at least this often
 SEGMENT_WAIT_S = 5.0        # RocketMQ waits as long for a mapped file (AllocateMappedFileService)
 QUEUE_TABLE_WAIT_S = 5.0
@@ -41,7 +45,8 @@ WAKES = (native.COMMITTER, native.FLUSHER, native.REPUTTER)
 class PutMessageService:
     """The appender of the store. `beat` is called on each wait, so that waiting for a segment is not silence."""
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], beat: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
+                 beat: Callable[[], None] = lambda: None) -> None:
         self._memory = memory
         self._control = memory.control
         self._identity = memory.identity
@@ -61,6 +66,8 @@ class PutMessageService:
         semaphores = {kind: memory.latch(kind).semaphore for kind in (native.WRITER, *WAKES)}
         self._writer = Writer(self._control, memory.bells, self._table, semaphores, self._identity.spin_writer_us)
         store_stats.count_puts(self._writer.pointer, memory.counters)
+        if config.enable_multi_dispatch:
+            self._writer.enable_multi_dispatch(lmq=config.enable_lmq, lmq_max=config.max_lmq_consume_queue_num)
         self._writer.open()
         self._attach_segments_at_start()
         self._look_at_sessions()

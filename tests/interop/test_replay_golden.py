@@ -23,7 +23,7 @@ from pyengine.cli.replay_manifest import Manifest, load_manifest
 
 RECIPES = (
     "basic", "roll", "tx", "batch", "ipv6", "bigmsg", "pool", "pool-roll", "syncflush", "multi-index", "keyclash",
-    "empty", "emptybody",
+    "empty", "emptybody", "lmq",
 )  # fmt: skip
 ENDS = ("stopped", "killed")
 PUTS_INTO_THE_POOL = 3  # the committer is held before the last so many puts

@@ -1,0 +1,121 @@
+#include "light_queues.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "property.h"
+#include "topic.h"
+#include "undo.h"
+
+#define LMQ_PREFIX "%LMQ%"
+#define LMQ_PREFIX_BYTES 5
+#define OFFSETS_NAME "INNER_MULTI_QUEUE_OFFSET"
+#define OFFSETS_NAME_BYTES 24
+
+static int is_lmq(const uint8_t *name, int64_t bytes)
+{
+    return bytes >= LMQ_PREFIX_BYTES && memcmp(name, LMQ_PREFIX, LMQ_PREFIX_BYTES) == 0;
+}
+
+static void count_lmqs(struct ms_light_queues *light, const struct ms_queue_table *queues)
+{
+    light->lmq_count = 0;
+    for (uint32_t at = 0; at < queues->slots; at++)
+        light->lmq_count += queues->slot[at].key_bytes > 0 && is_lmq(queues->slot[at].topic, queues->slot[at].key_bytes);
+}
+
+/* The table slot of one named queue, or -errno. */
+static int64_t find_queue(struct ms_light_queues *light, struct ms_queue_table *queues, struct ms_text name,
+                          const struct ms_text *topic, int32_t queue_id)
+{
+    const int lmq = is_lmq(name.at, name.bytes);
+    if (name.bytes == 0 || name.bytes > MS_TOPIC_BYTES_MAX || !ms_topic_is_legal(name.at, name.bytes) ||
+        (lmq && !light->lmq))
+        return -EINVAL;
+    const int is_own_topic = name.bytes == topic->bytes && memcmp(name.at, topic->at, (size_t)name.bytes) == 0;
+    if (is_own_topic && (!lmq || queue_id == 0))
+        return -EINVAL;
+    if (lmq)
+        queue_id = 0;
+    int64_t at = ms_queue_table_find(queues, name.at, (uint32_t)name.bytes, queue_id, 0);
+    if (at >= 0)
+        return at;
+    if (lmq && light->lmq_count < 0)
+        count_lmqs(light, queues);
+    if (lmq && light->lmq_count >= light->lmq_max)
+        return -EDQUOT;
+    at = ms_queue_table_find(queues, name.at, (uint32_t)name.bytes, queue_id, 1);
+    if (at < 0)
+        return -ENOSPC;
+    light->lmq_count += lmq;
+    return at;
+}
+
+/* The text as it was, without what the store itself puts there, to `light->text`. */
+static void copy_text(struct ms_light_queues *light, const uint8_t *text, uint32_t bytes)
+{
+    const uint8_t *const end = text + bytes;
+    light->text_bytes = 0;
+    while (text < end) {
+        const uint8_t *stop = memchr(text, 2, (size_t)(end - text));
+        if (stop == NULL)
+            stop = end;
+        const int64_t piece = stop - text;
+        const int is_ours = (piece > OFFSETS_NAME_BYTES && memcmp(text, OFFSETS_NAME "\1", OFFSETS_NAME_BYTES + 1) == 0) ||
+                            (piece > 4 && memcmp(text, "WAIT\1", 5) == 0);
+        if (!is_ours && piece > 0) {
+            if (light->text_bytes > 0)
+                light->text[light->text_bytes++] = 2;
+            memcpy(light->text + light->text_bytes, text, (size_t)piece);
+            light->text_bytes += (uint32_t)piece;
+        }
+        text = stop + 1;
+    }
+}
+
+int ms_light_prepare(struct ms_light_queues *light, struct ms_queue_table *queues, const uint8_t *topic,
+                     uint32_t topic_bytes, int32_t queue_id, const uint8_t *properties, uint32_t properties_bytes)
+{
+    struct ms_routing routing;
+    const struct ms_text own = {topic, topic_bytes};
+    light->count = 0;
+    ms_property_routing(properties, properties_bytes, &routing);
+    if (routing.multi_dispatch.at == NULL)
+        return 0;
+    struct ms_text rest = routing.multi_dispatch, name;
+    uint32_t count = 0;
+    while (ms_text_split(&rest, ',', &name)) {
+        if (count == MS_LIGHT_QUEUES_MAX)
+            return -EINVAL;
+        const int64_t at = find_queue(light, queues, name, &own, queue_id);
+        if (at < 0)
+            return (int)at;
+        for (uint32_t i = 0; i < count; i++)
+            if (light->table_slot[i] == (uint32_t)at)
+                return -EINVAL;
+        light->table_slot[count++] = (uint32_t)at;
+    }
+    copy_text(light, properties, properties_bytes);
+    uint8_t *const text = light->text;
+    if (light->text_bytes > 0)
+        text[light->text_bytes++] = 2;
+    memcpy(text + light->text_bytes, OFFSETS_NAME "\1", OFFSETS_NAME_BYTES + 1);
+    light->text_bytes += OFFSETS_NAME_BYTES + 1;
+    for (uint32_t i = 0; i < count; i++)
+        light->text_bytes += (uint32_t)snprintf((char *)text + light->text_bytes, 22, i > 0 ? ",%lld" : "%lld",
+                                                (long long)queues->slot[light->table_slot[i]].next_offset);
+    if (light->text_bytes > MS_PROPERTIES_BYTES_MAX)
+        return -EMSGSIZE;
+    light->count = count;
+    return 1;
+}
+
+void ms_light_advance(struct ms_light_queues *light, struct ms_control *control, struct ms_queue_table *queues,
+                      uint64_t pass)
+{
+    for (uint32_t i = 0; i < light->count; i++) {
+        ms_undo_remember(control, queues, light->table_slot[i], pass);
+        queues->slot[light->table_slot[i]].next_offset++;
+    }
+}

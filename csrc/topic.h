@@ -1,0 +1,18 @@
+/* What a topic's name may be: it is a folder's name too, and 1 and 2 separate properties. */
+#ifndef MS_TOPIC_H
+#define MS_TOPIC_H
+
+#include <stdint.h>
+#include "record.h"
+
+static inline int ms_topic_is_legal(const uint8_t *topic, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i++)
+        if (topic[i] <= 2 || topic[i] == '/')
+            return 0;
+    if (topic[0] == '.' && (bytes == 1 || (bytes == 2 && topic[1] == '.')))
+        return 0;
+    return ms_record_text_is_clean(topic, bytes);
+}
+
+#endif

@@ -1,0 +1,28 @@
+/* The undo list of a pass: what a queue's next offset was before this pass changed it.
+ *
+ * Who: the writer, before it changes next_offset. One entry per queue and pass, in front of the
+ * change, so that the next writer can put it back (ms_writer_roll_back).
+ */
+#ifndef MS_UNDO_H
+#define MS_UNDO_H
+
+#include <stdint.h>
+#include "atomics.h"
+#include "control.h"
+#include "queue_table.h"
+
+static inline void ms_undo_remember(struct ms_control *control, struct ms_queue_table *queues, uint32_t table_slot,
+                                    uint64_t pass)
+{
+    struct ms_queue_slot *const queue = &queues->slot[table_slot];
+    if (queue->pass == pass)
+        return;
+    struct ms_undo *const undo = &control->undo;
+    undo->old_offset[undo->count] = queue->next_offset;
+    undo->table_slot[undo->count] = table_slot;
+    ms_store_release(&undo->count, undo->count + 1);
+    ms_compiler_fence(); /* undo first, change after */
+    queue->pass = pass;
+}
+
+#endif
