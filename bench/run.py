@@ -29,6 +29,7 @@ import pyengine  # noqa: E402
 from pyengine.cli.engine_status import engine_status  # noqa: E402
 from pyengine.engine import supervisor_pid  # noqa: E402
 
+IDLE_SECONDS = 20
 RECORD_OVERHEAD_BYTES = 91 + len("bench")
 SETTINGS = {"mapped_file_size_commit_log_bytes": 1 << 28, "max_hash_slot_num": 100_000, "max_index_num": 400_000,
             "flush_disk_type": "ASYNC_FLUSH"}
@@ -171,16 +172,55 @@ def bench_workers(bench: Bench) -> None:
         ready = time.perf_counter() - began
         status = engine_status(path, {})
         processes = processes_of(path)
-        time.sleep(1)
+        time.sleep(2)
         before = [sum(process.cpu_times()[:2]) for process in processes]
-        time.sleep(10)
+        time.sleep(IDLE_SECONDS)
         used = sum(sum(process.cpu_times()[:2]) - was for process, was in zip(processes, before))
         private = {worker["kind"]: _private_bytes(worker["pid"]) / 1048576 for worker in status["workers"] if worker["pid"]}
     bench.rows.append(Row("engine ready", "s", [ready], floor=1, higher_is_better=False))
-    bench.rows.append(Row("idle cost of all workers together", "% of a core", [used / 10 * 100], floor=1, higher_is_better=False))
+    bench.rows.append(Row("idle cost of all workers together", "% of a core", [used / IDLE_SECONDS * 100], floor=1, higher_is_better=False))
     bench.rows.append(Row("private memory of the largest worker", "MiB", [max(private.values())], floor=40, aim=25,
                           higher_is_better=False, notes=private))
     shutil.rmtree(path.parent)
+
+
+def bench_memory(bench: Bench) -> None:
+    """Private bytes of each worker before and after a long run: none of them may grow with the messages."""
+    messages = 10_000_000 if bench.rounds > 1 else 1_000_000
+    warm_up = messages // 10
+    engine, path = bench.store()
+    with engine, pyengine.connect(path) as producer:
+        workers = {worker["kind"]: worker["pid"] for worker in engine_status(path, {})["workers"] if worker["pid"]}
+        put_messages(producer, warm_up)
+        wait_dispatched(path)
+        before = {kind: _private_bytes(pid) / 1048576 for kind, pid in workers.items()}
+        began = time.perf_counter()
+        put_messages(producer, messages)
+        wait_dispatched(path)
+        took = time.perf_counter() - began
+        after = {kind: _private_bytes(pid) / 1048576 for kind, pid in workers.items()}
+        if workers != {worker["kind"]: worker["pid"] for worker in engine_status(path, {})["workers"] if worker["pid"]}:
+            raise SystemExit("a worker died on the way")
+    notes = {f"{kind} {when}, MiB": value[kind] for kind in workers for when, value in (("before", before), ("after", after))}
+    bench.rows.append(Row(f"growth of the worker that grew most, {messages:,} messages", "MiB",
+                          [max(after[kind] - before[kind] for kind in workers)], floor=1, aim=0.25, higher_is_better=False,
+                          notes={"seconds": took, **notes}))
+    shutil.rmtree(path.parent)
+
+
+def put_messages(producer: pyengine.Producer, count: int) -> None:
+    """So many messages of 128 B with a key, over 64 queues of 4 topics."""
+    bodies = [os.urandom(128)] * 256
+    for number in range(-(-count // len(bodies))):
+        result = producer.put_many(f"bench-{number % 4}", bodies, queue_id=number // 4 % 16, keys="some-key")
+        if not result.ok:
+            raise SystemExit(f"{result.status.name}: {result.reason}")
+
+
+def wait_dispatched(path: Path) -> None:
+    """Until all that was put is durable, in queues and in the index."""
+    while (status := engine_status(path, {}))["behind_bytes"] or status["unflushed_bytes"]:
+        time.sleep(0.05)
 
 
 def processes_of(path: Path) -> list[psutil.Process]:
@@ -198,7 +238,7 @@ def _private_bytes(pid: int) -> int:
 
 
 BENCHES: tuple[Callable[[Bench], None], ...] = (
-    bench_workers, bench_statistics, bench_visible, bench_async_puts, bench_async_many, bench_sync, bench_recovery)
+    bench_workers, bench_statistics, bench_memory, bench_visible, bench_async_puts, bench_async_many, bench_sync, bench_recovery)
 
 
 def main() -> None:
