@@ -10,7 +10,7 @@ from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_ext_address, is_filler, is_live, unpack_entry
 from pyengine.formats.paths import StorePaths
-from pyengine.storage.segment_files import list_segments, map_read_only
+from pyengine.storage.segment_files import list_segments, mapped
 
 
 def dump_queue(
@@ -26,7 +26,7 @@ def dump_queue(
     entries = []
     for segment in list_segments(folder, size_bytes):
         first = segment.start_offset // CQ_ENTRY_BYTES
-        with map_read_only(segment.path) as view:
+        with mapped(segment.path) as view:
             for at in range(0, len(view) - CQ_ENTRY_BYTES + 1, CQ_ENTRY_BYTES):
                 number = first + at // CQ_ENTRY_BYTES
                 if offset is not None and number < offset:

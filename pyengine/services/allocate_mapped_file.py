@@ -5,10 +5,11 @@ it wants segments (`wanted_end`), and one more than the one it writes to is alwa
 ready. A segment appears complete or not at all (storage/new_file.py); `ready_end` moves
 afterwards, then the writer is woken.
 
-A disk without room is no failure: the errno stands in the control block (the writer
-answers CREATE_MAPEDFILE_FAILED meanwhile), it is tried again each half second, and the
-store goes on by itself once there is room. An orderly stop removes the segments that were
-never used, as RocketMQ's shutdown does.
+A disk without room is no failure, nor one that would leave queues and index too little
+(storage/derived_room.py): the errno stands in the control block (the writer answers
+CREATE_MAPEDFILE_FAILED meanwhile), it is tried again each half second, and the store goes
+on by itself once there is room. An orderly stop removes the segments that were never used,
+as RocketMQ's shutdown does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from pyengine.native import control as native
 from pyengine.native import nap
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.page_warmer import PageWarmer
-from pyengine.storage.new_file import create_file, sync_folder
+from pyengine.storage.derived_room import leave_room
+from pyengine.storage.new_file import create_file, make_folders, sync_folder
 
 RETRY_NS = 500_000_000
 IDLE_PAUSE_S = 0.05     # a writer that wakes up has a window of 64 MiB, enough for longer than this
@@ -97,13 +99,18 @@ class AllocateMappedFileService:
         return True
 
     def _create(self, start: int) -> None:
+        path = self._paths.commit_log_segment(start)
+        if not path.exists():
+            make_folders(path.parent)
+            undispatched_bytes = start + self._segment_bytes - native.load_position(self._control.reput_from)
+            leave_room(path.parent, self._segment_bytes, undispatched_bytes)
         try:
             os.close(create_file(self._paths.commit_log, segment_name(start), self._segment_bytes))
         except DiskError as error:
             # Made by a predecessor that died before it could say so: complete, since it has its name.
             if error.errno != errno.EEXIST:
                 raise
-            size = self._paths.commit_log_segment(start).stat().st_size
+            size = path.stat().st_size
             if size != self._segment_bytes:
                 raise DiskError(f"{error.path} has {size} bytes, not {self._segment_bytes}", path=error.path) from error
 

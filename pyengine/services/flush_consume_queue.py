@@ -33,7 +33,7 @@ from pyengine.native import control as native
 from pyengine.native.flush import fdatasync, fsync, monotonic_ns
 from pyengine.services.freeze import freeze
 from pyengine.storage.dispatcher import touched_queues
-from pyengine.storage.segment_files import map_read_only
+from pyengine.storage.segment_files import mapped
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 
@@ -115,7 +115,7 @@ class FlushConsumeQueueService:
         while start < end:
             base = start - start % self._segment_bytes
             stop = min(end, base + self._segment_bytes)
-            with contextlib.closing(map_read_only(self._paths.commit_log_segment(base))) as view:
+            with mapped(self._paths.commit_log_segment(base)) as view:
                 touched = touched_queues(view, base, start, stop, multi_dispatch=self._multi_dispatch)
             if touched.reason not in ("range_end", "blank"):
                 raise DiskError(f"the log cannot be read at {touched.reached} ({touched.reason})",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_left
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from pyengine.native.store_check import broken_chain, count_keys, first_unfounde
 from pyengine.storage.check_log import LogSegments
 from pyengine.storage.check_report import CheckReport, Findings, Severity
 from pyengine.storage.index_recovery import list_index_files, makes_sense
-from pyengine.storage.segment_files import map_read_only
+from pyengine.storage.segment_files import mapped
 
 
 def check_index(
@@ -29,7 +28,7 @@ def check_index(
             findings.error("index length", name, None,
                            f"{path.stat().st_size} bytes, not {layout.size_bytes} as its slots and entries need")
             continue
-        with contextlib.closing(map_read_only(path)) as view:
+        with mapped(path) as view:
             header = unpack_header(view)
             if not makes_sense(header, layout):
                 findings.error("index header", name, 0, f"the header makes no sense: {header}")

@@ -12,7 +12,6 @@ What stands at the place where the walk stops:
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from pyengine.storage.file_zeros import used_end
 from pyengine.storage.log_recovery import tail_content
 from pyengine.storage.log_scan import SLICE_BYTES
 from pyengine.storage.recovery_cases import Content, End, Owner, TailDecision, tail_case
-from pyengine.storage.segment_files import SegmentFile, map_read_only
+from pyengine.storage.segment_files import SegmentFile, map_read_only, mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class LogSegments:
             base = segment.start_offset
             first, last = max(start, base), min(self.end, base + self.size_bytes)
             if first < last:
-                with contextlib.closing(map_read_only(segment.path)) as view:
+                with mapped(segment.path) as view:
                     yield base, first, last, view
 
     def close(self) -> None:
@@ -121,7 +120,7 @@ def _walk_segment(
     segment: SegmentFile, log: LogSegments, stop: int, report: CheckReport, last_ms: int, progress: CheckProgress, total: int
 ) -> tuple[int, str, int]:
     at, reason = segment.start_offset, str(CaseLabel.RANGE_END)
-    with contextlib.closing(map_read_only(segment.path)) as view:
+    with mapped(segment.path) as view:
         view.madvise(mmap.MADV_SEQUENTIAL)
         while at < stop:
             slice_end = min(at + SLICE_BYTES, stop)
@@ -179,7 +178,7 @@ def _whole_record_behind(log: LogSegments, index: int, end: int) -> int | None:
         start = max(base, end + 1)
         if start >= base + log.size_bytes:
             continue
-        with contextlib.closing(map_read_only(segment.path)) as view:
+        with mapped(segment.path) as view:
             at: int | None = start
             while at is not None:
                 at = sync(view, base, at, base + log.size_bytes)

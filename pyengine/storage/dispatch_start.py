@@ -19,7 +19,6 @@ When shared memory counts, everything below its `reput_from` has been dispatched
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 from pyengine.native.dispatch import touched_queues
@@ -28,7 +27,7 @@ from pyengine.storage.index_recovery import IndexPlan
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.queue_recovery import QueueCut
 from pyengine.storage.recovery_report import RecoveryPath
-from pyengine.storage.segment_files import map_read_only
+from pyengine.storage.segment_files import mapped
 
 _SLICE_BYTES = 1 << 20
 
@@ -66,7 +65,7 @@ def record_start(log: LogView, offset: int) -> int:
     base = log.segments[index].start_offset
     if offset == base:
         return base
-    with contextlib.closing(map_read_only(log.segments[index].path)) as view:
+    with mapped(log.segments[index].path) as view:
         reached = walk(
             view, base, base, offset, check_crc=False, check_offset=False, limit=base + log.size_bytes
         ).end_offset
@@ -80,7 +79,7 @@ def _has_entries(log: LogView, start: int, end: int, multi_dispatch: bool) -> bo
         at, stop = max(start, base), min(end, base + log.size_bytes)
         if at >= stop:
             continue
-        with contextlib.closing(map_read_only(segment.path)) as view:
+        with mapped(segment.path) as view:
             while at < stop:
                 touched = touched_queues(view, base, at, min(stop, at + _SLICE_BYTES), multi_dispatch=multi_dispatch)
                 if touched.queues:

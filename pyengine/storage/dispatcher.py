@@ -129,7 +129,10 @@ class Dispatcher:
         Raises DiskFullError or DiskError with the path; a later call with the same
         `start` goes on where that one failed.
         """
-        data = bounded(view, base_offset, start, end)
+        with bounded(view, base_offset, start, end) as data:  # let go of also when this raises: the caller unmaps
+            return self._run(data, base_offset, start, end)
+
+    def _run(self, data, base_offset: int, start: int, end: int) -> int:
         loop, state = self._loop, self._loop.struct
         while True:
             reason = loop.run(data, base_offset, start, end)

@@ -9,7 +9,6 @@ inside a damaged record.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.record_layout import BEGIN, MAGIC_AT
 from pyengine.native.scan import classify, walk
 from pyengine.storage.file_zeros import used_end
-from pyengine.storage.segment_files import map_read_only
+from pyengine.storage.segment_files import mapped
 
 _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
 
@@ -60,7 +59,7 @@ def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skippe
     """
     if path.stat().st_size == 0:
         return
-    with contextlib.closing(map_read_only(path)) as mapping, memoryview(mapping) as view:
+    with mapped(path) as mapping, memoryview(mapping) as view:
         end = base + min(len(view), size_bytes)
         data_end = min(end, base + used_end(path))
         at = base

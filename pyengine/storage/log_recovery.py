@@ -5,7 +5,6 @@ The outcome is a `LogPlan`; log_changes.py carries it out.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
@@ -16,7 +15,7 @@ from pyengine.storage.file_zeros import used_end
 from pyengine.storage.log_scan import LogScan, LogView, scan_log
 from pyengine.storage.recovery_cases import Content, End, FileDecision, TailDecision, file_case, tail_case
 from pyengine.storage.recovery_report import Progress, SharedState
-from pyengine.storage.segment_files import SegmentFile, map_read_only
+from pyengine.storage.segment_files import SegmentFile, mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ def tail_content(segment: SegmentFile, end_offset: int, reason: str) -> tuple[Co
         return Content.BLANK, used_bytes
     if reason not in (CaseLabel.TORN, CaseLabel.BAD_CRC, CaseLabel.BAD_TEXT):
         return Content.OTHER, used_bytes
-    with contextlib.closing(map_read_only(segment.path)) as view:
+    with mapped(segment.path) as view:
         size_bytes, _ = BEGIN.unpack_from(view, start)
         names_this_offset = (
             start + PHYSICAL_OFFSET_AT + I64.size <= len(view)

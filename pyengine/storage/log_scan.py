@@ -8,7 +8,6 @@ must also name its own offset; RocketMQ never asks for that.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from pyengine.formats.record_layout import BEGIN, I32, I64, SYS_FLAG_AT, store_t
 from pyengine.native.scan import walk
 from pyengine.storage.recovery_cases import Owner
 from pyengine.storage.recovery_report import Progress, RecoveryPath
-from pyengine.storage.segment_files import SegmentFile, map_read_only
+from pyengine.storage.segment_files import SegmentFile, mapped
 
 SLICE_BYTES = 64 << 20            # how much is walked between two calls of `progress`
 CLEAN_VERIFY_BYTES_MAX = 1 << 30  # read after a clean stop of our own store: it must start within a second
@@ -143,7 +142,7 @@ def _scan_segment(
     log: LogView, segment: SegmentFile, end: int, scan: LogScan, check_crc: bool, progress: Progress | None, total_bytes: int
 ) -> LogScan:
     scan = replace(scan, end_offset=segment.start_offset, reason=CaseLabel.RANGE_END)
-    with contextlib.closing(map_read_only(segment.path)) as view:
+    with mapped(segment.path) as view:
         view.madvise(mmap.MADV_SEQUENTIAL)
         for stop, strict in _slices(segment.start_offset, end, log.watermark):
             if scan.end_offset >= stop:  # the last record reached over this slice

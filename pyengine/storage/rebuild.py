@@ -17,7 +17,6 @@ because its end still says which queue offset comes next.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
@@ -42,7 +41,7 @@ from pyengine.storage.recovery_report import (
     RecoveryState,
     SharedState,
 )
-from pyengine.storage.segment_files import list_segments, map_read_only
+from pyengine.storage.segment_files import list_segments, mapped
 from pyengine.storage.watermark import read_watermark
 
 _LOOK_BYTES = 4 << 20
@@ -191,7 +190,7 @@ def _look(root: Path, geometry: Geometry, options: RecoveryOptions, progress: Pr
     for number, segment in enumerate(segments):
         base, at = segment.start_offset, segment.start_offset
         end = base + size_bytes
-        with contextlib.closing(map_read_only(segment.path)) as view:
+        with mapped(segment.path) as view:
             while at < end:
                 touched = touched_queues(view, base, at, min(end, at + _LOOK_BYTES), multi_dispatch=True)
                 look.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}

@@ -3,6 +3,7 @@
     look      refuse what RocketMQ would refuse; nothing is changed
     decide    end of the log, queues to cut, index files to drop, where to dispatch from
     degraded? damage below our own watermark: report it, change nothing
+    spares    segments of zeros behind the end: on a full disk they are room for the rest
     marker    config/recovery, durable
     log       quarantine; segments behind the end, newest first; drain the pool; clear the tail; sync
     queues    cut back to the log; index files that cannot be believed
@@ -24,7 +25,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.errors import ExitCode, NotAStoreError
+from pyengine.errors import DiskFullError, ExitCode, NotAStoreError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL
 from pyengine.formats.paths import StorePaths, segment_name
@@ -51,7 +52,7 @@ from pyengine.storage.queue_recovery import QueueCut, QueueState, apply_cut, lis
 from pyengine.storage.queue_times import restore_queue_times
 from pyengine.storage.rebuild_marker import read_rebuild_marker, remove_rebuild_marker
 from pyengine.storage.rebuild_moves import move_away
-from pyengine.storage.recovery_cases import End, FileDecision, Owner, TailDecision
+from pyengine.storage.recovery_cases import SPARE, End, FileDecision, Owner, TailDecision
 from pyengine.storage.recovery_marker import RecoveryMarker, read_marker, remove_marker, write_marker
 from pyengine.storage.recovery_report import (
     GrowingProgress,
@@ -61,7 +62,7 @@ from pyengine.storage.recovery_report import (
     RecoveryState,
     SharedState,
 )
-from pyengine.storage.segment_files import SegmentFile, list_segments, map_read_only
+from pyengine.storage.segment_files import SegmentFile, list_segments, mapped
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
 
@@ -235,6 +236,7 @@ class _Recovery:
             sweep_unfinished(self._root)
             return False
         sweep_unfinished(self._root)
+        self._remove_spares(plan)
         self._on_step("marker")
         write_marker(self._root, RecoveryMarker(plan.path, plan.log.scan.scan_from, plan.dispatch_from))
         if watermark is not None and end < watermark.flushed:
@@ -245,6 +247,13 @@ class _Recovery:
         self._dispatched_from = self._dispatch(log, plan)
         self._finish(plan, watermark)
         return True
+
+    def _remove_spares(self, plan: _Plan) -> None:
+        for segment, _, label in reversed(plan.log.extra):
+            if label == SPARE:
+                self._on_step("delete spare segment")
+                segment.path.unlink(missing_ok=True)
+                sync_folder(self._paths.commit_log)
 
     def _change_log(self, log: LogView, plan: _Plan) -> None:
         end = plan.log.end_offset
@@ -260,6 +269,8 @@ class _Recovery:
                 f"behind the end of the log at {end} ({plan.log.scan.reason})",
             )
         for segment, decision, label in reversed(plan.log.extra):
+            if label == SPARE:
+                continue
             self._on_step(f"{decision.value} segment")
             if decision is FileDecision.QUARANTINE:
                 self._quarantine.keep_file(segment.path, segment.start_offset, f"{label}: the log ends at {end}")
@@ -306,8 +317,13 @@ class _Recovery:
         start, end = plan.dispatch_from, plan.log.end_offset
         if start < end or plan.index_progress is not None:
             self._on_step("dispatch")
-            while (gap := self._dispatch_from(log, plan, start)) is not None:
-                start = record_start(log, max(log.min_offset, 0, gap.max_physical))
+            try:
+                while (gap := self._dispatch_from(log, plan, start)) is not None:
+                    start = record_start(log, max(log.min_offset, 0, gap.max_physical))
+            except DiskFullError as error:
+                raise DiskFullError(
+                    f"{error}. The log is whole up to offset {end} and stays as it is; its queues and index need room: "
+                    "free some and recover again", errno=error.errno, path=error.path) from error
         self._on_step("sync derived")
         unsynced_from = min(start, plan.log.scan.scan_from)
         for queue in list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes):
@@ -332,7 +348,7 @@ class _Recovery:
         with contextlib.closing(self._dispatcher(plan, on_gap)) as dispatcher:
             for segment in self._segments_between(log, start, end):
                 base = segment.start_offset
-                with contextlib.closing(map_read_only(segment.path)) as view:
+                with mapped(segment.path) as view:
                     at, stop = max(start, base), min(end, base + log.size_bytes)
                     while at < stop:
                         reached = dispatcher.dispatch(view, base, at, min(stop, at + DISPATCH_SLICE_BYTES))

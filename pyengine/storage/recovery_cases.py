@@ -112,9 +112,11 @@ class FileCase:
         return self.is_zero == is_zero and self.end in (None, end)
 
 
+SPARE = "spare"  # made ahead and never written to
+
 FILE_CASES = (
     #        label          is_zero  end       decision
-    FileCase("spare",       True,    _ANY,     FileDecision.DELETE),
+    FileCase(SPARE,         True,    _ANY,     FileDecision.DELETE),
     FileCase("unpublished", False,   End.SLOT, FileDecision.DELETE),
     FileCase("stranded",    False,   End.SCAN, FileDecision.QUARANTINE),
 )

@@ -41,8 +41,12 @@ def read_marker(root: Path | str) -> RecoveryMarker | None:
 
 
 def write_marker(root: Path | str, marker: RecoveryMarker) -> None:
-    """Durable before this returns."""
-    write_config(_marker_path(root), json.dumps(asdict(marker)).encode() + b"\n", keep_backup=False)
+    """Durable before this returns. One that says the same already stays: it needs no room again on a full disk."""
+    path = _marker_path(root)
+    if read_marker(root) == marker:
+        sync_folder(path.parent)
+    else:
+        write_config(path, json.dumps(asdict(marker)).encode() + b"\n", keep_backup=False)
 
 
 def remove_marker(root: Path | str) -> None:

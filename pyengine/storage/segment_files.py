@@ -8,12 +8,14 @@ its file was deleted: the last reference unmaps it.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +61,23 @@ def map_read_only(path: str | os.PathLike[str]) -> mmap.mmap:
     except (OSError, ValueError) as error:
         number = getattr(error, "errno", None) or 0
         raise DiskError(f"cannot map {path}: {error}", errno=number, path=str(path)) from error
+
+
+@contextlib.contextmanager
+def mapped(path: str | os.PathLike[str]) -> Iterator[mmap.mmap]:
+    """The whole file, read-only, for the length of a block.
+
+    An error that ends the block is what its caller sees. Its frames may still point into the mapping, which
+    cannot be closed then (BufferError); it goes with the last of them.
+    """
+    view = map_read_only(path)
+    try:
+        yield view
+    except BaseException:
+        with contextlib.suppress(BufferError):
+            view.close()
+        raise
+    view.close()
 
 
 class MappingCache:

@@ -18,6 +18,7 @@ from pyengine.native import control as native
 from pyengine.services import allocate_mapped_file
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.page_warmer import PageWarmer
+from pyengine.storage.derived_room import derived_room_bytes, free_bytes
 
 SEGMENT = 65536
 
@@ -215,7 +216,7 @@ def test_the_worker_serves_a_writer_and_its_successor_takes_over(make_owner):
 
 @pytest.mark.root
 def test_a_really_full_disk_and_room_again(make_small_disk, monkeypatch):
-    disk = make_small_disk("400k")
+    disk = make_small_disk("600k")
     owner = Owner(disk / "store", mode=native.MODE_SYNC)
     try:
         owner.position(0)
@@ -230,6 +231,26 @@ def test_a_really_full_disk_and_room_again(make_small_disk, monkeypatch):
         resize(disk, "8m")
         eventually(lambda: service.work() or ready_end(owner) == 50 * SEGMENT, "room again")
         assert error_number(owner) == 0
+        service.close()
+    finally:
+        owner.close()
+
+
+@pytest.mark.root
+def test_room_is_left_for_queues_and_index(make_small_disk):
+    disk = make_small_disk("1m")
+    owner = Owner(disk / "store", mode=native.MODE_SYNC)
+    try:
+        owner.position(0)
+        owner.publish()
+        said = []
+        service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig(), said.append)
+        native.store(owner.control.writer, "wanted_end", 50 * SEGMENT)
+        eventually(lambda: not service.work() and error_number(owner) == errno.ENOSPC, "the disk counts as full")
+        reached = ready_end(owner)
+        assert free_bytes(disk) >= derived_room_bytes(reached) > SEGMENT
+        assert "for its queues and index" in said[0]
+        service._create(reached - SEGMENT)  # one that is there needs no room
         service.close()
     finally:
         owner.close()

@@ -9,7 +9,7 @@ import pytest
 from pyengine.errors import DiskError, StoreRefusedError
 from pyengine.formats.paths import segment_name
 from pyengine.storage import segment_files
-from pyengine.storage.segment_files import MappingCache, SegmentFile, SegmentFolder, list_segments, map_read_only
+from pyengine.storage.segment_files import MappingCache, SegmentFile, SegmentFolder, list_segments, map_read_only, mapped
 
 SIZE = 4096
 
@@ -162,3 +162,19 @@ def test_times_are_whole_milliseconds_like_javas(tmp_path):
     folder = SegmentFolder(tmp_path, SIZE, MappingCache())
     assert folder.modified_ms(0) == 1_700_000_000_123
     assert folder.modified_ms(SIZE) is None
+
+
+def test_an_error_in_a_mapped_block_is_not_hidden_by_what_still_points_there(tmp_path):
+    make(tmp_path, 0, b"x")
+    path = tmp_path / segment_name(0)
+
+    def fail(view):
+        kept = memoryview(view)
+        raise DiskError(f"{len(kept)} bytes are still pointed to")
+
+    with pytest.raises(DiskError, match="4096 bytes"):
+        with mapped(path) as view:
+            fail(view)
+    with mapped(path) as view:
+        assert view[:1] == b"x"
+    assert view.closed
