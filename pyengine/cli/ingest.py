@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from pyengine.cli import output
+from pyengine.cli.acked_list import AckedList
 from pyengine.cli.ingest_crew import run_crew
 from pyengine.cli.ingest_plan import find_files, share_out, size_of
 from pyengine.cli.ingest_work import Job, Tally, produce
@@ -32,10 +33,12 @@ STDIN = Path("-")
               help="A message is a line, or what a line of JSON says.")
 @click.option("--tags", default=None, help="The tag of every message (lines).")
 @click.option("--glob", "pattern", default=None, help="Of folders, only files like this, as in '*.py'.")
+@click.option("--acked", type=click.Path(dir_okay=False, path_type=Path), default=None, metavar="FILE",
+              help="Append each acknowledged message to this list, for `check --acked`.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Read the input this many times.")
 def ingest(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, files: tuple[Path, ...], queues: int,
-    producers: int, format_: str, tags: str | None, pattern: str | None, repeat: int,
+    producers: int, format_: str, tags: str | None, pattern: str | None, acked: Path | None, repeat: int,
 ) -> int:
     """Put every line of FILE... as a message, and print count and rate.
 
@@ -45,6 +48,9 @@ def ingest(
 
     --format jsonl: each line is an object with `body` (text) or `body_base64`, and, if
     wanted, queue_id, tags, keys, properties, flag, delay_level.
+
+    --acked FILE: a line of JSON for each message that was acknowledged with PUT_OK; with it
+    `pyengine check STORE --acked FILE` tells, whatever happened since, whether all of them are there.
 
     \b
     Examples:
@@ -57,7 +63,10 @@ def ingest(
         raise UsageError("- (standard input) is read once, by one producer, and stands alone")
     if format_ == "jsonl" and tags is not None:
         raise UsageError("--tags is for lines; with jsonl each line says its own tags")
-    jobs, total_bytes = _jobs(store, settings, topic, files, queues, producers, format_, tags, pattern, repeat)
+    if acked is not None:
+        with AckedList(acked):  # refused now, not after the first batch
+            pass
+    jobs, total_bytes = _jobs(store, settings, topic, files, queues, producers, format_, tags, pattern, repeat, acked)
     started = time.monotonic()
     with byte_bar(f"ingest into {topic}", total_bytes) as show:
         tally = _produce_here(jobs[0], show) if len(jobs) == 1 else run_crew(jobs, lambda now: show(now.read_bytes))
@@ -77,11 +86,12 @@ def _produce_here(job: Job, show: Callable[[int], None]) -> Tally:
 
 def _jobs(
     store: Path, settings: dict[str, str], topic: str, files: tuple[Path, ...], queues: int, producers: int,
-    format_: str, tags: str | None, pattern: str | None, repeat: int,
+    format_: str, tags: str | None, pattern: str | None, repeat: int, acked: Path | None,
 ) -> tuple[list[Job], int | None]:
     """One job for each producer that has something to do, and the bytes of all."""
     def job(number: int, ranges: list) -> Job:
-        return Job(str(store), topic, settings, queues, number * queues // producers, format_, tags, ranges)
+        return Job(str(store), topic, settings, queues, number * queues // producers, format_, tags, ranges,
+                   None if acked is None else str(acked))
 
     if STDIN in files:
         return [job(0, [])], None

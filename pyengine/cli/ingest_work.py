@@ -7,6 +7,7 @@ its own (`python -m pyengine.cli.ingest_producer`, several).
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import sys
 from collections import deque
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from pyengine.cli.acked_list import AckedList
 from pyengine.cli.ingest_plan import Range, read_blocks, split_lines
 from pyengine.errors import EngineError, UsageError
 from pyengine.results import PutManyResult, PutResult, PutStatus
@@ -42,6 +44,7 @@ class Job:
     format: str
     tags: str | None
     ranges: list[Range] = field(default_factory=list)
+    acked: str | None = None  # the file that lists what was acknowledged
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -77,10 +80,12 @@ def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
     from pyengine import connect
 
     tally = Tally()
-    with connect(job.store, **job.settings) as producer:
+    with contextlib.ExitStack() as stack:
+        acked = stack.enter_context(AckedList(job.acked)) if job.acked else None
+        producer = stack.enter_context(connect(job.store, **job.settings))
         put = _put_lines if job.format == "lines" else _put_objects
         for name, first_line, lines in _inputs(job):
-            put(producer, job, name, first_line, lines, tally, report)
+            put(producer, job, name, first_line, lines, tally, report, acked)
     return tally
 
 
@@ -100,7 +105,7 @@ def _stdin_blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 def _put_lines(
     producer: Producer, job: Job, name: str, first_line: int | None, blocks: Iterator[bytes], tally: Tally,
-    report: Callable[[Tally], None],
+    report: Callable[[Tally], None], acked: AckedList | None,
 ) -> None:
     """One put_many per batch; batches go round the queues, so each queue keeps the input's order."""
     number = first_line
@@ -112,6 +117,8 @@ def _put_lines(
             bodies = lines[at : at + BATCH_MESSAGES]
             result = producer.put_many(job.topic, bodies, queue_id=queue % job.queues, tags=job.tags)
             _check(result, name, number, len(bodies))
+            if acked is not None:
+                acked.add(result, bodies)
             body_bytes = sum(map(len, bodies))
             read_bytes = min(unread, body_bytes + len(bodies))  # the last line of a file may lack its newline
             unread -= read_bytes
@@ -126,18 +133,20 @@ def _put_lines(
 
 def _put_objects(
     producer: Producer, job: Job, name: str, first_line: int | None, blocks: Iterator[bytes], tally: Tally,
-    report: Callable[[Tally], None],
+    report: Callable[[Tally], None], acked: AckedList | None,
 ) -> None:
     """One asynchronous put per line, at most IN_FLIGHT unanswered, answered in order."""
-    waiting: deque[tuple[Any, int | None, int, int]] = deque()
+    waiting: deque[tuple[Any, int | None, int, bytes]] = deque()
 
     def settle(most: int) -> None:
         while len(waiting) > most:
-            future, number, line_bytes, body_bytes = waiting.popleft()
+            future, number, line_bytes, body = waiting.popleft()
             result = future.result()
             _check(result, name, number, 1)
+            if acked is not None:
+                acked.add(result, [body])
             tally.messages += 1
-            tally.body_bytes += body_bytes
+            tally.body_bytes += len(body)
             tally.read_bytes += line_bytes
             tally.unconfirmed += result.status in UNCONFIRMED
 
@@ -151,7 +160,7 @@ def _put_objects(
             arguments = _object_arguments(line, name, number)
             arguments.setdefault("queue_id", count % job.queues)
             body = arguments.pop("body")
-            waiting.append((producer.put_async(job.topic, body, **arguments), number, read_bytes, len(body)))
+            waiting.append((producer.put_async(job.topic, body, **arguments), number, read_bytes, body))
             settle(IN_FLIGHT)
             count += 1
             number = number + 1 if number is not None else None

@@ -1,7 +1,8 @@
 """Acknowledged messages that must be there: the list that a test or an application kept of its acks.
 
 One JSON object a line: topic, queue_id, queue_offset, physical_offset, body_sha256 (hex).
-Each must be in the log at its offset and in its queue at its place, with that body.
+Each must be in the log at its offset and in its queue at its place, with that body. The physical
+offset may be null (a put_many tells that of its first message only): then the queue says where.
 """
 
 from __future__ import annotations
@@ -13,30 +14,33 @@ from pathlib import Path
 
 from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.formats.consume_queue import ENTRY
+from pyengine.formats.consume_queue import ENTRY, is_live
 from pyengine.formats.message import Message, decode_record
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native.scan import classify
 from pyengine.storage.check_log import LogSegments
 from pyengine.storage.check_report import CheckReport, Findings
 
-_FIELDS = {"topic": str, "queue_id": int, "queue_offset": int, "physical_offset": int, "body_sha256": str}
+_FIELDS = {"topic": str, "queue_id": int, "queue_offset": int, "physical_offset": int | None, "body_sha256": str}
 
 
 def check_acked(
     root: Path, acked: Path, log: LogSegments, queue_file_bytes: int, findings: Findings, report: CheckReport
 ) -> None:
     """Look for every message of the list; UsageError names the line that is no such object."""
-    lines = sorted(_read(acked), key=lambda line: line[1]["physical_offset"])
-    for number, ack in lines:
+    lines = []
+    for number, ack in _read(acked):
+        place = _place_by_queue(root, ack, queue_file_bytes)
+        lines.append((number, ack, place, place if ack["physical_offset"] is None else ack["physical_offset"]))
+    for number, ack, place, offset in sorted(lines, key=lambda line: -1 if line[3] is None else line[3]):
         report.acked += 1
-        wrong, kind = _in_log(ack, log), "acked"
-        if not wrong:
-            wrong, kind = _in_queue(root, ack, queue_file_bytes), "acked entry"
+        wrong, kind = _in_log(ack, offset, log) if offset is not None else "", "acked"
+        if not wrong and place != offset or offset is None:
+            wrong, kind = "its queue has no such entry" if place is None else "its queue entry does not point to it", "acked entry"
         if wrong:
             report.acked_missing += 1
             findings.error(
-                kind, "commitlog", ack["physical_offset"],
+                kind, "commitlog", offset,
                 f"acknowledged message {ack['queue_offset']} of queue {ack['queue_id']} of {ack['topic']} "
                 f"(line {number}): {wrong}",
             )
@@ -59,9 +63,8 @@ def _read(acked: Path) -> Iterator[tuple[int, dict]]:
         yield number, ack
 
 
-def _in_log(ack: dict, log: LogSegments) -> str:
-    """What is wrong with its record, or nothing."""
-    offset = ack["physical_offset"]
+def _in_log(ack: dict, offset: int, log: LogSegments) -> str:
+    """What is wrong with its record at `offset`, or nothing."""
     segment = log.view_at(offset)
     if segment is None:
         return f"the log holds [{log.min_offset}, {log.end}) only"
@@ -80,8 +83,8 @@ def _in_log(ack: dict, log: LogSegments) -> str:
     return ""
 
 
-def _in_queue(root: Path, ack: dict, queue_file_bytes: int) -> str:
-    """What is wrong with its queue entry, or nothing."""
+def _place_by_queue(root: Path, ack: dict, queue_file_bytes: int) -> int | None:
+    """The physical offset in its queue entry; None without one."""
     position = ack["queue_offset"] * CQ_ENTRY_BYTES
     start = position - position % queue_file_bytes
     path = StorePaths(root).queue_folder(ack["topic"], ack["queue_id"]) / segment_name(start)
@@ -90,7 +93,7 @@ def _in_queue(root: Path, ack: dict, queue_file_bytes: int) -> str:
             file.seek(position - start)
             entry = file.read(CQ_ENTRY_BYTES)
     except OSError:
-        return "its queue has no such file"
-    if len(entry) < CQ_ENTRY_BYTES or ENTRY.unpack(entry)[0] != ack["physical_offset"]:
-        return "its queue entry does not point to it"
-    return ""
+        return None
+    if len(entry) < CQ_ENTRY_BYTES or not is_live(ENTRY.unpack(entry)):
+        return None
+    return ENTRY.unpack(entry)[0]

@@ -105,10 +105,9 @@ def recover_and_audit(store: Path, rows: Sequence[dict]) -> list[str]:
 
 
 def check(store: Path, rows: Sequence[dict], scratch: Path) -> list[str]:
-    """`pyengine check --acked` over the same list, as far as it knows physical offsets; what it complains of."""
-    placed = [row for row in rows if row["physical_offset"] is not None]
+    """`pyengine check --acked` over the same list; what it complains of."""
     merged = scratch / "acked.jsonl"
-    merged.write_text("".join(json.dumps(row) + "\n" for row in placed))
+    merged.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-P", "-m", "pyengine", "check", str(store), "--acked", str(merged)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return [] if done.returncode == 0 else [f"pyengine check ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}"]

@@ -67,6 +67,19 @@ def test_acknowledged_messages_are_looked_for(golden, tmp_path, spoil):
     assert ran.code == (3 if spoil else 0)
 
 
+@pytest.mark.parametrize("spoil", [None, "body_sha256", "queue_offset"])
+def test_an_acknowledgement_without_a_physical_offset_is_looked_for_by_its_queue(golden, tmp_path, spoil):
+    store = golden("bigmsg")
+    lines = [line | {"physical_offset": None} for line in acks(store)]
+    if spoil:
+        lines[-1][spoil] = "0" * 64 if spoil == "body_sha256" else lines[-1][spoil] + 7
+    path = tmp_path / "acks.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = run("check", store.root, "--acked", path, "--json")
+    assert (ran.document["acked"], ran.document["acked_missing"]) == (len(lines), 1 if spoil else 0)
+    assert ran.code == (3 if spoil else 0)
+
+
 @pytest.mark.parametrize("text", ["{", '{"topic": "t"}', "[1]"])
 def test_a_wrong_list_of_acknowledgements_is_a_usage_error(golden, tmp_path, text):
     path = tmp_path / "acks.jsonl"

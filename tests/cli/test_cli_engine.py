@@ -74,7 +74,8 @@ def test_every_line_of_real_files_is_a_message(engine, tmp_path, producers):
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
     files[0].write_bytes(b"".join(b"%d eins\n" % number for number in range(3000)))
     files[1].write_bytes(b"\n".join(b"zwei %d" % number for number in range(2500)))
-    ran = run("ingest", one.root, "--topic", "lines", "--queues", 3, "--producers", producers, *files, "--json")
+    acked = tmp_path / "acked.jsonl"
+    ran = run("ingest", one.root, "--topic", "lines", "--queues", 3, "--producers", producers, "--acked", acked, *files, "--json")
     assert ran.code == 0, ran
     assert ran.document["messages"] == 5500 and ran.document["producers"] == producers
     assert ran.document["read_bytes"] == sum(path.stat().st_size for path in files)
@@ -84,7 +85,8 @@ def test_every_line_of_real_files_is_a_message(engine, tmp_path, producers):
     for line in run("tail", one.root, "--topic", "lines", "--from", "begin", "--no-follow", "--json").stdout.splitlines():
         bodies.append(json.loads(line)["body"].encode())
     assert sorted(bodies) == sorted(line for path in files for line in path.read_bytes().splitlines())
-    assert run("check", one.root).code == 0
+    ran = run("check", one.root, "--acked", acked, "--json")
+    assert (ran.code, ran.document["acked"], ran.document["acked_missing"]) == (0, 5500, 0)
     assert len(run("status", one.root, "--json").document["positions"]) == 6
 
 
@@ -98,15 +100,19 @@ def test_order_of_one_producer_and_queue_is_the_files(engine, tmp_path):
     assert [int(json.loads(line)["body"]) for line in shown] == list(range(5000))
 
 
-def test_json_lines_and_standard_input(engine):
+def test_json_lines_and_standard_input(engine, tmp_path):
     one = engine()
     rows = [{"body": f"{number}", "keys": f"k{number}", "tags": "A" if number % 2 else "B"} for number in range(700)]
-    ran = run("ingest", one.root, "--topic", "j", "--format", "jsonl", "-", "--json",
+    rows[3]["delay_level"] = 18
+    acked = tmp_path / "acked.jsonl"
+    ran = run("ingest", one.root, "--topic", "j", "--format", "jsonl", "--acked", acked, "-", "--json",
               stdin="".join(json.dumps(row) + "\n" for row in rows))
     assert ran.code == 0 and ran.document["messages"] == 700
     run("stop", one.root)
     found = run("query", one.root, "--topic", "j", "--key", "k699", "--json").document["messages"]
     assert [one["body"] for one in found] == ["699"]
+    ran = run("check", one.root, "--acked", acked, "--json")
+    assert (ran.code, ran.document["acked"], ran.document["acked_missing"]) == (0, 700, 0)
 
 
 def test_tail_shows_messages_as_they_come(engine):
@@ -135,6 +141,7 @@ WRONG_REQUESTS = (
     (["put", "STORE", "--topic", "t", "--timeout", "0", "x"], 2, "0"),
     (["put", "STORE", "--topic", "t"], 2, "BODY"),
     (["ingest", "STORE", "--topic", "t", "/nonexistent"], 2, "does not exist"),
+    (["ingest", "STORE", "--topic", "t", "--acked", "/nonexistent/list", "INPUT"], 2, "list of acknowledged"),
     (["ingest", "STORE", "--topic", "t", "/dev/null"], 2, "no regular file"),
     (["ingest", "STORE", "--topic", "t", "-", "--producers", "2"], 2, "standard input"),
     (["ingest", "STORE", "--topic", "t", "--format", "jsonl", "--tags", "a", "-"], 2, "--tags"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 from concurrent.futures import Future
@@ -151,3 +152,71 @@ def test_a_line_that_is_no_message_names_the_place(tmp_path, producer, line, sen
 def test_a_job_travels_as_json():
     one = job([Range("a", 0, 5)], settings={"put_timeout_ms": "5"}, tags="x")
     assert Job.from_json(one.to_json()) == one
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """A producer whose answers say where the messages are; every second batch waits in vain for its sync."""
+
+    class Answering(FakeProducer):
+        def put_many(self, topic, bodies, *, queue_id=0, tags=None):
+            self.batches.append(bodies)
+            number = len(self.batches)
+            return PutManyResult(PutStatus.PUT_OK if number % 2 else PutStatus.FLUSH_DISK_TIMEOUT, len(bodies),
+                                 100 * number, 1000 * number, topic=topic, queue_id=queue_id)
+
+        def put_async(self, topic, body, **arguments):
+            self.singles.append(body)
+            future = Future()
+            future.set_result(PutResult(PutStatus.PUT_OK, queue_offset=len(self.singles), physical_offset=1000,
+                                        topic=topic, queue_id=arguments["queue_id"]))
+            return future
+
+    fake = Answering()
+    monkeypatch.setitem(vars(pyengine), "connect", lambda store, **settings: fake)
+    return fake
+
+
+def listed(path) -> list[tuple]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(row["topic"], row["queue_id"], row["queue_offset"], row["physical_offset"], row["body_sha256"]) for row in rows]
+
+
+def digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def test_the_list_of_acknowledged_holds_what_was_promised_and_nothing_else(tmp_path, answering, monkeypatch):
+    monkeypatch.setattr(ingest_work, "BATCH_MESSAGES", 2)
+    path, acked = tmp_path / "in.txt", tmp_path / "acked.jsonl"
+    path.write_bytes(b"a\nb\nc\nd\ne\n")
+    acked.write_text("")
+    tally = produce(job([whole(path)], acked=str(acked)), lambda now: None)
+    assert (tally.messages, tally.unconfirmed) == (5, 2)
+    assert listed(acked) == [("t", 0, 100, 1000, digest(b"a")), ("t", 0, 101, None, digest(b"b")),
+                             ("t", 0, 300, 3000, digest(b"e"))]
+
+
+def test_each_json_line_is_listed_and_a_list_grows(tmp_path, answering):
+    path, acked = tmp_path / "in.jsonl", tmp_path / "acked.jsonl"
+    path.write_text('{"body": "a", "queue_id": 3}\n{"body": "b"}\n')
+    for _ in range(2):
+        produce(job([whole(path)], format="jsonl", acked=str(acked)), lambda now: None)
+    assert [row[1:4] for row in listed(acked)] == [(3, 1, 1000), (0, 2, 1000), (3, 3, 1000), (0, 4, 1000)]
+
+
+def test_what_was_acknowledged_before_a_failure_is_listed(tmp_path, answering, monkeypatch):
+    monkeypatch.setattr(ingest_work, "IN_FLIGHT", 1)
+    path, acked = tmp_path / "in.jsonl", tmp_path / "acked.jsonl"
+    path.write_text('{"body": "a"}\n{"body": "b"}\nno json\n')
+    with pytest.raises(UsageError, match="line 3"):
+        produce(job([whole(path)], format="jsonl", acked=str(acked)), lambda now: None)
+    assert [row[4] for row in listed(acked)] == [digest(b"a")]
+
+
+def test_a_list_that_cannot_be_written_is_refused_first(tmp_path, answering):
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"a\n")
+    with pytest.raises(UsageError, match="list of acknowledged"):
+        produce(job([whole(path)], acked=str(tmp_path)), lambda now: None)
+    assert answering.batches == []
