@@ -125,6 +125,7 @@ LEFT_OUT = {
     ("CONTRIBUTING.md", "scripts/test"): "runs these very tests",
 }
 RUN_ELSEWHERE = {
+    "docs/faults.md": "tests/test_docs.py",
     "docs/queues.md": "tests/test_docs_queues.py",
     "docs/spark.md": "tests/spark/test_source.py",
     "docs/operations.md": "tests/workers/test_supervisor.py",
@@ -213,6 +214,12 @@ def test_the_blocks_of_the_statistics_page_run(reader):
     assert "puts/s" in shown and "'600s'" in shown
     assert reader.run(program) == "1 0 1\n"
     assert not rest
+
+
+def test_the_block_of_the_faults_page_runs(reader):
+    (block,) = runnable("docs/faults.md")
+    shown = reader.run(block)
+    assert "200,000 messages" in shown and "Recovered by the abnormal path" in shown
 
 
 def examples() -> list[str]:

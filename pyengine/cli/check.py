@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @store_command
 @click.option("--acked", type=click.Path(path_type=Path, exists=True, dir_okay=False), default=None, metavar="FILE",
               help="Acknowledged messages that must be there, as JSON lines: topic, queue_id, queue_offset, "
-                   "physical_offset, body_sha256.")
+                   "physical_offset (or null), body_sha256; as `ingest --acked` writes it.")
 def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | None) -> int:
     """Check a whole store: log chain, CRCs, queues, index, checkpoint. Changes nothing.
 
