@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from measure import Row, keep, quantile, show  # noqa: E402
 import pyengine  # noqa: E402
 from pyengine.cli.engine_status import engine_status  # noqa: E402
 from pyengine.engine import supervisor_pid  # noqa: E402
+from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 
 IDLE_SECONDS = 20
 RECORD_OVERHEAD_BYTES = 91 + len("bench")
@@ -135,20 +137,49 @@ def bench_visible(bench: Bench) -> None:
 
 
 def bench_recovery(bench: Bench) -> None:
-    engine, path = bench.store()
-    with engine:
-        bench.produce(path, "many", 1024, 1, 256)
-        pids = [process.pid for process in processes_of(path)]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
-        began = time.perf_counter()
-        report = json.loads(subprocess.run([sys.executable, "-m", "pyengine", "recover", str(path), "--json"], check=True,
-                                           capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(HERE.parent)}).stdout)
-        took = time.perf_counter() - began
-    bench.rows.append(Row("recovery after kill -9 of all", "GB/s", [report["gigabytes_per_second"]], floor=2, aim=8,
-                          notes={"bytes": report["end_offset"], "seconds with start of the command": took}))
-    shutil.rmtree(path.parent)
+    """What `recover` does after kill -9 with and without what shared memory remembers, and after an orderly stop."""
+    for title, ending in (("kill -9 of all, shared memory kept", "kill"), ("kill -9 of all, shared memory deleted", "delete"),
+                          ("an orderly stop", "stop")):
+        rates, cpu_rates, seconds, takes = [], [], [], []
+        for _ in range(bench.rounds):
+            engine, path = bench.store()
+            with engine:
+                bench.produce(path, "many", 1024, 1, 256)
+                if ending != "stop":
+                    _kill_all(path)
+                    if ending == "delete":
+                        shutil.rmtree(find_folder(path).path)
+                    report, took, cpu = _recover(path)
+            if ending == "stop":
+                report, took, cpu = _recover(path)
+            rates.append(report["gigabytes_per_second"])
+            cpu_rates.append((report["end_offset"] - report["scan_from"]) / cpu / 1e9)
+            seconds.append(report["seconds"])
+            takes.append(took)
+            shutil.rmtree(path.parent)
+        notes = {"log bytes": report["end_offset"], "read": report["end_offset"] - report["scan_from"],
+                 "dispatched": report["dispatched_bytes"], "GB per second of CPU, command and all": quantile(cpu_rates, 0.5),
+                 "seconds with start of the command": quantile(takes, 0.5)}
+        if ending == "stop":
+            bench.rows.append(Row(f"recovery after {title}", "s", seconds, floor=1, higher_is_better=False, notes=notes))
+        else:
+            bench.rows.append(Row(f"recovery after {title}", "GB/s", rates, floor=2, aim=8, notes=notes))
+
+
+def _kill_all(path: Path) -> None:
+    pids = [process.pid for process in processes_of(path)]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
+
+
+def _recover(path: Path) -> tuple[dict, float, float]:
+    """(report, seconds, CPU seconds) of one `pyengine recover`."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    report = json.loads(subprocess.run([sys.executable, "-m", "pyengine", "recover", str(path), "--json"], check=True,
+                                       capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(HERE.parent)}).stdout)
+    took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return report, took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def bench_statistics(bench: Bench) -> None:

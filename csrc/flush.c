@@ -26,6 +26,11 @@ int ms_flush_fsync(int fd)
     return fsync(fd) == 0 ? 0 : -errno;
 }
 
+int ms_flush_start(int fd)
+{
+    return sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE) == 0 ? 0 : -errno;
+}
+
 int ms_flush_pwrite_all(int fd, const uint8_t *from, int64_t length, int64_t at)
 {
     while (length > 0) {

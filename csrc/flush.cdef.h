@@ -9,6 +9,8 @@
  */
 int ms_flush_fdatasync(int fd);
 int ms_flush_fsync(int fd);
+/* Have the kernel begin to write what is dirty; waits for nothing, promises nothing, takes no error from a later sync. */
+int ms_flush_start(int fd);
 /* All `length` bytes or an error; short writes are continued (a full disk shows first as one). */
 int ms_flush_pwrite_all(int fd, const uint8_t *from, int64_t length, int64_t at);
 /* Really allocate [offset, offset+length) and extend the file. */

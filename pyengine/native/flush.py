@@ -35,6 +35,11 @@ def fsync(fd: int, path: str | None = None) -> None:
         raise_disk_error(code, "fsync", path, FlushError)
 
 
+def start_writing(fd: int) -> int:
+    """Have the kernel begin to write the file's dirty pages, so that a later fsync waits less; 0 or the errno (harmless)."""
+    return -lib.ms_flush_start(fd)
+
+
 def pwrite_all(fd: int, data, at: int, path: str | None = None, length: int | None = None) -> None:
     """Write all of `data` (bytes or a cffi pointer with `length`) at byte `at`; DiskFullError when there is no room."""
     if length is None:

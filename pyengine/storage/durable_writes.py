@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pyengine.errors import DiskError, DiskFullError, FlushError
+from pyengine.native.flush import start_writing
 
 
 def write_at(path: Path, content: bytes | memoryview, position: int) -> None:
@@ -26,6 +30,30 @@ def sync_file(path: Path) -> None:
         sync_descriptor(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def being_written(paths: Sequence[Path]) -> Iterator[None]:
+    """Inside the block the kernel begins to write what is dirty in these files, so that sync_file waits less later.
+
+    Not a sync: nothing is durable by it, and an error of the disk is left for the sync to tell.
+    """
+    thread = threading.Thread(target=_start_writing, args=(paths,), name="begin-writing", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _start_writing(paths: Sequence[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                start_writing(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def sync_descriptor(descriptor: int, path: Path) -> None:

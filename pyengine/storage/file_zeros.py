@@ -15,6 +15,7 @@ from pyengine.storage.durable_writes import open_file, pwrite_all, sync_descript
 
 _CHUNK_BYTES = 1 << 20
 _PAGE_BYTES = 4096
+_ZEROS = bytes(_CHUNK_BYTES)
 
 
 def used_end(path: Path, start: int = 0) -> int:
@@ -58,25 +59,43 @@ def clear_file_from(path: Path, start: int) -> int:
         os.close(descriptor)
 
 
-def data_chunks(descriptor: int, start: int) -> Iterator[tuple[int, bytes]]:
-    """(position, bytes) of everything from `start` on that is no hole, at most 1 MiB at a time."""
-    position = start
+def data_chunks(descriptor: int, start: int) -> Iterator[tuple[int, bytearray]]:
+    """(position, bytes) of everything from `start` on that is no hole, at most 1 MiB at a time.
+
+    The bytes are a buffer that the next step overwrites.
+    """
+    pieces = _data_ranges(descriptor, start)
+    buffer = bytearray(min(_CHUNK_BYTES, max((end - position for position, end in pieces), default=0)))
+    for position, end in pieces:
+        while position < end:
+            chunk = buffer if end - position >= len(buffer) else bytearray(end - position)
+            count = os.preadv(descriptor, [chunk], position)
+            if not count:
+                return
+            yield position, chunk if count == len(chunk) else chunk[:count]
+            position += count
+
+
+def _data_ranges(descriptor: int, start: int) -> list[tuple[int, int]]:
+    """The ranges from `start` on that are no hole; allocated blocks that nobody wrote to count as holes.
+
+    All are looked up before any is read: reading brings in pages behind the range, which
+    the kernel would then take for data, and so on to the end of the file.
+    """
+    ranges = []
+    end = start
     while True:
         try:
-            position = os.lseek(descriptor, position, os.SEEK_DATA)
-            data_end = os.lseek(descriptor, position, os.SEEK_HOLE)
+            position = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, position, os.SEEK_HOLE)
         except OSError as error:
             if error.errno == errno.ENXIO:  # nothing but a hole is left
-                return
+                return ranges
             raise
-        while position < data_end:
-            chunk = os.pread(descriptor, min(_CHUNK_BYTES, data_end - position), position)
-            if not chunk:
-                return
-            yield position, chunk
-            position += len(chunk)
+        ranges.append((position, end))
 
 
-def _used(chunk: bytes) -> int:
+def _used(chunk: bytes | bytearray) -> int:
     """The length without zeros at the end. Comparing first is ten times as fast where all is zero."""
-    return 0 if chunk == bytes(len(chunk)) else len(chunk.rstrip(b"\0"))
+    zeros = _ZEROS if len(chunk) == _CHUNK_BYTES else bytes(len(chunk))
+    return 0 if chunk == zeros else len(chunk.rstrip(b"\0"))

@@ -8,6 +8,7 @@ must also name its own offset; RocketMQ never asks for that.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +18,12 @@ from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import MESSAGE_MAGIC
 from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.record_layout import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at
-from pyengine.native.scan import walk
 from pyengine.storage.recovery_cases import Owner
 from pyengine.storage.recovery_report import Progress, RecoveryPath
 from pyengine.storage.segment_files import SegmentFile, mapped
+from pyengine.storage.walk_ahead import walk_pieces
 
-SLICE_BYTES = 64 << 20            # how much is walked between two calls of `progress`
+SLICE_BYTES = 32 << 20            # how much is walked between two calls of `progress`, and by one processor at a time
 CLEAN_VERIFY_BYTES_MAX = 1 << 30  # read after a clean stop of our own store: it must start within a second
 NORMAL_SEGMENTS = 3               # CommitLog.recoverNormally reads this many again
 MISSING_SEGMENT = "missing_segment"  # a reason beside formats.record_case: our own log has a gap
@@ -45,6 +46,12 @@ class LogView:
     @property
     def min_offset(self) -> int:
         return self.segments[0].start_offset if self.segments else -1
+
+    @property
+    def unsynced_paths(self) -> list[Path]:
+        """The segments that reach above the watermark: what stands in them may not have been synced."""
+        sure = self.watermark or 0
+        return [segment.path for segment in self.segments if segment.start_offset + self.size_bytes > sure]
 
     def index_of(self, offset: int) -> int | None:
         """Which segment holds `offset`; None when none does."""
@@ -144,18 +151,15 @@ def _scan_segment(
     scan = replace(scan, end_offset=segment.start_offset, reason=CaseLabel.RANGE_END)
     with mapped(segment.path) as view:
         view.madvise(mmap.MADV_SEQUENTIAL)
-        for stop, strict in _slices(segment.start_offset, end, log.watermark):
-            if scan.end_offset >= stop:  # the last record reached over this slice
-                continue
-            result = walk(
-                view, segment.start_offset, scan.end_offset, stop, limit=end,
-                check_crc=check_crc, strict=strict, check_offset=log.owner is Owner.OURS,
-            )
-            scan = scan.carried_on(result, result.end_offset, result.reason)
-            if progress is not None:
-                progress(scan.end_offset - scan.scan_from, total_bytes)
-            if scan.reason != CaseLabel.RANGE_END or scan.end_offset < stop:
-                break
+        results = walk_pieces(
+            view, segment.start_offset, segment.start_offset, list(_slices(segment.start_offset, end, log.watermark)),
+            limit=end, check_crc=check_crc, check_offset=log.owner is Owner.OURS,
+        )
+        with contextlib.closing(results):  # nothing reads on when `progress` raises
+            for result in results:
+                scan = scan.carried_on(result, result.end_offset, result.reason)
+                if progress is not None:
+                    progress(scan.end_offset - scan.scan_from, total_bytes)
     return scan
 
 

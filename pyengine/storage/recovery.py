@@ -33,7 +33,7 @@ from pyengine.native.scan import sync
 from pyengine.storage.abort_file import abort_file_exists, remove_abort_file
 from pyengine.storage.dispatch_start import dispatch_start, record_start
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
-from pyengine.storage.durable_writes import sync_file, write_at
+from pyengine.storage.durable_writes import being_written, sync_file, write_at
 from pyengine.storage.file_zeros import clear_file_from
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_recovery import (
@@ -156,7 +156,8 @@ class _Recovery:
             self._on_step("move")
             move_away(self._root, rebuilt)
         queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
-        plan = self._decide(log, queues, shared)
+        with being_written(log.unsynced_paths):
+            plan = self._decide(log, queues, shared)
         if reading.damage:
             self._notes.append(reading.damage)
         if log.watermark is not None and plan.log.end_offset < log.watermark and not accept_loss:
