@@ -25,6 +25,7 @@ CONCEPTS = (
     "store_stats",
     "topic_stats",
     "session",
+    "session_guard",
     "new_file",
     "crc32",
     "record",

@@ -10,6 +10,7 @@
 #include "flush.h"
 #include "futex.h"
 #include "record.h"
+#include "session_guard.h"
 #include "topic.h"
 #include "undo.h"
 
@@ -669,6 +670,8 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
     int from_side = writer->side_loaded == sequence && &writer->sessions[writer->side_slot] == own;
     if (!from_side)
         memcpy(writer->scratch, own->ring + place, bytes);
+    if (ms_session_guard_broken((uint32_t)(own - writer->sessions))) /* what was copied is zeros in part */
+        return close_session(writer, own, MS_REFUSED_MALFORMED);
     if (!dissect(writer->scratch, from_side ? writer->side_bytes : bytes, &entry))
         return close_session(writer, own, MS_REFUSED_MALFORMED);
     if (entry.head.kind == MS_ENTRY_SIDE) {

@@ -25,7 +25,7 @@ from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
-from pyengine.native import flush, queue_table, session, store_stats
+from pyengine.native import flush, queue_table, session, session_guard, store_stats
 from pyengine.native import writer as pass_
 from pyengine.native.writer import Segment, Writer
 from pyengine.services.freeze import freeze
@@ -70,6 +70,7 @@ class PutMessageService:
             self._writer.enable_multi_dispatch(lmq=config.enable_lmq, lmq_max=config.max_lmq_consume_queue_num)
         self._writer.open()
         self._attach_segments_at_start()
+        session_guard.install()
         self._look_at_sessions()
         for kind in WAKES:  # a writer killed behind its commit point woke nobody
             memory.wake(kind)
@@ -222,29 +223,38 @@ class PutMessageService:
         ring_bytes = native.load(row, "ring_bytes")
         try:
             shared = self._memory.folder.attach(shared_objects.session_name(slot, generation))
-        except EngineUnavailableError:
-            native.compare_and_swap(row, "state", native.SESSION_OPEN, native.SESSION_DEAD)
-            self._dying.add(slot)
+        except (EngineUnavailableError, ValueError):  # ValueError: it was cut short at this very moment
+            self._give_up(slot)
             return
         if shared.size_bytes < session.session_bytes(ring_bytes):
             shared.close()
-            native.compare_and_swap(row, "state", native.SESSION_OPEN, native.SESSION_DEAD)
-            self._dying.add(slot)
+            self._give_up(slot)
             return
         self._sessions[slot] = shared
-        self._writer.attach_session(slot, session.view(shared.memory), generation, ring_bytes)
+        view = session.view(shared.memory)
+        session_guard.add(slot, view, shared.size_bytes)
+        self._writer.attach_session(slot, view, generation, ring_bytes)
+
+    def _give_up(self, slot: int) -> None:
+        """The session's object is of no use: it ends, as if its producer had."""
+        native.compare_and_swap(self._control.sessions[slot], "state", native.SESSION_OPEN, native.SESSION_DEAD)
+        self._dying.add(slot)
 
     def _bury_dead(self) -> None:
         for slot in tuple(self._dying):
             if slot in self._sessions:
                 if not self._writer.session_drained(slot):
                     continue
-                self._writer.detach_session(slot)
-                _unmap_object(self._sessions.pop(slot))
+                self._detach_session(slot)
             generation = native.load(self._control.sessions[slot], "generation")
             self._memory.folder.unlink(shared_objects.session_name(slot, generation))
             native.compare_and_swap(self._control.sessions[slot], "state", native.SESSION_DEAD, native.SESSION_FREE)
             self._dying.discard(slot)
+
+    def _detach_session(self, slot: int) -> None:
+        self._writer.detach_session(slot)
+        session_guard.remove(slot)
+        _unmap_object(self._sessions.pop(slot))
 
     def _load_side(self) -> None:
         """RUN_SIDE: an entry too large for its ring. Read, never mapped: its producer may cut it short."""
@@ -352,6 +362,9 @@ class PutMessageService:
 
     def _keep_house(self) -> None:
         self._follow()
+        for slot in self._sessions:
+            if session_guard.is_broken(slot):
+                self._give_up(slot)
         if self._dying:
             self._bury_dead()
         if self._writer.ahead_count == 0:
@@ -367,8 +380,7 @@ class PutMessageService:
     def close(self) -> None:
         """Unmap everything; positions and slots stay for who comes next."""
         for slot in tuple(self._sessions):
-            self._writer.detach_session(slot)
-            _unmap_object(self._sessions.pop(slot))
+            self._detach_session(slot)
         for mapping in self._mappings.values():
             _unmap(mapping)
         self._mappings.clear()
