@@ -26,7 +26,7 @@ DELAY_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
 
 _NO_CLEANER = "files are not deleted by age or disk use"
 _NO_REPLICA = "there is no replication to other hosts"
-_NO_DELIVERY = "delayed messages are stored, not delivered"
+_ONE_BY_ONE = "each level is delivered in order, one message after the other"
 _POSITION = "the flusher follows the position itself, not a count of pages"
 
 
@@ -97,6 +97,10 @@ class EngineConfig:
     broker_role: str = setting(
         "ASYNC_MASTER", "Role of this store; a SLAVE refuses puts.", key="brokerRole",
         choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"), group="writing")
+    flush_delay_offset_interval_ms: int = setting(
+        10_000, "Shortest pause between two writes of delayOffset.json; after a crash, delayed messages that were "
+        "delivered since the last one are delivered again.", key="flushDelayOffsetInterval", unit="ms", low=1,
+        high=DAY_MS, group="writing")
     store_host: str = setting(
         "127.0.0.1:10911", "Address that stands in each record and message id: IPv4:port or [IPv6]:port.",
         group="writing")
@@ -241,20 +245,18 @@ class EngineConfig:
     ha_slave_fallbehind_max_bytes: int = setting(
         268_435_456, "How far a slave may be behind.", key="haSlaveFallbehindMax", unit="bytes", low=0,
         high=INT32_MAX, inert=_NO_REPLICA, group="accepted")
-    flush_delay_offset_interval_ms: int = setting(
-        10_000, "Pause between two writes of delayOffset.json.", key="flushDelayOffsetInterval", unit="ms", low=1,
-        high=DAY_MS, inert=_NO_DELIVERY, group="accepted")
     enable_schedule_message_stats: bool = setting(
-        True, "Count delayed messages.", key="enableScheduleMessageStats", inert=_NO_DELIVERY, group="accepted")
+        True, "Count delayed messages.", key="enableScheduleMessageStats",
+        inert="delayed messages are counted like others, by topic", group="accepted")
     enable_schedule_async_deliver: bool = setting(
-        False, "Deliver delayed messages asynchronously.", key="enableScheduleAsyncDeliver", inert=_NO_DELIVERY,
+        False, "Deliver delayed messages asynchronously.", key="enableScheduleAsyncDeliver", inert=_ONE_BY_ONE,
         group="accepted")
     schedule_async_deliver_max_pending_limit: int = setting(
         2000, "Most deliveries under way.", key="scheduleAsyncDeliverMaxPendingLimit", low=1, high=INT32_MAX,
-        inert=_NO_DELIVERY, group="accepted")
+        inert=_ONE_BY_ONE, group="accepted")
     schedule_async_deliver_max_resend_num_to_blocked: int = setting(
         3, "Re-sends before a level blocks.", key="scheduleAsyncDeliverMaxResendNum2Blocked", low=0, high=INT32_MAX,
-        inert=_NO_DELIVERY, group="accepted")
+        inert=_ONE_BY_ONE, group="accepted")
     put_msg_index_hight_water: int = setting(
         600_000, "Unused in RocketMQ too.", key="putMsgIndexHightWater", low=0, high=INT32_MAX,
         inert="RocketMQ does not use it either", group="accepted")

@@ -28,6 +28,7 @@ from pyengine.formats.constants import (
     SCHEDULE_TOPIC,
     TOPIC_BYTES_MAX,
 )
+from pyengine.formats.java_hash import hash_map_order
 from pyengine.results import PutStatus
 
 _RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
@@ -151,12 +152,11 @@ def delayed(topic: str, queue_id: int, text: str, level: int, levels: int) -> tu
     """(topic, queue id, property text) of a message that is to be delivered later.
 
     CommitLog.asyncPutMessage: the level is clamped to the table's length, the real topic
-    and queue go into properties. Delivery is ScheduleMessageService's.
+    and queue go into properties, and the text is made anew in the order of the broker's
+    map. Delivery is ScheduleMessageService's.
     """
     level = min(level, levels)
-    pieces = [piece for piece in text.split(PROPERTY_SEPARATOR)
-              if piece and piece.split(NAME_VALUE_SEPARATOR, 1)[0]
-              not in (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)]
+    pieces = {piece.partition(NAME_VALUE_SEPARATOR)[0]: piece for piece in text.split(PROPERTY_SEPARATOR) if piece}
     for name, value in ((PROPERTY_DELAY, level), (PROPERTY_REAL_TOPIC, topic), (PROPERTY_REAL_QUEUE_ID, queue_id)):
-        pieces.append(f"{name}{NAME_VALUE_SEPARATOR}{value}")
-    return SCHEDULE_TOPIC, level - 1, PROPERTY_SEPARATOR.join(pieces)
+        pieces[name] = f"{name}{NAME_VALUE_SEPARATOR}{value}"
+    return SCHEDULE_TOPIC, level - 1, PROPERTY_SEPARATOR.join(pieces[name] for name in hash_map_order(pieces))

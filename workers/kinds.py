@@ -57,6 +57,7 @@ KINDS = (
     Kind(native.REPUTTER, stop_rank=4, silent_s=120.0),
     Kind(native.ALLOCATOR, stop_rank=5, silent_s=120.0),
     Kind(native.CHECKPOINTER, stop_rank=6, silent_s=120.0),
+    Kind(native.SCHEDULER, stop_rank=7, silent_s=120.0),  # puts are refused by then: what it noted last is durable
 )
 
 RESTART_PAUSE_S_FIRST = 0.0

@@ -6,7 +6,7 @@ it is dead everything goes on, only new sessions and restarts wait for its succe
 adopts living workers without recovery.
 
 SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then committer,
-flusher, reputter, allocator and checkpointer each finish what was published before them.
+flusher, reputter, allocator, checkpointer and scheduler each finish what was published before them.
 Only if all of that worked is `abort` removed; otherwise it stays, and the next start
 recovers.
 
@@ -212,6 +212,7 @@ class Supervisor:
         if not native.load(state, "frozen") and not degraded:
             native.store(state, "state", native.STATE_STOPPING)
         self._memory.wake(native.WRITER)
+        self._memory.wake(native.SCHEDULER)  # it gives its session back
         self._wait_for_producers(min(deadline_s, time.monotonic() + PRODUCERS_WAIT_S))
         if self._arguments.no_children:
             children = Children(self._root, self._memory, lock, self._selector,

@@ -1,10 +1,13 @@
-"""Java's String.hashCode and the two codes that the store derives from it."""
+"""Java's String.hashCode, the codes that the store derives from it, and the order of a HashMap."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from pyengine.formats.constants import INDEX_KEY_SEPARATOR
 
 _INT_MIN = -0x80000000
+_HASH_MAP_BUCKETS_MIN = 16
 
 
 def string_hash(text: str) -> int:
@@ -31,3 +34,21 @@ def index_key_hash(topic: str, key: str) -> int:
     """The hash an index entry holds (IndexService.indexKeyHashMethod): |hash|, and 0 for the smallest int."""
     value = string_hash(f"{topic}{INDEX_KEY_SEPARATOR}{key}")
     return 0 if value == _INT_MIN else abs(value)
+
+
+def hash_map_order(names: Iterable[str]) -> list[str]:
+    """`names`, put into a new java.util.HashMap in this order, as its iteration gives them (all different).
+
+    Where RocketMQ makes a property text anew out of a map, this is the order on disk:
+    by bucket, in a bucket as they came. (A bucket of more than eight would be a tree.)
+    """
+    names = list(names)
+    buckets = _HASH_MAP_BUCKETS_MIN
+    while len(names) > buckets * 3 // 4:
+        buckets *= 2
+
+    def bucket(name: str) -> int:
+        value = string_hash(name) & 0xFFFFFFFF
+        return (value ^ value >> 16) & (buckets - 1)
+
+    return sorted(names, key=bucket)

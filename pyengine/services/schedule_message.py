@@ -1,0 +1,371 @@
+"""ScheduleMessageService: delayed messages are delivered when their time has come.
+
+A delayed message waits in SCHEDULE_TOPIC_XXXX, in the queue of its level, whose entries
+hold the due time instead of a tag hash. When it is due it is put once more, into its real
+topic (formats/delivery.py), through a session like any producer's. Each level is delivered
+in the order of its queue, which is the order of due times.
+
+When to look. RocketMQ polls each level every 100 ms. Here the head of a queue says when it
+is due, and nobody need ring when something is put into an empty queue: it cannot be due
+before its level's delay is over, so an empty level is looked at after half of that.
+
+At least once. `config/delayOffset.json` only says "delivered" of a message whose delivered
+record is flushed, so neither kill -9 nor a power cut loses one; what was delivered after the
+last write of the file (flush_delay_offset_interval_ms) is delivered again after a crash.
+
+Time is the store's: the wall clock, but never behind the newest store time, from which due
+times are counted. So a clock set back makes deliveries late, never early. A due time that
+lies further ahead than its level's delay is taken for a mistake, as RocketMQ takes it, and
+is due at once. An engine that replays a clock (`replay_clock`) delivers nothing, and a
+slave nothing: its master does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pyengine.config import EngineConfig
+from pyengine.errors import DiskError, EngineError
+from pyengine.formats.consume_queue import ConsumeQueueEntry, is_ext_address, is_filler
+from pyengine.formats.constants import SCHEDULE_TOPIC
+from pyengine.formats.delay_level import UNKNOWN_LEVEL_DELAY_MS
+from pyengine.formats.delivery import delivery_of
+from pyengine.formats.message import Message
+from pyengine.ipc.control_block import EngineMemory, now_ms
+from pyengine.native import control as native
+from pyengine.native.flush import monotonic_ns
+from pyengine.producer import Producer
+from pyengine.results import PutStatus, ReadLevel
+from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.queue_reader import QueueReader
+from pyengine.storage.store_reader import StoreReader
+
+BATCH_MESSAGES = 64            # of one level, before the others have their turn
+LOOK_NS_MIN = 50_000_000       # at an empty level
+LOOK_NS_MAX = 5_000_000_000
+PAUSE_S_MAX = 1.0              # the wall clock may be set while we sleep
+RETRY_NS = 100_000_000         # after a put that was refused for now
+SESSION_AHEAD_MS = 1500         # a session is opened so long before it is needed
+SESSION_IDLE_NS = 10_000_000_000
+DRAIN_NS = 2_000_000_000       # an orderly stop waits so long for the last deliveries to be flushed
+DRAIN_STEP_S = 0.02
+SLAVE = 2
+NEVER_NS = (1 << 63) - 1
+_NEVER_POSSIBLE = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
+
+
+class DispatchedWatermark:
+    """Reads what is committed, and of the queues what is dispatched."""
+
+    def __init__(self, memory: EngineMemory) -> None:
+        self._control = memory.control
+
+    def limit(self, level: ReadLevel) -> int:
+        return native.load_position(self._control.committed)
+
+    def queue_limit(self, level: ReadLevel) -> int:
+        return min(native.load_position(self._control.reput_from), self.limit(level))
+
+
+@dataclass
+class _Level:
+    """One delay level and its queue.
+
+    `offset` is the next one to deliver. `unflushed` holds (offset behind a delivery, end of
+    its record) in the order of both; `durable` is the offset that the file may name.
+    """
+
+    number: int
+    delay_ms: int | None                # None: the table ends before this level
+    offset: int
+    durable: int
+    due_ms: int = 0                     # of the message at `offset`; 0: to be looked at
+    look_ns: int = 0                    # the queue was empty: when to look again
+    unflushed: deque[tuple[int, int]] = field(default_factory=deque)
+
+    @property
+    def queue_id(self) -> int:
+        return self.number - 1
+
+
+class ScheduleMessageService:
+    """Delivers, and keeps `delayOffset.json`."""
+
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
+                 connect: Callable[[], Producer], report: Callable[[str], None] = lambda text: None,
+                 clock_ms: Callable[[], int] = now_ms, clock_ns: Callable[[], int] = monotonic_ns) -> None:
+        """`connect` opens a session; `report` gets sentences for the log; the clocks are the wall's and a steady one."""
+        self._memory = memory
+        self._control = memory.control
+        self._connect = connect
+        self._report = report
+        self._clock_ms = clock_ms
+        self._clock_ns = clock_ns
+        self._is_idle = bool(memory.identity.replay_clock) or memory.identity.role == SLAVE
+        self._watermark = DispatchedWatermark(memory)
+        self._reader = StoreReader(root, watermark=self._watermark)
+        self._offsets = DelayOffsets(root)
+        self._save_interval_ns = config.flush_delay_offset_interval_ms * 1_000_000
+        self._save_due_ns = 0
+        self._written: dict[int, int] = {}
+        self._said = ""
+        self._producer: Producer | None = None
+        self._used_ns = 0
+        self._retry_ns = 0
+        self._drain_until_ns = 0
+        self._queues: dict[int, QueueReader] = {}
+        self._levels = [] if self._is_idle else self._load(config)
+
+    def _load(self, config: EngineConfig) -> list[_Level]:
+        """The levels of the table, and those that have a queue in the store beyond it."""
+        self._written, said = self._offsets.read()
+        if said:
+            self._report(said)
+        delays = dict(enumerate(config.delay_levels_ms, start=1))
+        queues = self._reader.topics().get(SCHEDULE_TOPIC, [])
+        levels = []
+        for number in sorted(delays.keys() | {queue_id + 1 for queue_id in queues}):
+            offset = self._written.get(number, 0)
+            low, high = self._reader.queue_range(SCHEDULE_TOPIC, number - 1)
+            inside = max(low, min(offset, high))
+            if inside != offset and number in self._written:
+                self._report(f"delay level {number} is said to be delivered up to {offset}, but its queue reaches from "
+                             f"{low} to {high}: going on at {inside}")
+            levels.append(_Level(number, delays.get(number), inside, inside))
+        return levels
+
+    # ---- the service ------------------------------------------------------------
+
+    def work(self) -> bool:
+        """Deliver what is due; True when a level has more of it."""
+        if self._is_idle:
+            return False
+        more = False
+        if self._may_put():
+            try:
+                more = self._deliver_levels()
+                self._be_ready()
+            except EngineError as error:  # a folder or a file that cannot be read now
+                self._wait_with(str(error))
+        else:
+            self._end_session()
+        now_ns = self._clock_ns()
+        if now_ns >= self._save_due_ns and self._save():
+            self._save_due_ns = now_ns + self._save_interval_ns
+        if self._producer is not None and now_ns >= self._used_ns + SESSION_IDLE_NS:
+            self._end_session()
+        return more and not self._retry_ns
+
+    def pause_s(self) -> float:
+        if self._is_idle:
+            return PAUSE_S_MAX
+        now, now_ns = self._now_ms(), self._clock_ns()
+        if self._retry_ns:
+            return max(0.0, min(PAUSE_S_MAX, (self._retry_ns - now_ns) / 1e9))
+        waits_s = [(level.look_ns - now_ns) / 1e9 if not level.due_ms else (level.due_ms - now) / 1000 for level in self._levels]
+        return max(0.0, min(PAUSE_S_MAX, *waits_s))
+
+    def drain(self) -> bool:
+        """Nothing is delivered any more; note what was, as soon as it is flushed. It gives up after DRAIN_NS."""
+        self._end_session()
+        if self._drain_until_ns == 0:
+            self._drain_until_ns = self._clock_ns() + DRAIN_NS
+        self._save()
+        if not any(level.unflushed for level in self._levels) or self._clock_ns() >= self._drain_until_ns:
+            return False
+        self._memory.latch(native.SCHEDULER).wait(DRAIN_STEP_S)
+        return True
+
+    def close(self) -> None:
+        self._end_session()
+        self._queues.clear()
+        self._reader.close()
+
+    def _may_put(self) -> bool:
+        """Whether the engine takes puts; forgets a refusal that was waited for."""
+        if self._retry_ns and self._clock_ns() >= self._retry_ns:
+            self._retry_ns = 0
+        return self._memory.state == native.STATE_RUNNING
+
+    def _now_ms(self) -> int:
+        return max(self._clock_ms(), native.committed_slot(self._control)[1])
+
+    # ---- one level --------------------------------------------------------------
+
+    def _deliver_levels(self) -> bool:
+        more = False
+        for level in self._levels:
+            if self._retry_ns:
+                return False
+            more = self._deliver_level(level) or more
+        return more
+
+    def _deliver_level(self, level: _Level) -> bool:
+        """Deliver what is due of a level, at most BATCH_MESSAGES; True if the next one may be due too."""
+        if not self._is_to_be_looked_at(level):
+            return False
+        log_min_offset = self._reader.commit_log.min_offset
+        queue = self._queue(level)
+        end = 0 if queue is None else queue.max_offset(self._watermark.queue_limit(ReadLevel.COMMITTED))
+        for _ in range(BATCH_MESSAGES):
+            if queue is None or level.offset >= end:
+                self._find_empty(level)
+                return False
+            entry = queue.entry(level.offset, end)
+            if entry is None or entry.physical_offset < log_min_offset or is_filler(entry):
+                self._skip_what_is_gone(level, queue, log_min_offset, end)
+                continue
+            level.due_ms = self._due_ms(level, queue, entry)
+            if not self._is_due(level, self._now_ms()):
+                return False
+            if not self._deliver(level, entry):
+                return False
+            level.due_ms = 0
+        return True
+
+    def _skip_what_is_gone(self, level: _Level, queue: QueueReader, log_min_offset: int, end: int) -> None:
+        """To the first entry whose message is still in the log; over a queue file that is missing in the middle."""
+        offset = queue.min_offset(log_min_offset, end)
+        if offset <= level.offset:
+            offset = min(end, queue.next_file_offset(level.offset))
+            self._report(f"the file with entry {level.offset} of {SCHEDULE_TOPIC} queue {level.queue_id} is missing: "
+                         f"nothing before {offset} is delivered")
+        self._skip(level, offset)
+
+    def _is_to_be_looked_at(self, level: _Level) -> bool:
+        if level.due_ms:
+            return self._is_due(level, self._now_ms())
+        return self._clock_ns() >= level.look_ns
+
+    @staticmethod
+    def _is_due(level: _Level, now: int) -> bool:
+        """correctDeliverTimestamp: what is further ahead than the level's delay is a mistake, and due."""
+        return level.due_ms <= now or (level.delay_ms is not None and level.due_ms > now + level.delay_ms)
+
+    def _find_empty(self, level: _Level) -> None:
+        delay_ns = (UNKNOWN_LEVEL_DELAY_MS if level.delay_ms is None else level.delay_ms) * 1_000_000
+        level.due_ms = 0
+        level.look_ns = self._clock_ns() + max(LOOK_NS_MIN, min(LOOK_NS_MAX, delay_ns // 2))
+
+    def _queue(self, level: _Level) -> QueueReader | None:
+        queue = self._queues.get(level.number)
+        if queue is None:
+            queue = self._reader.queue(SCHEDULE_TOPIC, level.queue_id)
+            if queue is not None:
+                self._queues[level.number] = queue
+        return queue
+
+    def _due_ms(self, level: _Level, queue: QueueReader, entry: ConsumeQueueEntry) -> int:
+        """Its entry says when it is due, or an extension unit does; 1 if nobody knows, which is long ago."""
+        code = entry.tags_code
+        if is_ext_address(code):
+            unit = queue.ext_unit(code)
+            if unit is None:
+                message = self._message(entry)
+                delay_ms = UNKNOWN_LEVEL_DELAY_MS if level.delay_ms is None else level.delay_ms
+                return 1 if message is None else message.store_timestamp_ms + delay_ms
+            code = unit.tags_code
+        return max(1, code)
+
+    def _message(self, entry: ConsumeQueueEntry) -> Message | None:
+        message = self._reader.message_below(entry.physical_offset, self._watermark.limit(ReadLevel.COMMITTED))
+        return message if message is not None and message.size_bytes == entry.size_bytes else None
+
+    # ---- one message ------------------------------------------------------------
+
+    def _deliver(self, level: _Level, entry: ConsumeQueueEntry) -> bool:
+        """Put the message into its real topic and step behind it; False when that must wait."""
+        message = self._message(entry)
+        if message is None:
+            if entry.physical_offset >= self._reader.commit_log.min_offset:
+                self._give_up(level, f"there is no whole record at {entry.physical_offset}")
+            else:  # deleted meanwhile
+                self._skip(level, level.offset + 1)
+            return True
+        delivery = delivery_of(message)
+        if isinstance(delivery, str):
+            self._give_up(level, delivery)
+            return True
+        producer = self._session()
+        if producer is None:
+            return False
+        result = producer.put_raw(
+            delivery.topic, message.body, queue_id=delivery.queue_id, properties_text=delivery.properties_text,
+            flag=message.flag, sys_flag=message.sys_flag, born_timestamp_ms=message.born_timestamp_ms,
+            born_host=message.born_host, store_host=message.store_host, reconsume_times=message.reconsume_times,
+            wait_store_msg_ok=False)
+        if result.physical_offset >= 0:
+            self._said = ""
+            level.offset += 1
+            level.unflushed.append((level.offset, result.physical_offset + result.size_bytes))
+            return True
+        if result.status in _NEVER_POSSIBLE:
+            self._give_up(level, result.reason)
+            return True
+        self._wait_with(f"{result.status.name}: {result.reason}")
+        return False
+
+    def _give_up(self, level: _Level, reason: str) -> None:
+        """It can never be put: it stays where it is, and does not keep those behind it waiting."""
+        self._report(f"the message at offset {level.offset} of {SCHEDULE_TOPIC} queue {level.queue_id} is not delivered: {reason}")
+        self._skip(level, level.offset + 1)
+
+    def _skip(self, level: _Level, offset: int) -> None:
+        level.offset, level.due_ms = offset, 0
+        level.unflushed.append((offset, level.unflushed[-1][1] if level.unflushed else 0))
+
+    def _wait_with(self, why: str) -> None:
+        self._retry_ns = self._clock_ns() + RETRY_NS
+        if why != self._said:
+            self._said = why
+            self._report(f"delayed messages wait: {why}")
+
+    # ---- session ----------------------------------------------------------------
+
+    def _session(self) -> Producer | None:
+        """A session is open only while there is something to deliver."""
+        self._used_ns = self._clock_ns()
+        if self._producer is None:
+            try:
+                self._producer = self._connect()
+            except EngineError as error:
+                self._wait_with(str(error))
+        return self._producer
+
+    def _be_ready(self) -> None:
+        """Have a session before it is needed: opening one takes longer than a put."""
+        now = self._now_ms()
+        if not self._retry_ns and any(level.due_ms and level.due_ms - now <= SESSION_AHEAD_MS for level in self._levels):
+            self._session()
+
+    def _end_session(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+    # ---- delayOffset.json -------------------------------------------------------
+
+    def _save(self) -> bool:
+        """Write the file if it can say more than it does; whether it was written."""
+        flushed = native.load_position(self._control.flushed)
+        for level in self._levels:
+            while level.unflushed and level.unflushed[0][1] <= flushed:
+                level.durable = level.unflushed.popleft()[0]
+        table = self._written | {level.number: level.durable for level in self._levels
+                                 if level.durable or level.number in self._written}
+        if table == self._written:
+            return False
+        try:
+            self._offsets.write(table)
+        except DiskError as error:
+            self._save_due_ns = self._clock_ns() + self._save_interval_ns
+            if str(error) != self._said:
+                self._said = str(error)
+                self._report(f"how far delayed messages are delivered cannot be noted: {error}; "
+                             "after a crash they are delivered again from the last note on")
+            return False
+        self._written = table
+        return True

@@ -1,0 +1,82 @@
+"""What a delayed message becomes: RocketMQ's own deliveries, byte for byte, and what can never be delivered."""
+
+from __future__ import annotations
+
+import pytest
+
+from fix_golden import load_manifest
+from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
+from pyengine.formats.delivery import Delivery, delivery_of
+from pyengine.formats.java_hash import hash_map_order
+from pyengine.formats.message import Message, encode_record
+from pyengine.formats.properties import decode_properties
+from pyengine.outgoing import delayed
+from pyengine.storage.store_reader import open_store
+
+
+def test_every_delivery_of_the_real_store_comes_out_byte_for_byte(golden):
+    store = golden("delay")
+    log = (store.root / "commitlog" / ("0" * 20)).read_bytes()
+    puts = {row["phy"] for row in store.manifest["puts"]}
+    with open_store(store.root) as reader:
+        waiting = {message.uniq_key: message for level in range(5)
+                   for message in reader.get_message(SCHEDULE_TOPIC, level, 0).messages}
+        delivered = [reader.message_at(row["phy"]) for row in store.manifest["records"] if row["phy"] not in puts]
+    assert len(delivered) == 24
+    for theirs in delivered:
+        original = waiting[theirs.uniq_key]
+        ours = delivery_of(original)
+        record = encode_record(
+            topic=ours.topic, body=original.body, queue_id=ours.queue_id, queue_offset=theirs.queue_offset,
+            properties=ours.properties_text, store_timestamp_ms=theirs.store_timestamp_ms,
+            physical_offset=theirs.physical_offset, flag=original.flag, sys_flag=original.sys_flag,
+            born_timestamp_ms=original.born_timestamp_ms, born_host=original.born_host, store_host=original.store_host,
+            reconsume_times=original.reconsume_times, prepared_transaction_offset=0)
+        assert bytes(record) == log[theirs.physical_offset:theirs.physical_offset + theirs.size_bytes]
+
+
+def test_what_waits_has_the_text_that_the_real_store_wrote():
+    rows = [row for row in load_manifest("delay")["puts"] if row["delayLevel"] > 0]
+    assert len(rows) == 45
+    for row in rows:
+        assert delayed(row["topic"], row["queueId"], row["propsIn"], row["delayLevel"], 5) == (
+            row["topicStored"], row["queueIdStored"], row["props"])
+
+
+@pytest.mark.parametrize(("count", "theirs"), [
+    (12, "14 35 56 77 21 42 7 63 70 0 28 49"),
+    (13, "28 49 14 35 56 77 21 42 7 63 84 70 0"),
+    (30, "196 133 112 175 154 119 14 35 56 77 98 70 91 140 182 161 189 126 203 105 168 147 28 49 21 42 7 63 84 0"),
+])
+def test_the_order_is_that_of_a_java_map(count, theirs):
+    """`theirs` was printed by a JVM; 13 names make the map grow, 25 once more."""
+    names = [f"name{number * 7}" for number in range(count)]
+    assert hash_map_order(names) == [f"name{number}" for number in theirs.split()]
+    assert hash_map_order(["Aa", "BB"]) == ["Aa", "BB"] and hash_map_order(["BB", "Aa"]) == ["BB", "Aa"], "one hash"
+
+
+def message(**properties: str) -> Message:
+    text = "\x02".join(f"{name}\x01{value}" for name, value in properties.items())
+    return Message(topic=SCHEDULE_TOPIC, body=b"", queue_id=0, queue_offset=0, physical_offset=0, size_bytes=0,
+                   raw_properties=text)
+
+
+@pytest.mark.parametrize(("properties", "why"), [
+    ({"DELAY": "1"}, "no REAL_TOPIC"),
+    ({"REAL_TOPIC": TRANSACTION_HALF_TOPIC, "REAL_QID": "0"}, "takes no delayed messages"),
+    ({"REAL_TOPIC": SCHEDULE_TOPIC, "REAL_QID": "0"}, "takes no delayed messages"),
+    ({"REAL_TOPIC": "T"}, "is no queue"),
+    ({"REAL_TOPIC": "T", "REAL_QID": "-1"}, "is no queue"),
+    ({"REAL_TOPIC": "T", "REAL_QID": "9999999999"}, "is no queue"),
+    ({"REAL_TOPIC": "T", "REAL_QID": "²"}, "is no queue"),
+])
+def test_what_can_never_be_delivered_is_told_why(properties, why):
+    assert why in delivery_of(message(**properties))
+
+
+def test_what_a_reader_would_not_see_is_left_out_of_the_new_text():
+    made = delivery_of(Message(topic=SCHEDULE_TOPIC, body=b"", queue_id=0, queue_offset=0, physical_offset=0, size_bytes=0,
+                               raw_properties="TAGS\x01\x02REAL_QID\x013\x02REAL_TOPIC\x01T\x02a\x01b\x02"))
+    assert isinstance(made, Delivery) and (made.topic, made.queue_id) == ("T", 3)
+    assert decode_properties(made.properties_text) == {"REAL_QID": "3", "REAL_TOPIC": "T", "a": "b"}
+    assert "TAGS" not in made.properties_text and not made.properties_text.endswith("\x02")

@@ -1,0 +1,440 @@
+"""Delayed delivery on a clock of the test's own: when, in what order, noted how, and what cannot be delivered."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from waiting import eventually
+from pyengine.config import EngineConfig
+from pyengine.errors import DiskFullError, EngineUnavailableError
+from pyengine.formats.constants import SCHEDULE_TOPIC
+from pyengine.native import control as native
+from pyengine.results import PutResult, PutStatus
+from pyengine.services.reput_message import ReputMessageService
+from pyengine.services.schedule_message import LOOK_NS_MAX, PAUSE_S_MAX, RETRY_NS, ScheduleMessageService
+from pyengine.storage.store_reader import open_store
+
+LEVELS = "1m 2m 1h"
+HOUR_MS = 3_600_000
+
+
+class Session:
+    """What the scheduler needs of a producer; gives the answers in `refuse` before it puts."""
+
+    def __init__(self, producer, refuse: list[PutResult | None]) -> None:
+        self._producer, self._refuse = producer, refuse
+
+    def put_raw(self, topic, body, **fields) -> PutResult:
+        answer = self._refuse.pop(0) if self._refuse else None
+        return self._producer.put_raw(topic, body, **fields) if answer is None else answer
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+class Rig:
+    """Real writer, flusher and allocator; dispatch and scheduler driven by the test, with its clocks."""
+
+    def __init__(self, parts, **settings) -> None:
+        self.parts, self.owner = parts, parts.owner
+        self.root, self.control = parts.owner.root, parts.owner.control
+        self.config = EngineConfig(message_delay_level=LEVELS, mapped_file_size_commit_log_bytes=65536,
+                                   mapped_file_size_consume_queue_bytes=6000, max_hash_slot_num=100, max_index_num=400, **settings)
+        self.producer = parts.producer(delay_levels=3)
+        self.reputter = ReputMessageService(self.owner.memory, self.root, self.config)
+        self.wall_ms = 0
+        self.steady_ns = 1_000_000_000
+        self.said: list[str] = []
+        self.services: list[ScheduleMessageService] = []
+        self.connects = 0
+        self.refuse: list[PutResult | None] = []  # answers to give instead of putting; None: put
+
+    def put(self, level: int, body: bytes, topic: str = "T", **options):
+        result = self.producer.put(topic, body, delay_level=level, **options)
+        assert result.ok
+        self.dispatch()
+        return result
+
+    def dispatch(self) -> None:
+        while self.reputter.work():
+            pass
+        assert native.load_position(self.control.reput_from) == native.load_position(self.control.committed)
+
+    def service(self) -> ScheduleMessageService:
+        """A scheduler as the worker makes it; an earlier one is dropped as kill -9 drops it."""
+        self.services.append(ScheduleMessageService(
+            self.owner.memory, self.root, self.config, self.connect, self.said.append, lambda: self.wall_ms, lambda: self.steady_ns))
+        return self.services[-1]
+
+    def connect(self):
+        self.connects += 1
+        return Session(self.parts.producer(), self.refuse)
+
+    def go(self, service: ScheduleMessageService) -> None:
+        """Everything that is due by the clocks; then dispatched."""
+        while service.work():
+            pass
+        self.dispatch()
+
+    def delivered(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+        with open_store(self.root) as store:
+            found, offset = [], 0
+            while offset < store.queue_range(topic, queue_id)[1]:
+                answer = store.get_message(topic, queue_id, offset)
+                found += [message.body for message in answer.messages]
+                offset = answer.next_begin_offset
+            return found
+
+    def flushed(self) -> None:
+        eventually(lambda: native.load_position(self.control.flushed) == native.load_position(self.control.wrote), "flushed")
+
+    def noted(self) -> dict[str, int]:
+        return json.loads((self.root / "config" / "delayOffset.json").read_text())["offsetTable"]
+
+    def close(self) -> None:
+        for service in self.services:
+            service.close()
+        self.reputter.close()
+        self.producer.close()
+
+
+@pytest.fixture
+def make_rig(make_parts):
+    rigs = []
+
+    def make(identity=None, **settings) -> Rig:
+        rigs.append(Rig(make_parts(**(identity or {})), **settings))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+def test_a_message_is_delivered_when_its_time_has_come_and_not_before(make_rig):
+    rig = make_rig()
+    rig.wall_ms = 0
+    put = rig.put(1, b"later", queue_id=3, tags="t", keys="k", unique_key="u1", flag=7)
+    service = rig.service()
+    due_ms = put.store_timestamp_ms + 60_000
+    for rig.wall_ms in (put.store_timestamp_ms, due_ms - 1):
+        rig.go(service)
+        assert rig.delivered(queue_id=3) == []
+    assert service.pause_s() == pytest.approx(0.001)
+    rig.wall_ms = due_ms
+    rig.go(service)
+    with open_store(rig.root) as store:
+        [message] = store.get_message("T", 3, 0, tags="t").messages
+        [waited] = store.get_message(SCHEDULE_TOPIC, 0, 0).messages
+        assert [found.physical_offset for found in store.query_message("T", "k")] == [message.physical_offset]
+    for name in ("body", "flag", "sys_flag", "born_timestamp_ms", "born_host", "store_host", "reconsume_times", "properties"):
+        assert getattr(message, name) == getattr(waited, name), name
+    assert message.properties["REAL_QID"] == "3" and message.prepared_transaction_offset == 0
+    rig.wall_ms += HOUR_MS
+    rig.go(service)
+    assert rig.delivered(queue_id=3) == [b"later"]
+
+
+def test_fields_that_only_a_broker_sets_survive_the_wait(make_rig):
+    rig = make_rig()
+    result = rig.producer.put_raw(
+        "T", b"zipped", queue_id=1, properties_text="TAGS\x01a", flag=-5, sys_flag=0x1 | 0x8, born_timestamp_ms=1234,
+        born_host="[2001:db8::1]:99", store_host="10.9.8.7:10911", reconsume_times=4, prepared_transaction_offset=77, delay_level=2)
+    assert result.ok
+    rig.dispatch()
+    rig.wall_ms = result.store_timestamp_ms + 120_000
+    rig.go(rig.service())
+    with open_store(rig.root) as store:
+        [message] = store.get_message("T", 1, 0).messages
+    assert (message.flag, message.sys_flag, message.born_timestamp_ms, message.born_host) == (-5, 0x19, 1234, "[2001:db8::1]:99")
+    assert (message.store_host, message.reconsume_times, message.prepared_transaction_offset) == ("10.9.8.7:10911", 4, 0)
+
+
+def test_each_level_is_delivered_in_order_and_none_waits_for_another(make_rig):
+    rig = make_rig()
+    for number in range(300):
+        last = rig.put(1 + number % 3, b"%d/%03d" % (1 + number % 3, number), topic=f"T{1 + number % 3}")
+    service = rig.service()
+    rig.wall_ms = last.store_timestamp_ms + 120_000
+    rig.go(service)
+    assert rig.delivered("T1") == [b"1/%03d" % number for number in range(0, 300, 3)]
+    assert rig.delivered("T2") == [b"2/%03d" % number for number in range(1, 300, 3)]
+    assert rig.delivered("T3") == []
+    rig.wall_ms = last.store_timestamp_ms + HOUR_MS
+    rig.go(service)
+    assert rig.delivered("T3") == [b"3/%03d" % number for number in range(2, 300, 3)]
+
+
+def test_it_sleeps_until_the_next_message_is_due_or_an_empty_level_could_have_one(make_rig):
+    rig = make_rig()
+    service = rig.service()
+    rig.go(service)
+    assert service.pause_s() == PAUSE_S_MAX, "all levels are empty, and the shortest is a minute"
+    put = rig.put(1, b"a")
+    rig.wall_ms = put.store_timestamp_ms
+    rig.steady_ns += LOOK_NS_MAX
+    rig.go(service)
+    rig.wall_ms += 60_000 - 250
+    rig.go(service)
+    assert service.pause_s() == pytest.approx(0.25) and rig.delivered() == []
+    rig.wall_ms += 250
+    rig.go(service)
+    assert rig.delivered() == [b"a"]
+
+
+def test_a_message_put_into_an_empty_level_is_seen_before_it_is_due(make_rig):
+    """Nobody rings: an empty level is looked at again before anything in it can be due."""
+    rig = make_rig()
+    service = rig.service()
+    rig.go(service)
+    put = rig.put(1, b"a")
+    rig.wall_ms = start_ms = put.store_timestamp_ms
+    while not rig.delivered():
+        pause_s = max(0.001, service.pause_s())
+        rig.wall_ms += int(pause_s * 1000)
+        rig.steady_ns += int(pause_s * 1e9)
+        rig.go(service)
+        assert rig.wall_ms <= start_ms + 60_001
+    assert rig.wall_ms >= start_ms + 60_000
+
+
+def test_what_is_noted_as_delivered_is_flushed(make_rig):
+    rig = make_rig()
+    put = rig.put(1, b"a", unique_key="same")
+    rig.flushed()
+    rig.parts.kill(native.FLUSHER)
+    service = rig.service()
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    rig.go(service)
+    rig.steady_ns += 3600 * 10**9
+    rig.go(service)
+    assert rig.delivered() == [b"a"] and not (rig.root / "config" / "delayOffset.json").exists()
+    again = rig.service()
+    rig.go(again)
+    assert rig.delivered() == [b"a", b"a"], "a power cut might have taken it: it is delivered again"
+    with open_store(rig.root) as store:
+        assert len(store.query_message("T", "same")) == 2, "and recognised by its unique key"
+    rig.parts.start(native.FLUSHER)
+    rig.flushed()
+    assert not again.drain()
+    assert rig.noted() == {"1": 1}
+    third = rig.service()
+    rig.go(third)
+    assert rig.delivered() == [b"a", b"a"]
+
+
+def test_the_note_is_written_at_most_once_an_interval(make_rig):
+    rig = make_rig(flush_delay_offset_interval_ms=10_000)
+    puts = [rig.put(1, b"a"), rig.put(2, b"b")]
+    service = rig.service()
+    rig.wall_ms = puts[0].store_timestamp_ms + 60_000
+    rig.go(service)
+    rig.flushed()
+    rig.go(service)
+    assert rig.noted() == {"1": 1}
+    rig.wall_ms = puts[1].store_timestamp_ms + 120_000
+    rig.steady_ns += 9_999 * 10**6
+    rig.go(service)
+    rig.flushed()
+    rig.go(service)
+    assert rig.noted() == {"1": 1}
+    rig.steady_ns += 10**6
+    rig.go(service)
+    assert rig.noted() == {"1": 1, "2": 1}
+
+
+@pytest.mark.parametrize(("file", "backup", "first", "says"), [
+    ('{\n\t"offsetTable":{1:2,7:9\n\t}\n}', None, 2, ""),
+    ('{"offsetTable":{"1":1}}', "garbage", 1, ""),
+    ("\0" * 40, '{"offsetTable":{1:2}}', 2, "is empty: delayOffset.json.bak"),
+    ('{"offsetTable":', '{"offsetTable":{1:2}}', 2, "is damaged"),
+    (None, '{"offsetTable":{1:2}}', 2, "is not there: delayOffset.json.bak"),
+    ('{"offsetTable":[]}', b"\xff", 0, "nothing of it is used"),
+    ('{"offsetTable":{0:1}}', None, 0, "nothing of it is used"),
+    ('{"offsetTable":{1:99}}', None, 3, "but its queue reaches from 0 to 3: going on at 3"),
+])
+def test_it_goes_on_where_the_note_says_and_a_bad_note_stops_nobody(make_rig, file, backup, first, says):
+    rig = make_rig()
+    for number in range(3):
+        put = rig.put(1, b"%d" % number)
+    for name, content in (("delayOffset.json", file), ("delayOffset.json.bak", backup)):
+        if content is not None:
+            (rig.root / "config" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    service = rig.service()
+    assert [says in sentence for sentence in rig.said] == ([True] if says else [])
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    rig.go(service)
+    assert rig.delivered() == [b"%d" % number for number in range(first, 3)]
+    rig.flushed()
+    service.drain()
+    if first < 3:
+        assert rig.noted()["1"] == 3, "strict JSON"
+    if file and "7:9" in file:
+        assert rig.noted()["7"] == 9, "a level that the table lacks keeps its place"
+
+
+def test_what_can_never_be_delivered_stays_and_does_not_block_the_others(make_rig):
+    rig = make_rig()
+    for text in ("DELAY\x011", "DELAY\x011\x02REAL_TOPIC\x01a/b\x02REAL_QID\x010"):
+        assert rig.producer.put_raw(SCHEDULE_TOPIC, b"bad", properties_text=text).ok
+    put = rig.put(1, b"good")
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    service = rig.service()
+    rig.go(service)
+    assert rig.delivered() == [b"good"]
+    assert [sentence.split(" is not delivered: ")[0] for sentence in rig.said] == [
+        f"the message at offset {offset} of {SCHEDULE_TOPIC} queue 0" for offset in (0, 1)]
+    rig.flushed()
+    service.drain()
+    assert rig.noted() == {"1": 3}
+
+
+def test_a_refusal_is_waited_for_and_the_order_kept(make_rig):
+    rig = make_rig()
+    for body in (b"0", b"1", b"2"):
+        put = rig.put(1, body)
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    full = PutResult(PutStatus.CREATE_MAPEDFILE_FAILED, reason="the disk is full")
+    rig.refuse = [None, full, full]
+    service = rig.service()
+    for said in (["delayed messages wait: CREATE_MAPEDFILE_FAILED: the disk is full"],) * 2:
+        rig.go(service)
+        assert rig.delivered() == [b"0"] and rig.said == said
+        assert service.pause_s() == pytest.approx(RETRY_NS / 1e9)
+        rig.steady_ns += RETRY_NS
+    rig.go(service)
+    assert rig.delivered() == [b"0", b"1", b"2"]
+
+
+def test_without_a_session_it_tries_again(make_rig):
+    rig = make_rig()
+    put = rig.put(1, b"a")
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    service = rig.service()
+    connect, service._connect = service._connect, refuse_session
+    rig.go(service)
+    assert rig.said == ["delayed messages wait: no slot is free"] and rig.delivered() == []
+    service._connect = connect
+    rig.steady_ns += RETRY_NS
+    rig.go(service)
+    assert rig.delivered() == [b"a"]
+
+
+def refuse_session():
+    raise EngineUnavailableError("no slot is free")
+
+
+def test_a_session_is_open_only_around_deliveries(make_rig):
+    rig = make_rig()
+    put = rig.put(1, b"a")
+    service = rig.service()
+    rig.wall_ms = put.store_timestamp_ms
+    rig.go(service)
+    assert rig.connects == 0
+    rig.wall_ms += 59_000
+    rig.go(service)
+    assert rig.connects == 1 and rig.delivered() == [], "a moment before it is needed"
+    rig.wall_ms += 1000
+    rig.go(service)
+    assert rig.connects == 1 and rig.delivered() == [b"a"]
+    rig.steady_ns += 11 * 10**9
+    rig.go(service)
+    assert service._producer is None
+
+
+def test_nothing_is_put_while_the_engine_stops(make_rig):
+    rig = make_rig()
+    put = rig.put(1, b"a")
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    native.store(rig.control.state, "state", native.STATE_STOPPING)
+    service = rig.service()
+    rig.go(service)
+    assert rig.connects == 0 and not service.drain()
+    native.store(rig.control.state, "state", native.STATE_RUNNING)
+    rig.go(service)
+    assert rig.delivered() == [b"a"]
+
+
+def test_a_clock_set_back_makes_late_never_early(make_rig):
+    rig = make_rig()
+    put = rig.put(1, b"a")
+    service = rig.service()
+    rig.wall_ms = put.store_timestamp_ms - HOUR_MS  # due 61 minutes ahead of that clock, with a delay of one
+    rig.go(service)
+    assert rig.delivered() == []
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    rig.go(service)
+    assert rig.delivered() == [b"a"]
+
+
+def test_a_due_time_beyond_its_levels_delay_is_a_mistake_and_due(make_rig):
+    rig = make_rig()
+    rig.put(3, b"of the table with 1h as level 3")
+    rig.config = EngineConfig(message_delay_level="1s 2s 3s", mapped_file_size_commit_log_bytes=65536,
+                              mapped_file_size_consume_queue_bytes=6000)
+    rig.go(rig.service())
+    assert rig.delivered() == [b"of the table with 1h as level 3"]
+
+
+def test_a_level_that_the_table_has_no_more_is_delivered_at_its_time(make_rig):
+    rig = make_rig()
+    put = rig.put(3, b"a")
+    rig.config = EngineConfig(message_delay_level="1s", mapped_file_size_commit_log_bytes=65536,
+                              mapped_file_size_consume_queue_bytes=6000)
+    service = rig.service()
+    rig.wall_ms = put.store_timestamp_ms + HOUR_MS - 1
+    rig.go(service)
+    assert rig.delivered() == []
+    rig.wall_ms += 1
+    rig.go(service)
+    assert rig.delivered() == [b"a"]
+
+
+@pytest.mark.parametrize("identity", [{"replay_clock": 1}, {"role": 2}], ids=["replay", "slave"])
+def test_a_replayed_clock_and_a_slave_deliver_nothing(make_rig, identity):
+    rig = make_rig({"replay_clock": identity.get("replay_clock", 0)})
+    put = rig.put(1, b"a")
+    if "role" in identity:
+        object.__setattr__(rig.owner.memory.identity, "role", 2)
+    rig.wall_ms = put.store_timestamp_ms + HOUR_MS
+    service = rig.service()
+    rig.go(service)
+    assert rig.delivered() == [] and rig.connects == 0 and not service.drain()
+
+
+def test_a_full_disk_under_the_note_is_told_and_delivery_goes_on(make_rig, monkeypatch):
+    rig = make_rig()
+    puts = [rig.put(1, b"a"), rig.put(2, b"b")]
+    service = rig.service()
+
+    def full(table):
+        raise DiskFullError("cannot write delayOffset.json: the disk is full")
+
+    monkeypatch.setattr(service._offsets, "write", full)
+    rig.wall_ms = puts[0].store_timestamp_ms + 60_000
+    rig.go(service)
+    rig.flushed()
+    rig.go(service)
+    assert len(rig.said) == 1 and "cannot be noted" in rig.said[0] and "delivered again" in rig.said[0]
+    monkeypatch.undo()
+    rig.wall_ms = puts[1].store_timestamp_ms + 120_000
+    rig.steady_ns += 11 * 10**9
+    rig.go(service)
+    rig.flushed()
+    service.drain()
+    assert rig.delivered() == [b"a", b"b"] and rig.noted() == {"1": 1, "2": 1}
+
+
+def test_messages_that_are_gone_from_the_log_are_passed_over(make_rig):
+    rig = make_rig()
+    for number in range(40):
+        put = rig.put(1, b"%02d" % number + bytes(4000))
+    rig.flushed()
+    (rig.root / "commitlog" / ("0" * 20)).unlink()
+    service = rig.service()
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    rig.go(service)
+    found = [int(body[:2]) for body in rig.delivered()]
+    assert 0 < found[0] < 40 and found == list(range(found[0], 40))

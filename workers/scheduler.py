@@ -1,0 +1,28 @@
+"""Scheduler: delivers delayed messages when they are due; the only process that writes `delayOffset.json`.
+
+Promise: every delayed message reaches its topic at least once, each level in order. It puts
+through a session like any producer and touches no file of the log. Its death: deliveries
+wait for its successor, which goes on at the last noted offsets and may repeat what came
+after them. It is stopped last: puts are refused by then, and what it delivered is flushed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyengine.engine import connect
+from pyengine.native import control as native
+from pyengine.services.schedule_message import ScheduleMessageService
+from workers import worker
+
+SESSION_WAIT_S = 2.0
+
+
+def make_service(attached: worker.Worker) -> ScheduleMessageService:
+    return ScheduleMessageService(attached.memory, attached.root, attached.config,
+                                  lambda: connect(attached.root, timeout_s=SESSION_WAIT_S),
+                                  lambda text: worker.say(native.SCHEDULER, text))
+
+
+if __name__ == "__main__":
+    sys.exit(worker.main(native.SCHEDULER, "Delivers delayed messages when they are due.", make_service))
