@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("pyengine", "workers", "pyspark_pyengine")
+PACKAGES = ("pyengine", "workers", "pyspark_pyengine", "pyspark_pyengine_queue")
 
 # From left to right. A name is a package (with all below it) or one module that stands on its own.
 LAYERS = (
@@ -31,7 +31,7 @@ LAYERS = (
     ("pyengine.ipc",),
     ("pyengine.services", "pyengine.producer", "pyengine.outgoing", "pyengine.pending_puts"),
     ("workers", "pyengine.engine"),
-    ("pyengine.spark", "pyspark_pyengine"),
+    ("pyengine.spark", "pyspark_pyengine", "pyspark_pyengine_queue"),
     ("pyengine.cli", "pyengine.__main__"),
 )
 # Executors need the package and the store's files, nothing that runs.

@@ -1,4 +1,4 @@
-"""The options of `spark.read.format("pyengine")`: one table, read into a ReadOptions.
+"""The options of `spark.read.format("pyengine")` and of `readStream`: one table, read into a ReadOptions.
 
 Names, and what they mean, are those of Spark's Kafka source where it has them; the rest
 is what this log has and Kafka has not. Spark compares option names without regard to
@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from pyengine.config import FIXED_NAMES, SETTINGS, fold
 from pyengine.errors import UsageError
@@ -28,6 +28,15 @@ INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
 BATCH_ROWS_MAX, BATCH_BYTES_MAX = 1 << 20, 256 << 20  # those of native.columns, which an options page need not load
 
 QueueOffsets = dict[str, dict[int, int]]  # topic -> queue id -> offset, or EARLIEST or LATEST
+Use = Literal["batch", "stream", "any"]   # what the options are for; any: only what they say of the schema matters
+
+
+@dataclass(frozen=True, slots=True)
+class StartingPoint:
+    """Where a stream begins that says it in a word: `latest`, `earliest`, `time` (number: ms before now), `last` (messages)."""
+
+    word: str
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,9 @@ class ReadOptions:
     access: str = "auto"
     batch_rows: int = 10_000
     batch_bytes: int = 4 << 20
+    starting_point: StartingPoint | None = None
+    max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
     sizes: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -165,25 +177,40 @@ def _queues(value: str) -> dict[str, tuple[int, ...]]:
     return {topic: tuple(sorted(set(ids))) for topic, ids in document.items()}
 
 
-def _offsets(bound: str, other: int) -> Callable[[str], QueueOffsets | None]:
-    """`bound` is the word for all queues; `other` the number that means nothing at this end."""
+def _starting(value: str) -> QueueOffsets | StartingPoint:
+    word = value.strip().lower()
+    if word in ("earliest", "latest"):
+        return StartingPoint(word)
+    found = re.fullmatch(r"-\s*(\d+)\s*([a-z]*)", word)
+    if found is None:
+        return _queue_offsets(value, STARTING_EXAMPLE, (EARLIEST, LATEST))
+    number, unit = int(found[1]), found[2]
+    if not unit:
+        return StartingPoint("last", number)
+    for name, milliseconds in _TIME_UNITS.items():
+        if unit in (name, name + "s", name[0]):
+            return StartingPoint("time", number * milliseconds)
+    raise ValueError(f"{unit!r} is no unit of time: give {', '.join(name + 's' for name in _TIME_UNITS)}")
 
-    def read(value: str) -> QueueOffsets | None:
-        if value.strip().lower() == bound:
-            return None
-        example = f'give {bound} or JSON like {{"topic": {{"0": 23, "1": {EARLIEST if bound == "earliest" else LATEST}}}}}'
-        document = _json(value, example)
-        if not all(isinstance(queues, dict) and queues for queues in document.values()):
-            raise ValueError(example)
-        found: QueueOffsets = {}
-        for topic, queues in document.items():
-            for name, offset in queues.items():
-                if not name.isdecimal() or not _is_whole(offset) or offset < EARLIEST or offset == other:
-                    raise ValueError(f"{example}; {topic}: {name}: {offset!r} is not allowed")
-                found.setdefault(topic, {})[int(name)] = offset
-        return found
 
-    return read
+def _ending(value: str) -> QueueOffsets | None:
+    if value.strip().lower() == "latest":
+        return None
+    return _queue_offsets(value, f'give latest or JSON like {{"topic": {{"0": 23, "1": {LATEST}}}}}', (LATEST,))
+
+
+def _queue_offsets(value: str, example: str, words: tuple[int, ...]) -> QueueOffsets:
+    """JSON of offsets, where these negative numbers may stand for words."""
+    document = _json(value, example)
+    if not all(isinstance(queues, dict) and queues for queues in document.values()):
+        raise ValueError(example)
+    found: QueueOffsets = {}
+    for topic, queues in document.items():
+        for name, offset in queues.items():
+            if not name.isdecimal() or not _is_whole(offset) or (offset < 0 and offset not in words):
+                raise ValueError(f"{example}; {topic}: {name}: {offset!r} is not allowed")
+            found.setdefault(topic, {})[int(name)] = offset
+    return found
 
 
 def _json(value: str, example: str) -> dict[str, Any]:
@@ -204,13 +231,16 @@ def _is_queue_id(value: object) -> bool:
     return _is_whole(value) and 0 <= value <= INT32_MAX
 
 
+STARTING_EXAMPLE = f'give earliest or JSON like {{"topic": {{"0": 23, "1": {EARLIEST}}}}}'
+_TIME_UNITS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+
 OPTIONS = (
     Option("path", "path", _path, "", "The store's root directory; also the argument of `load()`."),
     Option("subscribe", "subscribe", _names, "all", "Topics, separated by commas. One of subscribe, subscribePattern and assign, or none of them: the whole log."),
     Option("subscribePattern", "subscribe_pattern", _pattern, "", "A regular expression that the whole topic must match."),
     Option("assign", "assign", _queues, "", 'Queues as JSON: `{"orders": [0, 1]}`.'),
-    Option("startingOffsets", "starting_offsets", _offsets("earliest", LATEST), "earliest", 'Where each queue starts: `earliest`, or JSON `{"orders": {"0": 23, "1": -2}}` (-2: earliest). A queue that is not named starts at its earliest message.'),
-    Option("endingOffsets", "ending_offsets", _offsets("latest", EARLIEST), "latest", "Where each queue ends (this offset is not read): `latest`, or JSON as above (-1: latest)."),
+    Option("startingOffsets", "starting_offsets", _starting, "earliest", 'Where each queue starts: `earliest`, or JSON `{"orders": {"0": 23, "1": -2}}` (-2: earliest). A queue that is not named starts at its earliest message. A new stream knows more words, see [Streams](#streams).'),
+    Option("endingOffsets", "ending_offsets", _ending, "latest", "Where each queue ends (this offset is not read): `latest`, or JSON as above (-1: latest)."),
     Option("startingTimestamp", "starting_timestamp_ms", _number(0), "", "Only messages stored at this time or later, in milliseconds. Goes before startingOffsets."),
     Option("endingTimestamp", "ending_timestamp_ms", _number(0), "", "Only messages stored before this time, in milliseconds. Goes before endingOffsets."),
     Option("startingPhysicalOffset", "starting_physical_offset", _physical, "earliest", "Only records that begin at this byte of the log or later."),
@@ -225,6 +255,8 @@ OPTIONS = (
     Option("verifyCRC", "verify_crc", _boolean, "false", "Check the checksum of each body."),
     Option("onCorrupt", "on_corrupt", _word("fail", "skip"), "fail", "Damage inside the log fails the query, or is skipped up to the next whole record."),
     Option("access", "access", _word("auto", "scan", "queue"), "auto", "How chosen topics are found: `queue` reads only the records that their consume queues name, `scan` every record's header; `auto` takes the queues where they are less than a third of a large log."),
+    Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", _number(1), "", "Streams: at most so many messages in one micro-batch, shared among the queues by what waits in each; a queue with news gives at least one."),
+    Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes(1), "", "Streams: about so many bytes of the log in one micro-batch, shared likewise; at least one message."),
     Option("batchRows", "batch_rows", _number(1, BATCH_ROWS_MAX), "10000", "Rows in one Arrow batch, at most."),
     Option("batchBytes", "batch_bytes", _bytes(1, BATCH_BYTES_MAX), "4m", "Bytes of records in one Arrow batch; a longer record comes alone."),
 )
@@ -232,7 +264,7 @@ BY_NAME = {option.name.lower(): option for option in OPTIONS}
 _SIZES = {fold(spelling): name for name in FIXED_NAMES for spelling in (name, SETTINGS[name].key)}
 
 
-def read_options(given: Mapping[str, str]) -> ReadOptions:
+def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
     """The options of one read; UsageError says which one is wrong and what is allowed."""
     values: dict[str, Any] = {}
     sizes: dict[str, int] = {}
@@ -252,9 +284,16 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
             raise UsageError(_unknown(name))
     if "path" not in values:
         raise UsageError('give the store\'s root directory: .load("/path/of/store") or .option("path", ...)')
+    if isinstance(values.get("starting_offsets"), StartingPoint):
+        values["starting_point"] = values.pop("starting_offsets")
     _check_together(given, values)
+    if use == "batch":
+        _check_batch(given, values)
+    elif use == "stream":
+        _check_stream(values)
     if values.get("starting_timestamp_ms") is not None:
         values.pop("starting_offsets", None)
+        values.pop("starting_point", None)
     if values.get("ending_timestamp_ms") is not None:
         values.pop("ending_offsets", None)
     return ReadOptions(**values, sizes=sizes)
@@ -288,6 +327,33 @@ def _check_together(given: Mapping[str, str], values: dict[str, Any]) -> None:
     ):
         if values.get(start) is not None and values.get(end) is not None and values[start] > values[end]:
             raise UsageError(f"option {_camel(start)} lies behind {_camel(end)}")
+
+
+def _check_batch(given: Mapping[str, str], values: dict[str, Any]) -> None:
+    for name in ("max_offsets_per_trigger", "max_bytes_per_trigger"):
+        if name in values:
+            raise UsageError(f"option {_camel(name)} is one of readStream, not of read")
+    text = next((given[name] for name in given if name.lower() == "startingoffsets"), "")
+    point = values.get("starting_point")
+    if point is not None and point.word != "earliest":
+        raise UsageError(f"option startingOffsets = {text!r}: {STARTING_EXAMPLE}; other words are for readStream")
+    for topic, queues in (values.get("starting_offsets") or {}).items():
+        for queue_id, offset in queues.items():
+            if offset == LATEST:
+                raise UsageError(f"option startingOffsets = {text!r}: {STARTING_EXAMPLE}; {topic}: {queue_id}: {offset} is not allowed")
+    values.pop("starting_point", None)
+
+
+def _check_stream(values: dict[str, Any]) -> None:
+    for name in ("ending_offsets", "ending_timestamp_ms", "ending_physical_offset"):
+        if values.get(name) is not None:
+            raise UsageError(f"option {_camel(name)}: a stream has no end; read what there is with the trigger availableNow")
+    has_topics = any(values.get(name) for name in ("subscribe", "subscribe_pattern", "assign"))
+    point = values.get("starting_point")
+    if not has_topics and (values.get("starting_offsets") or point is not None and point.word == "last"):
+        raise UsageError("option startingOffsets: offsets of queues need a choice of topics (subscribe, subscribePattern or assign)")
+    if has_topics and values.get("starting_physical_offset") is not None:
+        raise UsageError("option startingPhysicalOffset: a stream of topics starts at offsets of their queues, see startingOffsets")
 
 
 def _camel(name: str) -> str:

@@ -49,7 +49,7 @@ def plan_queues(
     most = partition_bytes(wanted_bytes, options.max_partition_bytes, options.min_partitions)
     segment_bytes, file_bytes = reader.commit_log.size_bytes, reader.geometry.mapped_file_size_consume_queue_bytes
     parts: list[LogRange | QueuePart] = [
-        QueuePart(tuple(group), limit, segment_bytes, file_bytes) for group in _grouped(slices, most)
+        QueuePart(tuple(group), limit, segment_bytes, file_bytes) for group in grouped(slices, most)
     ]
     return parts + cut(max(start, dispatched), stop, limit, segment_bytes, options.max_partition_bytes, 1)
 
@@ -83,17 +83,17 @@ def _slices(options: ReadOptions, reader: LiveStoreReader, dispatched: int) -> I
             first = max(wanted[0], queue.min_offset(reader.min_physical_offset, high))
             end = min(wanted[1], high)
             if first < end:
-                yield QueueSlice(topic, queue_id, first, end, _log_bytes(queue, first, end, high))
+                yield QueueSlice(topic, queue_id, first, end, slice_bytes(queue, first, end, high))
 
 
-def _log_bytes(queue: QueueReader, first: int, end: int, high: int) -> int:
+def slice_bytes(queue: QueueReader, first: int, end: int, high: int) -> int:
     """About how many bytes of the log these messages are: by some of them."""
     step = max(1, (end - first) // SAMPLES)
     sizes = [entry.size_bytes for at in range(first, end, step) if (entry := queue.entry(at, high))]
     return (end - first) * sum(sizes) // max(1, len(sizes))
 
 
-def _grouped(slices: list[QueueSlice], most_bytes: int) -> Iterator[list[QueueSlice]]:
+def grouped(slices: list[QueueSlice], most_bytes: int) -> Iterator[list[QueueSlice]]:
     """Slices put together, and large ones cut, so that each group is about `most_bytes`."""
     group: list[QueueSlice] = []
     held = 0

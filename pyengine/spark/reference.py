@@ -7,9 +7,11 @@ compares, so the page cannot fall behind.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from pyengine.spark.options import OPTIONS
+from pyengine.spark.queue_view import ENTRY_COLUMNS, OWN_OPTIONS, QUEUE_COLUMNS, SHARED_OPTIONS
 from pyengine.spark.schema import COLUMNS, PROPERTY_PREFIX
 
 
@@ -24,9 +26,23 @@ def option_table() -> str:
     return "\n".join(lines + [f"| `{one.name}` | {one.default} | {one.meaning} |" for one in OPTIONS])
 
 
+def queue_table(view: str, columns: Iterable[tuple[str, str, str]]) -> str:
+    """The columns of one view of `pyengine-queue`."""
+    lines = [f"| `view={view}` | type | meaning |", "|---|---|---|"]
+    return "\n".join(lines + [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in columns])
+
+
+def queue_section() -> str:
+    """What the page says of `pyengine-queue`."""
+    shared = ", ".join(f"`{name}`" for name in SHARED_OPTIONS)
+    own = "\n".join(f"- `{name}`: {meaning}" for name, meaning in OWN_OPTIONS.items())
+    tables = "\n\n".join((queue_table("queues", QUEUE_COLUMNS), queue_table("entries", ENTRY_COLUMNS)))
+    return f"Options are {shared}, as above, the sizes, and\n\n{own}\n\n{tables}"
+
+
 def with_tables(page: str) -> str:
-    """The page with both tables as they are now."""
-    for name, table in (("columns", column_table()), ("options", option_table())):
+    """The page with the tables as they are now."""
+    for name, table in (("columns", column_table()), ("options", option_table()), ("queues", queue_section())):
         before, begin, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- end of {name} -->")
         page = before + begin + table + "\n" + end + after

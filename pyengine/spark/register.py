@@ -1,6 +1,7 @@
 """A Spark session fit for this data source, and the source's registration.
 
-Spark finds the format `pyengine` by itself through the module `pyspark_pyengine`;
+Spark finds the formats `pyengine` and `pyengine-queue` by themselves through the modules
+`pyspark_pyengine` and `pyspark_pyengine_queue`;
 `register` is for sessions that shall not look for modules, `session` for scripts.
 """
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the format known to this session; doing it twice does no harm. Returns the session."""
+    """Make both formats known to this session; doing it twice does no harm. Returns the session."""
+    from pyengine.spark.queue_source import PyEngineQueueSource
     from pyengine.spark.source import PyEngineSource
 
     spark.dataSource.register(PyEngineSource)
+    spark.dataSource.register(PyEngineQueueSource)
     return spark
 
 

@@ -30,8 +30,8 @@ class Selection:
     queued_only: bool = False
 
 
-def select(options: ReadOptions) -> Selection:
-    """The rows that the options choose."""
+def select(options: ReadOptions, *, with_offsets: bool = True) -> Selection:
+    """The rows that the options choose; without offsets, those of a stream whatever it has come to."""
     assigned = None
     if options.assign is not None:
         assigned = frozenset((topic, queue_id) for topic, ids in options.assign.items() for queue_id in ids)
@@ -39,7 +39,8 @@ def select(options: ReadOptions) -> Selection:
         topics=options.subscribe or tuple(options.assign or ()),
         topic_pattern=options.subscribe_pattern,
         queues=assigned,
-        offsets=tuple((topic, queue_id, *bounds) for (topic, queue_id), bounds in sorted(offset_bounds(options).items())),
+        offsets=tuple((topic, queue_id, *bounds) for (topic, queue_id), bounds in sorted(offset_bounds(options).items()))
+        if with_offsets else (),
         tags=options.tags,
         start_ms=options.starting_timestamp_ms,
         end_ms=options.ending_timestamp_ms,

@@ -1,4 +1,4 @@
-"""The data source behind `spark.read.format("pyengine")`.
+"""The data source behind `spark.read.format("pyengine")` and `spark.readStream.format("pyengine")`.
 
 Spark makes it in the driver's planning process, asks it for a schema and partitions, and
 ships the reader to the tasks. There is no filter pushdown: Spark 4.3 keeps a filtered
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
 
+    from pyengine.spark.stream import LogStreamReader
+
 
 class PyEngineSource(DataSource):
     """The commit log of one store, as a table."""
@@ -33,11 +35,17 @@ class PyEngineSource(DataSource):
 
     def schema(self) -> str:
         """The default columns, or those that the option `columns` names."""
-        return schema_text(chosen_columns(read_options(self.options)))
+        return schema_text(chosen_columns(read_options(self.options, "any")))
 
     def reader(self, schema: StructType) -> LogReader:
         """The reader of the columns in `schema`, which is ours or the user's choice from it."""
         return LogReader(schema, dict(self.options))
+
+    def streamReader(self, schema: StructType) -> LogStreamReader:
+        """The reader of a stream of the columns in `schema`."""
+        from pyengine.spark.stream import LogStreamReader
+
+        return LogStreamReader(schema, dict(self.options))
 
 
 class LogReader(DataSourceReader):

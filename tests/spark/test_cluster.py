@@ -14,7 +14,7 @@ import pytest
 from fix_golden import unpack
 from spark import oracle
 
-pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.long, pytest.mark.timeout(1200)]
 
 # Runs in a process of its own, because a process has one Spark. Executors find the package by their PYTHONPATH.
 PROGRAM = """

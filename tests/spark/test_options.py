@@ -67,6 +67,7 @@ def test_texts_that_are_understood(name, text, field, value):
         ({"assign": "[1]"}, 'give JSON like {"topic": [0, 1]}'),
         ({"assign": '{"a": [-1]}'}, 'give JSON like {"topic": [0, 1]}'),
         ({"startingOffsets": "latest"}, "give earliest or JSON like"),
+        ({"startingOffsets": "tomorrow"}, "give earliest or JSON like"),
         ({"endingOffsets": "earliest"}, "give latest or JSON like"),
         ({"startingOffsets": '{"a": {"0": -1}}'}, "a: 0: -1 is not allowed"),
         ({"endingOffsets": '{"a": {"0": -2}}'}, "a: 0: -2 is not allowed"),

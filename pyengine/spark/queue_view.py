@@ -1,0 +1,231 @@
+"""Consume queues as rows: one for each queue, or one for each entry. The log is not touched.
+
+`view=queues` (the default) counts, `view=entries` lists. Runs in Spark's workers on the
+store's files; how far the queues may be read was decided when the read was planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import InputPartition
+
+from pyengine.errors import UsageError
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.spark.options import BY_NAME, ReadOptions, read_options
+from pyengine.spark.selection import queue_chooser, select
+
+if TYPE_CHECKING:
+    import numpy
+    import pyarrow
+
+    from pyengine.storage.queue_reader import QueueReader
+    from pyengine.storage.store_reader import StoreReader
+
+SHARED_OPTIONS = ("path", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel")
+OWN_OPTIONS = {
+    "view": "`queues`: a row for each queue; `entries`: a row for each message that a queue names.",
+    "group": "With view=queues: the consumer group whose offsets give committedOffset and lag.",
+}
+ENTRIES_PER_PART = 4 << 20
+QUEUES_PER_PART = 5_000
+BATCH_ROWS = 1 << 16
+
+# name, type, what it is
+QUEUE_COLUMNS = (
+    ("topic", "STRING", "The topic."),
+    ("partition", "INT", "The queue."),
+    ("minOffset", "BIGINT", "The first message that is still there."),
+    ("maxOffset", "BIGINT", "One behind the last message."),
+    ("messages", "BIGINT", "maxOffset - minOffset."),
+    ("bytes", "BIGINT", "Bytes of their records in the log; takes a look at every entry: name other columns where that is too long."),
+    ("firstPhysicalOffset", "BIGINT", "Where the first of them stands in the log, null for none."),
+    ("lastPhysicalOffset", "BIGINT", "Where the last of them stands."),
+    ("committedOffset", "BIGINT", "The next message that the group wants, null without the option `group` or if it never committed."),
+    ("lag", "BIGINT", "How many messages the group has before it: from committedOffset, or from minOffset if it never committed or lags behind that."),
+)
+ENTRY_COLUMNS = (
+    ("topic", "STRING", "The topic."),
+    ("partition", "INT", "The queue."),
+    ("offset", "BIGINT", "The message's number in its queue."),
+    ("physicalOffset", "BIGINT", "Where its record begins in the log."),
+    ("size", "INT", "Bytes of the record."),
+    ("tagsCode", "BIGINT", "The hash of its tag, its delivery time in the schedule topic, or an address in the queue's extension."),
+)
+VIEWS = {"queues": QUEUE_COLUMNS, "entries": ENTRY_COLUMNS}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueViewOptions:
+    """`read` holds what the format shares with `pyengine`; `columns` are of VIEWS[view]."""
+
+    read: ReadOptions
+    view: str = "queues"
+    group: str | None = None
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class QueueRows(InputPartition):
+    """Queues as (topic, queue id, first offset, end); nothing that reaches beyond `limit` in the log exists."""
+
+    queues: tuple[tuple[str, int, int, int], ...]
+    limit: int
+
+
+def read_view_options(given: Mapping[str, str]) -> QueueViewOptions:
+    """The options of one read; UsageError says which one is wrong and what is allowed."""
+    own = {name.lower(): value for name, value in given.items() if name.lower() in OWN_OPTIONS}
+    view = own.get("view", "queues").strip().lower()
+    if view not in VIEWS:
+        raise UsageError(f"option view = {own['view']!r}: give queues or entries")
+    group = own.get("group")
+    if group is not None and (view != "queues" or not group or "@" in group):
+        raise UsageError(f"option group = {group!r}: give the name of a consumer group, with view=queues")
+    shared = {name: value for name, value in given.items() if name.lower() not in OWN_OPTIONS}
+    known = {name.lower() for name in SHARED_OPTIONS}
+    for name in shared:
+        if name.lower() in BY_NAME and name.lower() not in known:
+            raise UsageError(f"option {BY_NAME[name.lower()].name} is one of the format pyengine; pyengine-queue takes "
+                             f"{', '.join((*SHARED_OPTIONS, *OWN_OPTIONS))}")
+    read = read_options(shared)
+    return QueueViewOptions(read, view, group, _columns(view, read.columns))
+
+
+def _columns(view: str, asked: tuple[str, ...]) -> tuple[str, ...]:
+    names = {name.lower(): name for name, *_ in VIEWS[view]}
+    if not asked or asked == ("*",):
+        return tuple(names.values())
+    for name in asked:
+        if name.lower() not in names:
+            near = get_close_matches(name.lower(), names, n=1)
+            hint = f"did you mean {names[near[0]]}?" if near else f"known are {', '.join(names.values())}"
+            raise UsageError(f"unknown column {name!r} of view={view}: {hint}")
+    chosen = [names[name.lower()] for name in asked]
+    if len(set(chosen)) != len(chosen):
+        raise UsageError("option columns: a column is named twice")
+    return tuple(chosen)
+
+
+def types_of(view: str) -> dict[str, str]:
+    """Column -> type."""
+    return {name: kind for name, kind, _ in VIEWS[view]}
+
+
+def plan_view(options: QueueViewOptions) -> list[QueueRows]:
+    """The read's partitions: every chosen queue up to the level's end as it is now."""
+    from pyengine.ipc.live_reader import open_store
+
+    read = options.read
+    choose = queue_chooser(select(read))
+    found = []
+    with open_store(read.path, **read.sizes) as reader:
+        limit = max(0, reader.dispatched_offset(read.read_level))
+        for topic, queue_ids in reader.topics().items():
+            for queue_id in queue_ids:
+                queue = reader.queue(topic, queue_id) if choose is None or choose(topic, queue_id) else None
+                if queue is not None:
+                    high = queue.max_offset(limit)
+                    found.append((topic, queue_id, queue.min_offset(reader.min_physical_offset, high) if high else 0, high))
+    groups = _groups(found, options.view, read.min_partitions)
+    return [QueueRows(tuple(group), limit) for group in groups]
+
+
+def _groups(queues: list[tuple[str, int, int, int]], view: str, least: int) -> Iterator[list[tuple[str, int, int, int]]]:
+    """The queues in groups, cut inside one where entries are listed and there are many."""
+    if view == "queues":
+        step = max(1, min(QUEUES_PER_PART, -(-len(queues) // least)))
+        yield from (queues[at : at + step] for at in range(0, len(queues), step))
+        return
+    total = sum(end - first for *_, first, end in queues)
+    most = max(1, min(ENTRIES_PER_PART, -(-total // least)))
+    group: list[tuple[str, int, int, int]] = []
+    room = most
+    for topic, queue_id, first, end in queues:
+        while first < end:
+            stop = min(end, first + room)
+            group.append((topic, queue_id, first, stop))
+            room -= stop - first
+            first = stop
+            if not room:
+                yield group
+                group, room = [], most
+    if group:
+        yield group
+
+
+def view_rows(options: QueueViewOptions, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of one partition, as `schema` wants them."""
+    from pyengine.storage.store_reader import StoreReader
+
+    with StoreReader(options.read.path, **options.read.sizes) as reader:
+        yield from (_count if options.view == "queues" else _list)(options, reader, part, schema)
+
+
+def _count(options: QueueViewOptions, reader: StoreReader, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+    import pyarrow
+
+    from pyengine.storage.consumer_offset import ConsumerOffsets
+
+    groups = ConsumerOffsets(options.read.path).groups() if options.group else {}
+    rows: dict[str, list[Any]] = {name: [] for name in options.columns}
+    for topic, queue_id, first, end in part.queues:
+        queue = reader.queue(topic, queue_id)
+        if queue is None:  # deleted since the read was planned
+            continue
+        committed = groups.get((topic, options.group or ""), {}).get(queue_id)
+        ends = [queue.entry(number, end) if first < end else None for number in (first, end - 1)]
+        values = {
+            "topic": topic, "partition": queue_id, "minOffset": first, "maxOffset": end, "messages": end - first,
+            "firstPhysicalOffset": ends[0] and ends[0].physical_offset,
+            "lastPhysicalOffset": ends[1] and ends[1].physical_offset,
+            "committedOffset": committed,
+            "lag": max(0, end - max(first, committed or 0)) if options.group else None,
+        }
+        if "bytes" in rows:
+            values["bytes"] = sum(int(entries["size"].sum(dtype="int64")) for _, entries in _entries(queue, first, end))
+        for name, column in rows.items():
+            column.append(values[name])
+    if rows[options.columns[0]]:
+        arrays = [pyarrow.array(rows[name], field.type) for name, field in zip(options.columns, schema, strict=True)]
+        yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _list(options: QueueViewOptions, reader: StoreReader, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+    import numpy
+    import pyarrow
+
+    for topic, queue_id, first, end in part.queues:
+        queue = reader.queue(topic, queue_id)
+        if queue is None:
+            continue
+        for number, entries in _entries(queue, first, end):
+            made = {
+                "topic": lambda: pyarrow.repeat(pyarrow.scalar(topic, pyarrow.string()), len(entries)),
+                "partition": lambda: numpy.full(len(entries), queue_id, numpy.int32),
+                "offset": lambda: numpy.arange(number, number + len(entries), dtype=numpy.int64),
+                "physicalOffset": lambda: entries["physicalOffset"].astype(numpy.int64),
+                "size": lambda: entries["size"].astype(numpy.int32),
+                "tagsCode": lambda: entries["tagsCode"].astype(numpy.int64),
+            }
+            arrays = [pyarrow.array(made[name](), field.type) for name, field in zip(options.columns, schema, strict=True)]
+            yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _entries(queue: QueueReader, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
+    """(number of the first, entries) of the queue's entries [first, end), some at a time; deleted files are passed over."""
+    import numpy
+
+    kind = numpy.dtype([("physicalOffset", ">i8"), ("size", ">i4"), ("tagsCode", ">i8")])
+    while first < end:
+        span = queue.span(first, end)
+        if span is None:
+            first = min(end, queue.next_file_offset(first))
+            continue
+        view, position, behind = span
+        count = min(end - first, (behind - position) // CQ_ENTRY_BYTES, BATCH_ROWS)
+        yield first, numpy.frombuffer(view, kind, count, position)
+        first += count

@@ -1,0 +1,116 @@
+"""The reader behind `spark.readStream.format("pyengine")`.
+
+Spark keeps one in a Python process beside the driver and asks it, batch after batch, how
+far there is something (`latestOffset`) and which parts a batch has (`partitions`); the
+parts are read in the tasks as those of a batch read are. Spark notes each batch's
+offsets before the batch runs, and the same two offsets always give the same rows: that
+is what makes a sink that knows batches exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from pyengine.spark.options import ReadOptions, read_options
+from pyengine.spark.schema import columns_of_schema
+from pyengine.spark.selection import select
+
+try:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
+except ImportError:  # Spark 4.0 and 4.1 have no bounds for a batch and ask for none
+    ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = None
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Not known to this Spark."""
+
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+    from pyengine.ipc.live_reader import LiveStoreReader
+    from pyengine.spark.partitions import LogRange, QueuePart
+    from pyengine.spark.stream_log import LogStream
+    from pyengine.spark.stream_queues import QueueStream
+
+Offset = dict[str, Any]
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One stream. It opens the store when it is first asked for an offset; what travels to the tasks is closed."""
+
+    def __init__(self, schema: StructType, given: dict[str, str]) -> None:
+        self.options: ReadOptions = read_options(given, "stream")
+        self.columns = columns_of_schema(schema, self.options)
+        self.schema = schema
+        self._store: LiveStoreReader | None = None
+        self._stream: LogStream | QueueStream | None = None
+        self._target: Offset | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_store": None, "_stream": None, "_target": None}
+
+    def initialOffset(self) -> Offset:
+        """Where a new query begins; a restarted one goes on from its checkpoint."""
+        return self._opened().initial()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The bound that the options give a batch."""
+        options = self.options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:
+        """The end of the next batch, `start` itself when there is nothing. Spark 4.0 and 4.1 give neither argument."""
+        stream = self._opened()
+        target = stream.available() if self._target is None else self._target
+        if start is None:
+            return target
+        everything = limit is None or isinstance(limit, ReadAllAvailable)
+        most_messages = None if everything else getattr(limit, "max_rows", None)
+        most_bytes = None if everything else self.options.max_bytes_per_trigger
+        return stream.bounded(start, target, most_messages, most_bytes)
+
+    def reportLatestOffset(self) -> Offset:
+        """How far there is something now, for the query's progress."""
+        return self._opened().available()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """From now on nothing that comes later is seen."""
+        self._target = self._opened().available()
+
+    def partitions(self, start: Offset, end: Offset) -> list[LogRange | QueuePart]:
+        """The parts of one batch. DataLossError for what was deleted, unless that is allowed."""
+        return self._opened().parts(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """The rows of one part; as LogReader.read."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        from pyengine.spark.task_reader import read_partition
+
+        schema = to_arrow_schema(self.schema, timezone="UTC")
+        return read_partition(self.options, select(self.options), self.columns, partition, schema)
+
+    def stop(self) -> None:
+        """The query is over."""
+        if self._store is not None:
+            self._store.close()
+        self._store = self._stream = None
+
+    def _opened(self) -> LogStream | QueueStream:
+        if self._stream is None:
+            from pyengine.ipc.live_reader import open_store
+            from pyengine.spark.stream_log import LogStream
+            from pyengine.spark.stream_queues import QueueStream
+
+            self._store = open_store(self.options.path, **self.options.sizes)
+            of_topics = self.options.subscribe or self.options.subscribe_pattern or self.options.assign
+            self._stream = (QueueStream if of_topics else LogStream)(self.options, self._store)
+        return self._stream

@@ -1,0 +1,137 @@
+"""`pyengine-queue`: what the queues' files hold, counted and listed; the log is not opened."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from fix_golden import CLEAN
+from fix_store_builder import StoreBuilder
+from pyengine.errors import UsageError
+from pyengine.ipc.live_reader import open_store
+from pyengine.spark.queue_view import ENTRY_COLUMNS, QUEUE_COLUMNS, plan_view, read_view_options, types_of, view_rows
+from pyengine.spark.reference import queue_table
+from pyengine.storage.consumer_offset import ConsumerOffsets
+
+_TYPES = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64()}
+
+
+def read(root, **given: object) -> list[dict]:
+    """The rows, as the tasks would give them."""
+    options = read_view_options({"path": str(root), **{name: str(value) for name, value in given.items()}})
+    types = types_of(options.view)
+    schema = pa.schema([pa.field(name, _TYPES[types[name]]) for name in options.columns])
+    found = []
+    for part in plan_view(options):
+        for batch in view_rows(options, part, schema):
+            batch.validate(full=True)
+            found += batch.to_pylist()
+    return found
+
+
+def listed(root) -> list[dict]:
+    """All entries, one by one through the store's reader."""
+    found = []
+    with open_store(root) as reader:
+        limit = reader.max_physical_offset("flushed")
+        for topic, queue_ids in reader.topics().items():
+            for queue_id in queue_ids:
+                low, high = reader.queue_range(topic, queue_id, "flushed")
+                queue = reader.queue(topic, queue_id)
+                for offset in range(low, high):
+                    entry = queue.entry(offset, queue.max_offset(limit))
+                    found.append({"topic": topic, "partition": queue_id, "offset": offset, "physicalOffset": entry.physical_offset,
+                                  "size": entry.size_bytes, "tagsCode": entry.tags_code})
+    return found
+
+
+def by_place(row: dict) -> tuple:
+    return row["topic"], row["partition"], row.get("offset", 0)
+
+
+@pytest.mark.parametrize("recipe", sorted(CLEAN))
+def test_both_views_hold_what_the_reader_finds(golden, recipe):
+    root = golden(recipe).root
+    wanted = listed(root)
+    for least in (1, 3):
+        assert sorted(read(root, view="entries", minPartitions=least), key=by_place) == sorted(wanted, key=by_place)
+        counted = read(root, minPartitions=least)
+        for row in counted:
+            mine = [one for one in wanted if by_place(one)[:2] == by_place(row)[:2]]
+            assert (row["messages"], row["bytes"]) == (len(mine), sum(one["size"] for one in mine))
+            assert row["maxOffset"] - row["minOffset"] == len(mine)
+            if mine:
+                assert (row["firstPhysicalOffset"], row["lastPhysicalOffset"]) == (mine[0]["physicalOffset"], mine[-1]["physicalOffset"])
+            assert row["committedOffset"] is row["lag"] is None
+        with open_store(root) as reader:
+            assert sorted(map(by_place, counted)) == sorted((topic, one, 0) for topic, ids in reader.topics().items() for one in ids)
+
+
+@pytest.fixture
+def builder(tmp_path) -> StoreBuilder:
+    made = StoreBuilder(tmp_path / "store")
+    for number in range(60):
+        made.put("AB"[number % 2], b"x" * 50, queue_id=number % 4 // 2)
+    return made
+
+
+def test_lags_of_a_group(builder):
+    offsets = ConsumerOffsets(builder.root)
+    offsets.commit("A", "G", {0: 11, 1: 99})
+    lags = {(row["topic"], row["partition"]): (row["committedOffset"], row["lag"]) for row in read(builder.root, group="G", columns="topic,partition,committedOffset,lag")}
+    assert lags == {("A", 0): (11, 4), ("A", 1): (99, 0), ("B", 0): (None, 15), ("B", 1): (None, 15)}
+    for segment in sorted((builder.root / "commitlog").iterdir())[:1]:
+        segment.unlink()
+    offsets.commit("A", "G", {0: 1})
+    row = next(row for row in read(builder.root, group="G", assign='{"A": [0]}'))
+    assert row["minOffset"] > 1 and row["lag"] == row["messages"] == row["maxOffset"] - row["minOffset"]
+
+
+def test_queues_and_columns_are_chosen(builder):
+    assert {row["topic"] for row in read(builder.root, subscribe="A")} == {"A"}
+    assert read(builder.root, subscribePattern="B", columns="MESSAGES") == [{"messages": 15}, {"messages": 15}]
+    assert [list(row) for row in read(builder.root, view="entries", assign='{"A": [1]}', columns="size,offset")] == [["size", "offset"]] * 15
+    assert read(builder.root, subscribe="Nothing") == []
+
+
+def test_entries_of_messages_beyond_the_level_do_not_exist(builder):
+    builder.write_entry("A", 0, 15, builder.end, 100, 0)
+    row = read(builder.root, assign='{"A": [0]}')[0]
+    assert row["maxOffset"] == 15 and len(read(builder.root, view="entries", assign='{"A": [0]}')) == 15
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"view": "rows"}, "option view = 'rows': give queues or entries"),
+        ({"group": ""}, "give the name of a consumer group"),
+        ({"group": "g", "view": "entries"}, "with view=queues"),
+        ({"columns": "lagg"}, "unknown column 'lagg' of view=queues: did you mean lag?"),
+        ({"columns": "lag,LAG"}, "named twice"),
+        ({"tags": "a"}, "option tags is one of the format pyengine; pyengine-queue takes path"),
+        ({"vieww": "a"}, "unknown option 'vieww'"),
+    ],
+)
+def test_what_is_wrong_is_said(options, sentence):
+    with pytest.raises(UsageError) as refused:
+        read_view_options({"path": "/store", **options})
+    assert sentence in str(refused.value)
+
+
+def test_the_page_holds_the_tables():
+    from spark.test_options import DOCS
+
+    text = DOCS.read_text(encoding="utf-8")
+    assert queue_table("queues", QUEUE_COLUMNS) in text and queue_table("entries", ENTRY_COLUMNS) in text
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_spark_finds_the_format_by_itself(spark, builder):
+    df = spark.read.format("pyengine-queue").option("columns", "topic,partition,messages,bytes").load(str(builder.root))
+    assert sorted(tuple(row)[:3] for row in df.collect()) == [("A", 0, 15), ("A", 1, 15), ("B", 0, 15), ("B", 1, 15)]
+    entries = spark.read.format("pyengine-queue").option("view", "entries").load(str(builder.root))
+    assert entries.selectExpr("sum(size)").first()[0] == df.selectExpr("sum(bytes)").first()[0]
+    assert spark.read.format("pyengine-queue").option("subscribe", "Nothing").load(str(builder.root)).count() == 0
+    with pytest.raises(Exception, match="takes no .schema"):
+        spark.read.format("pyengine-queue").schema("topic INT").load(str(builder.root)).count()

@@ -1,0 +1,112 @@
+"""The stream inside Spark: batches of any size end in the same rows, once each, also when a query is started again."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from fix_store_builder import StoreBuilder
+from spark.logs import rows
+from waiting import eventually
+
+pytestmark = [pytest.mark.spark, pytest.mark.java]
+
+COLUMNS = "topic,partition,offset,physicalOffset,value,timestamp"
+PLAIN = "topic, partition, offset, physicalOffset, cast(value AS STRING) AS value"
+
+
+def stream(spark, root: Path, **options: object):
+    return spark.readStream.format("pyengine").options(columns=COLUMNS, **options).load(str(root))
+
+
+def write(df, folder: Path, **trigger):
+    return df.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint")).trigger(**trigger).start(str(folder / "out"))
+
+
+def all_there_is(df, folder: Path) -> int:
+    """Run a query over what there is now; how many batches with rows it took."""
+    query = write(df, folder, availableNow=True)
+    assert query.awaitTermination(120)
+    return sum(progress["numInputRows"] > 0 for progress in query.recentProgress)
+
+
+def read_back(spark, folder: Path) -> list[tuple]:
+    return sorted(map(tuple, spark.read.parquet(str(folder / "out")).selectExpr(PLAIN.split(", ")).collect()), key=lambda row: row[3])
+
+
+def put(builder: StoreBuilder, count: int) -> None:
+    for number in range(count):
+        builder.put("AB"[number % 2], b"%06d" % number * 20, queue_id=number % 3 // 2)
+
+
+def wanted(root: Path) -> list[tuple]:
+    return [(*row[:4], row[4].decode()) for row in rows(root, columns=COLUMNS)]
+
+
+@pytest.fixture
+def builder(tmp_path) -> StoreBuilder:
+    made = StoreBuilder(tmp_path / "store")
+    put(made, 60)
+    return made
+
+
+def test_the_whole_log_in_bounded_batches_and_on_from_the_checkpoint(spark, builder, tmp_path):
+    df = stream(spark, builder.root, startingOffsets="earliest", maxBytesPerTrigger="4k")
+    assert df.isStreaming
+    assert all_there_is(df, tmp_path) > 2
+    assert read_back(spark, tmp_path) == wanted(builder.root)
+    put(builder, 17)
+    again = stream(spark, builder.root, startingOffsets="earliest", maxOffsetsPerTrigger="9")
+    assert all_there_is(again, tmp_path) == 2
+    assert read_back(spark, tmp_path) == wanted(builder.root) and len(wanted(builder.root)) == 77
+    assert all_there_is(again, tmp_path) == 0
+
+
+def test_topics_by_the_offsets_of_their_queues(spark, builder, tmp_path):
+    df = stream(spark, builder.root, subscribePattern="[AB]", startingOffsets='{"A": {"0": 4}}', maxOffsetsPerTrigger="30")
+    assert all_there_is(df, tmp_path) >= 2
+    start = {row[3] for row in wanted(builder.root) if row[:2] == ("A", 0) and row[2] < 4}
+    assert len(start) == 4
+    assert read_back(spark, tmp_path) == [row for row in wanted(builder.root) if row[3] not in start]
+
+
+def test_a_running_query_sees_what_is_put_while_it_runs(spark, tmp_path):
+    import pyengine
+
+    sizes = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 60_000,
+             "max_hash_slot_num": 1000, "max_index_num": 4000}
+    store = tmp_path / "store"
+    with pyengine.Engine(store, **sizes) as engine, engine.connect() as producer, contextlib.ExitStack() as stack:
+        assert producer.put("T", b"before").ok
+        queries = {}
+        for name, options in (("log", {}), ("queues", {"subscribe": "T"})):
+            df = stream(spark, store, startingOffsets="earliest", readLevel="committed", **options)
+            queries[name] = write(df, tmp_path / name, processingTime="0 seconds")
+            stack.callback(queries[name].stop)
+        for number in range(3):
+            assert producer.put_many("T", [b"%d-%d" % (number, n) for n in range(500)]).ok
+            done = 1 + 500 * (number + 1)
+            for query in queries.values():
+                eventually(lambda: query.exception() is not None or sum(p["numInputRows"] for p in query.recentProgress) >= done,
+                           "the stream has come there", timeout_s=120)
+                assert query.exception() is None
+    for name in queries:
+        found = read_back(spark, tmp_path / name)
+        assert [row[2] for row in found] == list(range(1501))
+        assert found == wanted(store)
+
+
+def test_what_is_wrong_ends_the_query_with_a_sentence(spark, builder, tmp_path):
+    with pytest.raises(Exception, match="a stream has no end"):
+        all_there_is(stream(spark, builder.root, endingTimestamp="5"), tmp_path / "other")
+    assert all_there_is(stream(spark, builder.root, startingOffsets="earliest"), tmp_path) == 1
+    before = read_back(spark, tmp_path)
+    put(builder, 60)
+    for segment in sorted((builder.root / "commitlog").iterdir())[:-1]:
+        segment.unlink()
+    with pytest.raises(Exception, match="the log begins at .* now, the stream had come to .*; set failOnDataLoss=false"):
+        all_there_is(stream(spark, builder.root), tmp_path)
+    assert all_there_is(stream(spark, builder.root, failOnDataLoss="false"), tmp_path) == 1
+    assert read_back(spark, tmp_path) == before + wanted(builder.root) and 0 < len(wanted(builder.root)) < 60

@@ -1,0 +1,211 @@
+"""Offsets and batches of streams, without Spark: every bound gives the same rows, and what is gone is never passed over in silence."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from fix_store_builder import START_MS, StoreBuilder
+from pyengine.errors import UsageError
+from pyengine.ipc.live_reader import open_store
+from pyengine.spark.options import read_options
+from pyengine.spark.plan import DataLossError
+from pyengine.spark.stream_log import LogStream
+from pyengine.spark.stream_queues import QueueStream
+from spark.logs import rows
+
+QUEUES = [("A", 0), ("A", 1), ("B", 0)]
+
+
+def fill(builder: StoreBuilder, count: int) -> None:
+    """Messages to QUEUES in turn, a second apart, of many sizes."""
+    for number in range(count):
+        topic, queue_id = QUEUES[number % 3]
+        builder.put(topic, b"x" * (number * 37 % 300), queue_id=queue_id, tags=f"t{number % 2}")
+
+
+@pytest.fixture
+def builder(tmp_path) -> StoreBuilder:
+    made = StoreBuilder(tmp_path / "store")
+    fill(made, 90)
+    return made
+
+
+class Stream:
+    """A stream and what it has read."""
+
+    def __init__(self, builder: StoreBuilder, **given: object) -> None:
+        self.given = {"columns": "topic,partition,offset,physicalOffset", **{name: str(value) for name, value in given.items()}}
+        self.root = builder.root
+        self.options = read_options({"path": str(builder.root), **self.given}, "stream")
+        self.reader = open_store(builder.root, **self.options.sizes)
+        of_topics = self.options.subscribe or self.options.subscribe_pattern or self.options.assign
+        self.stream = (QueueStream if of_topics else LogStream)(self.options, self.reader)
+        self.batches: list[list[tuple]] = []
+
+    def run(self, start=None, most_messages=None, most_bytes=None):
+        """Batches until nothing is left; the offset reached."""
+        start = self.stream.initial() if start is None else start
+        while True:
+            end = self.stream.bounded(start, self.stream.available(), most_messages, most_bytes)
+            if end == start:
+                return end
+            self.batches.append(self.rows(start, end))
+            start = end
+
+    def rows(self, start, end) -> list[tuple]:
+        readable = {name: value for name, value in self.given.items() if not name.startswith("starting")}
+        return rows(self.root, self.stream.parts(start, end), **readable)
+
+    @property
+    def read(self) -> list[tuple]:
+        return [row for batch in self.batches for row in batch]
+
+
+def everything(builder: StoreBuilder, **given: object) -> list[tuple]:
+    return rows(builder.root, columns="topic,partition,offset,physicalOffset", **given)
+
+
+@pytest.mark.parametrize("bounds", [{}, {"most_messages": 1}, {"most_messages": 7}, {"most_bytes": 1}, {"most_bytes": 500},
+                                    {"most_bytes": 4096}, {"most_bytes": 9000}, {"most_messages": 5, "most_bytes": 700}])
+def test_every_bound_gives_every_row_once(builder, bounds):
+    for given in ({}, {"subscribe": "A,B"}, {"assign": '{"A": [1]}'}, {"maxPartitionBytes": 700}):
+        stream = Stream(builder, startingOffsets="earliest", **given)
+        stream.run(**bounds)
+        asked = {name: value for name, value in given.items() if name != "maxPartitionBytes"}
+        assert sorted(stream.read, key=lambda row: row[3]) == everything(builder, **asked)
+        if given == {}:
+            assert stream.read == everything(builder)
+        assert bounds or len(stream.batches) == 1
+        assert len(stream.batches) > 1 or not bounds or "assign" in given
+        if "most_messages" in bounds:
+            queues = 3 if given.get("subscribe") else 1  # each queue with news gives at least one
+            assert max(map(len, stream.batches)) <= max(bounds["most_messages"], queues)
+
+
+def test_the_same_offsets_give_the_same_rows_after_more_was_put(builder):
+    for given in ({}, {"subscribePattern": "[AB]"}):
+        stream = Stream(builder, startingOffsets="earliest", **given)
+        start = stream.stream.initial()
+        end = stream.stream.bounded(start, stream.stream.available(), 20, None)
+        before = stream.rows(start, end)
+        fill(builder, 30)
+        assert stream.rows(start, end) == before != []
+        assert Stream(builder, **given).rows(start, end) == before
+        assert len(stream.run(start)) > 0 and len(stream.read) == len(everything(builder, **given))
+
+
+def test_a_share_of_a_bound_goes_by_what_waits(tmp_path):
+    builder = StoreBuilder(tmp_path / "store")
+    for number in range(110):
+        builder.put("A" if number % 11 else "B", b"x" * 10)
+    stream = Stream(builder, subscribe="A,B", startingOffsets="earliest")
+    start = stream.stream.initial()
+    end = stream.stream.bounded(start, stream.stream.available(), 22, None)
+    assert end == {"A": {"0": 20}, "B": {"0": 2}}
+    one_record = builder.end // 110
+    end = stream.stream.bounded(start, stream.stream.available(), None, 22 * one_record + 100)
+    assert end == {"A": {"0": 20}, "B": {"0": 2}}
+
+
+def test_a_queue_that_appears_is_read_from_its_first_message(builder):
+    stream = Stream(builder, subscribe="A,New", startingOffsets="latest")
+    reached = stream.run()
+    assert stream.read == [] and "New" not in reached
+    for _ in range(4):
+        builder.put("New", b"x", queue_id=2)
+    stream.run(reached)
+    assert [row[:3] for row in stream.read] == [("New", 2, offset) for offset in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("starting", "of_log", "of_queues"),
+    [
+        ({"startingOffsets": "earliest"}, 90, 90),
+        ({"startingOffsets": "latest"}, 0, 0),
+        ({}, 0, 0),
+        ({"startingTimestamp": START_MS + 60_000}, 30, 30),
+        ({"startingTimestamp": START_MS}, 90, 90),
+        ({"startingTimestamp": START_MS + 90_000}, 0, 0),
+        ({"startingOffsets": "-5"}, None, 15),
+        ({"startingOffsets": "-1000"}, None, 90),
+        ({"startingOffsets": '{"A": {"0": 10, "1": -1}}'}, None, 20 + 30),
+        ({"startingPhysicalOffset": 1}, 89, None),
+        ({"startingPhysicalOffset": 0}, 90, None),
+    ],
+)
+def test_where_a_new_stream_begins(builder, starting, of_log, of_queues):
+    for given, count in (({}, of_log), ({"subscribe": "A,B"}, of_queues)):
+        if count is None:
+            with pytest.raises(UsageError, match="option starting"):
+                Stream(builder, **given, **starting)
+            continue
+        stream = Stream(builder, **given, **starting)
+        stream.run(most_messages=13)
+        assert len(stream.read) == count
+        assert set(stream.read) <= set(everything(builder))
+
+
+def test_a_stream_begins_some_minutes_ago(tmp_path):
+    builder = StoreBuilder(tmp_path / "store")
+    builder.now_ms = time.time_ns() // 1_000_000 - 3_600_000
+    fill(builder, 40)
+    builder.now_ms += 3_000_000
+    fill(builder, 20)
+    for given in ({}, {"subscribe": "A,B"}):
+        for words, count in (("-30 minutes", 20), ("-5 minutes", 0), ("-2 hours", 60), ("-1d", 60)):
+            stream = Stream(builder, startingOffsets=words, **given)
+            stream.run()
+            assert len(stream.read) == count, words
+
+
+@pytest.mark.parametrize("given", [{}, {"subscribe": "A,B"}])
+def test_deleted_segments_end_a_stream_or_are_passed_over_as_asked(builder, given):
+    log = sorted((builder.root / "commitlog").iterdir())
+    assert len(log) > 4
+    strict, lenient = (Stream(builder, startingOffsets="earliest", failOnDataLoss=flag, **given) for flag in ("true", "false"))
+    start, end = strict.stream.initial(), strict.stream.available()
+    for path in log[:2]:
+        path.unlink()
+    for ask in (lambda: strict.stream.bounded(start, end, None, None), lambda: strict.stream.parts(start, end)):
+        with pytest.raises(DataLossError, match="begins at .* now, the stream had come to 0; set failOnDataLoss=false"):
+            ask()
+    for bounds in ({}, {"most_messages": 9}, {"most_bytes": 1000}):
+        lenient.batches.clear()
+        lenient.run(start, **bounds)
+        assert sorted(lenient.read, key=lambda row: row[3]) == everything(builder, failOnDataLoss="false") != []
+
+
+def test_a_log_that_ends_before_the_stream_is_loss(builder):
+    for given, ahead in (({}, {"physicalOffset": builder.end + 500}), ({"subscribe": "A"}, {"A": {"0": 31, "1": 30}})):
+        strict, lenient = (Stream(builder, failOnDataLoss=flag, **given) for flag in ("true", "false"))
+        with pytest.raises(DataLossError, match="what it had read is gone"):
+            strict.stream.bounded(ahead, strict.stream.available(), None, None)
+        assert lenient.run(ahead) == lenient.stream.available()
+        assert lenient.read == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"endingTimestamp": "5"}, "a stream has no end; read what there is with the trigger availableNow"),
+        ({"endingOffsets": '{"a": {"0": 5}}'}, "a stream has no end"),
+        ({"endingPhysicalOffset": "5"}, "a stream has no end"),
+        ({"startingOffsets": "-5 weeks"}, "'weeks' is no unit of time: give seconds, minutes, hours, days"),
+        ({"startingOffsets": '{"a": {"0": 5}}'}, "offsets of queues need a choice of topics"),
+        ({"maxOffsetsPerTrigger": "0"}, "give a number from 1"),
+        ({"maxBytesPerTrigger": "much"}, "give a size from 1"),
+    ],
+)
+def test_what_a_stream_refuses(options, sentence):
+    with pytest.raises(UsageError) as refused:
+        read_options({"path": "/store", **options}, "stream")
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("options", [{"maxOffsetsPerTrigger": "5"}, {"maxBytesPerTrigger": "5"}, {"startingOffsets": "-5"}, {"startingOffsets": "-1 hour"}])
+def test_what_only_a_stream_knows(options):
+    assert read_options({"path": "/store", "subscribe": "a", **options}, "stream")
+    with pytest.raises(UsageError, match="readStream"):
+        read_options({"path": "/store", "subscribe": "a", **options})
