@@ -12,6 +12,7 @@ What stands at the place where the walk stops:
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from pyengine.storage.log_recovery import tail_content
 from pyengine.storage.log_scan import SLICE_BYTES
 from pyengine.storage.recovery_cases import Content, End, Owner, TailDecision, tail_case
 from pyengine.storage.segment_files import SegmentFile, map_read_only, mapped
+from pyengine.storage.walk_ahead import walk_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +124,15 @@ def _walk_segment(
     at, reason = segment.start_offset, str(CaseLabel.RANGE_END)
     with mapped(segment.path) as view:
         view.madvise(mmap.MADV_SEQUENTIAL)
-        while at < stop:
-            slice_end = min(at + SLICE_BYTES, stop)
-            result = walk(view, segment.start_offset, at, slice_end, limit=stop)
-            at, reason = result.end_offset, str(result.reason)
-            report.records += result.records
-            report.messages += result.messages
-            last_ms = result.last_store_timestamp_ms if result.messages else last_ms
-            progress(at - log.min_offset, total)
-            if reason != CaseLabel.RANGE_END or at < slice_end:
-                break
+        pieces = [(min(start + SLICE_BYTES, stop), False) for start in range(segment.start_offset, stop, SLICE_BYTES)]
+        results = walk_pieces(view, segment.start_offset, at, pieces, limit=stop, check_crc=True, check_offset=True)
+        with contextlib.closing(results):  # nothing reads on when `progress` raises
+            for result in results:
+                at, reason = result.end_offset, str(result.reason)
+                report.records += result.records
+                report.messages += result.messages
+                last_ms = result.last_store_timestamp_ms if result.messages else last_ms
+                progress(at - log.min_offset, total)
     return at, reason, last_ms
 
 
@@ -172,16 +173,19 @@ def _owner(watermark: int | None) -> Owner:
 
 
 def _whole_record_behind(log: LogSegments, index: int, end: int) -> int | None:
-    """The first whole record behind the end, in its segment or a later one."""
+    """The first whole record behind the end, in its segment or a later one. Zeros to a segment's end are not searched."""
     for segment in log.segments[index:]:
         base = segment.start_offset
         start = max(base, end + 1)
         if start >= base + log.size_bytes:
             continue
+        used = base + used_end(segment.path, start - base)
+        if used == start:
+            continue
         with mapped(segment.path) as view:
             at: int | None = start
             while at is not None:
-                at = sync(view, base, at, base + log.size_bytes)
+                at = sync(view, base, at, used, limit=base + log.size_bytes) if at < used else None
                 if at is None:
                     break
                 if walk(view, base, at, at + 1, limit=base + log.size_bytes).messages:

@@ -14,7 +14,7 @@ from fix_golden import CLEAN, HALTED
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.consume_queue import pack_entry
-from pyengine.formats.message import decode_record
+from pyengine.formats.message import decode_record, encode_record
 from pyengine.storage import check_report
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.check import check
@@ -238,6 +238,19 @@ def test_records_behind_the_damage_are_mentioned(stopped):
     flip_body(stopped)
     (text,) = [finding.text for finding in check(stopped.root, stopped.geometry).findings if "whole records" in finding.text]
     assert f"from {stopped.records[21].start} on" in text
+
+
+def test_a_record_behind_zeros_is_found_although_it_ends_in_zeros(build_store):
+    """Without properties a record ends in two zeros, with a body of zeros in more."""
+    store = build_store(3)
+    recover(store.root, store.geometry)
+    hidden_at = store.end + 300
+    hidden = encode_record(topic="T", body=bytes(50), physical_offset=hidden_at, store_timestamp_ms=1)
+    assert hidden.endswith(bytes(2)) and hidden_at + len(hidden) < store.size_bytes
+    store.poke(hidden_at, hidden)
+    report = check(store.root, store.geometry)
+    assert [finding.kind for finding in report.findings if "whole records follow" in finding.text] == ["unreachable"]
+    assert f"whole records follow from {hidden_at} on" in str(found(report))
 
 
 def test_the_same_losses_of_a_rocketmq_store_are_warnings(build_store):
