@@ -39,6 +39,7 @@ CONCEPTS = (
     "cpu",
     "light_queues",
     "writer",
+    "consume_queue_ext",
     "consume_queue",
     "index_file",
     "dispatch",

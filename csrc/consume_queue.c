@@ -95,9 +95,14 @@ static int write_chunk(struct ms_queue_set *set, struct ms_queue_chunk *chunk)
     struct ms_queue *const queue = &set->queues[chunk->queue];
     const int64_t bytes = (int64_t)chunk->count * MS_QUEUE_ENTRY_BYTES;
     const int64_t at = chunk->first * MS_QUEUE_ENTRY_BYTES - queue->file_start;
+    int why = 0;
+    if (set->ext != NULL && (why = ms_ext_write(set->ext, chunk->queue, (int32_t)(chunk - set->chunks))) != 0) {
+        set->failed_queue = chunk->queue;
+        return why;
+    }
     if (!chunk->dirty)
         return 0;
-    int why = allocate_windows(set, queue, at, at + bytes);
+    why = allocate_windows(set, queue, at, at + bytes);
     if (why == 0)
         why = ms_flush_pwrite_all(queue->fd, chunk->entries, bytes, at);
     if (why != 0) {
@@ -116,6 +121,8 @@ int ms_queue_write_gathered(struct ms_queue_set *set)
         struct ms_queue_chunk *const chunk = &set->chunks[i];
         if (why == 0)
             why = write_chunk(set, chunk);
+        else if (set->ext != NULL)
+            ms_ext_drop(set->ext, chunk->queue, i);
         set->queues[chunk->queue].chunk = -1;
     }
     set->chunks_used = 0;
@@ -189,7 +196,7 @@ static int chunk_for(struct ms_queue_set *set, int32_t number, int64_t position,
 }
 
 int ms_queue_put(struct ms_queue_set *set, int32_t number, int64_t queue_offset, int64_t physical_offset,
-                 int32_t size_bytes, int64_t tags_code, int64_t *position)
+                 int32_t size_bytes, int64_t tags_code, int64_t store_timestamp_ms, int64_t *position)
 {
     struct ms_queue *const queue = &set->queues[number];
     const int repeated = physical_offset + size_bytes <= queue->max_physical;
@@ -207,9 +214,18 @@ int ms_queue_put(struct ms_queue_set *set, int32_t number, int64_t queue_offset,
         return MS_QUEUE_NEEDS_FILE;
 
     struct ms_queue_chunk *chunk;
-    const int why = chunk_for(set, number, *position, repeated, &chunk);
+    int why = chunk_for(set, number, *position, repeated, &chunk);
     if (why != 0)
         return why;
+    if (set->ext != NULL && !repeated) {
+        why = ms_ext_put(set->ext, number, queue->chunk, tags_code, store_timestamp_ms, &tags_code);
+        if (why == MS_EXT_NEEDS_FILE)
+            return MS_QUEUE_NEEDS_EXT;
+        if (why != 0) {
+            set->failed_queue = number;
+            return why;
+        }
+    }
     uint8_t *const entry = chunk->entries + chunk->count * MS_QUEUE_ENTRY_BYTES;
     queue->last_used = set->tick;
     chunk->count++;

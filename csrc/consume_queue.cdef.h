@@ -15,6 +15,7 @@
 #define MS_QUEUE_FILLER_SIZE 0x7FFFFFFF
 
 #define MS_QUEUE_NEEDS_FILE 1
+#define MS_QUEUE_NEEDS_EXT 2
 
 struct ms_queue {
     int64_t next_offset;     /* the queue offset that the next entry should have */
@@ -46,6 +47,7 @@ struct ms_queue_chunk {
 
 struct ms_queue_set {
     struct ms_queue *queues;
+    struct ms_ext_set *ext;  /* new entries name units of the extension; NULL: they carry the tags code */
     int32_t *buckets;        /* queue number, or -1; linear probing, at most half full */
     uint8_t *topics;
     struct ms_queue_chunk *chunks;
@@ -72,11 +74,11 @@ int ms_queue_find(const struct ms_queue_set *set, const uint8_t *topic, int32_t 
 int ms_queue_add(struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id);
 /* Enter all queues into `buckets`, which the caller has just replaced. */
 void ms_queue_rehash(struct ms_queue_set *set);
-/* Gather one entry: 0, MS_QUEUE_NEEDS_FILE (attach the file that holds byte 20 * `*position`), or -errno.
- * A message whose end is at or below max_physical is a repetition: its entry is written only where the
- * file does not hold it. */
+/* Gather one entry: 0, MS_QUEUE_NEEDS_FILE (attach the file that holds byte 20 * `*position`), MS_QUEUE_NEEDS_EXT
+ * (attach the queue's extension file), or -errno. A message whose end is at or below max_physical is a repetition:
+ * its entry is written only where the file does not hold it, and then with the tags code itself. */
 int ms_queue_put(struct ms_queue_set *set, int32_t queue, int64_t queue_offset, int64_t physical_offset,
-                 int32_t size_bytes, int64_t tags_code, int64_t *position);
+                 int32_t size_bytes, int64_t tags_code, int64_t store_timestamp_ms, int64_t *position);
 /* Write all that is gathered: 0 or -errno, with failed_queue. After an error nothing stays gathered. */
 int ms_queue_write_gathered(struct ms_queue_set *set);
 /* 20 bytes. */

@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 #include "topic_stats.h"
+#include "consume_queue_ext.h"
 #include "consume_queue.cdef.h"
 
 _Static_assert(sizeof(((struct ms_queue_chunk *)0)->entries) == MS_QUEUE_CHUNK_ENTRIES * MS_QUEUE_ENTRY_BYTES,

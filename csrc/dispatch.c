@@ -98,11 +98,15 @@ static int put_entry(struct ms_dispatch *d, const struct ms_record *record, cons
     }
     int64_t position;
     const int why = ms_queue_put(&d->queues, queue, target->queue_offset, physical_offset, record->size_bytes,
-                                 tags_code, &position);
+                                 tags_code, record->store_timestamp_ms, &position);
     if (why == MS_QUEUE_NEEDS_FILE) {
         d->wanted_queue = queue;
         d->wanted_queue_offset = position;
         return MS_DISPATCH_NEEDS_FILE;
+    }
+    if (why == MS_QUEUE_NEEDS_EXT) {
+        d->wanted_queue = queue;
+        return MS_DISPATCH_NEEDS_EXT;
     }
     return why == 0 ? 0 : fail(d, why);
 }

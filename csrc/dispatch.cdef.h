@@ -14,6 +14,7 @@
 #define MS_DISPATCH_NEEDS_FILE 17
 #define MS_DISPATCH_NEEDS_INDEX 18
 #define MS_DISPATCH_FAILED 19
+#define MS_DISPATCH_NEEDS_EXT 20
 
 struct ms_dispatch {
     struct ms_queue_set queues;
@@ -33,7 +34,7 @@ struct ms_dispatch {
     int32_t wanted_topic_bytes;
     int32_t wanted_queue_id;
     int64_t wanted_queue_offset;    /* NEEDS_QUEUE: of its first message here; NEEDS_FILE: the entry's position */
-    int32_t wanted_queue;           /* NEEDS_FILE */
+    int32_t wanted_queue;           /* NEEDS_FILE, NEEDS_EXT */
     int32_t reserved;
     int64_t last_store_timestamp_ms; /* of the newest record that was dispatched; -1 none */
     int64_t messages;               /* records passed since the beginning */

@@ -27,3 +27,9 @@ def test_a_message_reaches_light_queues(reader):  # noqa: F811
     said = reader.run(block("news-store"))
     assert said.count("for two readers") == 2 and said.count("for one") == 1 and "Nothing is wrong" in said
     assert reader.run(block("light-store")).splitlines() == ["['news', 'news']", "b'hello'"]
+
+
+@pytest.mark.timeout(300)
+def test_entries_name_units_of_the_extension(reader):  # noqa: F811
+    said = reader.run(block("ext-store"))
+    assert "0" * 20 in said and "two nuts" in said and "one apple" not in said and "Nothing is wrong" in said

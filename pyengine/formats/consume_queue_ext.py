@@ -1,4 +1,4 @@
-"""Units of the consume-queue extension (section 9): read only, as a broker with filters wrote them."""
+"""Units of the consume-queue extension (section 9)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ def decode_ext_address(tags_code: int) -> int:
 def encode_ext_address(offset: int) -> int:
     """The tags code that names a byte offset of the extension."""
     return offset + _ADDRESS_BASE
+
+
+def pack_ext_unit(tags_code: int, store_timestamp_ms: int, filter_bit_map: bytes = b"") -> bytes:
+    """The unit's bytes; struct.error when the bit map is too long for them."""
+    size_bytes = CQ_EXT_UNIT_BYTES_MIN + len(filter_bit_map)
+    return _HEAD.pack(size_bytes, tags_code, store_timestamp_ms, len(filter_bit_map)) + filter_bit_map
 
 
 def unpack_ext_unit(buffer, at: int = 0) -> ConsumeQueueExtUnit | None:

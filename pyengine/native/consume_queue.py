@@ -28,7 +28,31 @@ class QueueSet:
         self._chunks = _new_raw("struct ms_queue_chunk[]", CHUNKS)
         struct.chunks = self._chunks
         struct.chunk_count = CHUNKS
+        self._ext = None
         self._make_room(_QUEUES_FIRST, _QUEUES_FIRST * _TOPIC_BYTES)
+
+    def use_ext(self, file_bytes: int) -> None:
+        """From now on new entries name units of extensions whose files have `file_bytes` (csrc/consume_queue_ext.cdef.h)."""
+        self._ext = ffi.new("struct ms_ext_set *")
+        self._ext_runs = ffi.new("struct ms_ext_run[]", CHUNKS)
+        self._ext.runs = self._ext_runs
+        self._ext.file_bytes = file_bytes
+        self._ext_queues = None
+        self._make_ext_room()
+        self._set.ext = self._ext
+
+    def ext(self, number: int):
+        """The `struct ms_ext_queue` of a number; valid until the next add."""
+        return self._ext.queues[number]
+
+    def _make_ext_room(self) -> None:
+        fresh = ffi.new("struct ms_ext_queue[]", self._set.capacity)
+        before = 0 if self._ext_queues is None else len(self._ext_queues)
+        if before:
+            ffi.memmove(fresh, self._ext_queues, before * ffi.sizeof("struct ms_ext_queue"))
+        for number in range(before, self._set.capacity):
+            fresh[number].fd, fresh[number].end, fresh[number].allocated_bytes = -1, -1, -1
+        self._ext_queues = self._ext.queues = fresh
 
     def __len__(self) -> int:
         return self._set.count
@@ -70,6 +94,8 @@ class QueueSet:
         old.queues, old.topics, old.buckets = fresh_queues, fresh_topics, self._buckets
         old.capacity, old.topics_capacity, old.bucket_mask = queues, topics_bytes, 2 * queues - 1
         lib.ms_queue_rehash(old)
+        if self._ext is not None:
+            self._make_ext_room()
 
 
 def fill(fd: int, length: int, path: str) -> None:

@@ -23,9 +23,11 @@ import os
 from collections.abc import Callable
 
 from pyengine.config import EngineConfig
-from pyengine.errors import DiskError, FlushError
+from pyengine.errors import DiskError, FlushError, FormatError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.consume_queue import is_ext_address, unpack_entry
+from pyengine.formats.consume_queue_ext import decode_ext_address
 from pyengine.formats.index_file import unpack_header
 from pyengine.formats.paths import StorePaths, is_index_name, segment_name
 from pyengine.ipc.control_block import EngineMemory
@@ -58,6 +60,7 @@ class FlushConsumeQueueService:
         self._beat = beat
         self._segment_bytes = memory.identity.segment_bytes
         self._queue_file_bytes = config.geometry.mapped_file_size_consume_queue_bytes
+        self._ext_file_bytes = config.mapped_file_size_consume_queue_ext_bytes if config.enable_consume_queue_ext else 0
         self._index_enabled = config.message_index_enable
         self._multi_dispatch = config.enable_multi_dispatch
         self._interval_ns = config.flush_interval_consume_queue_ms * 1_000_000
@@ -135,8 +138,32 @@ class FlushConsumeQueueService:
         size = self._queue_file_bytes
         folder = self._paths.queue_folder(topic, queue_id)
         first = low * CQ_ENTRY_BYTES // size * size
+        if self._ext_file_bytes:
+            self._sync_ext(topic, queue_id, low, high)
         for start in range(first, high * CQ_ENTRY_BYTES + 1, size):
             self._sync_file(str(folder / segment_name(start)))
+
+    def _sync_ext(self, topic: str, queue_id: int, low: int, high: int) -> None:
+        """Sync the extension files of the units that the queue's entries [low, high] name."""
+        addresses = [address for address in (self._ext_address(topic, queue_id, low), self._ext_address(topic, queue_id, high))
+                     if address is not None]
+        if not addresses:
+            return
+        size = self._ext_file_bytes
+        folder = self._paths.queue_ext_folder(topic, queue_id)
+        for start in range(min(addresses) // size * size, max(addresses) + 1, size):
+            self._sync_file(str(folder / segment_name(start)))
+
+    def _ext_address(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """The unit that an entry names, None without one."""
+        start = offset * CQ_ENTRY_BYTES // self._queue_file_bytes * self._queue_file_bytes
+        try:
+            with open(self._paths.queue_folder(topic, queue_id) / segment_name(start), "rb", buffering=0) as file:
+                file.seek(offset * CQ_ENTRY_BYTES - start)
+                tags_code = unpack_entry(file.read(CQ_ENTRY_BYTES)).tags_code
+        except (FileNotFoundError, FormatError):
+            return None
+        return decode_ext_address(tags_code) if is_ext_address(tags_code) else None
 
     def _sync_file(self, path: str, *, whole: bool = False) -> None:
         """Sync one file of derived data; one that is not there (removed meanwhile, or never made) needs none."""

@@ -57,6 +57,7 @@ class ReputMessageService:
             message_index_enable=config.message_index_enable,
             message_delay_level=config.message_delay_level,
             multi_dispatch=config.enable_multi_dispatch,
+            consume_queue_ext=config.enable_consume_queue_ext,
             topic_stats=_topic_stats(memory))
         self._counted = 0, 0, 0, 0
         self._clock_ms = clock_ms

@@ -14,6 +14,7 @@ from pyengine.errors import NotAStoreError, StoreRefusedError
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.check_acked import check_acked
+from pyengine.storage.check_extensions import check_extensions
 from pyengine.storage.check_index import check_index
 from pyengine.storage.check_log import LogFacts, LogSegments, check_log
 from pyengine.storage.check_queues import QueueCheck
@@ -71,6 +72,7 @@ def check(
     QueueCheck(
         root, log, facts, findings, report, is_ours=is_ours, was_stopped=was_stopped, is_running=is_running
     ).check(queues)
+    check_extensions(root, geometry, log, queues, findings)
     if message_index_enable:
         check_index(
             root, geometry.index_layout, log, findings, report,

@@ -58,6 +58,7 @@ KINDS = {
     "queue hole":        Row(_R,      _R,  REBUILD_QUEUE),
     "wrong entry":       Row(_R,      _R,  REBUILD_QUEUE),
     "entry beyond the log": Row(_R,   _R,  RECOVER),
+    "extension":         Row(_R,      _R,  REBUILD_QUEUE),
     "index length":      Row(_R,      _R,  REBUILD_INDEX),
     "index header":      Row(_R,      _R,  REBUILD_INDEX),
     "index chain":       Row(_R,      _R,  REBUILD_INDEX),

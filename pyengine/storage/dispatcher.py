@@ -27,6 +27,7 @@ from pyengine.native.consume_queue import check_layout
 from pyengine.native.dispatch import (
     BLANK,
     FAILED,
+    NEEDS_EXT,
     NEEDS_FILE,
     NEEDS_INDEX,
     NEEDS_QUEUE,
@@ -42,6 +43,7 @@ from pyengine.native.index_file import new_progress, progress_at
 from pyengine.native.scan import REASONS
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_files import IndexFiles
+from pyengine.storage.queue_ext_files import open_ext_file, settle_ext_end
 from pyengine.storage.queue_files import find_queue_end, open_queue_file, remove_void_files
 
 __all__ = ["GAP", "Dispatcher", "QueueGap", "Touched", "TouchedQueue", "is_queue_name", "touched_queues"]
@@ -75,6 +77,7 @@ class Dispatcher:
     store was recovered by other means. `message_delay_level` is RocketMQ's setting,
     `multi_dispatch` its enableMultiDispatch. `open_files_max` bounds the descriptors
     held (default: half of what the process may open, whose soft limit is raised).
+    `consume_queue_ext`: new entries name units of the queue's extension (enableConsumeQueueExt).
     `topic_stats` (native.topic_stats, it must outlive this object) counts new entries by topic.
 
     Raises StoreRefusedError for files of wrong lengths, DiskFullError, DiskError.
@@ -89,6 +92,7 @@ class Dispatcher:
         message_index_enable: bool = True,
         message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL,
         multi_dispatch: bool = False,
+        consume_queue_ext: bool = False,
         open_files_max: int | None = None,
         on_gap: Callable[[QueueGap], bool] | None = None,
         topic_stats=None,
@@ -96,6 +100,7 @@ class Dispatcher:
         self._paths = StorePaths(root)
         self._file_bytes = geometry.mapped_file_size_consume_queue_bytes
         check_layout(self._file_bytes)
+        self._ext_bytes = geometry.mapped_file_size_consume_queue_ext_bytes if consume_queue_ext else 0
         self._open_files_max = max(_OPEN_FILES_MIN, open_files_max or _default_open_files())
         self._open_files = 0
         self._on_gap = on_gap
@@ -109,6 +114,8 @@ class Dispatcher:
             multi_dispatch=multi_dispatch,
             topic_stats=topic_stats,
         )
+        if self._ext_bytes:
+            self._loop.queues.use_ext(self._ext_bytes)
         self._index_files = IndexFiles(self._paths.index, geometry.index_layout)
         self.stopped_by = REASONS[RANGE_END]
         if message_index_enable:
@@ -141,6 +148,8 @@ class Dispatcher:
                 return state.reached
             if reason == NEEDS_FILE:
                 self._attach_file(state.wanted_queue, state.wanted_queue_offset)
+            elif reason == NEEDS_EXT:
+                self._attach_ext(state.wanted_queue)
             elif reason == NEEDS_QUEUE:
                 if not self._add_queue(loop.wanted_topic(), state.wanted_queue_id, state.wanted_queue_offset):
                     self.stopped_by = GAP
@@ -235,7 +244,28 @@ class Dispatcher:
         queue.fd, queue.file_start, queue.allocated_bytes = fd, start, allocated
         self._open_files += 1
 
+    def _attach_ext(self, number: int) -> None:
+        self._close_ext(number)
+        if self._open_files >= self._open_files_max:
+            self._close_least_used()
+        topic, queue_id = self._loop.queues.topic(number), self._loop.queues[number].queue_id
+        folder = self._paths.queue_ext_folder(_text(topic), queue_id)
+        ext = self._loop.queues.ext(number)
+        if ext.end < 0:
+            ext.end = settle_ext_end(self._folder(topic, queue_id), folder, self._file_bytes, self._ext_bytes)
+        ext.fd, ext.file_start, ext.allocated_bytes = open_ext_file(folder, self._ext_bytes, ext.end)
+        self._open_files += 1
+
+    def _close_ext(self, number: int) -> None:
+        ext = self._loop.queues.ext(number)
+        if ext.fd >= 0:
+            fd, ext.fd = ext.fd, -1
+            self._open_files -= 1
+            os.close(fd)
+
     def _close_file(self, number: int) -> None:
+        if self._ext_bytes:
+            self._close_ext(number)
         queue = self._loop.queues[number]
         if queue.fd >= 0:
             fd, queue.fd = queue.fd, -1

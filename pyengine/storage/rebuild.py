@@ -136,6 +136,8 @@ def rebuild(
     root, selection, on_step = Path(root), selection or Selection(), on_step or (lambda name: None)
     # What has light queue offsets was given them by a store with multi-dispatch, whatever the settings say now.
     options = replace(options or RecoveryOptions(), enable_multi_dispatch=True)
+    if StorePaths(root).consume_queue_ext.is_dir():
+        options = replace(options, enable_consume_queue_ext=True)
     steps = GrowingProgress(progress)
     look = _look(root, geometry, options, steps)
     if look.damage_offset is not None:

@@ -48,6 +48,7 @@ from pyengine.storage.log_recovery import LogPlan, plan_log
 from pyengine.storage.log_scan import LogView, first_segment_to_scan, scan_before
 from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
 from pyengine.storage.quarantine import Quarantine
+from pyengine.storage.queue_ext_files import sync_ext
 from pyengine.storage.queue_recovery import QueueCut, QueueState, apply_cut, list_queues, plan_cut, sync_queue
 from pyengine.storage.queue_times import restore_queue_times
 from pyengine.storage.rebuild_marker import read_rebuild_marker, remove_rebuild_marker
@@ -82,6 +83,7 @@ class RecoveryOptions:
     check_crc_on_recover: bool = True
     message_index_enable: bool = True
     enable_multi_dispatch: bool = False
+    enable_consume_queue_ext: bool = False
     message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL
 
     @classmethod
@@ -330,6 +332,9 @@ class _Recovery:
         for queue in list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes):
             if queue.max_physical_offset > unsynced_from:
                 sync_queue(queue, unsynced_from)
+                if self._options.enable_consume_queue_ext:
+                    sync_ext(self._paths.queue_ext_folder(queue.topic, queue.queue_id),
+                             self._geometry.mapped_file_size_consume_queue_ext_bytes)
         synced_ms = read_checkpoint(self._root).index_msg_timestamp_ms
         for path in list_index_files(self._root):
             if read_index_header(path).end_timestamp_ms > synced_ms or start < end:
@@ -377,6 +382,7 @@ class _Recovery:
             message_index_enable=self._options.message_index_enable,
             message_delay_level=self._options.message_delay_level,
             multi_dispatch=self._options.enable_multi_dispatch,
+            consume_queue_ext=self._options.enable_consume_queue_ext,
         )
 
     def _segments_between(self, log: LogView, start: int, end: int) -> list[SegmentFile]:

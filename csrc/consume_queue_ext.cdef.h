@@ -1,0 +1,39 @@
+/* Units of consume queue extensions, gathered beside the entries that name them (docs/formats.md section 9).
+ *
+ * Who: whoever dispatches, through consume_queue.c, in a store with
+ * enable_consume_queue_ext. Blocks on: pwrite and fallocate of extension files.
+ * A unit is written before the entry that names it; after a crash in between it
+ * is an orphan behind the last named one, which the next dispatcher clears.
+ * The filter bit map stays empty, as in a broker without filters.
+ */
+#define MS_EXT_UNIT_BYTES 20
+#define MS_EXT_TAIL_BYTES 4      /* RocketMQ leaves them free in each file: the mark of its end stands there */
+#define MS_EXT_NEEDS_FILE 1
+
+struct ms_ext_queue {
+    int64_t end;                 /* byte behind the last unit; -1: not known */
+    int64_t file_start;
+    int64_t allocated_bytes;     /* of the open file; -1 not known */
+    int32_t fd;                  /* -1: none is open */
+    int32_t reserved;
+};
+
+struct ms_ext_run {
+    int64_t first;               /* byte of units[0] */
+    int64_t bytes;
+    uint8_t units[1288];
+};
+
+struct ms_ext_set {
+    struct ms_ext_queue *queues; /* by the number of the queue */
+    struct ms_ext_run *runs;     /* by the number of its chunk */
+    int64_t file_bytes;
+};
+
+/* Gather a unit: 0 with the tags code that names it, MS_EXT_NEEDS_FILE (attach the file that holds `end`), -errno. */
+int ms_ext_put(struct ms_ext_set *set, int32_t queue, int32_t run, int64_t tags_code, int64_t store_timestamp_ms,
+               int64_t *address);
+/* Write what is gathered: 0 or -errno; then `end` is not known any more. Nothing stays gathered. */
+int ms_ext_write(struct ms_ext_set *set, int32_t queue, int32_t run);
+/* Forget what is gathered; `end` is not known any more. */
+void ms_ext_drop(struct ms_ext_set *set, int32_t queue, int32_t run);
