@@ -105,6 +105,11 @@ def _light_queues(names: str) -> None:
             raise Refused(refused.status, f"a queue in {PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}") from None
 
 
+def property_value(value: str, what: str) -> str:
+    """A value that can stand in the property text, or Refused naming `what`."""
+    return _value(what, value, what)
+
+
 def _user_property(name: str, value: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"a property's name must be str, not {type(name).__name__}")

@@ -53,6 +53,7 @@ from pyengine.results import PutManyResult, PutResult, PutStatus
 
 if TYPE_CHECKING:
     from pyengine.ipc.session_client import ProducerSession
+    from pyengine.transactions import Outcome, Transactions
 
 _fast_result = partial(tuple.__new__, PutResult)  # of_answer's tuple, without its call
 _TIMEOUT_S_MAX = 1e6
@@ -93,7 +94,8 @@ class Producer:
     __slots__ = (
         "_open_session", "_store_host", "_born_host", "_host_flags", "_delay_levels", "_lock", "_session", "_pid", "_topics",
         "_tags", "_prefixes", "_closed", "_over", "_native", "_sync", "_max_message_bytes", "_timeout_s", "_flush_timeout_s",
-        "_pending", "_waiting", "_fast_put", "_fast_answer", "_fast_bytes_max", "_how_durable", "__weakref__")
+        "_pending", "_waiting", "_fast_put", "_fast_answer", "_fast_bytes_max", "_how_durable",
+        "_root", "_transactions", "__weakref__")
 
     def __init__(self, open_session: Callable[[], ProducerSession], *, store_host: str = "127.0.0.1:10911",
                  born_host: str = "127.0.0.1:0", delay_levels: int = 18) -> None:
@@ -109,6 +111,7 @@ class Producer:
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
         self._prefixes: dict[tuple, bytes] = {}
         self._closed = False
+        self._transactions: Transactions | None = None
         self._over: deque[tuple[ProducerSession, PendingPuts]] = deque()
         self._attach()
         _living.add(self)
@@ -119,6 +122,7 @@ class Producer:
         session = self._open_session()
         identity = session.identity
         self._session = session
+        self._root = session.root
         self._native = native.ProducerSession(session.control, session.bells, session.session, session.writer_latch.semaphore,
                                               session.slot, session.generation)
         self._sync = identity.mode == control_native.MODE_SYNC
@@ -182,6 +186,8 @@ class Producer:
             self._closed = True
             self._set_aside()
         self._bury()
+        if self._transactions is not None:
+            self._transactions.close()
 
     def __enter__(self) -> Producer:
         return self
@@ -397,6 +403,33 @@ class Producer:
         header.count = len(members)
         wait = wait_store_msg_ok and is_wait_store_ok(decode_properties(properties_text))
         return self._put_members(header, name, shared, list(members), topic, queue_id, store, wait, timeout_s)
+
+    # ---- transactions -------------------------------------------------------------
+
+    def put_prepared(self, topic: str, body: bytes, **options: object) -> PutResult:
+        """Store a message that nobody sees until end_transaction() commits it; keep its msg_id for that.
+
+        Options are put()'s queue_id, tags, keys, properties, flag, unique_key (made if not
+        given), wait and timeout_s, and `group`, the producer's name (PGROUP).
+        """
+        return self._transaction().prepare(topic, body, **options)
+
+    def end_transaction(self, msg_id: str, outcome: Outcome, *, wait: bool = True, timeout_s: float | None = None) -> PutResult:
+        """Commit or roll back the prepared message of this id: "commit" or "rollback".
+
+        PUT_OK with the place of the record that says so; of a commit that is where readers
+        find the message. Ending it twice the same way answers as the first time; another
+        way is refused, as far as is known (docs/transactions.md). `wait` and `timeout_s`
+        as in put(). UsageError for another outcome.
+        """
+        return self._transaction().end(msg_id, outcome, wait=wait, timeout_s=timeout_s)
+
+    def _transaction(self) -> Transactions:
+        if self._transactions is None:
+            from pyengine.transactions import Transactions
+
+            self._transactions = Transactions(self, self._root)
+        return self._transactions
 
     def _refuse_sizes(self, body_size: int, queue_id: int) -> None:
         if body_size > self._max_message_bytes:

@@ -127,6 +127,8 @@ LEFT_OUT = {
 RUN_ELSEWHERE = {
     "docs/faults.md": "tests/test_docs.py",
     "docs/delayed.md": "tests/test_docs_delivery.py",
+    "docs/topics.md": "tests/test_docs_delivery.py",
+    "docs/transactions.md": "tests/test_docs_delivery.py",
     "docs/queues.md": "tests/test_docs_queues.py",
     "docs/spark.md": "tests/spark/test_source.py",
     "docs/operations.md": "tests/workers/test_supervisor.py",

@@ -11,3 +11,17 @@ def test_a_delayed_message_arrives(reader):  # noqa: F811
     shell, program = blocks_of("docs/delayed.md")
     assert "pay reminder" in reader.run(shell)
     reader.run(program)
+
+
+@pytest.mark.timeout(300)
+def test_a_transaction_is_committed(reader):  # noqa: F811
+    (program,) = blocks_of("docs/transactions.md")
+    assert reader.run(program) == "PUT_OK queue offset 0\n"
+
+
+@pytest.mark.timeout(300)
+def test_topics_are_made_and_listed(reader):  # noqa: F811
+    shell, program = blocks_of("docs/topics.md")
+    said = reader.run(shell)
+    assert "4 queues to read, 8 to write, R--" in said and '"messages": 1' in said
+    assert reader.run(program) == "['orders', 'payments']\n"

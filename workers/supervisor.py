@@ -42,6 +42,7 @@ from pyengine.ipc.store_lock import Ownership, StoreLock
 from pyengine.native import control as native
 from pyengine.services.store_stats import StoreStatsService
 from pyengine.storage.abort_file import remove_abort_file
+from pyengine.storage.topic_config import TopicConfigs
 from workers.bring_up import bring_up, make_pool_buffer, missing_pool_buffers, prepare_root
 from workers.children import Children
 from workers.kinds import kinds_for
@@ -114,6 +115,7 @@ class Supervisor:
                 self._memory = brought.memory
                 outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}
                 self._say(f"{brought.report.sentence} ({brought.seconds:.2f} s)")
+                self._say_once(TopicConfigs(self._root).read().said)
             try:
                 return self._serve(config, lock, outcome)
             finally:

@@ -26,6 +26,7 @@ COMMANDS = (
     Row("ingest", "pyengine.cli.ingest", "ingest", "Write and read"),
     Row("get", "pyengine.cli.get", "get", "Write and read"),
     Row("tail", "pyengine.cli.tail", "tail", "Write and read"),
+    Row("topics", "pyengine.cli.topics", "topics", "Write and read"),
     Row("query", "pyengine.cli.query", "query", "Look up"),
     Row("message", "pyengine.cli.message", "message", "Look up"),
     Row("offset-at", "pyengine.cli.offset_at", "offset_at", "Look up"),

@@ -1,0 +1,176 @@
+"""Which topics there are meant to be: `config/topics.json` (TopicConfigManager, docs/formats.md section 12).
+
+`{"dataVersion": {counter, timestamp}, "topicConfigTable": {topic: {...}}}`, the file that
+RocketMQ's broker keeps. The engine needs none of it: a put makes its topic and queue, a
+reader finds them. It matters to whoever plans by it: a broker that opens the store, and
+tools that ask how many queues a topic has.
+
+Several processes may change it: each change is a read, a change and a whole new file under
+one lock. While a broker has the store open the file is its own, and changes are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
+from pyengine.formats.json_config import decode_config, encode_config
+from pyengine.formats.paths import StorePaths
+from pyengine.storage.config_file import read_config
+from pyengine.storage.new_file import make_folders, write_config
+from pyengine.storage.read_level import StoreUse, store_use
+
+NAME = "topics.json"
+PERM_INHERIT, PERM_WRITE, PERM_READ, PERM_PRIORITY = 1, 2, 4, 8
+QUEUE_NUMS_ABSENT = 16  # what TopicConfig has where the file does not say
+QUEUE_NUMS_MAX = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """One topic: how many queues readers and producers should use, and what they may do (perm: 4 read, 2 write)."""
+
+    topic: str
+    read_queue_nums: int = 8
+    write_queue_nums: int = 8
+    perm: int = PERM_READ | PERM_WRITE
+    order: bool = False
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    more: dict[str, Any] = field(default_factory=dict, compare=False)  # what a later version wrote, kept as it is
+
+    @property
+    def perm_text(self) -> str:
+        """RocketMQ's PermName: `RW-`, `R--`, `-W-`, with X for inherited."""
+        return "".join(letter if self.perm & bit else "-"
+                       for letter, bit in (("R", PERM_READ), ("W", PERM_WRITE), ("X", PERM_INHERIT)))
+
+    def check(self) -> TopicConfig:
+        """Itself, or UsageError that says what is allowed."""
+        for name in ("read_queue_nums", "write_queue_nums"):
+            if not 1 <= getattr(self, name) <= QUEUE_NUMS_MAX:
+                raise UsageError(f"{name} is {getattr(self, name)}: give 1 to {QUEUE_NUMS_MAX}")
+        if not 0 <= self.perm <= 15:
+            raise UsageError(f"perm is {self.perm}: give the sum of 4 (read), 2 (write), 1 (inherit) and 8 (priority)")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTable:
+    """The file as a whole; `said` is a sentence about a bad file."""
+
+    topics: dict[str, TopicConfig] = field(default_factory=dict)
+    counter: int = 0
+    timestamp_ms: int = 0
+    said: str = ""
+
+
+class TopicConfigs:
+    """The file of one store. Holds nothing open between calls."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(root)
+        self.path = StorePaths(root).config / NAME
+
+    def read(self) -> TopicTable:
+        """What the file, or in its place `.bak`, says; a bad file is told in `said`, never raised."""
+        table, said, _ = read_config(self.path, _decode)
+        return replace(table or TopicTable(), said=said)
+
+    def create(self, config: TopicConfig) -> TopicConfig:
+        """Enter a new topic, durable before this returns; UsageError when it is there already."""
+        def add(topics: dict[str, TopicConfig]) -> TopicConfig:
+            if config.topic in topics:
+                raise UsageError(f"the topic {config.topic} is there already: update it")
+            return config.check()
+
+        return self._change(config.topic, add)
+
+    def update(self, topic: str, **changes: object) -> TopicConfig:
+        """Change fields of a topic that is there, by TopicConfig's names; the new values."""
+        def change(topics: dict[str, TopicConfig]) -> TopicConfig:
+            return replace(_found(topics, topic), **changes).check()
+
+        return self._change(topic, change)
+
+    def delete(self, topic: str) -> None:
+        """Take the topic out of the file; its messages stay where they are."""
+        def drop(topics: dict[str, TopicConfig]) -> None:
+            _found(topics, topic)
+
+        self._change(topic, drop)
+
+    def _change(self, topic: str, make: Callable[[dict[str, TopicConfig]], TopicConfig | None]) -> TopicConfig | None:
+        with self._exclusive():
+            if store_use(self._root) is StoreUse.OTHER:
+                raise StoreBusyError(f"{self._root} is open in another program, which keeps {NAME} itself")
+            table, _, from_backup = read_config(self.path, _decode)
+            table = table or TopicTable()
+            made = make(table.topics)
+            topics = {name: config for name, config in table.topics.items() if name != topic}
+            if made is not None:
+                topics[topic] = made
+            text = _encode(topics, table.counter + 1, time.time_ns() // 1_000_000)
+            write_config(self.path, text.encode(), keep_backup=not from_backup)
+            return made
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        make_folders(self.path.parent)
+        path = self.path.with_name(NAME + ".lock")
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _found(topics: dict[str, TopicConfig], topic: str) -> TopicConfig:
+    if topic not in topics:
+        raise UsageError(f"{NAME} has no topic {topic}: create it")
+    return topics[topic]
+
+
+# ---- text -----------------------------------------------------------------------
+
+_FIELDS = {  # TopicConfig's names -> RocketMQ's, in its order
+    "order": "order", "perm": "perm", "read_queue_nums": "readQueueNums", "topic_filter_type": "topicFilterType",
+    "topic": "topicName", "topic_sys_flag": "topicSysFlag", "write_queue_nums": "writeQueueNums",
+}
+_ABSENT = {"read_queue_nums": QUEUE_NUMS_ABSENT, "write_queue_nums": QUEUE_NUMS_ABSENT}
+
+
+def _encode(topics: dict[str, TopicConfig], counter: int, timestamp_ms: int) -> str:
+    table = {name: {theirs: getattr(config, ours) for ours, theirs in _FIELDS.items()} | config.more
+             for name, config in sorted(topics.items())}
+    return encode_config({"dataVersion": {"counter": counter, "timestamp": timestamp_ms}, "topicConfigTable": table})
+
+
+def _decode(text: str) -> TopicTable:
+    document: Any = decode_config(text)
+    try:
+        version = document.get("dataVersion") or {}
+        topics = {name: _config(name, fields) for name, fields in document["topicConfigTable"].items()}
+        return TopicTable(topics, int(version.get("counter", 0)), int(version.get("timestamp", 0)))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"no table of topics: {error!r}") from error
+
+
+def _config(name: str, fields: dict[str, Any]) -> TopicConfig:
+    values = {ours: fields[theirs] for ours, theirs in _FIELDS.items() if fields.get(theirs) is not None}
+    for ours in ("read_queue_nums", "write_queue_nums", "perm", "topic_sys_flag"):
+        if ours in values:
+            values[ours] = int(values[ours])
+    more = {key: value for key, value in fields.items() if key not in _FIELDS.values()}
+    return TopicConfig(**(_ABSENT | values | {"topic": name, "order": bool(values.get("order", False)), "more": more}))

@@ -1,0 +1,64 @@
+"""`pyengine topics`, with and without a running engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from fix_cli import run
+import pyengine
+
+
+def rows(root) -> dict[str, dict]:
+    return {row["topic"]: row for row in run("topics", root, "--json").document["topics"]}
+
+
+def test_topics_with_messages_and_topics_of_the_file_are_listed(builder):
+    builder.put("orders", b"1", queue_id=0)
+    builder.put("orders", b"2", queue_id=2)
+    assert run("topics", builder.root, "create", "planned", "--queues", "4").stdout == (
+        "created planned: 4 queues to read, 4 to write, RW-\n")
+    assert run("topics", builder.root, "create", "orders", "--read-queues", "3", "--perm", "r", "--order").code == 0
+    found = rows(builder.root)
+    assert found["orders"] == {"topic": "orders", "queues": [0, 2], "messages": 2, "configured": True, "read_queue_nums": 3,
+                               "write_queue_nums": 8, "perm": 4, "perm_text": "R--", "order": True}
+    assert found["planned"]["queues"] == [] and found["planned"]["messages"] == 0
+    text = run("topics", builder.root).stdout
+    assert "orders" in text and "planned" in text and "R--" in text
+    run("topics", builder.root, "delete", "orders")
+    assert rows(builder.root)["orders"] == {"topic": "orders", "queues": [0, 2], "messages": 2, "configured": False}
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (("create",), "name the topic"),
+    (("update", "orders"), "update what?"),
+    (("update", "orders", "--perm", "r"), "has no topic orders"),
+    (("delete", "orders", "--order"), "takes no options"),
+    (("create", "a/b"), "cannot be a folder's name"),
+    (("list", "orders"), "list takes no topic"),
+    (("create", "x", "--queues", "99999"), "give 1 to 65536"),
+])
+def test_what_is_wrong_is_said(builder, arguments, says):
+    done = run("topics", builder.root, *arguments)
+    assert done.code == 2 and says in done.stderr
+
+
+def test_a_bad_file_is_told_and_its_backup_shown(builder):
+    run("topics", builder.root, "create", "one")
+    run("topics", builder.root, "create", "two")
+    (builder.root / "config" / "topics.json").write_text("{")
+    done = run("topics", builder.root)
+    assert done.code == 0 and "one" in done.stdout and "two" not in done.stdout
+    assert "warning:" in done.stderr and "topics.json.bak" in done.stderr
+
+
+def test_beside_a_running_engine_and_a_bad_file_does_not_keep_it_from_starting(make_engine):
+    engine = make_engine()
+    (engine.root / "config").mkdir(parents=True)
+    (engine.root / "config" / "topics.json").write_bytes(bytes(10))
+    engine.start()
+    assert "topics.json is empty" in engine.log() and "nothing of it is used" in engine.log()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("found", b"x").ok, "no entry is needed"
+    assert run("topics", engine.root, "create", "made", "--queues", "2").code == 0
+    assert {name: row["configured"] for name, row in rows(engine.root).items()} == {"found": False, "made": True}
+    assert engine.stop()

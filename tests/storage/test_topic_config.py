@@ -1,0 +1,122 @@
+"""topics.json: RocketMQ's shape, whole or not at all, and a bad file that stops nobody."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from broker_lock import held_by_a_broker
+from pyengine.errors import StoreBusyError, UsageError
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+
+# As fastjson writes it; `attributes` is of a later RocketMQ.
+ROCKETMQ = """{
+\t"dataVersion":{
+\t\t"counter":7,
+\t\t"timestamp":1700000000000
+\t},
+\t"topicConfigTable":{
+\t\t"orders":{
+\t\t\t"order":true,
+\t\t\t"perm":6,
+\t\t\t"readQueueNums":4,
+\t\t\t"topicFilterType":"SINGLE_TAG",
+\t\t\t"topicName":"orders",
+\t\t\t"topicSysFlag":0,
+\t\t\t"writeQueueNums":4,
+\t\t\t"attributes":{"a":"b"}
+\t\t},"bare":{"topicName":"bare"}
+\t}
+}"""
+
+
+def configs(root, text: str | bytes | None = None, backup: str | bytes | None = None) -> TopicConfigs:
+    (root / "config").mkdir()
+    for name, content in (("topics.json", text), ("topics.json.bak", backup)):
+        if content is not None:
+            (root / "config" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return TopicConfigs(root)
+
+
+def written(root) -> dict:
+    return json.loads((root / "config" / "topics.json").read_text())
+
+
+def test_a_brokers_file_is_read(tmp_path):
+    table = configs(tmp_path, ROCKETMQ).read()
+    assert (table.counter, table.timestamp_ms, table.said) == (7, 1700000000000, "")
+    assert table.topics["orders"] == TopicConfig("orders", 4, 4, 6, True)
+    assert table.topics["bare"] == TopicConfig("bare", 16, 16, 6, False), "what the file does not say is TopicConfig's default"
+
+
+def test_a_change_keeps_what_others_wrote_and_counts_up(tmp_path):
+    made = configs(tmp_path, ROCKETMQ).update("orders", write_queue_nums=8, perm=4)
+    assert (made.read_queue_nums, made.write_queue_nums, made.perm_text) == (4, 8, "R--")
+    document = written(tmp_path)
+    assert list(document) == ["dataVersion", "topicConfigTable"]
+    assert document["dataVersion"]["counter"] == 8 and document["dataVersion"]["timestamp"] > 1700000000000
+    assert document["topicConfigTable"]["orders"] == {
+        "order": True, "perm": 4, "readQueueNums": 4, "topicFilterType": "SINGLE_TAG", "topicName": "orders",
+        "topicSysFlag": 0, "writeQueueNums": 8, "attributes": {"a": "b"}}
+    assert (tmp_path / "config" / "topics.json.bak").read_text() == ROCKETMQ
+
+
+def test_create_update_and_delete(tmp_path):
+    topics = configs(tmp_path)
+    assert topics.read().topics == {} and topics.read().said == ""
+    topics.create(TopicConfig("a"))
+    topics.create(TopicConfig("b", 1, 2, 2, True))
+    with pytest.raises(UsageError, match="is there already"):
+        topics.create(TopicConfig("a"))
+    with pytest.raises(UsageError, match="has no topic c"):
+        topics.update("c", perm=6)
+    with pytest.raises(UsageError, match="read_queue_nums is 0"):
+        topics.update("a", read_queue_nums=0)
+    with pytest.raises(UsageError, match="perm is 16"):
+        topics.update("a", perm=16)
+    topics.delete("a")
+    with pytest.raises(UsageError, match="has no topic a"):
+        topics.delete("a")
+    table = topics.read()
+    assert table.topics == {"b": TopicConfig("b", 1, 2, 2, True)} and table.counter == 3
+
+
+@pytest.mark.parametrize("bad", ["", "\0" * 100, '{"topicConfigTable":', '{"topicConfigTable":[]}', "[]", b"\xff\xfe"])
+def test_a_bad_file_gives_way_to_its_backup_and_says_so(tmp_path, bad):
+    topics = configs(tmp_path, bad, ROCKETMQ)
+    table = topics.read()
+    assert set(table.topics) == {"orders", "bare"} and "topics.json.bak" in table.said
+    topics.create(TopicConfig("new"))
+    assert set(written(tmp_path)["topicConfigTable"]) == {"orders", "bare", "new"} and topics.read().said == ""
+    assert (tmp_path / "config" / "topics.json.bak").read_text() == ROCKETMQ, "the bad file never takes the good one's place"
+
+
+def test_two_bad_files_are_no_topics(tmp_path):
+    topics = configs(tmp_path, "{", "}")
+    table = topics.read()
+    assert table.topics == {} and "nothing of it is used" in table.said
+    topics.create(TopicConfig("new"))
+    assert set(topics.read().topics) == {"new"}
+
+
+def test_while_a_broker_has_the_store_the_file_is_its_own(tmp_path):
+    topics = configs(tmp_path, ROCKETMQ)
+    (tmp_path / "lock").write_bytes(b"lock")
+    with held_by_a_broker(tmp_path):
+        assert set(topics.read().topics) == {"orders", "bare"}
+        with pytest.raises(StoreBusyError):
+            topics.create(TopicConfig("new"))
+    topics.create(TopicConfig("new"))
+
+
+def test_changes_of_several_at_once_are_all_kept(tmp_path):
+    configs(tmp_path)
+    threads = [threading.Thread(target=lambda n=number: TopicConfigs(tmp_path).create(TopicConfig(f"t{n}"))) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    table = TopicConfigs(tmp_path).read()
+    assert len(table.topics) == 8 and table.counter == 8
