@@ -133,6 +133,7 @@ RUN_ELSEWHERE = {
     "docs/spark.md": "tests/spark/test_source.py",
     "docs/operations.md": "tests/workers/test_supervisor.py",
     "docs/statistics.md": "tests/test_docs.py",
+    "docs/systemd.md": "tests/systemd/test_units.py",
 }
 SPARK = "from pyengine.spark import session"  # first line of the block that needs Spark and a store `my-store`
 SMALL = {

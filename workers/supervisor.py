@@ -48,7 +48,7 @@ from workers.children import Children
 from workers.kinds import kinds_for
 from workers.notify import notify, watchdog_interval_s
 from workers.queue_growth import grow_queue_table
-from workers.worker import check_packages, say
+from workers.worker import ERROR, WARNING, check_packages, say
 
 TICK_S = 1.0
 STOP_TIMEOUT_S = 600.0  # a full pool on a slow disk takes its time; who waits for it may give up earlier
@@ -225,9 +225,9 @@ class Supervisor:
         problems += self._look_whether_clean(degraded)
         server.close()
         for problem in problems:
-            self._say(problem)
+            self._warn(problem)
         if problems:
-            self._say("the store was not stopped in an orderly way: the next start recovers it")
+            self._warn("the store was not stopped in an orderly way: the next start recovers it")
             return ExitCode.FAILED if not degraded else ExitCode.DEGRADED
         remove_abort_file(self._root)
         self._remove_objects()
@@ -267,11 +267,14 @@ class Supervisor:
     def _say(self, text: str) -> None:
         say(native.SUPERVISOR, text)
 
+    def _warn(self, text: str) -> None:
+        say(native.SUPERVISOR, text, WARNING)
+
     def _say_once(self, text: str) -> None:
         if text != self._said:
             self._said = text
             if text:
-                self._say(text)
+                self._warn(text)
 
     def _report_progress(self, done: int, total: int) -> None:
         self._report({"progress": [done, total]})
@@ -376,7 +379,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_packages()
         return Supervisor(arguments).run()
     except EngineError as error:
-        say(native.SUPERVISOR, str(error))
+        say(native.SUPERVISOR, str(error), ERROR)
         report(descriptor, {"error": str(error), "exit_code": int(error.exit_code)})
         return error.exit_code
 

@@ -38,6 +38,8 @@ from pyengine.services import Service
 from workers.kinds import WorkerExit
 from workers.notify import notify, watchdog_interval_s
 
+# Levels of what is said, as syslog and the journal number them.
+ERROR, WARNING, INFO = 3, 4, 6
 OWNER_WAIT_S = 30.0
 LOOK_STEP_S = 0.02
 # While stopping too: the supervisor starts a worker that died once more, to finish.
@@ -127,10 +129,23 @@ class Worker:
         self.lock.close()
 
 
-def say(kind: int, text: str) -> None:
-    """One line on stderr: when, who, what."""
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
-    print(f"{stamp}Z {KIND_NAMES[kind]}[{os.getpid()}] {text}", file=sys.stderr, flush=True)
+def say(kind: int, text: str, level: int = INFO) -> None:
+    """One line on stderr: when, who, what; to the journal, which knows when and who, its level and what."""
+    if _stderr_is_journal():
+        lines = f"<{level}>" + text.replace("\n", f"\n<{level}>")
+    else:
+        lines = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z {KIND_NAMES[kind]}[{os.getpid()}] {text}"
+    print(lines, file=sys.stderr, flush=True)
+
+
+def _stderr_is_journal() -> bool:
+    """Whether the service manager connected stderr, itself and not a pipe of somebody in between, to its journal."""
+    stream = os.environ.get("JOURNAL_STREAM", "")
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return False
+    return stream == f"{found.st_dev}:{found.st_ino}"
 
 
 def check_packages() -> None:
@@ -211,17 +226,17 @@ def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[st
         load_config(arguments.store, settings)  # a wrong setting is told before the wait, not after
         worker = attach(kind, arguments.store.resolve(), settings, arguments.wait)
     except StoreBusyError as error:
-        say(kind, str(error))
+        say(kind, str(error), ERROR)
         return WorkerExit.TWIN
     except EngineError as error:
-        say(kind, f"cannot start: {error}")
+        say(kind, f"cannot start: {error}", ERROR)
         return WorkerExit.BOOT_FAILED
     served = False
     try:
         serve(worker)
         served = True
     except BootFailedError as error:
-        say(kind, f"cannot start: {error}")
+        say(kind, f"cannot start: {error}", ERROR)
         return WorkerExit.BOOT_FAILED
     finally:
         worker.close(failed=not served)

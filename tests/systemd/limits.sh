@@ -1,0 +1,34 @@
+# Two stores side by side, one with the pool, and limits that are too low.
+install_units > /dev/null
+settings plain METRICS_LISTEN=127.0.0.1:0
+settings pool PYENGINE_TRANSIENT_STORE_POOL_ENABLE=true PYENGINE_TRANSIENT_STORE_POOL_SIZE=3
+drop_in pyengine-writer@pool.service Service LimitMEMLOCK=64K
+systemctl start pyengine@plain.target pyengine@pool.target
+eventually "two stores run side by side" 'all_active plain && all_active pool'
+eventually "the pool has its committer" 'active committer pool && ! active committer plain'
+ok "a memlock limit below the pool's size only makes it slower" 'put_ok pool one && grep -q "Max locked memory *65536" "/proc/$(pid writer pool)/limits"'
+ok "... it is what status says" '[ "$(status_of pool "d[\"mode\"]")" = pool ]'
+before=$(pid committer pool)
+kill -9 "$before"
+eventually "the committer comes back" "active committer pool && [ \"\$(pid committer pool)\" != $before ] && put_ok pool two"
+systemctl stop pyengine@pool.target pyengine-store@pool.service
+ok "stopping one leaves the other" 'all_active plain && put_ok plain one'
+ok "... and the pool was drained" '[ "$(status_of pool "d[\"undrained_bytes\"]")" = 0 ] && [ ! -e /var/lib/pyengine/pool/abort ]'
+settings plain PYENGINE_FLUSH_DISK_TYPE=NO_SUCH_FLUSH
+systemctl restart pyengine@plain.target 2> /dev/null
+eventually "a setting that is refused is a failure that says so" 'journalctl -u "$(unit store plain)" -p err -o cat | grep -q NO_SUCH_FLUSH'
+ok "... and is not tried for ever" '[ "$(prop "$(unit store plain)" SubState)" = failed ]'
+systemctl stop pyengine@plain.target pyengine-store@plain.service
+settings plain METRICS_LISTEN=127.0.0.1:0
+systemctl reset-failed 'pyengine-*'
+systemctl start pyengine@plain.target
+eventually "corrected, it comes up" 'all_active plain && put_ok plain two'
+systemctl start pyengine-metrics@plain.service
+eventually "metrics are a unit too" 'journalctl -u pyengine-metrics@plain.service -o cat | grep -q "^http://127"'
+url=$(journalctl -u pyengine-metrics@plain.service -o cat | grep "^http://127")
+ok "... that answers on the loopback" '"$PYTHON" -c "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())" "$url" | grep -q "^pyengine_put_messages_total [1-9]"'
+for name in store $KINDS committer metrics; do
+    echo "exposure $name $(systemd-analyze security --no-pager "pyengine-$name@plain.service" 2>/dev/null | sed -n 's/.*Overall exposure level.*: \([0-9.]*\).*/\1/p')"
+done
+systemctl stop pyengine@plain.target
+exit $failed

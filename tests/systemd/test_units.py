@@ -1,0 +1,200 @@
+"""The systemd units: made from the table of kinds, accepted and rated by systemd's own tools, and run by a real PID 1.
+
+The guest scripts (*.sh here) print one line a fact, `ok` or `FAILED`. They run the commands of docs/systemd.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyengine.native import control as native
+from workers import unit_files
+from workers.kinds import KINDS, kinds_for
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parents[1]
+UNITS = SOURCES / "systemd"
+INSTALL = SOURCES / "scripts" / "install-systemd.sh"
+EXPOSURE_MAX = 2.0  # of 10; without hardening it is above 9
+
+
+# ---- the files --------------------------------------------------------------
+
+
+def test_the_files_are_those_of_the_table():
+    """A kind was added or changed: run `python -m workers.unit_files systemd`."""
+    made = unit_files.unit_files()
+    assert {path.name for path in UNITS.iterdir()} == made.keys()
+    for name, text in made.items():
+        assert (UNITS / name).read_text(encoding="utf-8") == text, name
+
+
+def values(unit: str, key: str) -> list[str]:
+    return re.findall(rf"^{key}=(.*)$", (UNITS / unit).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_every_kind_is_wanted_and_stops_before_what_finishes_its_work():
+    target = values("pyengine@.target", "Wants")
+    for kind in KINDS:
+        name = unit_files.worker_unit(kind)
+        assert name.replace("@.", "@%i.") in target
+        [after] = values(name, "After")
+        assert unit_files.STORE_UNIT.replace("@.", "@%i.") in after
+        for other in KINDS:
+            assert (unit_files.worker_unit(other).replace("@.", "@%i.") in after) == (other.stop_rank > kind.stop_rank)
+        assert values(name, "WatchdogSec") == [f"{kind.silent_s:g}"]
+    assert values(unit_files.STORE_UNIT, "After") == []
+
+
+def test_a_kind_of_one_mode_is_run_only_there(tmp_path, monkeypatch):
+    assert not unit_files.runs("committer", tmp_path)
+    assert unit_files.runs("writer", tmp_path)
+    monkeypatch.setenv("PYENGINE_TRANSIENT_STORE_POOL_ENABLE", "true")
+    assert unit_files.runs("committer", tmp_path)
+    assert [unit for unit in unit_files.unit_files() if values(unit, "ExecCondition")] == ["pyengine-committer@.service"]
+
+
+def install(folder: Path, *more: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run([INSTALL, "--units", folder, *more], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(SOURCES), **environment})
+
+
+def test_installing_fills_in_python_and_user_and_uninstalling_removes_all(tmp_path):
+    import pwd
+
+    user = pwd.getpwuid(os.getuid()).pw_name
+    (tmp_path / "other.service").write_text("not ours\n")
+    (tmp_path / "multi-user.target.wants").mkdir()
+    link = tmp_path / "multi-user.target.wants" / "pyengine@demo.target"
+    link.symlink_to(tmp_path / "pyengine@.target")
+    done = install(tmp_path, "--python", sys.executable, "--user", user)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "pyengine-writer@.service").read_text()
+    assert f"ExecStart={sys.executable} -P -m workers.writer /var/lib/pyengine/%i" in text and f"User={user}" in text
+    assert not [path for path in tmp_path.glob("pyengine*") if "@PYTHON@" in path.read_text() or "@USER@" in path.read_text()]
+    done = install(tmp_path, "--uninstall")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["multi-user.target.wants", "other.service"]
+    assert not link.is_symlink()
+
+
+@pytest.mark.parametrize(("arguments", "code", "sentence"), [
+    (("--nonsense",), 2, "scripts/install-systemd.sh"),
+    (("--python", "bin/python"), 1, "absolute path"),
+    (("--python", "/bin/true"), 0, None),
+    (("--python", "/no/such/python"), 1, "is no program"),
+    (("--python", "/bin/false"), 1, "cannot import pyengine"),
+])
+def test_wrong_arguments_of_the_installer(tmp_path, arguments, code, sentence):
+    import pwd
+
+    done = install(tmp_path, "--user", pwd.getpwuid(os.getuid()).pw_name, *arguments)
+    assert done.returncode == code, done.stderr
+    if sentence:
+        assert sentence in done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze not found")
+def test_systemd_rates_the_hardening_well(tmp_path):
+    import pwd
+
+    assert install(tmp_path, "--python", sys.executable, "--user", pwd.getpwuid(65534).pw_name).returncode == 0
+    for unit in [unit_files.STORE_UNIT, unit_files.METRICS_UNIT, *map(unit_files.worker_unit, KINDS)]:
+        path = tmp_path / unit.replace("@.", "@demo.")
+        (tmp_path / unit).rename(path)
+        rated = subprocess.run(["systemd-analyze", "security", "--offline=yes", "--no-pager", path], capture_output=True,
+                               text=True)
+        if "Unknown" in rated.stderr or "unrecognized option" in rated.stderr:
+            pytest.skip("this systemd-analyze cannot rate a file")
+        found = re.search(r"Overall exposure level for .*: ([\d.]+)", rated.stdout)
+        assert found and float(found[1]) <= EXPOSURE_MAX, rated.stdout[-2000:] + rated.stderr
+
+
+def test_the_commands_of_the_page_are_those_that_the_guests_run():
+    page = (SOURCES / "docs" / "systemd.md").read_text(encoding="utf-8")
+    guests = "".join(path.read_text(encoding="utf-8") for path in HERE.glob("*.sh"))
+    lines = [line.split(" #")[0].strip() for block in re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+             for line in block.splitlines()]
+    commands = [line for line in lines if line and not line.startswith(("sudo ", "journalctl ", "scripts/"))]
+    assert len(commands) >= 4
+    for command in commands:
+        assert command in guests, command
+
+
+SAY = "import sys; from workers.worker import ERROR, say; say(1, 'first\\nsecond', ERROR); say(3, 'third')"
+
+
+def test_what_workers_say_reaches_the_journal_with_its_level(tmp_path):
+    """Only where stderr is the journal itself: elsewhere a line says when and who."""
+    texts = []
+    for matching in (True, False):
+        path = tmp_path / f"stderr-{matching}"
+        with path.open("wb") as stderr:
+            status = os.fstat(stderr.fileno())
+            stream = f"{status.st_dev}:{status.st_ino + (not matching)}"
+            subprocess.run([sys.executable, "-c", SAY], stderr=stderr, check=True,
+                           env={**os.environ, "PYTHONPATH": str(SOURCES), "JOURNAL_STREAM": stream})
+        texts.append(path.read_text())
+    assert texts[0] == "<3>first\n<3>second\n<6>third\n"
+    assert re.fullmatch(r"\S+Z writer\[\d+\] first\nsecond\n\S+Z flusher\[\d+\] third\n", texts[1])
+
+
+# ---- a real systemd ----------------------------------------------------------
+
+
+def boot(tmp_path: Path, script: str, *options: str, limit_s: int = 240, **variables: str) -> str:
+    """Run a guest script in a booted systemd; what it printed. All of its facts must hold."""
+    everywhere = [kind for kind in kinds_for(native.MODE_MAPPED)]
+    names = " ".join(kind.name for kind in everywhere)
+    order = " ".join(kind.name for kind in sorted(everywhere, key=lambda kind: kind.stop_rank))
+    settings = {"PYTHON": sys.executable, "SOURCES": str(SOURCES), "KINDS": names, "ORDER": order, **variables}
+    whole = tmp_path / script
+    whole.write_text("".join(["#!/bin/bash\n", *(f"{name}='{value}'\n" for name, value in settings.items()),
+                              (HERE / "prelude.sh").read_text(), (HERE / script).read_text()]))
+    out = tmp_path / f"{script}.out"
+    out.mkdir()
+    base = Path(sys.executable).resolve()
+    run = subprocess.run([HERE / "boot.sh", "-t", str(limit_s), "-r", str(SOURCES), "-r", sys.executable, "-r", str(base),
+                          *options, out, whole], capture_output=True, text=True, timeout=limit_s + 60)
+    told = run.stdout + run.stderr
+    if run.returncode:
+        journal = (out / "journal.txt").read_text() if (out / "journal.txt").exists() else ""
+        raise AssertionError(told + (out / "console.txt").read_text()[-2000:] + journal[-20000:])
+    assert "FAILED" not in told and told.count("ok ") > 2, told
+    return told
+
+
+@pytest.mark.root
+@pytest.mark.systemd
+@pytest.mark.timeout(400)
+def test_an_engine_of_units_is_started_killed_hung_stopped_upgraded_and_removed(tmp_path):
+    boot(tmp_path, "lifecycle.sh")
+
+
+@pytest.mark.root
+@pytest.mark.systemd
+@pytest.mark.timeout(400)
+def test_stores_side_by_side_and_limits_that_are_too_low(tmp_path):
+    told = boot(tmp_path, "limits.sh")
+    exposures = dict(re.findall(r"^exposure (\w+) ([\d.]+)$", told, re.MULTILINE))
+    assert len(exposures) == len(KINDS) + 2 and all(float(value) <= EXPOSURE_MAX for value in exposures.values()), exposures
+
+
+@pytest.mark.root
+@pytest.mark.systemd
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("how", ("orderly", "cut"))
+def test_a_reboot_keeps_what_was_acknowledged(tmp_path, how):
+    stores = tmp_path / "stores"
+    stores.mkdir()
+    shared = ("-v", f"{stores}:/var/lib/pyengine")
+    boot(tmp_path, "before_reboot.sh", *shared, HOW=how)
+    boot(tmp_path, "after_reboot.sh", *shared, HOW=how)
