@@ -2,6 +2,7 @@
 
     with pyengine.Engine(path) as engine: ...        # embedded: workers as children
     with pyengine.connect(path) as producer: ...     # one producer of a running engine
+    with pyengine.consume(path, topic, group="g") as consumer: ...   # one member of a consumer group
     with pyengine.open_store(path) as store: ...     # read-only, needs no engine
 
 Names are loaded when they are first used, so that `import pyengine` costs little
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyengine.config import EngineConfig, load_config
+    from pyengine.consumer import Consumer, consume
+    from pyengine.consumer_groups import ConsumerGroups
     from pyengine.engine import Engine, connect
     from pyengine.errors import (
         ConfigError, CorruptionError, DegradedError, DiskError, DiskFullError, EngineError, EngineUnavailableError,
@@ -30,6 +33,8 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "pyengine.config": ("EngineConfig", "load_config"),
+    "pyengine.consumer": ("Consumer", "consume"),
+    "pyengine.consumer_groups": ("ConsumerGroups",),
     "pyengine.engine": ("Engine", "connect"),
     "pyengine.errors": (
         "ConfigError", "CorruptionError", "DegradedError", "DiskError", "DiskFullError", "EngineError",

@@ -186,7 +186,7 @@ def test_every_block_is_run_or_left_out_for_a_reason():
     blocks = {(block.page, block.first_line) for page in PAGES for block in blocks_of(page)}
     assert LEFT_OUT.keys() <= blocks, "a row of LEFT_OUT names no block"
     for page, first_line in blocks - LEFT_OUT.keys():
-        assert page == "README.md" or page in RUN_ELSEWHERE, f"{page}: nothing runs {first_line!r}"
+        assert page in ("README.md", "docs/consumers.md") or page in RUN_ELSEWHERE, f"{page}: nothing runs {first_line!r}"
     for page, test in RUN_ELSEWHERE.items():
         assert Path(page).name in (SOURCES / test).read_text(encoding="utf-8")
 
@@ -194,11 +194,20 @@ def test_every_block_is_run_or_left_out_for_a_reason():
 @pytest.mark.timeout(600)
 def test_the_blocks_of_the_readme_run(reader):
     shown = [reader.run(block) for block in runnable("README.md") if block.first_line != SPARK]
-    program, shell = shown
+    program, consumer, shell = shown
+    assert consumer.splitlines() == ["0 b'one apple'", "1 b'two'", "2 b'three'", "3 b'four'"]
     lines = program.splitlines()
     assert lines[0].startswith("PUT_OK 0 ")
     assert lines[1:] == ["0 fruit b'one apple'", "1 None b'two'", "2 None b'three'", "3 None b'four'"]
     assert shell.count("one apple") == 2 and "running" in shell
+
+
+@pytest.mark.timeout(600)
+def test_the_blocks_of_the_consumers_page_run(reader):
+    _, first, second, shell = [reader.run(block) for block in blocks_of("docs/consumers.md")]
+    assert sorted(re.findall(r"order \d", first)) == [f"order {number}" for number in range(1, 5)]
+    assert "order 4" in second and "billing" in shell and "forgotten" in shell
+    assert len(re.findall(r"\| order \d", shell)) == 4, "after the reset everything came again"
 
 
 @pytest.mark.java

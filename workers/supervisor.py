@@ -115,6 +115,8 @@ class Supervisor:
                 self._memory = brought.memory
                 outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}
                 self._say(f"{brought.report.sentence} ({brought.seconds:.2f} s)")
+                for note in brought.report.notes:
+                    self._say(f"note: {note}")
                 self._say_once(TopicConfigs(self._root).read().said)
             try:
                 return self._serve(config, lock, outcome)

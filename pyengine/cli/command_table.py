@@ -27,6 +27,7 @@ COMMANDS = (
     Row("get", "pyengine.cli.get", "get", "Write and read"),
     Row("tail", "pyengine.cli.tail", "tail", "Write and read"),
     Row("topics", "pyengine.cli.topics", "topics", "Write and read"),
+    Row("groups", "pyengine.cli.groups", "groups", "Write and read"),
     Row("query", "pyengine.cli.query", "query", "Look up"),
     Row("message", "pyengine.cli.message", "message", "Look up"),
     Row("offset-at", "pyengine.cli.offset_at", "offset_at", "Look up"),

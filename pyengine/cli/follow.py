@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pyengine.results import GetStatus
@@ -17,15 +17,13 @@ LOOK_AGAIN_S = 0.5  # also how soon a new queue is seen
 class Follower:
     """Reads the queues of one topic in turn; messages of one queue come in order.
 
-    `next_offsets` is what to ask for next, by queue: a message counts only once the
-    caller has come back for the one after it, so what was given but not dealt with is
-    given again after a restart. `start` is begin, end or an offset, for queues that
-    `committed` does not name; a queue that appears later is read from its begin.
+    `next_offsets` is what to ask for next, by queue. `start` is begin, end or an offset; a
+    queue that appears later is read from its begin.
     """
 
     def __init__(
         self, reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...] = (), *, start: str = "end",
-        tags: str | None = None, level: str | None = None, committed: Mapping[int, int] | None = None,
+        tags: str | None = None, level: str | None = None,
     ) -> None:
         self._reader = reader
         self._topic = topic
@@ -33,7 +31,6 @@ class Follower:
         self._start = start
         self._tags = tags
         self._level = level
-        self._committed = dict(committed or {})
         self._first_look = True
         self.next_offsets: dict[int, int] = {}
 
@@ -71,8 +68,6 @@ class Follower:
         return self.next_offsets[queue_id]
 
     def _first_offset(self, queue_id: int) -> int:
-        if queue_id in self._committed:
-            return self._committed[queue_id]
         low, high = self._reader.queue_range(self._topic, queue_id)
         if self._start == "begin" or not self._first_look:
             return low

@@ -12,13 +12,16 @@ import click
 from pyengine.cli import messages, output
 from pyengine.cli.follow import Follower
 from pyengine.cli.options import level_option, reading, set_option, store_argument, topic_option
+from pyengine.consumer import consume
 from pyengine.errors import EngineError
-from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.services.start_offset import AtOffset
 
 if TYPE_CHECKING:
+    from pyengine.consumer import Consumer
     from pyengine.formats.message import Message
 
 COMMIT_INTERVAL_S = 1.0
+PULL_MESSAGES = 32
 
 
 @click.command()
@@ -30,7 +33,7 @@ COMMIT_INTERVAL_S = 1.0
               help="Only this queue; may be repeated. All queues, also new ones, if not given.")
 @click.option("--from", "start", default="end", show_default=True, metavar="begin|end|N",
               help="Where to start in each queue: its begin, its end, or an offset.")
-@click.option("--group", default=None, help="Go on where this consumer group stopped, and remember how far it came.")
+@click.option("--group", default=None, help="Be a member of this consumer group: go on where it stopped, and remember how far it came.")
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more, or stop at the end.")
 @click.option("--max-messages", type=click.IntRange(min=1), default=None, help="Stop after this many.")
 @click.option("--tags", default=None, help="Only messages with one of these tags: 'A' or 'A || B'.")
@@ -42,9 +45,11 @@ def tail(
     """Print the messages of a topic as they come; Ctrl-C ends it.
 
     Needs no engine, but without one nothing comes. Messages of one queue come in order;
-    queues are read in turn. Without --group nothing is changed. With it the group's
-    offsets stand in config/consumerOffset.json, as RocketMQ keeps them: a message may
-    come twice after a crash, none is left out. --from is for queues new to the group.
+    queues are read in turn. Without --group nothing is changed. With it this is one
+    member of the group: all living members share the queues, and the group's offsets
+    stand in config/consumerOffset.json, as RocketMQ keeps them. A message may come twice
+    after a crash, none is left out. --from is for a group that is new to the topic, and
+    --queue-id takes just that queue, apart from the sharing (docs/consumers.md).
 
     \b
     Examples:
@@ -57,40 +62,56 @@ def tail(
     with reading(store, settings) as reader:
         if not follow and topic not in reader.topics():
             raise EngineError(f"{store} has no topic {topic}")
-        offsets = ConsumerOffsets(store) if group is not None else None
-        follower = Follower(reader, topic, queue_ids, start=start, tags=tags, level=level,
-                            committed=offsets.read(topic, group) if offsets and group else None)
-        committer = _Committer(offsets, topic, group or "", follower)
-        try:
-            for message in follower.messages(follow=follow, max_messages=max_messages, idle=committer.idle):
+        if group is None:
+            follower = Follower(reader, topic, queue_ids, start=start, tags=tags, level=level)
+            for message in follower.messages(follow=follow, max_messages=max_messages, idle=sys.stdout.flush):
                 _print(message, as_json)
-        finally:
-            committer.commit()
+            return
+    starts = {"begin": "first", "end": "last"}
+    with consume(store, topic, group=group, tags=tags, from_=starts.get(start) or AtOffset(int(start)),
+                 queues=queue_ids or None, level=level, auto_commit=False, **settings) as consumer:
+        _Printer(consumer, as_json).run(follow, max_messages)
 
 
-class _Committer:
-    """Remembers the group's offsets, at most once a COMMIT_INTERVAL_S and at the end, and only what was printed."""
+class _Printer:
+    """Prints what a member of a group is given; remembers at most once a COMMIT_INTERVAL_S and at the end, and only
+    what was printed."""
 
-    def __init__(self, offsets: ConsumerOffsets | None, topic: str, group: str, follower: Follower) -> None:
-        self._offsets = offsets
-        self._topic = topic
-        self._group = group
-        self._follower = follower
-        self._remembered: dict[int, int] = {}
+    def __init__(self, consumer: Consumer, as_json: bool) -> None:
+        self._consumer = consumer
+        self._as_json = as_json
+        self._printed: dict[int, Message] = {}
         self._due_s = 0.0
+        self._said: set[str] = set()
 
-    def idle(self) -> None:
+    def run(self, follow: bool, max_messages: int | None) -> None:
+        left = sys.maxsize if max_messages is None else max_messages
+        try:
+            while left > 0:
+                found = self._consumer.pull(min(left, PULL_MESSAGES), timeout_s=COMMIT_INTERVAL_S if follow else 0)
+                for message in found:
+                    _print(message, self._as_json)
+                    self._printed[message.queue_id] = message
+                left -= len(found)
+                if time.monotonic() >= self._due_s:
+                    self._remember()
+                    self._due_s = time.monotonic() + COMMIT_INTERVAL_S
+                if not found and not follow:
+                    return
+        finally:
+            self._remember()
+
+    def _remember(self) -> None:
         sys.stdout.flush()
-        if time.monotonic() >= self._due_s:
-            self.commit()
-            self._due_s = time.monotonic() + COMMIT_INTERVAL_S
-
-    def commit(self) -> None:
-        now = dict(self._follower.next_offsets)
-        if self._offsets is not None and now != self._remembered:
-            sys.stdout.flush()
-            self._offsets.commit(self._topic, self._group, now)
-            self._remembered = now
+        printed = self._printed.copy()
+        self._consumer.commit(printed.values())
+        for queue_id, message in printed.items():
+            if self._printed.get(queue_id) is message:
+                del self._printed[queue_id]
+        for note in self._consumer.notes:
+            if note not in self._said:
+                self._said.add(note)
+                print(f"note: {note}", file=sys.stderr)
 
 
 def _print(message: Message, as_json: bool) -> None:

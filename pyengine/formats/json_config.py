@@ -23,7 +23,7 @@ def decode_config(text: str) -> Any:
     """The value of the text; every key comes as text. FormatError when it is not JSON."""
     try:
         return json.loads(_STRING_OR_KEY.sub(_quote_key, text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: brackets nested without end
         raise FormatError(f"not the text of a config file: {error}") from error
 
 

@@ -100,14 +100,13 @@ class StoreReader:
     def topics(self) -> dict[str, list[int]]:
         """Topic -> queue ids, both sorted: every queue that has a file."""
         self._require_open()
-        found: dict[str, list[int]] = {}
-        for topic in _folder_names(self._paths.consume_queue):
-            folder = self._paths.consume_queue / topic
-            ids = sorted(int(name) for name in _folder_names(folder) if name.isascii() and name.isdigit())
-            ids = [queue_id for queue_id in ids if _has_files(folder / str(queue_id))]
-            if ids:
-                found[topic] = ids
-        return found
+        found = ((topic, self._queue_ids(topic)) for topic in _folder_names(self._paths.consume_queue))
+        return {topic: ids for topic, ids in found if ids}
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """The topic's queues that have a file, sorted."""
+        self._require_open()
+        return [] if topic in ("", ".", "..") or "/" in topic or "\0" in topic else self._queue_ids(topic)
 
     def queue_range(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> tuple[int, int]:
         """(first offset that can be read, one behind the last); (0, 0) for a queue that does not exist."""
@@ -298,6 +297,11 @@ class StoreReader:
             except CorruptionError:
                 if start >= self.commit_log.min_offset:
                     raise
+
+    def _queue_ids(self, topic: str) -> list[int]:
+        folder = self._paths.consume_queue / topic
+        ids = sorted(int(name) for name in _folder_names(folder) if name.isascii() and name.isdigit())
+        return [queue_id for queue_id in ids if _has_files(folder / str(queue_id))]
 
     def _queue_limit(self, level: ReadLevel | str | None) -> int:
         self._require_open()

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from broker_lock import held_by_a_broker
+from dying import run_and_die_at
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
 
@@ -33,13 +34,104 @@ def test_what_rocketmq_wrote_is_read_and_kept(tmp_path, path):
     assert path.with_name(path.name + ".bak").read_text() == BY_ROCKETMQ
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"offsetTable":3}', "[]", "null", "\x00" * 40])
-def test_a_damaged_file_falls_back_to_the_one_before(tmp_path, path, damage):
+HOSTILE = {
+    "empty": b"",
+    "cut": b"{",
+    "zeroes": bytes(4096),
+    "a number": b'{"offsetTable":3}',
+    "a list": b"[]",
+    "null": b"null",
+    "no table": b'{"other":{}}',
+    "a table of lists": b'{"offsetTable":{"orders@billing":[1]}}',
+    "an offset as text": b'{"offsetTable":{"orders@billing":{"0":"7"}}}',
+    "a fraction": b'{"offsetTable":{"orders@billing":{"0":7.5}}}',
+    "true": b'{"offsetTable":{"orders@billing":{"0":true}}}',
+    "a huge offset": b'{"offsetTable":{"orders@billing":{"0":%s}}}' % (b"9" * 30),
+    "digits without end": b'{"offsetTable":{"orders@billing":{"0":%s}}}' % (b"9" * 10_000),
+    "a huge queue": b'{"offsetTable":{"orders@billing":{"99999999999":1}}}',
+    "a negative queue": b'{"offsetTable":{"orders@billing":{-1:1}}}',
+    "half a surrogate": b'{"offsetTable":{"\\ud800@g":{"0":1}}}',
+    "nested without end": b'{"offsetTable":' + b"[" * 200_000,
+    "no UTF-8": b'{"offsetTable":{"\xff@g":{}}}',
+    "another checksum": b'{"offsetTable":{"orders@billing":{"0":7}}}\n' + b" " * 32 + b"\n",
+}
+
+
+@pytest.mark.parametrize("damage", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_damaged_file_falls_back_to_the_one_before_and_says_so(tmp_path, path, damage):
     offsets = ConsumerOffsets(tmp_path)
     offsets.commit("orders", "billing", {0: 1})
     offsets.commit("orders", "billing", {0: 2})
-    path.write_text(damage)
+    path.write_bytes(damage)
     assert offsets.read("orders", "billing") == {0: 1}
+    first, second = offsets.table().notes
+    assert "consumerOffset.json" in first and "consumerOffset.json.bak is used" in second
+    offsets.commit("orders", "billing", {1: 5})
+    assert offsets.table().notes == [] and offsets.read("orders", "billing") == {0: 1, 1: 5}
+    assert path.with_name(path.name + ".damaged").read_bytes() == damage
+    assert ConsumerOffsets(tmp_path).table().offsets == {"orders@billing": {0: 1, 1: 5}}
+
+
+def test_no_single_bit_and_no_cut_makes_it_say_something_else(tmp_path, path):
+    offsets = ConsumerOffsets(tmp_path)
+    offsets.commit("orders", "billing", {0: 100})
+    offsets.commit("orders", "billing", {0: 123})
+    good = path.read_bytes()
+    wrong = []
+    for bit in range(len(good) * 8):
+        changed = bytearray(good)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        if offsets.read("orders", "billing") not in ({0: 100}, {0: 123}):
+            wrong.append(f"bit {bit}")
+    for size in range(len(good)):
+        path.write_bytes(good[:size])
+        if offsets.read("orders", "billing") not in ({0: 100}, {0: 123}):
+            wrong.append(f"cut at {size}")
+    assert wrong == []
+
+
+def test_a_damaged_file_never_becomes_the_backup(tmp_path, path):
+    """Killed at any system call of the commit that follows the damage, the good offsets are still found."""
+    offsets = ConsumerOffsets(tmp_path)
+    for step in range(200):
+        path.unlink(missing_ok=True)
+        offsets.commit("orders", "billing", {0: 1})
+        offsets.commit("orders", "billing", {0: 2})
+        path.write_bytes(b"\0" * 100)
+        ended = run_and_die_at(step, lambda: ConsumerOffsets(tmp_path).commit("orders", "billing", {1: 1}), SYSTEM_CALLS)
+        assert ConsumerOffsets(tmp_path).read("orders", "billing") in ({0: 1}, {0: 1, 1: 1}), step
+        if ended:
+            assert step > 8
+            return
+    pytest.fail("the commit never came to its end")
+
+
+SYSTEM_CALLS = ("open", "write", "pwrite", "fsync", "link", "rename", "unlink", "close")
+
+
+def test_killed_at_any_system_call_a_commit_is_made_or_not(tmp_path, path):
+    offsets = ConsumerOffsets(tmp_path)
+    offsets.commit("orders", "billing", {0: 1})
+    for step in range(200):
+        before = offsets.read("orders", "billing")[0]
+        ended = run_and_die_at(
+            step, lambda value=before + 1: ConsumerOffsets(tmp_path).commit("orders", "billing", {0: value}), SYSTEM_CALLS)
+        assert offsets.read("orders", "billing")[0] in (before, before + 1), step
+        assert offsets.table().notes == []
+        if ended:
+            assert offsets.read("orders", "billing")[0] == before + 1 and step > 8
+            assert sorted(one.name for one in path.parent.iterdir()) == [
+                "consumerOffset.json", "consumerOffset.json.bak", "consumers"], "nothing unfinished is left"
+            return
+    pytest.fail("the commit never came to its end")
+
+
+def test_without_any_file_to_believe_there_are_no_offsets_and_that_is_said(tmp_path, path):
+    path.write_bytes(b"{")
+    path.with_name(path.name + ".bak").write_bytes(b"[")
+    found = ConsumerOffsets(tmp_path).table()
+    assert found.offsets == {} and len(found.notes) == 3
 
 
 def test_a_store_without_the_file_has_no_offsets(tmp_path):
@@ -69,7 +161,8 @@ def test_a_commit_is_refused_while_another_program_owns_the_store(tmp_path, path
     ConsumerOffsets(tmp_path).commit("orders", "billing", {0: 124})
 
 
-@pytest.mark.parametrize(("topic", "group"), [("", "g"), ("t", ""), ("a@b", "g"), ("t", "g@h")])
+@pytest.mark.parametrize(("topic", "group"), [("", "g"), ("t", ""), ("a@b", "g"), ("t", "g@h"), ("t", "g/h"), ("t", "g\n"),
+                                             ("t", "g" * 128)])
 def test_names_that_the_file_cannot_carry_are_refused(tmp_path, topic, group):
     with pytest.raises(UsageError):
         ConsumerOffsets(tmp_path).commit(topic, group, {0: 1})

@@ -1,0 +1,277 @@
+"""Who consumes a topic for a group, and which queue is whose: `config/consumers/<topic>@<group>`.
+
+Kernel locks decide, so nothing has to be cleaned up after a death. The file's bytes say
+only what locks cannot: who shows signs of life, and which claims have been overruled.
+
+| lock, exclusive, of the open file | held by | means |
+|---|---|---|
+| MEMBERS + slot | a member, as long as it lives | takes part in sharing the queues out |
+| GUESTS + slot | a member that named its queues | lives, but gets no share |
+| QUEUES + fence * 2^32 + queue id | the holder of a queue | nobody else may claim it under this fence |
+
+| bytes | hold | written by |
+|---|---|---|
+| slot records, SLOTS_AT + 64 * slot | incarnation, beats, pid | the slot's holder |
+| queue records, RECORDS_AT + 32 * queue id | fence, incarnation of the holder | a process that holds the lock of the groups' offsets |
+
+A member holds a queue as long as the queue's record names its incarnation and the fence
+of its claim. It looks there before it hands out a message, and again, under the lock of
+the offsets, before it commits. So a queue can be taken from a member that is stopped or
+hangs: a higher fence in the record ends its hold, and its own lock, which it still has, is
+one that nobody looks at any more. A record that is torn or scribbled on reads as another
+fence: the holder gives the queue up and claims it again. The worst that any content of
+this file can do is to have messages delivered again.
+
+Not to be removed while members live. A member whose file was removed drops all its queues.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyengine.errors import DiskError, EngineError
+from pyengine.formats.paths import StorePaths
+from pyengine.storage.consumer_offset import group_key
+from pyengine.storage.new_file import make_folders
+
+SLOTS_MAX = 1024
+MEMBERS = 1 << 40
+GUESTS = 1 << 41
+QUEUES = 1 << 61
+SLOTS_AT = 4096
+RECORDS_AT = 1 << 20
+_SLOT_STRIDE, _RECORD_STRIDE = 64, 32
+_SLOT = struct.Struct("<QQII")    # incarnation, beats, pid, 0; then a CRC-32 over them
+_RECORD = struct.Struct("<QQ")    # fence, incarnation; then a CRC-32 over them
+_CRC = struct.Struct("<I")
+_FENCES = 1 << 24
+_NOBODY = 0
+_READS = 4                        # a record being written may be read torn once, not four times
+_FLOCK = "hhqqi0q"                # struct flock: l_type, l_whence, l_start, l_len, l_pid
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRecord:
+    """What a member says about itself. `beats` moves while it lives and is not stopped."""
+
+    incarnation: int = _NOBODY
+    beats: int = 0
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRecord:
+    """Whose a queue is: the fence of the claim that counts, and who made it (0: nobody)."""
+
+    fence: int = 0
+    incarnation: int = _NOBODY
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One queue, held by this process for as long as GroupMembers.holds() says so."""
+
+    queue_id: int
+    fence: int
+
+
+class GroupMembers:
+    """The members of one group on one topic, as seen by, and including, this process.
+
+    join() makes this process a member; whoever only looks does not join.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], topic: str, group: str, *, may_create: bool = True) -> None:
+        """Opening it changes nothing but to make the file. Without `may_create` FileNotFoundError if there is none."""
+        self._path = StorePaths(root).config / "consumers" / group_key(topic, group)
+        self._descriptor = _open(self._path, may_create)
+        self._slot = -1
+        self._base = MEMBERS
+        self._beats = 0
+        self.incarnation = secrets.randbits(63) | 1
+
+    # -- members ------------------------------------------------------------------
+
+    def join(self, *, shares: bool = True) -> int:
+        """Become a member and return the slot; `shares`: be given a share of the queues.
+
+        EngineError when all SLOTS_MAX places are taken.
+        """
+        self._base = MEMBERS if shares else GUESTS
+        for slot in range(SLOTS_MAX):
+            if self._try_lock(self._base + slot):
+                self._slot = slot
+                self.beat()
+                return slot
+        raise EngineError(f"{self._path.name} has {SLOTS_MAX} members already")
+
+    def beat(self) -> None:
+        """Show that this member lives and is not stopped."""
+        self._beats += 1
+        self._put(self._slot_at(self._base, self._slot), _SLOT.pack(self.incarnation, self._beats, os.getpid(), 0))
+
+    def sharing(self) -> list[int]:
+        """Slots of the living members that take a share, this one included, sorted."""
+        found = self._locked(MEMBERS, MEMBERS + SLOTS_MAX)
+        mine = [self._slot] if self._base == MEMBERS and self._slot >= 0 else []
+        return sorted({*(at - MEMBERS for at in found), *mine})
+
+    def members(self) -> dict[int, SlotRecord]:
+        """What each living member, guests too, says about itself, by a number that is its own while it lives."""
+        found = {*self._locked(MEMBERS, MEMBERS + SLOTS_MAX), *self._locked(GUESTS, GUESTS + SLOTS_MAX)}
+        if self._slot >= 0:
+            found.add(self._base + self._slot)
+        return {at: self._slot_record(at) for at in sorted(found)}
+
+    def record_of(self, slot: int) -> SlotRecord:
+        """What the member of a sharing slot says about itself."""
+        return self._slot_record(MEMBERS + slot)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file that this process has open is still the one that others find."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
+        except OSError:
+            return False
+
+    # -- queues: everything that changes a record needs the lock of the groups' offsets --
+
+    def record(self, queue_id: int) -> QueueRecord:
+        """Whose the queue is, as its record says."""
+        fields = self._get(RECORDS_AT + _RECORD_STRIDE * queue_id, _RECORD)
+        return QueueRecord() if fields is None else QueueRecord(*fields)
+
+    def is_claimed(self, queue_id: int) -> bool:
+        """Whether a living process other than this one has the claim that counts now."""
+        at = _queue_byte(queue_id, self.record(queue_id).fence)
+        return bool(self._locked(at, at + 1))
+
+    def claim(self, queue_id: int) -> Claim | None:
+        """Take a queue that nobody holds; None when somebody does."""
+        fence = self.record(queue_id).fence
+        if not self._try_lock(_queue_byte(queue_id, fence)):
+            return None
+        self._put_record(queue_id, QueueRecord(fence, self.incarnation))
+        return Claim(queue_id, fence)
+
+    def seize(self, queue_id: int) -> Claim | None:
+        """Take a queue whoever holds it: that hold ends here."""
+        fence = self.fence_off(queue_id)
+        if not self._try_lock(_queue_byte(queue_id, fence)):
+            return None
+        self._put_record(queue_id, QueueRecord(fence, self.incarnation))
+        return Claim(queue_id, fence)
+
+    def fence_off(self, queue_id: int) -> int:
+        """End whatever hold there is on a queue, so that it is free to be claimed; the new fence."""
+        fence = (self.record(queue_id).fence + 1) % (1 << 63)
+        self._put_record(queue_id, QueueRecord(fence, _NOBODY))
+        return fence
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether the queue is still this process's. Without the lock the answer may be old when it arrives."""
+        return self.record(claim.queue_id) == QueueRecord(claim.fence, self.incarnation)
+
+    def release(self, claim: Claim) -> None:
+        """Give a queue back."""
+        if self.holds(claim):
+            self._put_record(claim.queue_id, QueueRecord(claim.fence, _NOBODY))
+        self.drop(claim)
+
+    def drop(self, claim: Claim) -> None:
+        """Let go of a claim that counts no more, or of any claim without touching the record."""
+        self._unlock(_queue_byte(claim.queue_id, claim.fence))
+
+    def close(self) -> None:
+        """Leave: every lock of this process on the group is dropped."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._slot = -1
+
+    # -- locks --------------------------------------------------------------------
+
+    def _try_lock(self, byte: int) -> bool:
+        try:
+            self._lock_call(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte, 1)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise DiskError(f"cannot lock {self._path}: {error.strerror}: the file system must support locks",
+                            errno=error.errno or 0, path=str(self._path)) from error
+        return True
+
+    def _unlock(self, byte: int) -> None:
+        self._lock_call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte, 1)
+
+    def _locked(self, start: int, end: int) -> list[int]:
+        """Bytes of [start, end) that other open files have locked. The kernel names one of them at a time."""
+        found: list[int] = []
+        ranges = [(start, end)]
+        while ranges:
+            low, high = ranges.pop()
+            if low >= high:
+                continue
+            kind, _, at, length, _ = struct.unpack(
+                _FLOCK, self._lock_call(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, low, high - low))
+            if kind == fcntl.F_UNLCK:
+                continue
+            first, last = max(at, low), min(at + length if length else high, high)
+            found.extend(range(first, last))
+            ranges += [(low, first), (last, high)]
+        return found
+
+    def _lock_call(self, command: int, kind: int, start: int, length: int) -> bytes:
+        return fcntl.fcntl(self._descriptor, command, struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0))
+
+    # -- records ------------------------------------------------------------------
+
+    def _slot_at(self, base: int, slot: int) -> int:
+        return SLOTS_AT + _SLOT_STRIDE * (slot if base == MEMBERS else SLOTS_MAX + slot)
+
+    def _slot_record(self, byte: int) -> SlotRecord:
+        base = MEMBERS if byte < GUESTS else GUESTS
+        fields = self._get(self._slot_at(base, byte - base), _SLOT)
+        return SlotRecord() if fields is None else SlotRecord(*fields[:3])
+
+    def _put_record(self, queue_id: int, record: QueueRecord) -> None:
+        self._put(RECORDS_AT + _RECORD_STRIDE * queue_id, _RECORD.pack(record.fence, record.incarnation))
+
+    def _put(self, at: int, fields: bytes) -> None:
+        try:
+            os.pwrite(self._descriptor, fields + _CRC.pack(zlib.crc32(fields)), at)
+        except OSError as error:
+            raise DiskError(f"cannot write {self._path}: {error.strerror}", errno=error.errno or 0,
+                            path=str(self._path)) from error
+
+    def _get(self, at: int, fields: struct.Struct) -> tuple | None:
+        """The fields of a record, None where there is none that its checksum fits."""
+        for _ in range(_READS):
+            found = os.pread(self._descriptor, fields.size + _CRC.size, at)
+            if len(found) == fields.size + _CRC.size:
+                if _CRC.unpack_from(found, fields.size)[0] == zlib.crc32(found[: fields.size]):
+                    return fields.unpack_from(found)
+        return None
+
+
+def _queue_byte(queue_id: int, fence: int) -> int:
+    return QUEUES + (fence % _FENCES << 32) + queue_id
+
+
+def _open(path: Path, may_create: bool) -> int:
+    if may_create:
+        make_folders(path.parent)
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if may_create else 0), 0o644)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error

@@ -1,0 +1,152 @@
+"""Members of a group and their claims: the kernel's locks decide, content can only cost a redelivery."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from pyengine.errors import EngineError, UsageError
+from pyengine.ipc import group_members
+from pyengine.ipc.group_members import GroupMembers
+
+
+@pytest.fixture
+def member(tmp_path):
+    opened = []
+
+    def make(*, join: bool = True, **options) -> GroupMembers:
+        opened.append(GroupMembers(tmp_path, "orders", "billing"))
+        if join:
+            opened[-1].join(**options)
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "config" / "consumers" / "orders@billing"
+
+
+def test_members_see_each_other_while_they_live(member):
+    first, second, guest = member(), member(), member(shares=False)
+    assert first.sharing() == second.sharing() == guest.sharing() == [0, 1]
+    assert [record.pid for record in first.members().values()] == [os.getpid()] * 3
+    first.close()
+    assert second.sharing() == [1]
+    assert member().sharing() == [0, 1], "a free slot is taken again"
+
+
+def test_a_killed_member_is_gone_and_its_queues_are_free(tmp_path, member):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        mine = GroupMembers(tmp_path, "orders", "billing")
+        mine.join()
+        mine.claim(3)
+        os.write(writing, b"x")
+        signal.pause()
+    os.read(reading, 1)
+    other = member()
+    assert other.sharing() == [0, 1] and other.is_claimed(3) and other.claim(3) is None
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert other.sharing() == [1] and not other.is_claimed(3)
+    assert other.holds(other.claim(3))
+
+
+def test_one_queue_has_one_holder(member):
+    members = [member() for _ in range(4)]
+    claims = [one.claim(7) for one in members]
+    assert [claim is not None for claim in claims] == [True, False, False, False]
+    members[0].release(claims[0])
+    assert members[2].claim(7) is not None and members[0].claim(7) is None
+
+
+def test_a_seized_queue_is_no_longer_held_by_the_one_before(member):
+    first, second, third = member(), member(), member()
+    old = first.claim(1)
+    new = second.seize(1)
+    assert second.holds(new) and not first.holds(old)
+    assert first.claim(1) is None and third.claim(1) is None
+    first.release(old)
+    assert second.holds(new), "a late release of the one before changes nothing"
+    second.release(new)
+    assert third.claim(1) is not None
+
+
+def test_a_fenced_off_queue_is_free_for_all(member):
+    first, second = member(), member()
+    old = first.claim(1)
+    second.fence_off(1)
+    assert not first.holds(old)
+    assert first.holds(first.claim(1)), "also for the one that had it"
+
+
+def test_a_beat_moves_the_record(member):
+    first, second = member(), member()
+    seen = first.record_of(1)
+    second.beat()
+    assert first.record_of(1) != seen and first.record_of(1).incarnation == second.incarnation
+
+
+@pytest.mark.parametrize("junk", [b"\0", b"\xff", b"\x01\x00"])
+def test_a_scribbled_record_ends_a_hold_and_nothing_worse(member, path, junk):
+    first, second = member(), member()
+    claim = first.claim(2)
+    descriptor = os.open(path, os.O_RDWR)
+    for at in (group_members.SLOTS_AT, group_members.RECORDS_AT):
+        os.pwrite(descriptor, (junk * 64)[:64], at)
+    os.close(descriptor)
+    assert first.holds(claim)
+    descriptor = os.open(path, os.O_RDWR)
+    os.pwrite(descriptor, (junk * 64)[:32], group_members.RECORDS_AT + 2 * 32)
+    os.close(descriptor)
+    assert not first.holds(claim)
+    first.beat()
+    assert first.sharing() == [0, 1], "who lives is the kernel's to say"
+    again = first.claim(2)
+    assert again is not None and second.claim(2) is None
+
+
+def test_every_bit_of_a_record_counts(member, path):
+    first = member()
+    claim = first.claim(0)
+    descriptor = os.open(path, os.O_RDWR)
+    good = os.pread(descriptor, 20, group_members.RECORDS_AT)
+    for bit in range(len(good) * 8):
+        changed = bytearray(good)
+        changed[bit // 8] ^= 1 << bit % 8
+        os.pwrite(descriptor, changed, group_members.RECORDS_AT)
+        assert not first.holds(claim), bit
+    os.pwrite(descriptor, good, group_members.RECORDS_AT)
+    os.close(descriptor)
+    assert first.holds(claim)
+
+
+def test_a_removed_file_is_noticed(member, path):
+    first = member()
+    assert first.is_current
+    path.unlink()
+    assert not first.is_current
+    member()
+    assert not first.is_current
+
+
+def test_a_full_group_refuses_the_next(member, monkeypatch):
+    monkeypatch.setattr(group_members, "SLOTS_MAX", 2)
+    member(), member()
+    with pytest.raises(EngineError, match="members already"):
+        member()
+
+
+def test_who_only_looks_makes_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        GroupMembers(tmp_path, "orders", "billing", may_create=False)
+    with pytest.raises(UsageError):
+        GroupMembers(tmp_path, "orders", "../x")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,117 @@
+"""One writer at a time: whoever dies makes room at once, whoever hangs is passed over and can do no harm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fix_cli import environment
+from waiting import eventually
+from pyengine.storage.offset_lock import LockPassedOnError, OffsetLock
+
+# Stops itself, by SIGSTOP, at the system call named, in the middle of replacing the file.
+STOPS = """
+import os, signal, sys
+from pathlib import Path
+from pyengine.storage.offset_lock import LockPassedOnError, OffsetLock
+folder, where = Path(sys.argv[1]), sys.argv[2]
+real = getattr(os, where)
+def stop_once(*arguments, **named):
+    setattr(os, where, real)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return real(*arguments, **named)
+try:
+    with OffsetLock(folder / "file", folder / "consumers").held() as writer:
+        setattr(os, where, stop_once)
+        writer.replace(b"of the stopped one", keep_as="bak")
+    print("written")
+except LockPassedOnError:
+    print("passed over")
+"""
+
+
+def lock_of(folder, **options) -> OffsetLock:
+    return OffsetLock(folder / "file", folder / "consumers", **options)
+
+
+def is_stopped(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_replaced_file_keeps_the_one_before(tmp_path):
+    for content in (b"one", b"two"):
+        with lock_of(tmp_path).held() as writer:
+            writer.replace(content, keep_as="bak")
+    assert (tmp_path / "file").read_bytes() == b"two" and (tmp_path / "file.bak").read_bytes() == b"one"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["consumers", "file", "file.bak"]
+
+
+@pytest.mark.parametrize("where", ["open", "write", "fsync", "link", "rename", "unlink"])
+def test_a_writer_that_is_stopped_anywhere_is_passed_over_and_cannot_undo_the_next(tmp_path, where):
+    (tmp_path / "file").write_bytes(b"old")
+    stopped = subprocess.Popen([sys.executable, "-c", STOPS, str(tmp_path), where], env=environment(),
+                               stdout=subprocess.PIPE)
+    try:
+        eventually(lambda: is_stopped(stopped.pid), "the writer has stopped itself")
+        with lock_of(tmp_path, patience_s=0.2).held() as writer:
+            found = (tmp_path / "file").read_bytes()
+            writer.replace(b"of the next", keep_as="bak")
+        os.kill(stopped.pid, signal.SIGCONT)
+        said = stopped.communicate(timeout=60)[0].decode().strip()
+    finally:
+        stopped.kill()
+        stopped.wait()
+    assert (tmp_path / "file").read_bytes() == b"of the next"
+    assert said == ("passed over" if found == b"old" else "written")
+    with lock_of(tmp_path).held():
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["consumers", "file", "file.bak"]
+
+
+def test_a_dead_writer_makes_room_at_once(tmp_path):
+    child = os.fork()
+    if child == 0:
+        with lock_of(tmp_path).held():
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    with lock_of(tmp_path, patience_s=1e9).held() as writer:
+        writer.replace(b"after it", keep_as="bak")
+
+
+def test_who_was_passed_over_changes_nothing(tmp_path):
+    with lock_of(tmp_path).held() as slow:
+        with lock_of(tmp_path, patience_s=0.05).held() as fast:
+            fast.replace(b"fast", keep_as="bak")
+        with pytest.raises(LockPassedOnError):
+            slow.replace(b"slow", keep_as="bak")
+    assert (tmp_path / "file").read_bytes() == b"fast"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 16, b"\xff" * 4096, bytes(range(16))])
+def test_whatever_stands_in_the_lock_file_it_locks(tmp_path, content):
+    (tmp_path / "consumers").mkdir()
+    (tmp_path / "consumers" / "lock").write_bytes(content)
+    with lock_of(tmp_path).held() as first:
+        first.replace(b"1", keep_as="bak")
+        with lock_of(tmp_path, patience_s=0.05).held() as second:
+            second.replace(b"2", keep_as="bak")
+        with pytest.raises(LockPassedOnError):
+            first.check()
+
+
+def test_a_removed_lock_file_is_made_again(tmp_path):
+    with lock_of(tmp_path).held():
+        (tmp_path / "consumers" / "lock").unlink()
+    with lock_of(tmp_path).held() as writer:
+        writer.replace(b"1", keep_as="bak")
+
+
+def test_whoever_waits_is_heard_of_meanwhile(tmp_path):
+    heard = []
+    with lock_of(tmp_path).held():
+        with lock_of(tmp_path, patience_s=0.05, while_waiting=lambda: heard.append(1)).held():
+            assert heard

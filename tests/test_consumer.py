@@ -1,0 +1,440 @@
+"""The consumer in one process: forms of asking, what is remembered when, where it starts, what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from datetime import UTC, datetime
+
+import pytest
+
+import pyengine
+from broker_lock import held_by_a_broker
+from fix_store_builder import START_MS
+from waiting import eventually
+from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, UsageError
+from pyengine.ipc.engine_id import raise_epoch
+from pyengine.storage.consumer_offset import ConsumerOffsets
+
+
+@pytest.fixture
+def consume(builder):
+    """consume(...) on the builder's store: a Consumer that is closed at the end."""
+    opened = []
+
+    def make(**options) -> pyengine.Consumer:
+        options = {"group": "billing", "from_": "first"} | options
+        opened.append(pyengine.consume(builder.root, "orders", **settings(builder), **options))
+        return opened[-1]
+
+    yield make
+    for consumer in opened:
+        consumer._close(finished=False, closer=0)
+
+
+def settings(builder) -> dict[str, object]:
+    return {name: getattr(builder.geometry, name) for name in builder.geometry.__dataclass_fields__}
+
+
+def stored(builder) -> dict[int, int]:
+    return ConsumerOffsets(builder.root).read("orders", "billing")
+
+
+def fill(builder, count: int, queue_id: int = 0, **fields) -> list[bytes]:
+    bodies = [b"%d-%d" % (queue_id, builder.queue_offsets["orders", queue_id] + number) for number in range(count)]
+    for body in bodies:
+        builder.put("orders", body, queue_id=queue_id, **fields)
+    return bodies
+
+
+def bodies(messages) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+# --- forms ----------------------------------------------------------------------------------------
+
+
+def test_pull_gives_messages_in_the_order_of_each_queue(builder, consume):
+    expected = {queue_id: fill(builder, 40, queue_id) for queue_id in range(3)}
+    consumer = consume()
+    got = []
+    while found := consumer.pull(7, timeout_s=0):
+        assert len(found) <= 7
+        got += found
+    for queue_id, each in expected.items():
+        assert bodies(message for message in got if message.queue_id == queue_id) == each
+    assert consumer.positions == {0: 40, 1: 40, 2: 40} and consumer.assignment == [0, 1, 2]
+
+
+def test_a_loop_gives_messages_one_by_one_and_ends_when_closed(builder, consume):
+    expected = fill(builder, 50)
+    consumer = consume()
+    got = []
+    for message in consumer:
+        got.append(message.body)
+        if len(got) == 50:
+            consumer.close()
+    assert got == expected and stored(builder) == {0: 50}
+
+
+def test_asyncio_gives_the_same(builder, consume):
+    expected = fill(builder, 20)
+
+    async def main() -> list[bytes]:
+        got = []
+        async with consume() as consumer:
+            got += bodies(await consumer.pull_async(5))
+            async for message in consumer:
+                got.append(message.body)
+                if len(got) == 20:
+                    break
+            assert await consumer.pull_async(timeout_s=0) == []
+        return got
+
+    assert asyncio.run(main()) == expected and stored(builder) == {0: 20}
+
+
+def test_cancelling_an_asking_task_loses_nothing(builder, consume):
+    async def main() -> list[bytes]:
+        async with consume() as consumer:
+            asking = asyncio.create_task(consumer.pull_async(timeout_s=None))
+            await asyncio.sleep(0)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            expected = fill(builder, 3)
+            got = []
+            while len(got) < 3:
+                got += bodies(await consumer.pull_async(timeout_s=60))
+            return [got, expected]
+
+    builder.put("orders", b"first of all")
+    ConsumerOffsets(builder.root).commit("orders", "billing", {0: 1})
+    got, expected = asyncio.run(main())
+    assert got == expected
+
+
+def test_tags_choose_messages_and_the_offset_moves_over_the_others(builder, consume):
+    for number in range(30):
+        fill(builder, 1, tags=("paid", "sent", None)[number % 3])
+    consumer = consume(tags="paid || lost")
+    assert {message.tags for message in consumer.pull(100)} == {"paid"}
+    assert consumer.pull(timeout_s=0) == []
+    consumer.commit()
+    assert stored(builder) == {0: 30}
+    with pytest.raises(UsageError):
+        consume(tags=" || ")
+    assert len(consume(group="all", tags="*").pull(100)) == 30
+
+
+def test_without_a_group_everything_is_read_and_nothing_written(builder, consume):
+    fill(builder, 5, 0), fill(builder, 5, 1)
+    before = sorted(path.name for path in builder.root.rglob("*"))
+    consumer = consume(group=None)
+    assert len(consumer.pull(100)) == 10
+    with pytest.raises(UsageError, match="no group"):
+        consumer.commit()
+    consumer.close()
+    assert sorted(path.name for path in builder.root.rglob("*")) == before
+
+
+def test_closing_ends_a_pull_in_another_thread(builder, consume):
+    fill(builder, 1)
+    consumer = consume()
+    assert len(consumer.pull()) == 1
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(consumer.pull(timeout_s=None)))
+    thread.start()
+    consumer.close()
+    thread.join(60)
+    assert answers == [[]] or not answers  # it had not begun to ask
+    with pytest.raises(UsageError, match="closed"):
+        consumer.pull()
+
+
+# --- where it starts ------------------------------------------------------------------------------
+
+
+def test_a_new_group_starts_at_the_end_unless_told(builder, consume):
+    fill(builder, 5)
+    consumer = consume(from_="last")
+    assert consumer.pull(timeout_s=0) == [] and stored(builder) == {0: 5}
+    later = fill(builder, 2)
+    assert bodies(consumer.pull()) == later
+
+
+def test_a_start_at_the_end_is_remembered_at_once(builder, consume):
+    """A member that dies before its first commit must not make the next one start at a later end."""
+    fill(builder, 5)
+    consume(from_="last")._close(finished=False, closer=0)
+    later = fill(builder, 2)
+    assert bodies(consume(from_="last").pull()) == later
+
+
+def test_a_queue_that_comes_later_is_read_from_its_begin(builder, consume):
+    fill(builder, 3)
+    consumer = consume(from_="last")
+    later = fill(builder, 4, queue_id=2)
+    got = []
+    while len(got) < 4:
+        got += bodies(consumer.pull(timeout_s=60))
+    assert got == later
+
+
+@pytest.mark.parametrize(("start", "first"), [
+    (START_MS - 1, 0), (START_MS, 0), (START_MS + 1, 1), (START_MS + 3000, 3), (START_MS + 3001, 4), (START_MS + 9000, 9),
+    (START_MS + 9001, 10), (datetime.fromtimestamp(START_MS / 1000 + 2, UTC), 2),
+])
+def test_from_a_time_means_the_first_message_stored_then_or_later(builder, consume, start, first):
+    expected = fill(builder, 10)  # one a second
+    assert bodies(consume(from_=start).pull(100, timeout_s=0)) == expected[first:]
+
+
+def test_messages_of_one_millisecond_all_count(builder, consume):
+    fill(builder, 3)
+    builder_now = builder.now_ms
+    expected = []
+    for _ in range(9):
+        builder.now_ms = builder_now
+        expected += fill(builder, 1)
+    fill(builder, 2)
+    assert bodies(consume(from_=builder_now).pull(100))[:9] == expected
+
+
+@pytest.mark.parametrize("start", ["end", -1, 1.5, None, datetime(2026, 1, 1)])
+def test_what_is_no_start_is_refused(builder, consume, start):
+    with pytest.raises(UsageError):
+        consume(from_=start)
+
+
+def test_named_queues_are_read_apart_from_the_sharing(builder, consume):
+    for queue_id in range(3):
+        fill(builder, 5, queue_id)
+    guest = consume(queues=[1])
+    assert {message.queue_id for message in guest.pull(100)} == {1}
+    member = consume()
+    assert member.assignment == [0, 2]
+    guest.close()
+    eventually(lambda: member.assignment == [0, 1, 2], "the queue is free again")
+
+
+# --- what is remembered ---------------------------------------------------------------------------
+
+
+def test_only_what_the_program_came_back_from_is_remembered(builder, consume):
+    fill(builder, 10)
+    consumer = consume(commit_interval_s=0)
+    consumer.pull(4)
+    consumer._look()
+    assert stored(builder) == {0: 0}
+    consumer.pull(4)
+    consumer._look()
+    assert stored(builder) == {0: 4}
+    consumer.close()
+    assert stored(builder) == {0: 8}
+
+
+def test_a_block_that_ends_by_an_exception_leaves_the_last_messages_open(builder, consume):
+    fill(builder, 10)
+    with pytest.raises(ZeroDivisionError), consume() as consumer:
+        for message in consumer:
+            if message.queue_offset == 3:
+                raise ZeroDivisionError
+    assert stored(builder) == {0: 3}
+    with consume() as consumer:
+        assert consumer.pull(2)[0].queue_offset == 3
+    assert stored(builder) == {0: 5}
+
+
+def test_without_auto_commit_only_commit_remembers(builder, consume):
+    fill(builder, 10, 0), fill(builder, 10, 1)
+    consumer = consume(auto_commit=False)
+    messages = []
+    while found := consumer.pull(6, timeout_s=0):
+        messages += found
+    consumer._look()
+    assert stored(builder) == {0: 0, 1: 0}
+    third = next(message for message in messages if (message.queue_id, message.queue_offset) == (1, 2))
+    assert consumer.commit(third) == {0: 0, 1: 3} == stored(builder)
+    assert consumer.commit() == {0: 10, 1: 10} == stored(builder)
+
+
+def test_what_was_committed_stays_when_the_rest_is_dropped(builder, consume):
+    fill(builder, 10)
+    consumer = consume(auto_commit=False)
+    consumer.commit(consumer.pull(4))
+    consumer.pull(4)
+    consumer.close()
+    assert stored(builder) == {0: 4}
+
+
+def test_seek_goes_forward_and_back(builder, consume):
+    expected = fill(builder, 10)
+    consumer = consume()
+    consumer.pull(5)
+    consumer.seek(0, 8)
+    assert bodies(consumer.pull(100)) == expected[8:]
+    consumer.seek(0, 1)
+    assert bodies(consumer.pull(2)) == expected[1:3]
+    consumer.commit()
+    assert stored(builder) == {0: 3}
+    with pytest.raises(UsageError, match="not held"):
+        consumer.seek(7, 0)
+    with pytest.raises(UsageError):
+        consumer.seek(0, -1)
+
+
+def test_lag_counts_what_is_not_committed(builder, consume):
+    fill(builder, 10, 0), fill(builder, 4, 1)
+    consumer = consume(auto_commit=False)
+    consumer.commit(consumer.pull(3)[:3])
+    lag = consumer.lag()
+    assert sum(queue.lag for queue in lag.values()) == 11
+    behind = lag[1] if lag[1].lag else lag[0]
+    assert behind.waiting_since_ms >= START_MS and behind.lost == 0
+
+
+def test_other_groups_and_topics_keep_their_offsets(builder, consume):
+    fill(builder, 3)
+    path = builder.root / "config" / "consumerOffset.json"
+    path.write_text('{"offsetTable":{"orders@audit":{0:2},"%RETRY%x@x":{0:7}}}')
+    with consume() as consumer:
+        assert len(consumer.pull()) == 3
+    assert json.loads(path.read_text()) == {
+        "offsetTable": {"%RETRY%x@x": {"0": 7}, "orders@audit": {"0": 2}, "orders@billing": {"0": 3}}}
+
+
+# --- trouble --------------------------------------------------------------------------------------
+
+
+def test_removed_messages_are_counted_and_said(builder, consume):
+    builder.fill_queue("orders", 0, 7)
+    expected = fill(builder, 3)
+    ConsumerOffsets(builder.root).commit("orders", "billing", {0: 2})
+    consumer = consume()
+    assert bodies(consumer.pull()) == expected
+    assert consumer.missed == 5 and "2 to 6 were removed" in consumer.notes[0]
+
+
+def test_an_offset_behind_the_end_goes_back_to_it(builder, consume):
+    fill(builder, 3)
+    ConsumerOffsets(builder.root).commit("orders", "billing", {0: 99})
+    consumer = consume()
+    assert consumer.pull(timeout_s=0) == [] and "behind the end" in consumer.notes[0]
+    later = fill(builder, 1)
+    assert bodies(consumer.pull()) == later
+
+
+def test_a_recovery_that_kept_the_log_changes_nothing(builder, consume):
+    fill(builder, 6)
+    consumer = consume()
+    consumer.pull(4)
+    raise_epoch(builder.root)
+    consumer._look()
+    assert consumer.positions == {0: 4} and len(consumer.pull(10)) == 2
+
+
+def test_after_a_recovery_that_cut_the_log_the_new_messages_are_given(builder, consume):
+    """The last two messages are lost and two others take their place: of the same size, at the same offsets."""
+    messages = [builder.put("orders", b"old %d" % number) for number in range(6)]
+    consumer = consume(auto_commit=False)
+    consumer.commit(consumer.pull(3))
+    assert len(consumer.pull(10)) == 3
+    builder.end, builder.queue_offsets["orders", 0] = messages[4].physical_offset, 4
+    later = [builder.put("orders", b"new %d" % number).body for number in range(2)]
+    raise_epoch(builder.root)
+    consumer._look()
+    assert bodies(consumer.pull(10)) == [b"old 3", *later]
+    consumer.commit()
+    assert stored(builder) == {0: 6}
+
+
+def test_a_broker_that_owns_the_store_keeps_the_offsets(builder, consume):
+    fill(builder, 3)
+    consumer = consume()
+    consumer.pull()
+    with held_by_a_broker(builder.root):
+        with pytest.raises(StoreBusyError):
+            consumer.commit()
+        with pytest.raises(StoreBusyError):
+            consume(group="other")
+        consumer._keep_once()
+    assert stored(builder) == {0: 0}
+    assert consumer.commit() == {0: 3}
+
+
+def test_a_damaged_file_is_no_obstacle_and_is_said(builder, consume):
+    fill(builder, 3)
+    ConsumerOffsets(builder.root).commit("orders", "billing", {0: 1})
+    ConsumerOffsets(builder.root).commit("orders", "billing", {0: 2})
+    (builder.root / "config" / "consumerOffset.json").write_bytes(b"\0\0\0")
+    consumer = consume()
+    assert len(consumer.pull()) == 2
+    assert any("consumerOffset.json.bak is used" in note for note in consumer.notes)
+
+
+def test_trouble_in_the_background_is_raised_to_the_program(builder, consume):
+    fill(builder, 3)
+    consumer = consume(commit_interval_s=0)
+    consumer.pull(1)
+    config = builder.root / "config"
+    (config / "consumerOffset.json").unlink(missing_ok=True)
+    (config / "consumerOffset.json").mkdir()
+    consumer.pull(1)
+    with pytest.raises(DiskError):
+        eventually(lambda: consumer.pull(timeout_s=0) and False, "it is raised")
+    (config / "consumerOffset.json").rmdir()
+    consumer.close()
+    assert stored(builder) == {0: 3}, "and it goes on once the trouble is over"
+
+
+def test_a_removed_members_file_costs_a_redelivery_at_most(builder, consume):
+    expected = fill(builder, 6)
+    consumer = consume()
+    consumer.pull(3)
+    (builder.root / "config" / "consumers" / "orders@billing").unlink()
+    consumer._look()
+    assert bodies(consumer.pull(10)) in (expected, expected[3:])
+
+
+def test_a_forked_child_may_not_use_it(builder, consume):
+    fill(builder, 1)
+    consumer = consume()
+    child = os.fork()
+    if child == 0:
+        try:
+            consumer.pull(timeout_s=0)
+        except UsageError:
+            consumer.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(consumer.pull()) == 1
+
+
+def test_what_is_no_store_or_no_name_is_refused(builder, consume, tmp_path):
+    with pytest.raises(NotAStoreError):
+        pyengine.consume(tmp_path / "nothing", "orders", group="billing")
+    for group in ("", "a@b", "a/b", "x" * 200):
+        with pytest.raises(UsageError):
+            consume(group=group)
+    with pytest.raises(UsageError):
+        consume(session_timeout_s=0.1)
+
+
+# --- beside a running engine ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+def test_a_message_is_given_as_it_arrives(make_engine, mode):
+    engine = make_engine(mode)
+    engine.start()
+    with pyengine.connect(engine.root) as producer, pyengine.consume(
+            engine.root, "orders", group="billing", from_="first") as consumer:
+        assert consumer.pull(timeout_s=0) == []
+        for number in range(20):
+            assert producer.put("orders", b"%d" % number, queue_id=number % 2).ok
+            assert bodies(consumer.pull(timeout_s=60)) == [b"%d" % number]
+    assert ConsumerOffsets(engine.root).read("orders", "billing") == {0: 10, 1: 10}

@@ -1,0 +1,188 @@
+"""Groups of real processes on a running engine: nothing is missed, whoever joins, leaves, dies or hangs."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+
+import pytest
+
+import pyengine
+from consuming import Member
+from fix_engine import RunningEngine
+from waiting import eventually
+from pyengine.storage.consumer_offset import ConsumerOffsets
+
+QUEUES = 4
+
+
+class Group:
+    """Members of one group, and everything that was put for them."""
+
+    def __init__(self, engine: RunningEngine, folder) -> None:
+        self.engine = engine
+        self.folder = folder
+        self.members: list[Member] = []
+        self.put: set[tuple[int, int, bytes]] = set()
+        self.producer = pyengine.connect(engine.root)
+
+    def join(self, **options) -> Member:
+        member = Member(self.engine.root, self.folder / f"member-{len(self.members)}", **options)
+        self.members.append(member)
+        eventually(lambda: member.is_up, "the member is up", timeout_s=90)
+        return member
+
+    def produce(self, count: int) -> None:
+        """`count` messages to each queue."""
+        for queue_id in range(QUEUES):
+            bodies = [b"%d of queue %d" % (len(self.put) + number, queue_id) for number in range(count)]
+            result = self.producer.put_many("orders", bodies, queue_id=queue_id)
+            assert result.ok
+            self.put |= {(queue_id, result.first_queue_offset + number, body) for number, body in enumerate(bodies)}
+
+    def given(self) -> Counter:
+        return Counter(one for member in self.members for one in member.seen())
+
+    def wait_all_given(self) -> None:
+        """Until each message was given to somebody, and nothing else was."""
+        eventually(lambda: set(self.given()) >= self.put, "every message was given to a member", timeout_s=90)
+        assert set(self.given()) == self.put
+
+    def holders(self) -> dict[int, int]:
+        (state,) = pyengine.ConsumerGroups(self.engine.root).groups()
+        return state.holders
+
+    def wait_shared(self, *members: Member) -> None:
+        """Until the queues are shared by just these members, in equal parts."""
+        pids = {member.process.pid for member in members}
+        eventually(lambda: len(self.holders()) == QUEUES and set(self.holders().values()) == pids, "the queues are shared",
+                   timeout_s=90)
+        shares = Counter(self.holders().values())
+        assert max(shares.values()) - min(shares.values()) <= 1
+
+    def close(self) -> None:
+        self.producer.close()
+        for member in self.members:
+            member.sweep()
+
+
+@pytest.fixture
+def group(make_engine, tmp_path):
+    engine = make_engine()
+    engine.start()
+    group = Group(engine, tmp_path)
+    yield group
+    group.close()
+
+
+def in_order(member: Member) -> bool:
+    """Whether the offsets of each queue only grow."""
+    seen: dict[int, int] = {}
+    return all(offset > seen.get(queue_id, -1) and seen.update({queue_id: offset}) is None
+               for queue_id, offset, _ in member.seen())
+
+
+def test_members_that_come_and_go_in_order_give_each_message_once(group):
+    group.produce(30)
+    first = group.join()
+    group.wait_all_given()
+    second = group.join()
+    group.produce(30)
+    group.wait_shared(first, second)
+    third = group.join()
+    group.produce(30)
+    group.wait_shared(first, second, third)
+    group.produce(30)
+    group.wait_all_given()
+    assert first.stop() == 0
+    group.produce(30)
+    group.wait_shared(second, third)
+    group.wait_all_given()
+    assert set(group.given().values()) == {1}, "an orderly hand-over delivers nothing twice"
+    assert all(in_order(member) for member in group.members)
+
+
+def test_no_message_is_missed_when_members_are_killed(group, rng):
+    group.produce(20)
+    living = [group.join(), group.join()]
+    for _ in range(6):
+        group.produce(rng.randrange(10, 60))
+        victim = living.pop(rng.randrange(len(living)))
+        victim.kill()
+        living.append(group.join())
+        group.produce(rng.randrange(1, 20))
+    group.wait_all_given()
+    group.wait_shared(*living)
+    assert ConsumerOffsets(group.engine.root).table().notes == []
+
+
+def test_a_stopped_member_loses_its_queues_and_comes_back_as_a_member(group):
+    group.produce(20)
+    stopped, other = group.join(timeout_s=4), group.join(timeout_s=4)
+    group.wait_shared(stopped, other)
+    group.wait_all_given()
+    stopped.send(signal.SIGSTOP)
+    group.produce(20)
+    group.wait_all_given()
+    assert set(group.holders().values()) == {other.process.pid}
+    committed = ConsumerOffsets(group.engine.root).read("orders", "billing")
+    stopped.send(signal.SIGCONT)
+    group.wait_shared(stopped, other)
+    now = ConsumerOffsets(group.engine.root).read("orders", "billing")
+    assert all(now[queue_id] >= committed[queue_id] for queue_id in committed), "what it knew counts no more"
+    group.produce(20)
+    group.wait_all_given()
+
+
+def test_members_outlive_the_engine(group):
+    first, second = group.join(), group.join()
+    group.produce(20)
+    group.wait_all_given()
+    group.producer.close()
+    group.engine.kill_all()
+    group.engine.start()
+    group.producer = pyengine.connect(group.engine.root)
+    group.produce(20)
+    group.wait_all_given()
+    group.wait_shared(first, second)
+    assert set(group.given().values()) == {1}, "a restart of the engine delivers nothing twice"
+
+
+def test_a_reset_reaches_living_members(group):
+    first, second = group.join(), group.join()
+    group.produce(10)
+    group.wait_all_given()
+    pyengine.ConsumerGroups(group.engine.root).reset("orders", "billing", "first")
+    eventually(lambda: min(group.given()[one] for one in group.put) >= 2, "everything came again", timeout_s=90)
+    group.wait_shared(first, second)
+
+
+def test_a_group_of_killed_members_goes_on_where_it_had_come(group):
+    member = group.join()
+    group.produce(50)
+    group.wait_all_given()
+    eventually(lambda: set(ConsumerOffsets(group.engine.root).read("orders", "billing").values()) == {50}, "it is remembered")
+    member.kill()
+    following = group.join()
+    group.produce(5)
+    group.wait_all_given()
+    assert len(following.seen()) == 5 * QUEUES
+
+
+@pytest.mark.long
+def test_no_message_is_missed_in_a_storm_of_kills_and_stops(group, rng):
+    living = [group.join(timeout_s=3) for _ in range(3)]
+    for _ in range(40):
+        group.produce(rng.randrange(1, 80))
+        at = rng.randrange(len(living))
+        if rng.random() < 0.5:
+            living.pop(at).kill()
+            living.append(group.join(timeout_s=3))
+        else:
+            living[at].send(signal.SIGSTOP)
+            group.produce(rng.randrange(1, 40))
+            if rng.random() < 0.5:
+                group.wait_all_given()  # by the others
+            living[at].send(signal.SIGCONT)
+    group.wait_all_given()
+    group.wait_shared(*living)
