@@ -14,7 +14,7 @@ from pyengine.storage.salvage_log import MovedQueue
 
 # Of the engine that wrote the old store, or of an unfinished change to it.
 _LEFT_BEHIND = frozenset({"engine-id", "epoch", "watermark", "recovery"})
-_LEFT_BEHIND_SUFFIXES = (".tmp", ".bak")
+_LEFT_BEHIND_SUFFIXES = (".tmp", ".bak", ".damaged")
 
 Queues = Mapping[tuple[str, int], MovedQueue]
 
