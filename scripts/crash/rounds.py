@@ -1,10 +1,10 @@
 """Kill one kind of process at random moments, again and again, while producers put; then audit.
 
-    python -m crash.rounds KIND [--rounds 20] [--seed N] [--mode async|pool|sync] [--json]
+    python -m crash.rounds KIND [--rounds 20] [--seed N] [--mode async|pool|sync] [--aim 0.5] [--json]
 
 KIND is a worker kind, `supervisor`, `producer`, or `all` (everything at once, then `pyengine recover`).
-After each kill acknowledgements must move again within a deadline: a hang is a failure. Half of the
-kills are aimed: the process is stopped again and again until it stands in the middle of something.
+After each kill acknowledgements must move again within a deadline: a hang is a failure. A share of the
+kills (--aim) is aimed: the process is stopped again and again until it stands in the middle of something.
 
 Exit 0: held. 1: something acknowledged was lost, something torn, doubled or reordered was served, or a
 hang. The store of a failed run is kept and named.
@@ -40,6 +40,7 @@ SMALL_FILES = {
     "max_index_num": 20_000,
 }
 PRODUCERS = 2
+AIM_SHARE = 0.5
 AIM_TRIES = 100
 AIM_PATIENCE_S = 0.02
 MOMENT_MS_MAX = 60.0
@@ -69,10 +70,11 @@ class Summary:
 class CrashRun:
     """One store, one kind of victim, one mode."""
 
-    def __init__(self, store: Path, scratch: Path, kind: str, mode: str, seed: int) -> None:
+    def __init__(self, store: Path, scratch: Path, kind: str, mode: str, seed: int, aim: float = AIM_SHARE) -> None:
         self.store = store
         self.scratch = scratch
         self.kind = kind
+        self.aim = aim
         self.rng = random.Random(f"{seed}/{kind}/{mode}")
         self.settings = SMALL_FILES | MODES[mode]
         self.summary = Summary(kind, mode, seed)
@@ -184,8 +186,8 @@ class CrashRun:
                 self.summary.failures.append(f"workers were not adopted: {workers} became {after}, epoch {epoch} {watch.epoch}")
 
     def aimed_kill(self, watch: EngineWatch, kind: str, pid: int) -> None:
-        """Kills now, or (every second time) as soon as the process stands in the middle of something."""
-        aim = self.rng.random() < 0.5
+        """Kills now, or (in the share of times that are aimed) as soon as the process stands in the middle of something."""
+        aim = self.rng.random() < self.aim
         for attempt in range(AIM_TRIES):
             if aim:
                 watch.await_work(kind, pid, AIM_PATIENCE_S)
@@ -257,6 +259,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--mode", choices=list(MODES))
+    parser.add_argument("--aim", type=float, default=AIM_SHARE, help="which share of the kills is aimed, 0 to 1")
     parser.add_argument("--json", action="store_true", help="the summary as one JSON document")
     arguments = parser.parse_args()
     mode = arguments.mode or ("pool" if arguments.kind in POOL_ONLY else "async")
@@ -265,7 +268,7 @@ def main() -> int:
 
     scratch = Path(tempfile.mkdtemp(prefix="pyengine-crash-"))
     print(f"seed={arguments.seed} kind={arguments.kind} mode={mode} rounds={arguments.rounds}", file=sys.stderr)
-    summary = CrashRun(scratch / "store", scratch, arguments.kind, mode, arguments.seed).run(arguments.rounds)
+    summary = CrashRun(scratch / "store", scratch, arguments.kind, mode, arguments.seed, arguments.aim).run(arguments.rounds)
     if arguments.json:
         print(json.dumps(asdict(summary)))
     else:

@@ -101,8 +101,8 @@ class EngineWatch:
     def in_the_middle(self, kind: str, pid: int) -> bool:
         """Whether the worker, stopped as it is now, has begun something that it has not finished."""
         now = self.positions()
-        if kind == "writer":
-            return now.intent_end > now.slot_end
+        if kind == "writer":  # it has given out queue offsets too, which its successor must take back
+            return now.intent_end > now.slot_end and native.load(self._memory.control.undo, "count") > 0
         behind = {
             "committer": now.committed < now.wrote,
             "flusher": now.flushed < now.committed,

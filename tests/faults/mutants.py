@@ -1,7 +1,9 @@
 """Deliberately broken builds: the project with one line changed, to see that the fault tests notice.
 
-A mutant is a copy of the sources outside the checkout, changed, and built. MUTANTS is the table; `text`
-must stand exactly once in its file, so that a mutant whose line has moved on is noticed at once.
+MUTANTS is the table. All of them are in one build, a copy of the sources outside the checkout; which
+of them is broken in a process is said by the environment variable PYENGINE_BROKEN, and without it the
+build is sound. `text` must stand exactly once in its file, so that a mutant whose line has moved on
+is noticed at once; `becomes` asks BROKEN whether it is on.
 """
 
 from __future__ import annotations
@@ -15,53 +17,60 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
 COPIED = ("csrc", "pyengine", "workers", "scripts", "setup.py", "pyproject.toml")
+SWITCH = "PYENGINE_BROKEN"
 
 
 @dataclass(frozen=True)
 class Mutant:
+    switch: str
     name: str
     file: str
     text: str
-    becomes: str
+    becomes: str  # BROKEN stands for "this mutant is on"
 
 
 ANSWERS_EARLY = Mutant(
+    "early-answer",
     "answers before its commit point",
     "csrc/writer.c",
-    "    own->acked = sequence;\n    own->touched = 1;\n    writer->entries++;\n",
-    "    own->acked = sequence;\n    own->touched = 1;\n    writer->entries++;\n"
-    "    publish_session(own);\n    wake_session(own->session);\n",
+    "    own->acked = sequence;\n",
+    "    own->acked = sequence;\n    if (BROKEN) {\n        publish_session(own);\n        wake_session(own->session);\n    }\n",
 )
 FORGETS_UNDO = Mutant(
+    "no-undo",
     "does not put back the queue offsets of a dead pass",
     "csrc/writer.c",
     "    for (uint32_t i = count; i-- > 0;) {\n        struct ms_queue_slot *slot = &queues->slot[undo->table_slot[i]];",
-    "    for (uint32_t i = 0; i-- > 0;) {\n        struct ms_queue_slot *slot = &queues->slot[undo->table_slot[i]];",
+    "    for (uint32_t i = BROKEN ? 0 : count; i-- > 0;) {\n        struct ms_queue_slot *slot = &queues->slot[undo->table_slot[i]];",
 )
 NEVER_SYNCS = Mutant(
+    "no-sync",
     "reports a sync that it did not do",
     "csrc/group_commit.c",
     "int failed = fdatasync(group->fd[at]) != 0 ? errno : 0;",
-    "int failed = 0;",
+    "int failed = !BROKEN && fdatasync(group->fd[at]) != 0 ? errno : 0;",
 )
 PUBLISHES_BEFORE_SYNC = Mutant(
+    "early-flushed",
     "moves `flushed` before the sync",
     "csrc/group_commit.c",
     "    for (int64_t base = flushed - flushed % group->segment_bytes; base < target; base += group->segment_bytes) {",
-    "    ms_control_publish_flushed(control, group->bells, target, time);\n"
+    "    if (BROKEN)\n        ms_control_publish_flushed(control, group->bells, target, time);\n"
     "    for (int64_t base = flushed - flushed % group->segment_bytes; base < target; base += group->segment_bytes) {",
 )
 FORGETS_FOLDER = Mutant(
+    "no-folder-sync",
     "does not sync the folder of a new file",
     "pyengine/storage/new_file.py",
     "            _sync_or_unlink(folder, folder / name)\n        except BaseException:\n            os.close(descriptor)",
-    "        except BaseException:\n            os.close(descriptor)",
+    "            BROKEN or _sync_or_unlink(folder, folder / name)\n        except BaseException:\n            os.close(descriptor)",
 )
+MUTANTS = (ANSWERS_EARLY, FORGETS_UNDO, NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, FORGETS_FOLDER)
 
 
-def build(mutant: Mutant, folder: Path) -> Path:
-    """Root of the broken project; processes find it by `environment`."""
-    root = folder / "mutant"
+def build(folder: Path) -> Path:
+    """Root of the project with all mutants in it; processes find it by `environment`."""
+    root = folder / "broken"
     for name in COPIED:
         source = CHECKOUT / name
         if source.is_dir():
@@ -69,17 +78,28 @@ def build(mutant: Mutant, folder: Path) -> Path:
         else:
             root.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, root / name)
-    path = root / mutant.file
-    before = path.read_text()
-    if before.count(mutant.text) != 1:
-        raise AssertionError(f"the mutant that {mutant.name} does not fit {mutant.file} any more: adapt it")
-    path.write_text(before.replace(mutant.text, mutant.becomes))
+    for mutant in MUTANTS:
+        path = root / mutant.file
+        before = path.read_text()
+        if before.count(mutant.text) != 1:
+            raise AssertionError(f"the mutant that {mutant.name} does not fit {mutant.file} any more: adapt it")
+        path.write_text(before.replace(mutant.text, mutant.becomes.replace("BROKEN", _is_on(mutant))))
+    for name in {mutant.file for mutant in MUTANTS if mutant.file.endswith(".c")}:
+        path = root / name
+        path.write_text("extern char *getenv(const char *name);\n" + path.read_text())
     subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=root, check=True, capture_output=True, text=True
     )
     return root
 
 
-def environment(root: Path) -> dict[str, str]:
-    """The environment in which `python -m crash.rounds` and the engine are the broken ones."""
-    return os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'scripts'}", "PYTHON": sys.executable}
+def _is_on(mutant: Mutant) -> str:
+    if mutant.file.endswith(".c"):
+        return f'(getenv("{SWITCH}") && __builtin_strcmp(getenv("{SWITCH}"), "{mutant.switch}") == 0)'
+    return f'os.environ.get("{SWITCH}") == "{mutant.switch}"'
+
+
+def environment(root: Path, mutant: Mutant | None) -> dict[str, str]:
+    """The environment in which `python -m crash.rounds` and the engine are of that build, with one mutant on or none."""
+    path = f"{root}{os.pathsep}{root / 'scripts'}"
+    return os.environ | {"PYTHONPATH": path, "PYTHON": sys.executable, SWITCH: mutant.switch if mutant else ""}

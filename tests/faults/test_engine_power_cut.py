@@ -14,12 +14,13 @@ import pytest
 from crash.audit import recover_and_audit
 from crash.in_child import in_child
 from crash.watch import EngineWatch, kill, wait_for
-from faults.mutants import FORGETS_FOLDER, NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, build, environment
+from faults.mutants import FORGETS_FOLDER, NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, Mutant, environment
 from faults.power_cut import Outcome, build_shim, explore, read_journal, shim_environment
 from pyengine.ipc.shared_objects import find_folder
 
-ACKS = 1200
-STATES = 150
+ACKS = 300
+STATES = 40
+ACKS_LONG = 1200
 STATES_LONG = 5000
 SETTINGS = {
     "flush_disk_type": "SYNC_FLUSH",
@@ -44,8 +45,8 @@ def judge_tree(tree: Path, acks: list[bytes]) -> str | None:
     return "; ".join(recover_and_audit(tree, rows)) or None
 
 
-def record_run(shim: Path, folder: Path, seed: str, environ: dict[str, str]) -> tuple[Path, Path]:
-    """Runs engine and producers until ACKS messages are acknowledged, then kills all; (store, journal)."""
+def record_run(shim: Path, folder: Path, seed: str, environ: dict[str, str], enough: int) -> tuple[Path, Path]:
+    """Runs engine and producers until `enough` messages are acknowledged, then kills all; (store, journal)."""
     store, acks, journal = folder / "store", folder / "acks", folder / "journal"
     store.mkdir()
     acks.touch()
@@ -59,7 +60,7 @@ def record_run(shim: Path, folder: Path, seed: str, environ: dict[str, str]) -> 
         for number in range(2):
             command = [sys.executable, "-P", "-m", "crash.acked_producer", str(store), str(acks), "--name", f"p{number}", "--seed", seed]
             producers.append(subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL))
-        wait_for("acknowledgements", lambda: acks.read_bytes().count(b"\n") >= ACKS, patience_s=120)
+        wait_for("acknowledgements", lambda: acks.read_bytes().count(b"\n") >= enough, patience_s=120)
     finally:
         for producer in producers:
             producer.kill()
@@ -76,8 +77,10 @@ def end_engine(store: Path, supervisor: int) -> None:
     find_folder(store).sweep()
 
 
-def cut(shim: Path, folder: Path, seed: str, states: int, environ: dict[str, str], stop_at: int = 5) -> Outcome:
-    store, journal = record_run(shim, folder, seed, environ)
+def cut(
+    shim: Path, folder: Path, seed: str, states: int, environ: dict[str, str], *, enough: int = ACKS, stop_at: int = 5
+) -> Outcome:
+    store, journal = record_run(shim, folder, seed, environ, enough)
     records = read_journal(journal)
     began_s = time.monotonic()
     outcome = explore(records, store, in_child(judge_tree), states=states, seed=seed, scratch=folder / "scratch", stop_at=stop_at)
@@ -93,25 +96,23 @@ def here() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{checkout}{os.pathsep}{checkout / 'scripts'}"}
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
 def test_what_was_acknowledged_survives_every_cut(shim, tmp_path, seed):
     outcome = cut(shim, tmp_path, seed, STATES, here())
     assert outcome.acknowledged >= ACKS
     assert outcome.bad == []
 
 
+@pytest.mark.parametrize(
+    "mutant, states", [(NEVER_SYNCS, 100), (PUBLISHES_BEFORE_SYNC, 400), (FORGETS_FOLDER, 200)], ids=lambda of: getattr(of, "switch", "")
+)
+def test_a_broken_engine_is_caught(shim, broken_build, tmp_path, seed, mutant: Mutant, states: int):
+    outcome = cut(shim, tmp_path, seed, states, environment(broken_build, mutant), stop_at=1)
+    assert outcome.bad, f"an engine that {mutant.name} was not noticed in {outcome.states} states"
+    print(outcome.bad[0])
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_what_was_acknowledged_survives_thousands_of_cuts(shim, tmp_path, seed):
-    outcome = cut(shim, tmp_path, seed, STATES_LONG, here())
+    outcome = cut(shim, tmp_path, seed, STATES_LONG, here(), enough=ACKS_LONG)
     assert outcome.bad == []
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("mutant", [NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, FORGETS_FOLDER], ids=lambda mutant: mutant.name)
-def test_a_broken_engine_is_caught(shim, tmp_path, seed, mutant):
-    outcome = cut(shim, tmp_path, seed, 1500, environment(build(mutant, tmp_path)), stop_at=1)
-    assert outcome.bad, f"an engine that {mutant.name} was not noticed in {outcome.states} states"
-    print(outcome.bad[0])
