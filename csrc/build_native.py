@@ -26,6 +26,7 @@ CONCEPTS = (
     "topic_stats",
     "session",
     "session_guard",
+    "cleaning",
     "new_file",
     "crc32",
     "record",

@@ -58,6 +58,15 @@ int ms_flush_allocate(int fd, int64_t offset, int64_t length)
     return -why;
 }
 
+int ms_flush_punch(int fd, int64_t offset, int64_t length)
+{
+    int code;
+    do
+        code = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
+    while (code != 0 && errno == EINTR);
+    return code == 0 ? 0 : -errno;
+}
+
 int64_t ms_flush_zero_range(int fd, int64_t offset, int64_t length)
 {
     static const uint8_t zeros[ZERO_PIECE];

@@ -1,7 +1,7 @@
-/* System calls that make bytes durable or take their room.
+/* System calls that make bytes durable, take their room or give it back.
  *
  * Who: flusher (fdatasync), committer and writer (pwrite), allocator and queue
- * files (fallocate, populate), all workers that lock memory. Blocks on: the
+ * files (fallocate, populate), cleaner (punch), all workers that lock memory. Blocks on: the
  * disk, so cffi's release of the GIL matters. Returns 0, or -errno. A failed
  * sync is final: the kernel may have dropped the pages; the caller freezes the
  * store and never calls again for the same bytes. After a crash: what returned
@@ -15,6 +15,9 @@ int ms_flush_start(int fd);
 int ms_flush_pwrite_all(int fd, const uint8_t *from, int64_t length, int64_t at);
 /* Really allocate [offset, offset+length) and extend the file. */
 int ms_flush_allocate(int fd, int64_t offset, int64_t length);
+/* Give the blocks of [offset, offset+length) back; the length stays, and who has it mapped reads zeros there.
+ * -EOPNOTSUPP where the file system cannot. */
+int ms_flush_punch(int fd, int64_t offset, int64_t length);
 /* Zero what is not zero already in [offset, offset+length): pages never touched stay untouched.
  * Returns the number of bytes written, or -errno. */
 int64_t ms_flush_zero_range(int fd, int64_t offset, int64_t length);

@@ -297,6 +297,7 @@ static uint32_t check_entry(const struct ms_writer *writer, const struct entry *
             : refuse_puts & 4 ? MS_REFUSED_SLAVE
             : read_only ? MS_REFUSED_READ_ONLY
             : refuse_puts & 2 ? MS_REFUSED_DISK_FULL
+            : refuse_puts & 8 ? MS_REFUSED_UNWRITABLE
                               : MS_REFUSED_NO;
     if (*detail != MS_REFUSED_NO)
         return SERVICE_NOT_AVAILABLE;

@@ -56,6 +56,7 @@
 #define MS_REFUSED_TOO_LARGE 19  /* its records together are larger than a pass may be */
 #define MS_REFUSED_LIGHT_QUEUE_NAME 20 /* a name in INNER_MULTI_DISPATCH */
 #define MS_REFUSED_LIGHT_QUEUES_FULL 21
+#define MS_REFUSED_UNWRITABLE 23 /* a folder of the store has become read-only */
 
 struct ms_writer_session {
     struct ms_session *session;  /* NULL: not attached */

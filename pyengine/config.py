@@ -50,6 +50,7 @@ def fold(key: str) -> str:
 
 
 _NAMES = {fold(spelling): name for name, row in SETTINGS.items() for spelling in (name, row.key) if spelling}
+_NAMES[fold("file_reserved_time_h")] = "file_reserved_time_hours"  # its name in the first version: files may have it
 _REFUSED = {fold(key): (key, why) for key, why in REFUSED_KEYS.items()}
 
 

@@ -24,7 +24,6 @@ INDEX_SLOT_BYTES = 4
 INDEX_ENTRY_BYTES = 20
 DELAY_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
 
-_NO_CLEANER = "files are not deleted by age or disk use"
 _NO_REPLICA = "there is no replication to other hosts"
 _ONE_BY_ONE = "each level is delivered in order, one message after the other"
 _POSITION = "the flusher follows the position itself, not a count of pages"
@@ -157,6 +156,45 @@ class EngineConfig:
         32, "Messages that a key query gives when no number is asked for.", key="defaultQueryMaxNum", low=1, high=64,
         group="reading")
 
+    # -- deleting old messages, and the room on the disk
+    file_reserved_time_hours: int = setting(
+        72, "Age, by the file's modification time, from which a segment may be deleted.", key="fileReservedTime", unit="h",
+        low=0, high=INT32_MAX, group="cleaning")
+    delete_when: str = setting(
+        "04", "Hours of the day, local time, in which segments that are old enough are deleted; several as in 04;16.",
+        key="deleteWhen", group="cleaning")
+    clean_resource_interval_ms: int = setting(
+        10_000, "Pause between two rounds of deletion.", key="cleanResourceInterval", unit="ms", low=1, high=DAY_MS,
+        group="cleaning")
+    delete_files_batch_max: int = setting(
+        10, "Most segments that one round deletes.", low=1, high=INT32_MAX, group="cleaning")
+    delete_commit_log_files_interval_ms: int = setting(
+        100, "Pause between two deletions of segments.", key="deleteCommitLogFilesInterval", unit="ms", low=0,
+        high=DAY_MS, group="cleaning")
+    delete_consume_queue_files_interval_ms: int = setting(
+        100, "Pause after a queue of which files were deleted.", key="deleteConsumeQueueFilesInterval", unit="ms", low=0,
+        high=DAY_MS, group="cleaning")
+    destroy_mapped_file_interval_forcibly_ms: int = setting(
+        120_000, "A segment that a reader holds is deleted all the same after this time.",
+        key="destroyMapedFileIntervalForcibly", unit="ms", low=0, high=DAY_MS, group="cleaning")
+    redelete_hanged_file_interval_ms: int = setting(
+        120_000, "Pause between two tries on a held segment when nothing else asks for its deletion.",
+        key="redeleteHangedFileInterval", unit="ms", low=1, high=DAY_MS, group="cleaning")
+    disk_max_used_space_ratio: int = setting(
+        75, "Above this disk use segments that are old enough are deleted at any hour.", key="diskMaxUsedSpaceRatio",
+        unit="percent", low=10, high=95, group="cleaning")
+    disk_space_clean_forcibly_ratio: int = setting(
+        85, "Above this disk use the oldest segments are deleted whatever their age.", key="diskSpaceCleanForciblyRatio",
+        unit="percent", low=1, high=100, group="cleaning")
+    disk_space_warning_level_ratio: int = setting(
+        90, "Above this disk use puts are refused.", key="diskSpaceWarningLevelRatio", unit="percent", low=1, high=100,
+        group="cleaning")
+    disk_space_enough_bytes: int = setting(
+        16 << 30, "With this much room left no put is refused and no segment deleted before its age, whatever the ratios "
+        "say; 0 lets the ratios decide alone, as in RocketMQ.", unit="bytes", low=0, high=1 << 62, group="cleaning")
+    clean_file_forcibly_enable: bool = setting(
+        True, "Let disk use delete segments before their age.", key="cleanFileForciblyEnable", group="cleaning")
+
     # -- processes and shared memory
     shm_directory: str = setting(
         "/dev/shm", "Folder of the shared memory objects; a tmpfs.", group="processes")
@@ -201,32 +239,6 @@ class EngineConfig:
         group="accepted")
     debug_lock_enable: bool = setting(
         False, "Report on the put lock.", key="debugLockEnable", inert="one process appends: no lock",
-        group="accepted")
-    clean_resource_interval_ms: int = setting(
-        10_000, "Pause between two clean-ups.", key="cleanResourceInterval", unit="ms", low=1, high=DAY_MS,
-        inert=_NO_CLEANER, group="accepted")
-    delete_commit_log_files_interval_ms: int = setting(
-        100, "Pause between two deletions of segments.", key="deleteCommitLogFilesInterval", unit="ms", low=0,
-        high=DAY_MS, inert=_NO_CLEANER, group="accepted")
-    delete_consume_queue_files_interval_ms: int = setting(
-        100, "Pause between two deletions of queue files.", key="deleteConsumeQueueFilesInterval", unit="ms", low=0,
-        high=DAY_MS, inert=_NO_CLEANER, group="accepted")
-    destroy_mapped_file_interval_forcibly_ms: int = setting(
-        120_000, "Time after which a held segment is deleted all the same.", key="destroyMapedFileIntervalForcibly",
-        unit="ms", low=0, high=DAY_MS, inert=_NO_CLEANER, group="accepted")
-    redelete_hanged_file_interval_ms: int = setting(
-        120_000, "Pause between two tries on a held segment.", key="redeleteHangedFileInterval", unit="ms", low=0,
-        high=DAY_MS, inert=_NO_CLEANER, group="accepted")
-    delete_when: str = setting(
-        "04", "Hours of the day for deletion.", key="deleteWhen", inert=_NO_CLEANER, group="accepted")
-    disk_max_used_space_ratio: int = setting(
-        75, "Disk use at which deletion starts.", key="diskMaxUsedSpaceRatio", unit="percent", low=10, high=95,
-        inert=_NO_CLEANER, group="accepted")
-    file_reserved_time_h: int = setting(
-        72, "Age at which a segment may be deleted.", key="fileReservedTime", unit="h", low=0, high=INT32_MAX,
-        inert=_NO_CLEANER, group="accepted")
-    clean_file_forcibly_enable: bool = setting(
-        True, "Delete by disk use whatever the age.", key="cleanFileForciblyEnable", inert=_NO_CLEANER,
         group="accepted")
     slave_timeout_ms: int = setting(
         3000, "Longest wait for a slave's confirmation.", key="slaveTimeout", unit="ms", low=1, high=DAY_MS,
@@ -276,6 +288,7 @@ class EngineConfig:
             raise ConfigError(f"session_ring_bytes = {self.session_ring_bytes} is not a power of two")
         _check_host(self.store_host)
         delay_levels_ms(self.message_delay_level)
+        delete_hours(self.delete_when)
 
     @property
     def geometry(self) -> Geometry:
@@ -324,6 +337,17 @@ def delay_levels_ms(text: str) -> tuple[int, ...]:
     if not levels:
         raise ConfigError("message_delay_level is empty: give at least one delay, as in '1s 5m'")
     return tuple(levels)
+
+
+def delete_hours(text: str) -> frozenset[int]:
+    """The hours of RocketMQ's notation `04;16`; ConfigError names the piece that is wrong."""
+    pieces = [piece.strip() for piece in text.split(";") if piece.strip()]
+    for piece in pieces:
+        if not (piece.isascii() and piece.isdecimal() and int(piece) <= 23):
+            raise ConfigError(f"delete_when: {piece!r} is no hour: give numbers from 00 to 23, as in '04' or '04;16'")
+    if not pieces:
+        raise ConfigError("delete_when is empty: give at least one hour, as in '04'")
+    return frozenset(map(int, pieces))
 
 
 def _check_host(text: str) -> None:

@@ -84,6 +84,10 @@ class RunningEngine:
             os.kill(pids[kind], signal.SIGKILL)
         self.wait_gone()
 
+    def wait_noted(self) -> None:
+        """Until everything is durable, dispatched, and in queues that are durable too."""
+        wait_noted(self.root)
+
     def wait_gone(self) -> None:
         """Until no process holds any lock on the store."""
         eventually(lambda: not living_kinds(self.root), "all processes are gone")
@@ -104,6 +108,15 @@ class RunningEngine:
         for semaphore in self.semaphores:
             attach_count.remove(semaphore)
         folder.sweep()
+
+
+def wait_noted(root: Path) -> None:
+    """Until everything put into a running engine is durable, dispatched, and in queues that are durable too."""
+    with EngineMemory.attach(find_folder(root), writable=False) as memory:
+        control = memory.control
+        end = native.committed_slot(control)[0]
+        eventually(lambda: min(native.load_position(control.flushed), native.load_position(control.reput_from),
+                               native.load(control.workers[native.CHECKPOINTER], "position")) >= end, "all is noted")
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_every_setting_is_documented_and_reads_back_its_own_text(row):
     assert row.meaning.endswith(".") and row.group
     assert row.read(row.default, "here") == row.default
     assert row.read(row.show(row.default), "here") == row.default
-    assert row.name.endswith({"bytes": "_bytes", "ms": "_ms", "h": "_h"}.get(row.unit, ""))
+    assert row.name.endswith({"bytes": "_bytes", "ms": "_ms", "h": "_hours"}.get(row.unit, ""))
 
 
 @pytest.mark.parametrize(

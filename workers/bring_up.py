@@ -20,6 +20,7 @@ from pyengine.errors import CorruptionError, DiskFullError, NotAStoreError
 from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import attach_count, shared_objects
+from pyengine.ipc.cleaning import create_cleaning
 from pyengine.ipc.control_block import EngineMemory, Identity, now_ms
 from pyengine.ipc.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
@@ -98,6 +99,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         memory = EngineMemory.create(folder, _identity(root, config, engine_id, semaphore_id))
         _create_queue_table(memory, report)
         memory.make_topic_stats(len({topic for topic, _ in report.queue_ends}))
+        create_cleaning(folder, memory.identity.epoch)
         _create_pool(memory)
     except BaseException:
         attach_count.remove(semaphore_id)
@@ -110,7 +112,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     else:
         _publish(memory, native.STATE_DEGRADED, report.sentence)
     if config.broker_role == "SLAVE":
-        native.add(memory.control.state, "refuse_puts", native.REFUSE_SLAVE)
+        native.refuse_puts(memory.control, native.REFUSE_SLAVE)
     lock.share()
     return BroughtUp(memory, report, time.monotonic() - began_s)
 

@@ -58,6 +58,7 @@ KINDS = (
     Kind(native.ALLOCATOR, stop_rank=5, silent_s=120.0),
     Kind(native.CHECKPOINTER, stop_rank=6, silent_s=120.0),
     Kind(native.SCHEDULER, stop_rank=7, silent_s=120.0),  # puts are refused by then: what it noted last is durable
+    Kind(native.CLEANER, stop_rank=0, silent_s=120.0),
 )
 
 RESTART_PAUSE_S_FIRST = 0.0

@@ -139,8 +139,7 @@ class Supervisor:
         Heartbeat(memory.control.workers[native.SUPERVISOR]).begin(os.getpid(), process_start_ms(os.getpid()) or 0)
         if memory.state == native.STATE_STOPPING:  # its supervisor died while stopping: the engine runs on
             native.store(memory.control.state, "state", native.STATE_RUNNING)
-            refused = native.load(memory.control.state, "refuse_puts")
-            native.store(memory.control.state, "refuse_puts", refused & ~native.REFUSE_STOPPING)
+            native.refuse_puts(memory.control, native.REFUSE_STOPPING, False)
         self._say("adopted living workers, without recovery")
         return memory
 
@@ -212,7 +211,7 @@ class Supervisor:
         notify("STOPPING=1")
         state = self._memory.control.state
         degraded = self._memory.state == native.STATE_DEGRADED
-        native.store(state, "refuse_puts", native.load(state, "refuse_puts") | native.REFUSE_STOPPING)
+        native.refuse_puts(self._memory.control, native.REFUSE_STOPPING)
         if not native.load(state, "frozen") and not degraded:
             native.store(state, "state", native.STATE_STOPPING)
         self._memory.wake(native.WRITER)

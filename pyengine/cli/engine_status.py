@@ -15,6 +15,7 @@ from pyengine.errors import EngineUnavailableError
 from pyengine.formats.consume_queue import is_filler
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import attach_count
+from pyengine.ipc.cleaning import Cleaning, held_segments
 from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, now_ms
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.left_memory import left_memory
@@ -22,6 +23,7 @@ from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.statistics import document as document_of
 from pyengine.ipc.statistics import Statistics, put_totals, read_statistics
 from pyengine.ipc.store_lock import living_kinds, look
+from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import ReadLevel
@@ -75,9 +77,11 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
     sessions = _sessions(control)
     frozen = native.load(control.state, "frozen") != 0
     refused = native.load(control.state, "refuse_puts")
-    read_only = frozen or state in (native.STATE_READ_ONLY, native.STATE_DEGRADED) or bool(refused & native.REFUSE_DISK_FULL)
+    read_only = frozen or state in (native.STATE_READ_ONLY, native.STATE_DEGRADED) or bool(
+        refused & (native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE))
     wrote, store_timestamp_ms = native.committed_slot(control)
     figures = _figures(memory)
+    disk = _disk(memory)
     document = {
         # "stopping" is a phase of a running engine
         "state": "running" if state == native.STATE_STOPPING else STATE_NAMES[state],
@@ -85,7 +89,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
         "role": ROLE_NAMES[identity.role],
         "mode": MODE_NAMES[identity.mode],
         "read_only": read_only,
-        "reason": native.reason(control) or _why(refused, living),
+        "reason": native.reason(control) or _why(refused, living, disk),
         "positions": positions,
         "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
         "sessions": len(sessions),
@@ -104,6 +108,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
         "sync_ms_mean": _mean_ms(native.load(control.flusher, "sync_ns_total"), native.load(control.flusher, "syncs")),
         "sync_ms_max": native.load(control.flusher, "sync_ns_max") / 1e6,
         **_puts(control),
+        "disk": disk,
         "refused_puts": native.load(control.writer, "refused"),
         "unclean": False,
         "statistics": _statistics(root, identity.created_ms, figures) if figures is not None else None,
@@ -142,9 +147,23 @@ def disk_ratio(folder: Path) -> float | None:
     return used / (used + found.f_bavail) if used + found.f_bavail else None
 
 
-def _why(refused: int, living: list[int]) -> str:
-    if refused & native.REFUSE_DISK_FULL:
-        return "the disk is full: the store takes puts again once there is room"
+def _disk(memory: EngineMemory) -> dict[str, Any]:
+    """What the cleaner's probe saw last, and what the cleaner did since the engine started; empty if it cannot be seen."""
+    try:
+        with Cleaning(memory.folder) as cleaning:
+            block = cleaning.block
+            counters = ("used_percent", "queue_used_percent", "usable_bytes", "removed_segments", "removed_bytes",
+                        "removed_queue_files", "removed_index_files", "waited_for_holds", "forced_holds")
+            return {name: native.load(block, name) for name in counters} | {
+                "held_segments": [{"segment": segment, "pid": pid} for segment, pid in held_segments(block)],
+                "reason": native_cleaning.reason(block)}
+    except EngineUnavailableError:
+        return {}
+
+
+def _why(refused: int, living: list[int], disk: dict[str, Any]) -> str:
+    if refused & (native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE):
+        return disk.get("reason") or "the disk is full: the store takes puts again once there is room"
     if refused & native.REFUSE_STOPPING:
         return "the engine is stopping"
     if native.SUPERVISOR not in living:

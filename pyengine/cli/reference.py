@@ -22,6 +22,7 @@ GROUPS = {
     "writing": "Writing",
     "dispatch": "Queues, index, recovery",
     "reading": "Reading",
+    "cleaning": "Deleting old messages, and the room on the disk",
     "processes": "Processes and shared memory",
     "accepted": "Known to RocketMQ, accepted, without effect here",
 }

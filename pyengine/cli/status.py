@@ -44,6 +44,9 @@ def _print(document: dict[str, Any]) -> None:
                   ("last message", output.time_text(document["last_store_timestamp_ms"])),
                   ("not yet flushed", output.size_text(document["unflushed_bytes"])),
                   ("not yet in queues", output.size_text(document["behind_bytes"]))]
+        if document["disk"].get("used_percent", -1) >= 0:
+            facts += [("disk used", f"{document['disk']['used_percent']} %, "
+                                    f"{output.size_text(document['disk']['usable_bytes'])} left")]
         if document["undrained_bytes"]:
             facts += [("not yet drained", output.size_text(document["undrained_bytes"]))]
         if document["clock_back_ms"] > 3000:

@@ -7,11 +7,14 @@ may be opened before the engine starts and outlives it; nothing of it is needed 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 from pyengine.errors import EngineUnavailableError
+from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.live_watermark import LiveWatermark
 from pyengine.ipc.shared_objects import find_folder
@@ -44,6 +47,9 @@ class LiveStoreReader(StoreReader):
         self._watermark = self._live_watermark
         self._memory: EngineMemory | None = None
         self._replaced: list[EngineMemory] = []  # another thread may still sleep in one: kept until close()
+        self._holds: SegmentHolds | None = None
+        self._holds_of: EngineMemory | None = None
+        self._all_holds: list[SegmentHolds] = []
         self._look_again_s = 0.0
         self._memory_lock = threading.Lock()
 
@@ -97,11 +103,48 @@ class LiveStoreReader(StoreReader):
         else:
             sequence.wait(memory.control.arrival_seq, seen, memory.bells.arrival_waiters, min(timeout_s, WAIT_STEP_S))
 
+    @contextlib.contextmanager
+    def hold(self, physical_offset: int) -> Iterator[bool]:
+        """Keep the segment that holds this byte of the log from being deleted inside the block, as MappedFile.hold does.
+
+        False when its deletion has begun, when too many are held, or when no engine runs:
+        then what is read may be gone the next moment, which every read notices by itself.
+        The engine waits destroy_mapped_file_interval_forcibly_ms for a hold, not longer.
+        """
+        with self._hold(physical_offset - physical_offset % self.commit_log.size_bytes) as held:
+            yield held
+
+    @contextlib.contextmanager
+    def _hold(self, segment: int) -> Iterator[bool]:
+        holds = self._segment_holds()
+        held = holds is not None and holds.hold(segment)
+        try:
+            yield held
+        finally:
+            if held:
+                holds.release(segment)
+
+    def _segment_holds(self) -> SegmentHolds | None:
+        """The holds of the running engine, None without one or where this user may not write to its memory."""
+        memory = self._engine_memory()
+        with self._memory_lock:
+            if memory is not self._holds_of:
+                self._holds_of, self._holds = memory, None
+                if memory is not None:
+                    with contextlib.suppress(EngineUnavailableError):
+                        self._holds = SegmentHolds(memory.folder)
+                        self._all_holds.append(self._holds)
+            return self._holds
+
     def close(self) -> None:
         """Let go of files and shared memory; no other thread may be using the reader."""
         super().close()
         self._live_watermark.close()
         with self._memory_lock:
+            for holds in self._all_holds:  # of engines that were replaced too: a hold may still be given back
+                holds.close()
+            self._all_holds.clear()
+            self._holds = self._holds_of = None
             self._set_aside()
             for memory in self._replaced:
                 memory.close()

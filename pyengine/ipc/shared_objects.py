@@ -9,6 +9,7 @@
 | `store-stats` | counters and latency buckets | each part one worker |
 | `topic-stats` | messages and bytes by topic | reputter |
 | `queues-<generation>` | next queue offsets | supervisor at start, then the writer |
+| `cleaning` | holds on segments, disk use, requests to clean | readers, cleaner, `pyengine clean` |
 | `pool-<i>` | one buffer of the pool | writer |
 | `session-<slot>-<generation>` | one producer's ring | that producer and the writer |
 | `side-<slot>-<generation>-<sequence>` | one entry too big for the ring | that producer |
@@ -38,6 +39,7 @@ CONTROL = "control"
 BELLS = "bells"
 STORE_STATS = "store-stats"
 TOPIC_STATS = "topic-stats"
+CLEANING = "cleaning"
 SOCKET = "socket"
 DEFAULT_SHM_DIRECTORY = "/dev/shm"
 

@@ -52,6 +52,7 @@ SESSION_DEAD = lib.MS_SESSION_DEAD
 REFUSE_STOPPING = 1
 REFUSE_DISK_FULL = 2
 REFUSE_SLAVE = 4
+REFUSE_UNWRITABLE = 8
 
 
 def view_control(memory) -> object:
@@ -133,6 +134,15 @@ def compare_and_swap(struct, field: str, expected: int, value: int) -> bool:
 def add(struct, field: str, by: int = 1) -> int:
     """Atomic add to an unsigned 32-bit field; the new value."""
     return lib.ms_add_u32(ffi.cast("uint32_t *", ffi.addressof(struct, field)), by)
+
+
+def refuse_puts(control, bits: int, on: bool = True) -> None:
+    """Set or clear REFUSE_ bits; several processes own one each, so never by load and store."""
+    while True:
+        before = load(control.state, "refuse_puts")
+        after = before | bits if on else before & ~bits
+        if after == before or compare_and_swap(control.state, "refuse_puts", before, after):
+            return
 
 
 def committed_slot(control) -> tuple[int, int]:

@@ -57,6 +57,11 @@ def allocate(fd: int, offset: int, length: int, path: str | None = None) -> None
         raise_disk_error(code, "allocate", path)
 
 
+def punch(fd: int, offset: int, length: int) -> int:
+    """Give the blocks of a range back, whoever has it mapped; 0 or the errno (EOPNOTSUPP: not on this file system)."""
+    return -lib.ms_flush_punch(fd, offset, length)
+
+
 def zero_range(fd: int, offset: int, length: int, path: str | None = None) -> int:
     """Zero what is not zero yet in [offset, offset+length); the number of bytes rewritten."""
     done = lib.ms_flush_zero_range(fd, offset, length)

@@ -31,7 +31,10 @@ REFUSALS: dict[int, str] = {
     "mapped_file_size_commit_log_bytes",
     lib.MS_REFUSED_STOPPING: "the engine is stopping: put again after the next start",
     lib.MS_REFUSED_READ_ONLY: "the store is read-only; `pyengine status` names the cause",
-    lib.MS_REFUSED_DISK_FULL: "the disk is full: free space, puts are accepted again by themselves",
+    lib.MS_REFUSED_DISK_FULL: "the disk is too full: free space, or delete old messages with `pyengine clean`; puts are "
+                              "accepted again by themselves (`pyengine status` has the numbers)",
+    lib.MS_REFUSED_UNWRITABLE: "a folder of the store cannot be written: mount it read-write or give the right back; puts are "
+                               "accepted again by themselves (`pyengine status` names it)",
     lib.MS_REFUSED_SLAVE: "this store is a slave: put to its master",
     lib.MS_REFUSED_NO_SEGMENT: "the next segment could not be made; `pyengine status` names the cause (often a full disk)",
     lib.MS_REFUSED_BATCH: "a batch must not be a transaction message and its members must be well formed",

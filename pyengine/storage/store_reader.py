@@ -11,6 +11,7 @@ Threads may share a reader.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -289,14 +290,26 @@ class StoreReader:
 
     def _scan(self, scanner: LogScanner, limit: int) -> Iterator[pyarrow.RecordBatch]:
         for start in list(self.commit_log.starts()):
-            view = self.commit_log.view(start) if start < limit else None
-            if view is None:
-                continue
-            try:
-                yield from scanner.scan(view, start, start, min(limit, start + len(view)))
-            except CorruptionError:
-                if start >= self.commit_log.min_offset:
-                    raise
+            if start < limit:
+                with self._hold(start):
+                    yield from self._scan_segment(scanner, start, limit)
+
+    def _scan_segment(self, scanner: LogScanner, start: int, limit: int) -> Iterator[pyarrow.RecordBatch]:
+        view = self.commit_log.view(start)
+        if view is None:
+            return
+        try:
+            for batch in scanner.scan(view, start, start, min(limit, start + len(view))):
+                if start < self.commit_log.min_offset:
+                    return  # deleted while it was copied: its pages may have been given back
+                yield batch
+        except CorruptionError:
+            if start >= self.commit_log.min_offset:
+                raise
+
+    def _hold(self, segment: int) -> contextlib.AbstractContextManager[bool]:
+        """Keep a segment from being deleted while it is read, where there is an engine to ask."""
+        return contextlib.nullcontext(False)
 
     def _queue_ids(self, topic: str) -> list[int]:
         folder = self._paths.consume_queue / topic

@@ -24,7 +24,7 @@ from pyengine.storage.check import check
 from waiting import eventually
 
 PRODUCERS = 3
-WORKERS = {"async": ("writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler"),
+WORKERS = {"async": ("writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"),
            "sync": ("writer", "flusher", "reputter", "allocator"),
            "pool": ("writer", "committer", "flusher", "reputter")}
 

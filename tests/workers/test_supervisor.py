@@ -27,9 +27,9 @@ from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.watermark import read_watermark
 
-WORKERS = {"async": {"writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler"},
-           "sync": {"writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler"},
-           "pool": {"writer", "committer", "flusher", "reputter", "allocator", "checkpointer", "scheduler"}}
+WORKERS = {"async": {"writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"},
+           "sync": {"writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"},
+           "pool": {"writer", "committer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"}}
 
 
 def put_numbers(engine, first, count, queue_id=0):

@@ -203,7 +203,7 @@ def test_the_service_manager_is_told(make_owner, tmp_path):
 def test_the_table_of_kinds_is_whole():
     assert len({kind.number for kind in KINDS}) == len(KINDS) == len({kind.stop_rank for kind in KINDS})
     assert [kind.name for kind in sorted(KINDS, key=lambda kind: kind.stop_rank)] == [
-        "writer", "committer", "flusher", "reputter", "allocator", "checkpointer", "scheduler"]
+        "cleaner", "writer", "committer", "flusher", "reputter", "allocator", "checkpointer", "scheduler"]
     assert "committer" in {kind.name for kind in kinds_for(native.MODE_POOL)}
     assert "committer" not in {kind.name for kind in kinds_for(native.MODE_SYNC)} | {
         kind.name for kind in kinds_for(native.MODE_MAPPED)}

@@ -1,0 +1,104 @@
+#include "cleaning.h"
+
+#include <errno.h>
+
+#include "atomics.h"
+
+int64_t ms_cleaning_bytes(void)
+{
+    return (int64_t)sizeof(struct ms_cleaning);
+}
+
+void ms_cleaning_format(struct ms_cleaning *cleaning, uint64_t epoch)
+{
+    for (int32_t slot = 0; slot < MS_HOLDS_MAX; slot++)
+        cleaning->holds[slot].segment = -1;
+    cleaning->used_percent = -1;
+    cleaning->queue_used_percent = -1;
+    cleaning->epoch = epoch;
+    cleaning->holds_max = MS_HOLDS_MAX;
+    cleaning->layout_version = MS_CLEANING_LAYOUT_VERSION;
+    ms_store_release(&cleaning->magic, MS_CLEANING_MAGIC);
+}
+
+int ms_cleaning_check(const struct ms_cleaning *cleaning, int64_t mapped_bytes)
+{
+    if (mapped_bytes < (int64_t)sizeof(cleaning->magic) + (int64_t)sizeof(cleaning->layout_version))
+        return -EMSGSIZE;
+    if (ms_load_acquire(&cleaning->magic) != MS_CLEANING_MAGIC)
+        return -EPROTO;
+    if (cleaning->layout_version != MS_CLEANING_LAYOUT_VERSION || cleaning->holds_max != MS_HOLDS_MAX)
+        return -EBADMSG;
+    return mapped_bytes < (int64_t)sizeof(*cleaning) ? -EMSGSIZE : 0;
+}
+
+static int free_slot(struct ms_cleaning *cleaning, uint64_t owner)
+{
+    uint32_t start = (uint32_t)(owner >> 32); /* neighbours by pid, so that readers seldom meet */
+    for (uint32_t i = 0; i < MS_HOLDS_MAX; i++) {
+        uint32_t slot = (start + i) % MS_HOLDS_MAX;
+        uint64_t expected = 0;
+        if (ms_load_relaxed(&cleaning->holds[slot].owner) == 0 &&
+            ms_compare_exchange(&cleaning->holds[slot].owner, &expected, owner))
+            return (int)slot;
+    }
+    return -EAGAIN;
+}
+
+/* Hold and deletion meet as sleeper and waker do: the reader stores its hold and then looks at
+ * removing_end, the cleaner stores removing_end and then looks at the holds; with a fence between
+ * the two on either side at least one of them sees the other. */
+int32_t ms_hold_take(struct ms_cleaning *cleaning, uint64_t owner, int64_t segment)
+{
+    if (segment < ms_load_acquire(&cleaning->removing_end))
+        return -ENOENT;
+    int slot = free_slot(cleaning, owner);
+    if (slot < 0)
+        return slot;
+    ms_store_release(&cleaning->holds[slot].segment, segment);
+    ms_fence();
+    if (segment < ms_load_acquire(&cleaning->removing_end)) {
+        ms_hold_release(cleaning, slot, owner);
+        return -ENOENT;
+    }
+    return slot;
+}
+
+void ms_hold_release(struct ms_cleaning *cleaning, int32_t slot, uint64_t owner)
+{
+    if (slot < 0 || slot >= MS_HOLDS_MAX || ms_load_acquire(&cleaning->holds[slot].owner) != owner)
+        return;
+    ms_store_release(&cleaning->holds[slot].segment, (int64_t)-1);
+    ms_store_release(&cleaning->holds[slot].owner, (uint64_t)0);
+}
+
+void ms_cleaning_shut(struct ms_cleaning *cleaning, int64_t end)
+{
+    if (end > ms_load_relaxed(&cleaning->removing_end))
+        ms_store_release(&cleaning->removing_end, end);
+    ms_fence();
+}
+
+int32_t ms_hold_find(const struct ms_cleaning *cleaning, int32_t from, int64_t end)
+{
+    for (int32_t slot = from < 0 ? 0 : from; slot < MS_HOLDS_MAX; slot++) {
+        if (ms_load_acquire(&cleaning->holds[slot].owner) == 0)
+            continue;
+        int64_t segment = ms_load_acquire(&cleaning->holds[slot].segment);
+        if (end < 0 || (segment >= 0 && segment < end))
+            return slot;
+    }
+    return -1;
+}
+
+int ms_hold_reap(struct ms_cleaning *cleaning, int32_t slot, uint64_t owner)
+{
+    if (slot < 0 || slot >= MS_HOLDS_MAX || owner == 0)
+        return 0;
+    /* The dead owner's segment first: the next one must not find it in its slot. While the owner
+     * stands there nobody else can take the slot. */
+    if (ms_load_acquire(&cleaning->holds[slot].owner) != owner)
+        return 0;
+    ms_store_release(&cleaning->holds[slot].segment, (int64_t)-1);
+    return ms_compare_exchange(&cleaning->holds[slot].owner, &owner, (uint64_t)0);
+}

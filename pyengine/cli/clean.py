@@ -1,0 +1,91 @@
+"""`pyengine clean`: delete old messages now, whatever the hour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pyengine.cli import output
+from pyengine.cli.options import existing_store, store_command
+from pyengine.cli.progress import byte_bar
+from pyengine.config import load_config
+from pyengine.errors import EngineError, StoreBusyError
+
+if TYPE_CHECKING:
+    from pyengine.config import EngineConfig
+    from pyengine.services.clean_rules import Request
+    from pyengine.services.clean_stopped import Cleaned
+
+
+@click.command()
+@store_command
+@click.option("--older-than", "hours", type=click.FloatRange(min=0), metavar="HOURS",
+              help="Delete segments of this age instead of file_reserved_time_hours; 0 all but the last.")
+@click.option("--until-used", "percent", type=click.IntRange(min=1, max=99), metavar="PERCENT",
+              help="Delete the oldest segments, whatever their age, until no more of the disk is used.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+              help="Longest wait for a running engine, in seconds; it goes on cleaning after that.")
+def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | None, percent: int | None,
+          timeout_s: float) -> None:
+    """Delete old segments of the log, and the queue and index files that only they needed.
+
+    What the engine's cleaner does by itself at the hours of delete_when and when the disk
+    fills, at once and without a limit on how many. Works beside a running engine, which
+    does it, and on a store that was stopped in order. The last segment always stays, and
+    so does what is not yet durable and in its queues. docs/cleaning.md has the rules.
+
+    \b
+    Examples:
+      pyengine clean STORE
+      pyengine clean STORE --older-than 12
+      pyengine clean STORE --until-used 60 --json
+    """
+    from pyengine.services.clean_rules import Request
+
+    existing_store(store)
+    if hours is not None and percent is not None:
+        raise click.UsageError("give --older-than or --until-used, not both")
+    request = Request(None if hours is None else round(hours * 3_600_000), percent or 0)
+    config = load_config(store, settings)
+    with byte_bar("clean", None) as show:
+        cleaned = _clean(store, config, request, timeout_s, show)
+    if as_json:
+        output.write_json({
+            "store": str(store), "segments": cleaned.segments, "bytes": cleaned.bytes, "queue_files": cleaned.queue_files,
+            "index_files": cleaned.index_files, "min": cleaned.min_offset})
+    else:
+        print(f"deleted {cleaned.segments} segments ({output.size_text(cleaned.bytes)}), {cleaned.queue_files} queue files "
+              f"and {cleaned.index_files} index files; the log begins at {cleaned.min_offset}")
+
+
+def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float, show) -> Cleaned:
+    from pyengine.ipc.control_block import EngineMemory
+    from pyengine.ipc.shared_objects import find_folder
+    from pyengine.ipc.store_lock import living_kinds
+    from pyengine.services.clean_request import ask_to_clean
+
+    if living_kinds(root):
+        with EngineMemory.attach(find_folder(root)) as memory:
+            return ask_to_clean(memory, request, timeout_s, show)
+    return clean_alone(root, config, request, show)
+
+
+def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cleaned:
+    """Clean a store that nobody has open. StoreBusyError while any process has it; EngineError if it needs recovery."""
+    from pyengine.ipc.store_lock import Ownership, StoreLock
+    from pyengine.results import ReadLevel
+    from pyengine.services.clean_stopped import clean_stopped
+    from pyengine.storage.abort_file import abort_file_exists
+    from pyengine.storage.store_reader import open_store
+
+    with StoreLock(root, create=True) as lock:
+        if lock.own() is Ownership.ADOPTED:
+            raise StoreBusyError(f"{root} still has living workers, though no supervisor: `pyengine start {root}` takes "
+                                 f"them over")
+        if abort_file_exists(root):
+            raise EngineError(f"{root} was not stopped in order: `pyengine recover {root}` first")
+        with open_store(root, **config.overrides()) as store:
+            end = store.max_physical_offset(ReadLevel.COMMITTED)
+        return clean_stopped(root, config, max(0, end), request, show)

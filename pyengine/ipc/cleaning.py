@@ -1,0 +1,151 @@
+"""Holds on segments, across processes: RocketMQ's ReferenceResource (hold, release) in shared memory.
+
+    reader    holds = SegmentHolds(folder); holds.hold(segment) ... holds.release(segment)
+    cleaner   holders(cleaning, end) -> who lives and holds a segment below `end`
+
+A reader that holds a segment keeps reading it: the cleaner waits, at most
+destroy_mapped_file_interval_forcibly_ms, then deletes it all the same. New holds on a
+segment whose turn has come are refused. The hold of a reader that died is cleared by the
+cleaner, who knows it by pid and start time. Short reads need no hold: they look at the
+log's minimum after copying.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc import shared_objects
+from pyengine.ipc.heartbeat import process_start_ms
+from pyengine.ipc.shared_objects import SharedFolder, SharedObject
+from pyengine.native import cleaning as native
+
+
+def create_cleaning(folder: SharedFolder, epoch: int) -> None:
+    """The supervisor, before it publishes the control block."""
+    with folder.create(shared_objects.CLEANING, native.CLEANING_BYTES) as shared:
+        native.format_cleaning(native.view(shared.memory), epoch)
+
+
+class Cleaning:
+    """The cleaner's shared object as one process has it mapped; `block` is its `struct ms_cleaning *`."""
+
+    def __init__(self, folder: SharedFolder) -> None:
+        """EngineUnavailableError when it is not there, of another layout, or of another user."""
+        self.shared: SharedObject = folder.attach(shared_objects.CLEANING)
+        self.block = native.view(self.shared.memory)
+        try:
+            native.check(self.block, self.shared.size_bytes)
+        except EngineUnavailableError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.block = None
+        self.shared.close()
+
+    def __enter__(self) -> Cleaning:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class SegmentHolds:
+    """The holds of this process. Threads may share it; nested holds on one segment take one slot."""
+
+    def __init__(self, folder: SharedFolder) -> None:
+        self._cleaning = Cleaning(folder)
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._owner = 0
+        self._slots: dict[int, list[int]] = {}  # segment -> [slot, count]
+
+    def hold(self, segment: int) -> bool:
+        """Keep the segment that starts at `segment`; False when it is being deleted or no slot is free."""
+        with self._lock:
+            self._become_this_process()
+            held = self._slots.get(segment)
+            if held is not None:
+                held[1] += 1
+                return True
+            slot = native.take(self._cleaning.block, self._owner, segment)
+            if slot in (-errno.ENOENT, -errno.EAGAIN):
+                return False
+            self._slots[segment] = [slot, 1]
+            return True
+
+    def release(self, segment: int) -> None:
+        """Give one hold back; of a segment that this process does not hold: nothing."""
+        with self._lock:
+            self._become_this_process()
+            held = self._slots.get(segment)
+            if held is None:
+                return
+            held[1] -= 1
+            if held[1] == 0:
+                del self._slots[segment]
+                native.release(self._cleaning.block, held[0], self._owner)
+
+    def close(self) -> None:
+        """Give everything back."""
+        with self._lock:
+            if self._pid == os.getpid():
+                for slot, _ in self._slots.values():
+                    native.release(self._cleaning.block, slot, self._owner)
+            self._slots.clear()
+            self._cleaning.close()
+
+    def _become_this_process(self) -> None:
+        """After a fork the parent's holds are the parent's."""
+        pid = os.getpid()
+        if self._pid != pid:
+            self._pid, self._owner = pid, native.owner_mark(pid, process_start_ms(pid) or 0)
+            self._slots = {}
+
+
+def holders(block, end: int) -> list[int]:
+    """Pids of the living processes that hold a segment below `end`; the holds of dead ones are cleared."""
+    found = []
+    alive: dict[int, bool] = {}
+    slot = native.find(block, 0, end)
+    while slot >= 0:
+        mark = block.holds[slot].owner
+        if mark not in alive:
+            alive[mark] = _lives(mark)
+        if alive[mark]:
+            found.append(native.owner_of(mark)[0])
+        else:
+            native.reap(block, slot, mark)
+        slot = native.find(block, slot + 1, end)
+    return found
+
+
+def reap_dead(block) -> int:
+    """Clear every hold of a dead process, whatever it holds; how many."""
+    count = 0
+    slot = native.find(block, 0)
+    while slot >= 0:
+        mark = block.holds[slot].owner
+        if mark and not _lives(mark):
+            count += native.reap(block, slot, mark)
+        slot = native.find(block, slot + 1)
+    return count
+
+
+def held_segments(block) -> list[tuple[int, int]]:
+    """(segment, pid) of every hold, for those who look from outside."""
+    found = []
+    slot = native.find(block, 0, 1 << 62)
+    while slot >= 0:
+        found.append((block.holds[slot].segment, native.owner_of(block.holds[slot].owner)[0]))
+        slot = native.find(block, slot + 1, 1 << 62)
+    return sorted(found)
+
+
+def _lives(mark: int) -> bool:
+    pid, start_low = native.owner_of(mark)
+    start_ms = process_start_ms(pid) if pid else None
+    return start_ms is not None and start_ms & 0xFFFFFFFF == start_low

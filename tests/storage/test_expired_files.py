@@ -1,0 +1,89 @@
+"""Which files of queues, extensions and index go once the log begins later."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyengine.formats.consume_queue import FILLER, pack_entry
+from pyengine.formats.consume_queue_ext import encode_ext_address
+from pyengine.formats.index_file import IndexHeader, pack_header
+from pyengine.formats.paths import segment_name
+from pyengine.storage.expired_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
+from pyengine.formats.paths import StorePaths
+
+SIZE = 60  # three entries
+
+
+def queue_file(folder, start: int, *entries: tuple[int, int, int]):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / segment_name(start)
+    path.write_bytes(b"".join(pack_entry(*entry) for entry in entries).ljust(SIZE, b"\0"))
+    return path
+
+
+def entries(*offsets: int) -> list[tuple[int, int, int]]:
+    return [(offset, 10, 0) for offset in offsets]
+
+
+def test_files_whose_last_message_is_gone_go_but_never_the_last_file(tmp_path):
+    first = queue_file(tmp_path, 0, *entries(0, 10, 20))
+    second = queue_file(tmp_path, SIZE, *entries(30, 40, 100))
+    queue_file(tmp_path, 2 * SIZE, *entries(110))
+    assert expired_queue_files(tmp_path, SIZE, 20) == []
+    assert expired_queue_files(tmp_path, SIZE, 21) == [first]
+    assert expired_queue_files(tmp_path, SIZE, 101) == [first, second]
+    assert expired_queue_files(tmp_path, SIZE, 10**6) == [first, second]
+
+
+def test_filler_is_no_message_and_a_hole_keeps_its_file(tmp_path):
+    filled = queue_file(tmp_path / "filled", 0, FILLER, FILLER, FILLER)
+    queue_file(tmp_path / "filled", SIZE, *entries(50))
+    assert expired_queue_files(tmp_path / "filled", SIZE, 1) == [filled]
+    queue_file(tmp_path / "hole", 0, *entries(0))
+    queue_file(tmp_path / "hole", SIZE, *entries(50))
+    assert expired_queue_files(tmp_path / "hole", SIZE, 1000) == []
+
+
+def test_a_queue_that_is_gone_or_empty_has_nothing_to_go(tmp_path):
+    assert expired_queue_files(tmp_path / "none", SIZE, 1000) == []
+    assert list(queue_folders(StorePaths(tmp_path))) == []
+
+
+def test_queues_are_found_and_foreign_folders_passed_over(tmp_path):
+    for name in ("T/0", "T/11", "T/.new", "%LMQ%x/0", "T/x"):
+        (tmp_path / "consumequeue" / name).mkdir(parents=True)
+    (tmp_path / "consumequeue" / "file").touch()
+    assert sorted((topic, queue_id) for topic, queue_id, _ in queue_folders(StorePaths(tmp_path))) == [
+        ("%LMQ%x", 0), ("T", 0), ("T", 11)]
+
+
+def test_extension_files_go_up_to_the_first_unit_that_is_still_named(tmp_path):
+    queue, ext = tmp_path / "queue", tmp_path / "ext"
+    ext.mkdir()
+    files = [ext / segment_name(512 * number) for number in range(4)]
+    for path in files:
+        path.write_bytes(bytes(512))
+    queue_file(queue, 0, (0, 10, encode_ext_address(0)), (10, 10, encode_ext_address(600)), (20, 10, encode_ext_address(1030)))
+    assert expired_ext_files(queue, ext, 512, 0) == []
+    assert expired_ext_files(queue, ext, 512, 10) == files[:1]
+    assert expired_ext_files(queue, ext, 512, 20) == files[:2]
+    assert expired_ext_files(queue, ext, 512, 30) == []  # no message left that could tell
+    queue_file(queue, 0, (0, 10, 5), (10, 10, 7))
+    assert expired_ext_files(queue, ext, 512, 10) == []  # plain tags codes
+
+
+@pytest.mark.parametrize("log_min, count", [(0, 0), (100, 0), (101, 1), (201, 2), (10**6, 2)])
+def test_index_files_go_by_their_last_key_but_never_the_last_file(tmp_path, log_min, count):
+    names = ["20260101000000000", "20260101000000001", "20260101000000002"]
+    for name, end in zip(names, (100, 200, 300), strict=True):
+        header = IndexHeader(1, 2, end - 50, end, 1, 3)
+        (tmp_path / name).write_bytes(pack_header(header) + bytes(100))
+    (tmp_path / "foreign").touch()
+    assert expired_index_files(tmp_path, log_min) == [tmp_path / name for name in names[:count]]
+    assert expired_index_files(tmp_path / "none", log_min) == []
+
+
+def test_a_damaged_index_header_stops_the_row(tmp_path):
+    for name in ("20260101000000000", "20260101000000001"):
+        (tmp_path / name).write_bytes(b"")
+    assert expired_index_files(tmp_path, 10**6) == []

@@ -1,0 +1,55 @@
+"""Cleaner: deletes expired segments, queue and index files; judges the room on the disk.
+
+Why: a log that only grows ends as a full disk. Promise: never the last segment, nothing
+that is not committed, flushed, dispatched and noted as such, nothing a living reader holds
+(for longer than it may), and a store that is whole at every moment. A full disk is a
+status and a sentence, looked for by a thread of its own that no deletion blocks; puts are
+taken again by themselves. Its death: nothing is deleted meanwhile, and a full disk keeps
+its flag until the next one looks; a half deleted file is freed by the kernel.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyengine.formats.paths import StorePaths
+from pyengine.ipc.cleaning import Cleaning
+from pyengine.native import control as native
+from pyengine.services.clean_resource import CleanResourceService
+from pyengine.services.clean_rules import CleanRules
+from pyengine.services.disk_space import DiskSpaceProbe, DiskSpaceWatch
+from pyengine.storage.disk_use import DiskUse, measure
+from workers import worker
+
+
+class CleanerService(CleanResourceService):
+    """The rounds, and beside them the probe."""
+
+    def __init__(self, attached: worker.Worker) -> None:
+        paths = StorePaths(attached.root)
+
+        def uses() -> tuple[DiskUse, DiskUse]:
+            return measure(paths.commit_log), measure(paths.consume_queue)
+
+        def report(text: str) -> None:
+            worker.say(native.CLEANER, text)
+
+        self._shared = Cleaning(attached.memory.folder)
+        super().__init__(attached.memory, self._shared.block, attached.root, attached.config, uses, report)
+        probe = DiskSpaceProbe(attached.memory, self._shared.block, CleanRules.of(attached.config), uses, report)
+        probe.look()  # before READY: a start on a full disk says so at once
+        self._watch = DiskSpaceWatch(probe)
+        self._watch.start()
+
+    def close(self) -> None:
+        self._watch.close()
+        super().close()
+        self._shared.close()
+
+
+def make_service(attached: worker.Worker) -> CleanerService:
+    return CleanerService(attached)
+
+
+if __name__ == "__main__":
+    sys.exit(worker.main(native.CLEANER, "Deletes old files and judges the room on the disk.", make_service))
