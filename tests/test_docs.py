@@ -129,6 +129,7 @@ RUN_ELSEWHERE = {
     "docs/delayed.md": "tests/test_docs_delivery.py",
     "docs/topics.md": "tests/test_docs_delivery.py",
     "docs/transactions.md": "tests/test_docs_delivery.py",
+    "docs/cleaning.md": "tests/test_docs.py",
     "docs/queues.md": "tests/test_docs_queues.py",
     "docs/spark.md": "tests/spark/test_source.py",
     "docs/operations.md": "tests/workers/test_supervisor.py",
@@ -233,6 +234,14 @@ def test_the_block_of_the_faults_page_runs(reader):
     (block,) = runnable("docs/faults.md")
     shown = reader.run(block)
     assert "200,000 messages" in shown and "Recovered by the abnormal path" in shown
+
+
+@pytest.mark.timeout(600)
+def test_the_blocks_of_the_cleaning_page_run(reader):
+    shell, program = runnable("docs/cleaning.md")
+    shown = reader.run(shell)
+    assert shown.count("deleted 0 segments") == 3 and "disk used" in shown
+    assert reader.run(program) == "True b'one apple'\n"
 
 
 def examples() -> list[str]:

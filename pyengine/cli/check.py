@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +17,12 @@ from pyengine.config import load_config
 from pyengine.errors import StoreBusyError
 
 if TYPE_CHECKING:
-    from pyengine.storage.check_report import CheckReport
+    from pyengine.config import EngineConfig
+    from pyengine.storage.check_report import CheckProgress, CheckReport
+
+CHECK_TRIES = 20
+HOLD_WAIT_S = 5.0
+HOLD_STEP_S = 0.05
 
 
 @click.command()
@@ -36,18 +44,51 @@ def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | No
       pyengine check STORE
       pyengine check STORE --acked acks.jsonl --json
     """
-    from pyengine.storage.check import check as check_store
-
     existing_store(store)
     config = load_config(store, settings)
     with byte_bar("check", None) as show:
-        report = check_store(store, config.geometry, acked=acked, limit=dispatched_end(store),
-                             message_index_enable=config.message_index_enable, progress=show)
+        report = check_now(store, config, acked, show)
     if as_json:
         output.write_json(report.to_dict())
     else:
         print_report(report)
     return report.exit_code
+
+
+def check_now(root: Path, config: EngineConfig, acked: Path | None, show: CheckProgress) -> CheckReport:
+    """Check the store as it is; again when the engine's cleaner deletes a file that was just going to be looked at."""
+    from pyengine.storage.check import check as check_store
+
+    limit = dispatched_end(root)
+    if limit is None:
+        return check_store(root, config.geometry, acked=acked, message_index_enable=config.message_index_enable, progress=show)
+    with log_held(root) as first_offset:
+        for _ in range(CHECK_TRIES):
+            before = first_offset()
+            with contextlib.suppress(FileNotFoundError):
+                report = check_store(root, config.geometry, acked=acked, limit=dispatched_end(root),
+                                     message_index_enable=config.message_index_enable, progress=show)
+                if first_offset() == before:
+                    return report
+    raise StoreBusyError(f"files of {root} are being deleted faster than they can be checked: try again")
+
+
+@contextlib.contextmanager
+def log_held(root: Path) -> Iterator[Callable[[], int]]:
+    """Keep the running engine from deleting any segment: it goes from the oldest on, so the oldest is held.
+
+    Gives a function that tells where the log begins. A segment whose turn has come already
+    cannot be held: it is waited for, within HOLD_WAIT_S.
+    """
+    from pyengine.ipc.live_reader import open_store
+
+    with open_store(root) as store, contextlib.ExitStack() as stack:
+        deadline_s = time.monotonic() + HOLD_WAIT_S
+        while store.min_physical_offset >= 0 and not stack.enter_context(store.hold(store.min_physical_offset)):
+            if time.monotonic() >= deadline_s:
+                break
+            time.sleep(HOLD_STEP_S)
+        yield lambda: store.min_physical_offset
 
 
 def dispatched_end(root: Path) -> int | None:

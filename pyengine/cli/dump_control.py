@@ -22,7 +22,7 @@ OWNERS = {
     "state": "supervisor",
     "state.frozen": "the first worker that fails",
     "state.reason": "the first worker that fails, else supervisor",
-    "state.refuse_puts": "supervisor; cleaner when the disk is full",
+    "state.refuse_puts": "supervisor; cleaner when the disk is full or read-only; a bit each",
     "min_offset": "cleaner; supervisor at start",
     "wrote": "writer",
     "committed": "committer; writer without a pool",
