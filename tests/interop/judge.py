@@ -152,6 +152,11 @@ class Judge:
         """
         return self._ask("write", store, settings, puts=list(puts))
 
+    def offsets(self, path: Path, commit: Mapping[str, Mapping[str, int]] | None = None) -> Future[dict[str, Any]]:
+        """The table of a consumerOffset.json as a broker loads it; with `commit` it then writes the file its way."""
+        more = {} if commit is None else {"commit": commit}
+        return self._ask("offsets", path.parent.parent, {}, path=str(path), **more)
+
     def _copy(self, store: Path) -> Path:
         place = Path(tempfile.mkdtemp(prefix=f"{store.name}-", dir=self._scratch))
         # File times matter to the store's look-up by time; copies of sparse files stay sparse.

@@ -68,6 +68,8 @@ public final class Judge {
                 return Verification.of(request);
             case "write":
                 return Writing.of(request);
+            case "offsets":
+                return GroupOffsets.of(request);
             default:
                 throw new IllegalArgumentException("unknown command " + request.getString("command"));
         }
