@@ -125,6 +125,7 @@ LEFT_OUT = {
     ("CONTRIBUTING.md", "scripts/test"): "runs these very tests",
 }
 RUN_ELSEWHERE = {
+    "docs/arrow.md": "tests/storage/test_to_arrow.py",
     "docs/faults.md": "tests/test_docs.py",
     "docs/delayed.md": "tests/test_docs_delivery.py",
     "docs/topics.md": "tests/test_docs_delivery.py",

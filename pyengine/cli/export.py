@@ -24,10 +24,13 @@ from pyengine.errors import UsageError
 @click.option("--compression", type=click.Choice(["snappy", "zstd", "gzip", "lz4", "none"]), default="snappy",
               show_default=True, help="How the files are compressed.")
 @click.option("--overwrite", is_flag=True, help="Replace an export that stands in DEST.")
+@click.option("--partitioned", is_flag=True, help="Folders topic=.../date=... in DEST.")
+@click.option("--incremental", is_flag=True, help="Go on where the last run into DEST ended.")
 @level_option
 def export(
     store: Path, settings: dict[str, str], as_json: bool, dest: Path, file_format: str, topics: tuple[str, ...],
-    columns: str | None, compression: str, overwrite: bool, level: str | None,
+    columns: str | None, compression: str, overwrite: bool, partitioned: bool, incremental: bool,
+    level: str | None,
 ) -> None:
     """Write the log into the folder DEST as Parquet files.
 
@@ -40,6 +43,7 @@ def export(
     Examples:
       pyengine export STORE orders.parquet --topic orders
       pyengine export STORE all.parquet --columns "*" --compression zstd
+      pyengine export STORE lake --partitioned --incremental
     """
     root = existing_store(store)
     options = {name: str(getattr(load_config(root, settings), name)) for name in FIXED_NAMES}
@@ -48,13 +52,13 @@ def export(
     if columns is not None:
         options["columns"] = columns
     _require_spark()
-    from pyengine.spark.jobs import export_parquet
+    from pyengine.spark.export import export_parquet
     from pyengine.spark.register import borrowed_session
 
     begun_s = time.monotonic()
     with borrowed_session("pyengine export") as spark, byte_bar("exporting", None) as show:
         done = export_parquet(spark, root, dest, topics or None, compression=compression, overwrite=overwrite,
-                              progress=show, **options)
+                              partitioned=partitioned, incremental=incremental, progress=show, **options)
     seconds = time.monotonic() - begun_s
     if as_json:
         output.write_json({"dest": done.dest, "format": file_format, "files": done.files, "messages": done.messages,

@@ -13,13 +13,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyengine.spark.jobs import export_parquet, stats
+    from pyengine.spark.export import export_parquet
+    from pyengine.spark.jobs import skipped_ranges, stats
     from pyengine.spark.register import register, session
 
 _WHERE = {
     "register": "pyengine.spark.register",
     "session": "pyengine.spark.register",
-    "export_parquet": "pyengine.spark.jobs",
+    "export_parquet": "pyengine.spark.export",
+    "skipped_ranges": "pyengine.spark.jobs",
     "stats": "pyengine.spark.jobs",
 }
 __all__ = sorted(_WHERE)

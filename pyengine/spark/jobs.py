@@ -9,15 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyengine.errors import UsageError
 from pyengine.spark.options import ReadOptions, read_options
 from pyengine.spark.partitions import LogRange, QueuePart
 from pyengine.spark.plan import plan
@@ -31,68 +26,13 @@ if TYPE_CHECKING:
 Part = LogRange | QueuePart
 Work = Callable[[int, Part], "Iterator[pyarrow.RecordBatch]"]
 
-SUCCESS = "_SUCCESS"
-COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
-ROW_GROUP_BYTES = 64 << 20
 STATS_SCHEMA = (
     "topic STRING, partition INT, messages BIGINT, bodyBytes BIGINT, bytes BIGINT, "
     "firstOffset BIGINT, lastOffset BIGINT, firstTimestamp TIMESTAMP, lastTimestamp TIMESTAMP"
 )
+SKIPPED_SCHEMA = "physicalOffset BIGINT, bytes BIGINT, reason STRING"
 _LOOK_S = 0.2
 _STATS_COLUMNS = ("topic", "partition", "offset", "timestamp", "bodySize", "size")
-_SUMMARY_SCHEMA = "file STRING, messages BIGINT, bytes BIGINT"
-
-
-@dataclass(frozen=True, slots=True)
-class ExportResult:
-    """What an export wrote: files in `dest`, messages, and bytes of those files."""
-
-    dest: str
-    files: int
-    messages: int
-    bytes: int
-
-
-def export_parquet(
-    spark: SparkSession,
-    store: str | os.PathLike[str],
-    dest: str | os.PathLike[str],
-    topics: Iterable[str] | None = None,
-    *,
-    compression: str = "snappy",
-    overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-    **options: object,
-) -> ExportResult:
-    """Write the log, or some topics of it, as Parquet files into the folder `dest`.
-
-    The workers write the files; each appears under its name when it is whole, and
-    `_SUCCESS` comes last, so a folder without it is an export that did not finish. A
-    task that runs twice writes the same file twice. `dest` must be on a file system
-    that all workers share. `progress` is told (bytes of the log done, all of them) now and then.
-    UsageError for a folder that holds something, unless `overwrite`.
-    """
-    if compression not in COMPRESSIONS:
-        raise UsageError(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}")
-    given = _given(store, topics, options)
-    read = read_options(given)
-    columns = chosen_columns(read)
-    target = Path(dest).absolute()
-    parts = plan(read)
-    _clear(target, overwrite)
-    work = functools.partial(_write_file, read, columns, str(target), compression, uuid.uuid4().hex)
-    try:
-        with _watched(spark, sum(part.log_bytes for part in parts), progress):
-            rows = run_in_workers(spark, work, parts, _SUMMARY_SCHEMA).collect()
-    except BaseException:
-        for unfinished in target.glob(".part-*"):
-            unfinished.unlink(missing_ok=True)
-        raise
-    written = [row for row in rows if row.messages]
-    if not written:
-        _write_empty(columns, target / "part-00000.parquet", compression)
-    (target / SUCCESS).touch()
-    return ExportResult(str(target), max(1, len(written)), sum(r.messages for r in written), sum(r.bytes for r in written))
 
 
 def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, **options: object) -> DataFrame:
@@ -102,7 +42,7 @@ def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[s
     """
     from pyspark.sql import functions as f
 
-    given = _given(store, topics, options) | {"columns": ",".join(_STATS_COLUMNS)}
+    given = given_options(store, topics, options) | {"columns": ",".join(_STATS_COLUMNS)}
     read = read_options(given)
     parts = run_in_workers(spark, functools.partial(_count, read, chosen_columns(read)), plan(read), STATS_SCHEMA)
     return parts.groupBy("topic", "partition").agg(
@@ -114,6 +54,18 @@ def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[s
         f.min("firstTimestamp").alias("firstTimestamp"),
         f.max("lastTimestamp").alias("lastTimestamp"),
     )
+
+
+def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, **options: object) -> DataFrame:
+    """What a read with `onCorrupt=skip` passes over: physicalOffset, bytes and reason of each damaged place.
+
+    The same options give the same ranges as the read; a place that reaches over the end
+    of a partition is counted to that end. With `verifyCRC="true"` bodies that do not
+    fit their checksum come too.
+    """
+    given = given_options(store, topics, options) | {"columns": "physicalOffset", "onCorrupt": "skip"}
+    read = read_options(given)
+    return run_in_workers(spark, functools.partial(_skipped, read, chosen_columns(read)), plan(read), SKIPPED_SCHEMA)
 
 
 def run_in_workers(spark: SparkSession, work: Work, parts: list[Part], schema: str) -> DataFrame:
@@ -128,7 +80,7 @@ def run_in_workers(spark: SparkSession, work: Work, parts: list[Part], schema: s
 
 
 @contextlib.contextmanager
-def _watched(spark: SparkSession, total_bytes: int, progress: Callable[[int, int], None] | None) -> Iterator[None]:
+def watched(spark: SparkSession, total_bytes: int, progress: Callable[[int, int], None] | None) -> Iterator[None]:
     """Tell `progress` how many of the running stage's tasks are done, as their share of the bytes."""
     if progress is None:
         yield
@@ -151,7 +103,7 @@ def _watched(spark: SparkSession, total_bytes: int, progress: Callable[[int, int
         watcher.join()
 
 
-def _given(store: str | os.PathLike[str], topics: Iterable[str] | None, options: dict[str, object]) -> dict[str, str]:
+def given_options(store: str | os.PathLike[str], topics: Iterable[str] | None, options: dict[str, object]) -> dict[str, str]:
     given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
     given["path"] = os.fspath(store)
     if topics is not None:
@@ -159,101 +111,18 @@ def _given(store: str | os.PathLike[str], topics: Iterable[str] | None, options:
     return given
 
 
-def _clear(target: Path, overwrite: bool) -> None:
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{target} is a file; give a folder for the Parquet files")
-    if target.is_dir() and any(target.iterdir()):
-        if not overwrite:
-            raise UsageError(f"{target} is not empty: give another folder, or allow it to be replaced")
-        foreign = [entry.name for entry in target.iterdir() if not _is_ours(entry)]
-        if foreign:
-            raise UsageError(f"{target} holds {foreign[0]}, which no export wrote: give another folder")
-        shutil.rmtree(target)
-    target.mkdir(parents=True, exist_ok=True)
-
-
-def _is_ours(entry: Path) -> bool:
-    return entry.name == SUCCESS or (entry.name.startswith(("part-", ".part-")) and ".parquet" in entry.name)
-
-
-def _batches(options: ReadOptions, columns: list[Column], part: Part) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
+def batches_of(options: ReadOptions, columns: list[Column], part: Part) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
     from pyengine.spark.task_reader import arrow_schema, read_partition
 
     schema = arrow_schema(columns)
     return schema, read_partition(options, select(options), columns, part, schema)
 
 
-def _write_file(
-    options: ReadOptions, columns: list[Column], target: str, compression: str, run: str, number: int, part: Part
-) -> Iterator[pyarrow.RecordBatch]:
-    """One part into one Parquet file, in row groups of about ROW_GROUP_BYTES; no file without rows."""
-    import pyarrow
-    from pyarrow import parquet
-
-    name = f"part-{number:05d}.parquet"
-    unfinished = Path(target, f".{name}.{run}.{uuid.uuid4().hex[:8]}")
-    schema, batches = _batches(options, columns, part)
-    messages, writer = 0, None
-    try:
-        for group in _groups(batches, ROW_GROUP_BYTES):
-            if writer is None:
-                writer = parquet.ParquetWriter(unfinished, schema, compression=compression, use_dictionary=_DICTIONARY)
-            table = pyarrow.Table.from_batches(group, schema)
-            writer.write_table(table, row_group_size=max(1, table.num_rows))
-            messages += table.num_rows
-        if writer is not None:
-            writer.close()
-            unfinished.rename(Path(target, name))
-    except BaseException:
-        if writer is not None:
-            with contextlib.suppress(Exception):
-                writer.close()
-        unfinished.unlink(missing_ok=True)
-        raise
-    written = Path(target, name).stat().st_size if messages else 0
-    yield _row(_SUMMARY_FIELDS, name, messages, written)
-
-
-# Columns whose values repeat; a dictionary of bodies or offsets would only be thrown away.
-_DICTIONARY = ["topic", "tags", "bornHost", "storeHost", "partition", "queueId", "flag", "sysFlag", "reconsumeTimes",
-               "preparedTransactionOffset", "timestampType"]
-_SUMMARY_FIELDS = (("file", "string"), ("messages", "int64"), ("bytes", "int64"))
-
-
-def _groups(batches: Iterator[pyarrow.RecordBatch], most_bytes: int) -> Iterator[list[pyarrow.RecordBatch]]:
-    group: list[pyarrow.RecordBatch] = []
-    held = 0
-    for batch in batches:
-        group.append(batch)
-        held += batch.nbytes
-        if held >= most_bytes:
-            yield group
-            group, held = [], 0
-    if group:
-        yield group
-
-
-def _row(fields: Iterable[tuple[str, str]], *values: Any) -> pyarrow.RecordBatch:
-    import pyarrow
-
-    named = list(fields)
-    arrays = [pyarrow.array([value], pyarrow.type_for_alias(kind)) for (_, kind), value in zip(named, values)]
-    return pyarrow.RecordBatch.from_arrays(arrays, [name for name, _ in named])
-
-
-def _write_empty(columns: list[Column], path: Path, compression: str) -> None:
-    from pyarrow import parquet
-
-    from pyengine.spark.task_reader import arrow_schema
-
-    parquet.write_table(arrow_schema(columns).empty_table(), path, compression=compression)
-
-
 def _count(options: ReadOptions, columns: list[Column], number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
     """One part's row for each queue in it."""
     import pyarrow
 
-    _, batches = _batches(options, columns, part)
+    _, batches = batches_of(options, columns, part)
     sums: list[pyarrow.Table] = []
     for batch in batches:
         sums.append(_sums_of(pyarrow.Table.from_batches([batch]), _OF_ROWS))
@@ -262,6 +131,22 @@ def _count(options: ReadOptions, columns: list[Column], number: int, part: Part)
     if sums:
         found = _sums_of(pyarrow.concat_tables(sums), _OF_SUMS)
         yield from found.select(_STATS_NAMES).combine_chunks().to_batches()
+
+
+def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
+    """One part's damaged places."""
+    import pyarrow
+
+    from pyengine.spark.task_reader import arrow_schema, reader_of
+
+    reader = reader_of(options, select(options), columns, part)
+    for _ in reader.batches(part, arrow_schema(columns)):
+        pass
+    if reader.skipped:
+        offsets, lengths, reasons = zip(*reader.skipped)
+        yield pyarrow.RecordBatch.from_arrays(
+            [pyarrow.array(offsets, pyarrow.int64()), pyarrow.array(lengths, pyarrow.int64()), pyarrow.array(reasons)],
+            ["physicalOffset", "bytes", "reason"])
 
 
 # result's name, column of the rows, how they are put together, how partial results are

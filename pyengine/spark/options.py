@@ -55,6 +55,7 @@ class ReadOptions:
     ending_physical_offset: int | None = None
     tags: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    schema_mode: str = "default"
     include_body: bool = True
     min_partitions: int = 1
     max_partition_bytes: int = 256 << 20
@@ -247,7 +248,8 @@ OPTIONS = (
     Option("endingPhysicalOffset", "ending_physical_offset", _physical, "latest", "Only records that begin before this byte of the log."),
     Option("tags", "tags", _tags, "*", "Only messages with one of these tags: `paid || sent`."),
     Option("columns", "columns", _names, "the default columns", "The columns to read, in this order; `*` stands for all. Spark does not tell a source which columns a query uses, so this (or `.schema(...)`) is what makes a narrow query fast."),
-    Option("includeBody", "include_body", _boolean, "true", "false leaves the column value out of the default columns."),
+    Option("schemaMode", "schema_mode", _word("default", "kafka", "rocketmq", "full"), "default", "Without `columns`, which columns: `kafka` (what Spark's Kafka source has), `rocketmq` (RocketMQ's names), `full` (everything, under Kafka's names), or the default columns."),
+    Option("includeBody", "include_body", _boolean, "true", "false leaves the body out, where `columns` does not name it."),
     Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1", "At least so many partitions, if there are bytes enough."),
     Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m", "At most so many bytes of the log in one partition."),
     Option("failOnDataLoss", "fail_on_data_loss", _boolean, "true", "What was asked for and is not there any more (deleted segments, offsets out of range) fails the query; false reads what there is."),
@@ -321,6 +323,8 @@ def _check_together(given: Mapping[str, str], values: dict[str, Any]) -> None:
             for queue_id in queues if values.get("assign") else ():
                 if queue_id not in values["assign"].get(topic, ()):
                     raise UsageError(f"option {_camel(name)} names queue {topic}/{queue_id}, which assign does not")
+    if values.get("columns") and values.get("schema_mode", "default") != "default":
+        raise UsageError("give one of columns and schemaMode")
     for start, end in (
         ("starting_timestamp_ms", "ending_timestamp_ms"),
         ("starting_physical_offset", "ending_physical_offset"),

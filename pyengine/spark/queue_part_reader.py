@@ -111,7 +111,9 @@ class QueuePartReader(TaskReader):
             if self.options.on_corrupt == "fail":
                 raise CorruptionError(f"queue {one.topic}/{one.queue_id} names a message at {scanner.position}, "
                                       f"but there it is {sentence(scanner.reason)}: {ADVICE}")
-            rest = rest[CQ_ENTRY_BYTES * (scanner.gathered + 1) :]
+            at = CQ_ENTRY_BYTES * scanner.gathered
+            self.skip(scanner.position, int(numpy.frombuffer(rest, _ENTRY, 1, at)["size"][0]), scanner.reason)
+            rest = rest[at + CQ_ENTRY_BYTES :]
         chosen = self.selection
         is_filtered = bool(chosen.tags) or chosen.start_ms is not None or chosen.end_ms is not None
         if self._names_others or not is_filtered and rows != len(run.entries) // CQ_ENTRY_BYTES:

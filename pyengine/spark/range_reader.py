@@ -59,7 +59,9 @@ class RangeReader(TaskReader):
                 return self.lost(segment)
             if self.options.on_corrupt == "fail":
                 raise CorruptionError(f"the log is damaged at {position}: {sentence(reason)} ({self.paths.commit_log_segment(segment)})")
-            position = sync(view, segment, position + 1, end, limit=limit) if position + 1 < end else None
+            following = sync(view, segment, position + 1, end, limit=limit) if position + 1 < end else None
+            self.skip(position, (end if following is None else following) - position, reason)
+            position = following
 
     def _check_border(self, view: mmap.mmap, segment: int, border: int, following: int, limit: int) -> None:
         """The task that begins at `border` must find the record at `following`, which this walk has reached."""

@@ -62,6 +62,15 @@ COLUMNS = (
     Column("queueOffset", "BIGINT", "queueOffset", False, "offset under RocketMQ's name."),
     Column("storeTimestamp", "TIMESTAMP", "storeTimestamp", False, "timestamp under RocketMQ's name."),
 )
+MODES = {
+    "kafka": ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType"),
+    "rocketmq": (
+        "topic", "flag", "body", "properties", "queueId", "queueOffset", "bornTimestamp", "storeTimestamp", "physicalOffset", "tags",
+        "keys", "uniqKey", "msgId", "bodySize", "size", "bodyCRC", "sysFlag", "reconsumeTimes", "preparedTransactionOffset",
+        "bornHost", "storeHost",
+    ),
+    "full": tuple(column.name for column in COLUMNS if column.name not in ("body", "queueId", "queueOffset", "storeTimestamp")),
+}
 _BY_NAME = {column.name.lower(): column for column in COLUMNS}
 
 
@@ -81,9 +90,11 @@ def find_column(name: str) -> Column:
 
 
 def chosen_columns(options: ReadOptions) -> list[Column]:
-    """What `columns` names, else the default columns (without value if includeBody is false)."""
+    """What `columns` names, else those of the schemaMode (without the body if includeBody is false)."""
     if not options.columns:
-        return [column for column in COLUMNS if column.in_default and (options.include_body or column.name != "value")]
+        mode = MODES.get(options.schema_mode)
+        found = [column for column in COLUMNS if column.in_default] if mode is None else [find_column(name) for name in mode]
+        return [column for column in found if options.include_body or column.scanned != "body"]
     columns = [find_column(name) for asked in options.columns for name in (all_names() if asked == "*" else [asked])]
     _refuse_doubles(column.name for column in columns)
     return columns

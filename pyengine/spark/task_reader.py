@@ -5,10 +5,12 @@ Runs in Spark's Python workers, on the store's files alone.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -23,6 +25,7 @@ from pyengine.spark.selection import Selection
 from pyengine.storage.arrow import RowFilter, allocate, to_array
 from pyengine.storage.segment_files import map_read_only
 
+log = logging.getLogger(__name__)
 _TYPES = {
     "INT": pa.int32(),
     "BIGINT": pa.int64(),
@@ -45,11 +48,24 @@ def read_partition(
     Raises CorruptionError for damage (unless it is to be skipped) and for a file of
     another length, DataLossError for a segment that was deleted (unless that is allowed).
     """
+    return reader_of(options, selection, columns, part).batches(part, schema)
+
+
+def reader_of(options: ReadOptions, selection: Selection, columns: list[Column], part: LogRange | QueuePart) -> TaskReader:
+    """The reader of such parts."""
     if isinstance(part, LogRange):
         from pyengine.spark.range_reader import RangeReader as Reader
     else:
         from pyengine.spark.queue_part_reader import QueuePartReader as Reader
-    return Reader(options, selection, columns).batches(part, schema)
+    return Reader(options, selection, columns)
+
+
+class Skipped(NamedTuple):
+    """Bytes of the log that were passed over, and why (a reason of native.scan)."""
+
+    offset: int
+    length: int
+    reason: str
 
 
 class TaskReader:
@@ -62,6 +78,12 @@ class TaskReader:
         self._columns = columns
         self._scanned = list(dict.fromkeys(column.scanned for column in columns if column.scanned))
         self._place = {name: at for at, name in enumerate(self._scanned)}
+        self.skipped: list[Skipped] = []
+
+    def skip(self, offset: int, length: int, reason: str) -> None:
+        """Note damage that `onCorrupt=skip` passes over, and tell it on the worker's stderr."""
+        self.skipped.append(Skipped(offset, length, reason))
+        log.warning("%s: skipped %d bytes at %d: %s", self.options.path, length, offset, sentence(reason))
 
     def scanner(self, choose_queue: ChooseQueue | None) -> ColumnScanner:
         """A scanner of the columns that are needed, with the selection's filter and this choice of queues."""

@@ -57,6 +57,11 @@ def schema(columns: Sequence[str] | None = None) -> pa.Schema:
     return pa.schema([pa.field(name, _TYPES[column_kind(name)], nullable=True) for name in names])
 
 
+def stream(columns: Sequence[str] | None, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """Batches of these columns (default: all) as one Arrow stream."""
+    return pa.RecordBatchReader.from_batches(schema(columns), batches)
+
+
 class LogScanner:
     """Reads ranges of segments into record batches of one schema.
 

@@ -233,6 +233,23 @@ class StoreReader:
         chosen = None if topics is None else RowFilter(choose_topics(topics))
         return self._scan(LogScanner(columns, row_filter=chosen), limit)
 
+    def to_arrow(
+        self,
+        topics: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        level: ReadLevel | str | None = None,
+    ) -> pyarrow.RecordBatchReader:
+        """What `scan` gives, as one Arrow stream; needs pyarrow.
+
+        Whatever speaks Arrow's C stream takes it without a copy: `polars.DataFrame(stream)`,
+        `duckdb.sql("... FROM stream")`, `stream.read_pandas()`. It reads as it is read from,
+        once, and while the reader is open. Errors as `scan`.
+        """
+        batches = self.scan(topics, columns, level)
+        from pyengine.storage.arrow import stream
+
+        return stream(columns, batches)
+
     def queue(self, topic: str, queue_id: int) -> QueueReader | None:
         """The reader of one queue's entries, None for a queue that does not exist."""
         queue = self._queues.get((topic, queue_id))

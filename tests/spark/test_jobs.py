@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from damage import flip
 from fix_cli import run
 from fix_golden import unpack
 from pyengine.errors import UsageError
 from pyengine.formats.paths import StorePaths
-from pyengine.spark.jobs import SUCCESS, export_parquet, stats
+from pyengine.spark.export import SUCCESS, export_parquet
+from pyengine.spark.jobs import skipped_ranges, stats
 from spark import oracle
 from spark.logs import write_log
 
@@ -93,6 +95,17 @@ def test_statistics_add_up(spark, root):
         assert (row["bytes"], row["bodyBytes"]) == (sum(m.size_bytes for m in mine), sum(len(m.body) for m in mine))
         assert (row["firstOffset"], row["lastOffset"]) == (min(m.queue_offset for m in mine), max(m.queue_offset for m in mine))
     assert stats(spark, root, ["nobody"]).collect() == []
+
+
+def test_what_a_read_skips_is_told(spark, tmp_path):
+    offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 300}] * 60)
+    size = offsets[1] - offsets[0]
+    flip(StorePaths(tmp_path).commit_log_segment(0), offsets[3] + 4)
+    flip(StorePaths(tmp_path).commit_log_segment(4096), offsets[15] - 4096 + 120)  # in the body
+    assert offsets[15] > 4096 and offsets[-1] > 5 * 4096
+    assert [tuple(row) for row in skipped_ranges(spark, tmp_path).collect()] == [(offsets[3], size, "foreign")]
+    found = sorted(map(tuple, skipped_ranges(spark, tmp_path, verifyCRC=True, maxPartitionBytes=4096).collect()))
+    assert found == [(offsets[3], size, "foreign"), (offsets[15], size, "bad_crc")]
 
 
 def test_the_export_command(spark, root, tmp_path):

@@ -77,6 +77,8 @@ def test_texts_that_are_understood(name, text, field, value):
         ({"startingTimestamp": "now"}, "give a number from 0"),
         ({"startingTimestamp": "5", "endingTimestamp": "4"}, "startingTimestamp lies behind endingTimestamp"),
         ({"startingPhysicalOffset": "5", "endingPhysicalOffset": "4"}, "startingPhysicalOffset lies behind"),
+        ({"schemaMode": "full", "columns": "topic"}, "give one of columns and schemaMode"),
+        ({"schemaMode": "kafkaa"}, "give default, kafka, rocketmq or full"),
         ({"tags": " || "}, "option tags: no tag in"),
         ({"includeBody": "yes"}, "give true or false"),
         ({"maxPartitionBytes": "0"}, "give a size from 1"),
@@ -112,6 +114,19 @@ def test_columns_are_chosen_by_name_and_unknown_ones_refused():
     for wrong, sentence in (("ofset", "did you mean offset"), ("property.", "write property.NAME"), ("topic,Topic", "named twice")):
         with pytest.raises(UsageError, match=sentence):
             chosen_columns(read(columns=wrong))
+
+
+def test_a_schema_mode_chooses_columns():
+    names = {mode: [c.name for c in chosen_columns(read(schemaMode=mode))] for mode in ("default", "kafka", "rocketmq", "full")}
+    assert names["default"] == [c.name for c in chosen_columns(read())]
+    assert names["kafka"] == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    scanned = {c.scanned for c in COLUMNS if c.scanned}
+    assert {find_column(name).scanned for name in names["rocketmq"]} == scanned
+    assert {find_column(name).scanned for name in names["full"]} - {""} == scanned
+    assert names["rocketmq"][:3] == ["topic", "flag", "body"] and not {"value", "partition", "offset"} & set(names["rocketmq"])
+    for mode in names:
+        without = [c.name for c in chosen_columns(read(schemaMode=mode, includeBody="false"))]
+        assert without == [name for name in names[mode] if name not in ("value", "body")]
 
 
 def test_the_page_holds_the_tables_of_the_code():

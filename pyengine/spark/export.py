@@ -1,0 +1,207 @@
+"""Exporting the log as Parquet: the workers write the files, the driver only counts them.
+
+An export is a whole folder, or, `incremental`, a folder that each run takes up to the
+log's end. `_pyengine_export.json` in it tells how far it has come; what a killed run
+left behind that point is removed by the next.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyengine.errors import UsageError
+from pyengine.spark.jobs import Part, batches_of, given_options, run_in_workers, watched
+from pyengine.spark.options import ReadOptions, read_options
+from pyengine.spark.partitions import LogRange
+from pyengine.spark.plan import plan
+from pyengine.spark.schema import Column, chosen_columns, find_column
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import SparkSession
+
+SUCCESS = "_SUCCESS"
+STATE = "_pyengine_export.json"
+COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
+_SUMMARY_SCHEMA = "file STRING, messages BIGINT, bytes BIGINT"
+_PART = re.compile(r"\.?part-(\d+)(-\d+)?\.parquet(\..*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """What this run wrote: files in `dest`, messages, and bytes of those files."""
+
+    dest: str
+    files: int
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExportState:
+    """An incremental export: what it holds, and the physical offset it has come to, None before its first end."""
+
+    columns: list[str]
+    topics: list[str]
+    partitioned: bool
+    end: int | None = None
+
+
+def export_parquet(
+    spark: SparkSession,
+    store: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    topics: Iterable[str] | None = None,
+    *,
+    compression: str = "snappy",
+    overwrite: bool = False,
+    partitioned: bool = False,
+    incremental: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    **options: object,
+) -> ExportResult:
+    """Write the log, or some topics of it, as Parquet files into the folder `dest`.
+
+    The workers write the files; each appears under its name when it is whole, and
+    `_SUCCESS` comes last, so a folder without it is an export that did not finish. A
+    task that runs twice writes the same file twice. `dest` must be on a file system
+    that all workers share.
+
+    `partitioned` makes folders topic=.../date=YYYY-MM-DD (of the store time, UTC), as
+    Spark and others read them: the topic is then told by the folder. `incremental` goes
+    on where the last run into `dest` ended, and begins a new folder; a run that was
+    killed is repeated by the next. `progress` is told (bytes of the log done, all of
+    them) now and then. UsageError for a folder that holds something else, unless
+    `overwrite`, and for an incremental export with other columns or topics than before.
+    """
+    if compression not in COMPRESSIONS:
+        raise UsageError(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}")
+    given = given_options(store, topics, options)
+    target = Path(dest).absolute()
+    read = read_options(given)
+    columns = chosen_columns(read)
+    if partitioned:
+        columns = [column for column in columns if column.name.lower() != "topic"]
+        if not columns:
+            raise UsageError("a partitioned export tells the topic by its folders: name other columns too")
+    if incremental:
+        state = _continued(target, read, columns, partitioned, overwrite)
+        given["access"] = "scan"  # the offset it has come to is one of the log
+        if state.end is not None:
+            given["startingPhysicalOffset"] = str(state.end)
+        read = read_options(given)
+    parts = plan(read)
+    if not incremental:
+        _clear(target, overwrite)
+    (target / SUCCESS).unlink(missing_ok=True)
+    work = functools.partial(_write_part, read, columns, str(target), compression, uuid.uuid4().hex, partitioned, incremental)
+    try:
+        with watched(spark, sum(part.log_bytes for part in parts), progress):
+            rows = run_in_workers(spark, work, parts, _SUMMARY_SCHEMA).collect()
+    except BaseException:
+        for unfinished in target.rglob(".part-*"):
+            unfinished.unlink(missing_ok=True)
+        raise
+    if not rows and not partitioned and not any(target.glob("part-*")):
+        rows = [_empty(columns, target, compression)]
+    if incremental:
+        ends = [part.stop for part in parts if isinstance(part, LogRange)]
+        _write_state(target, replace(state, end=max(ends, default=state.end)))
+    (target / SUCCESS).touch()
+    return ExportResult(str(target), len(rows), sum(row[1] for row in rows), sum(row[2] for row in rows))
+
+
+def _continued(target: Path, read: ReadOptions, columns: list[Column], partitioned: bool, overwrite: bool) -> ExportState:
+    """The state of an incremental export, its folder cleared of what a killed run left."""
+    bounds = (read.starting_offsets, read.ending_offsets, read.starting_timestamp_ms, read.ending_timestamp_ms,
+              read.starting_physical_offset, read.ending_physical_offset)
+    if any(bound is not None for bound in bounds):
+        raise UsageError("an incremental export goes on where the last one ended: give no offsets and times")
+    wanted = ExportState([column.name for column in columns], sorted(read.subscribe), partitioned)
+    if not (target / STATE).exists():
+        _clear(target, overwrite)
+        _write_state(target, wanted)
+        return wanted
+    try:
+        state = ExportState(**json.loads((target / STATE).read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{target / STATE} is no state of an export ({error}): give another folder") from None
+    if replace(state, end=None) != wanted:
+        raise UsageError(f"{target} was begun with columns {', '.join(state.columns)}, topics {', '.join(state.topics) or 'all'}"
+                         f"{', partitioned' if state.partitioned else ''}: go on with the same, or give another folder")
+    for path in target.rglob("*part-*"):
+        found = _PART.fullmatch(path.name)
+        if found and (path.name.startswith(".") or state.end is None or int(found[1]) >= state.end):
+            path.unlink()
+    return state
+
+
+def _write_state(target: Path, state: ExportState) -> None:
+    unfinished = target / f".{STATE}"
+    with open(unfinished, "w", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(state)))
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(target / STATE)
+
+
+def _clear(target: Path, overwrite: bool) -> None:
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target} is a file; give a folder for the Parquet files")
+    if target.is_dir() and any(target.iterdir()):
+        if not overwrite:
+            raise UsageError(f"{target} is not empty: give another folder, or allow it to be replaced")
+        foreign = [path.relative_to(target) for path in sorted(target.rglob("*")) if not _is_ours(path)]
+        if foreign:
+            raise UsageError(f"{target} holds {foreign[0]}, which no export wrote: give another folder")
+        shutil.rmtree(target)
+    target.mkdir(parents=True, exist_ok=True)
+
+
+def _is_ours(path: Path) -> bool:
+    if path.is_dir():
+        return path.name.startswith(("topic=", "date="))
+    return path.name in (SUCCESS, STATE, f".{STATE}") or _PART.fullmatch(path.name) is not None
+
+
+def _write_part(
+    options: ReadOptions, columns: list[Column], target: str, compression: str, run: str, partitioned: bool, incremental: bool,
+    number: int, part: Part,
+) -> Iterator[pyarrow.RecordBatch]:
+    """One part into its files; a row for each. No file without rows."""
+    import pyarrow
+
+    from pyengine.spark.export_files import PartFiles, write_groups
+    from pyengine.spark.task_reader import arrow_schema
+
+    scanned = list(columns)
+    if partitioned:
+        scanned += [find_column(name) for name in ("topic", "timestamp") if name not in [column.name for column in columns]]
+    name = f"part-{part.start:020d}" if incremental else f"part-{number:05d}"
+    files = PartFiles(target, name, arrow_schema(columns), compression, run, partitioned=partitioned)
+    written = write_groups(files, batches_of(options, scanned, part)[1])
+    if written:
+        paths, messages, sizes = zip(*written)
+        yield pyarrow.RecordBatch.from_arrays(
+            [pyarrow.array(paths), pyarrow.array(messages, pyarrow.int64()), pyarrow.array(sizes, pyarrow.int64())],
+            ["file", "messages", "bytes"])
+
+
+def _empty(columns: list[Column], target: Path, compression: str) -> tuple[str, int, int]:
+    """A file without rows, so that the folder can be read."""
+    from pyarrow import parquet
+
+    from pyengine.spark.task_reader import arrow_schema
+
+    path = target / "part-00000.parquet"
+    parquet.write_table(arrow_schema(columns).empty_table(), path, compression=compression)
+    return path.name, 0, path.stat().st_size

@@ -1,0 +1,128 @@
+"""Exports in folders by topic and day, and exports that go on where they ended: every row once, whatever was killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from fix_cli import run
+from fix_store_builder import StoreBuilder
+from pyengine.errors import UsageError
+from pyengine.spark import export_files
+from pyengine.spark.export import STATE, SUCCESS, export_parquet
+from pyengine.spark.export_files import PartFiles, escaped, write_groups
+from spark.logs import rows
+
+DAY_MS = 86_400_000
+
+
+def put(builder: StoreBuilder, count: int) -> None:
+    """Messages of three topics over three days."""
+    for number in range(count):
+        builder.put(("orders", "events", "a%b")[number % 3], b"%05d" % number * 10, queue_id=number % 2)
+        builder.now_ms += 3 * DAY_MS // count - 1000  # put itself adds a second
+
+
+@pytest.fixture
+def builder(tmp_path) -> StoreBuilder:
+    made = StoreBuilder(tmp_path / "store")
+    put(made, 60)
+    return made
+
+
+def table_of(**columns) -> pa.Table:
+    return pa.table(columns)
+
+
+def days(*numbers: int) -> pa.Array:
+    return pa.array([number * DAY_MS * 1000 for number in numbers], pa.timestamp("us", tz="UTC"))
+
+
+@pytest.mark.parametrize("most", [1, 128])
+def test_rows_go_to_their_folders_in_their_order(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(export_files, "OPEN_FILES_MAX", most)
+    table = table_of(topic=["a", "b/c", "a", "a", "b/c"], timestamp=days(0, 0, 1, 0, 0), n=[1, 2, 3, 4, 5])
+    files = PartFiles(str(tmp_path), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=True)
+    assert list(tmp_path.rglob("part-*")) == []
+    found = write_groups(files, iter(table.to_batches() + table.to_batches()))
+    assert sum(count for _, count, _ in found) == 10
+    read: dict[str, list[int]] = {}
+    for path in sorted(tmp_path.rglob("part-*.parquet")):
+        assert path.relative_to(tmp_path).as_posix() in [file for file, _, _ in found]
+        read.setdefault(path.parent.relative_to(tmp_path).as_posix(), []).extend(parquet.ParquetFile(path).read()["n"].to_pylist())
+    assert {folder: sorted(numbers) for folder, numbers in read.items()} == {
+        "topic=a/date=1970-01-01": [1, 1, 4, 4], "topic=a/date=1970-01-02": [3, 3], "topic=b%2Fc/date=1970-01-01": [2, 2, 5, 5]}
+    assert not list(tmp_path.rglob(".part-*"))
+
+
+def test_a_part_that_fails_leaves_nothing(tmp_path):
+    def broken():
+        yield from table_of(n=[1, 2]).to_batches()
+        raise OSError("gone")
+
+    files = PartFiles(str(tmp_path), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=False)
+    with pytest.raises(OSError, match="gone"):
+        write_groups(files, broken())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_folders_are_escaped_as_spark_does():
+    assert [escaped(text) for text in ("plain-1_x", "a%b", "a=b/c", "\u00e9", "")] == [
+        "plain-1_x", "a%25b", "a%3Db%2Fc", "\u00e9", "__HIVE_DEFAULT_PARTITION__"]
+
+
+def wanted(root: Path) -> list[tuple]:
+    return sorted(rows(root, columns="physicalOffset,topic,offset,value"))
+
+
+def exported(spark, folder: Path) -> list[tuple]:
+    df = spark.read.parquet(str(folder))
+    return sorted((row.physicalOffset, row.topic, row.offset, bytes(row.value)) for row in df.collect())
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_an_incremental_export_by_topic_and_day_holds_every_row_once_whatever_was_killed(spark, builder, tmp_path):
+    out = tmp_path / "out"
+    given = {"partitioned": True, "incremental": True, "columns": "physicalOffset,topic,offset,value", "maxPartitionBytes": 4096}
+    done = export_parquet(spark, builder.root, out, **given)
+    assert done.messages == 60 and exported(spark, out) == wanted(builder.root)
+    days_found = spark.read.parquet(str(out)).where("topic = 'a%b'").select("date").distinct().count()
+    assert days_found == 3 and (out / SUCCESS).exists()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("part-*.parquet")}
+    assert export_parquet(spark, builder.root, out, **given).messages == 0
+    put(builder, 31)
+    state = json.loads((out / STATE).read_text())
+    assert export_parquet(spark, builder.root, out, **given).messages == 31
+    assert exported(spark, out) == wanted(builder.root)
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    # As if the run had been killed before it noted its end, with a file half written:
+    (out / STATE).write_text(json.dumps(state))
+    (out / SUCCESS).unlink()
+    (out / "topic=orders" / ".part-00000000000000000000.parquet.run.1").write_bytes(b"half")
+    put(builder, 5)
+    assert export_parquet(spark, builder.root, out, **given).messages == 36
+    assert exported(spark, out) == wanted(builder.root) and (out / SUCCESS).exists()
+    assert not list(out.rglob(".part-*"))
+    with pytest.raises(UsageError, match="was begun with columns physicalOffset, offset, value, topics all, partitioned: go on"):
+        export_parquet(spark, builder.root, out, **{**given, "columns": "topic,offset"})
+    with pytest.raises(UsageError, match="give no offsets and times"):
+        export_parquet(spark, builder.root, out, startingTimestamp=5, **given)
+    with pytest.raises(UsageError, match="is not empty"):
+        export_parquet(spark, builder.root, out)
+    assert export_parquet(spark, builder.root, out, ["orders"], overwrite=True).messages == 33
+    assert sorted(path.name for path in out.iterdir()) == [SUCCESS, "part-00000.parquet"]
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_the_command_goes_on_too(spark, builder, tmp_path):
+    for count in (20, 4):
+        done = run("export", builder.root, tmp_path / "lake", "--topic", "orders", "--incremental", "--columns", "offset", "--json")
+        assert (done.code, done.document["messages"]) == (0, count), done.stderr
+        put(builder, 12)
+    assert spark.read.parquet(str(tmp_path / "lake")).count() == 24

@@ -1,0 +1,74 @@
+"""The log as one Arrow stream, as other engines take it; and the page docs/arrow.md, run as it stands."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import pyengine
+from fix_store_builder import StoreBuilder
+from pyengine.errors import UsageError
+
+pa = pytest.importorskip("pyarrow")
+from pyengine.storage.arrow import COLUMNS, schema  # noqa: E402
+
+PAGE = Path(__file__).parents[2] / "docs" / "arrow.md"
+
+
+@pytest.fixture
+def builder(tmp_path, monkeypatch) -> StoreBuilder:
+    monkeypatch.chdir(tmp_path)
+    made = StoreBuilder(tmp_path / "my-store")
+    for number in range(40):
+        made.put(("orders", "events")[number % 4 == 3], b"x" * number, queue_id=number % 2, tags=("paid", "sent")[number % 2])
+    return made
+
+
+def test_the_stream_is_the_scan(builder):
+    with pyengine.open_store(builder.root) as store:
+        stream = store.to_arrow()
+        assert stream.schema == schema(COLUMNS)
+        assert stream.read_all() == pa.Table.from_batches(store.scan())
+        some = store.to_arrow(["orders"], ["queueOffset", "body"]).read_all()
+        assert some == pa.Table.from_batches(store.scan(["orders"], ["queueOffset", "body"])) and some.num_rows == 30
+        assert store.to_arrow(["nothing"]).read_all().num_rows == 0
+        with pytest.raises(UsageError):
+            store.to_arrow(columns=["topik"])
+
+
+def test_it_reads_as_it_is_read_from(builder, monkeypatch):
+    with pyengine.open_store(builder.root) as store:
+        seen = []
+        view = store.commit_log.view
+        monkeypatch.setattr(store.commit_log, "view", lambda start: (seen.append(start), view(start))[1])
+        stream = store.to_arrow(columns=["body"])
+        assert hasattr(stream, "__arrow_c_stream__")
+        seen.clear()
+        assert stream.read_next_batch().num_rows > 0 and seen == [0]
+        assert stream.read_all().num_rows > 0 and seen == store.commit_log.starts() != [0]
+
+
+def test_the_page_of_docs_runs(builder, capsys):
+    pytest.importorskip("polars")
+    pytest.importorskip("duckdb")
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 4
+    namespace: dict[str, object] = {}
+    shown = []
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), namespace)  # noqa: S102
+        shown.append(capsys.readouterr().out)
+    namespace["store"].close()
+    tags = Counter(("paid", "sent")[number % 2] for number in range(40) if number % 4 != 3)
+    for tag, count in tags.items():
+        assert re.search(rf"{tag}\s+┆ {count}\s", shown[1]), shown[1]
+    assert re.search(r"events\s+│\s+10 ", shown[2]) and re.search(r"orders\s+│\s+30 ", shown[2]), shown[2]
+    assert re.search(r"events\s+1\s+10\n", shown[3]), shown[3]
+
+
+def test_the_page_names_every_column():
+    text = PAGE.read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in COLUMNS)
