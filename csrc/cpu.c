@@ -1,7 +1,34 @@
 #define _GNU_SOURCE
 #include "cpu.h"
 
+#include <errno.h>
 #include <sched.h>
+#include <stdint.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define PROMPT_SLICE_NS 100000 /* the shortest the kernel takes */
+
+/* struct sched_attr of the kernel, as long as it was at first. */
+struct attributes {
+    uint32_t size;
+    uint32_t policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime;
+    uint64_t deadline;
+    uint64_t period;
+};
+
+int ms_cpu_schedule(int how)
+{
+    struct attributes attributes = {.size = sizeof attributes, .nice = getpriority(PRIO_PROCESS, 0)};
+    attributes.policy = how == MS_CPU_BEHIND ? SCHED_BATCH : SCHED_OTHER;
+    attributes.runtime = how == MS_CPU_BEHIND ? 0 : PROMPT_SLICE_NS;
+    return syscall(SYS_sched_setattr, 0, &attributes, 0) == 0 ? 0 : -errno;
+}
 
 /* The mask is put back at once: the scheduler stays free to do better later. */
 static void leave_cpu(int cpu)

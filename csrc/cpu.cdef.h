@@ -1,9 +1,9 @@
-/* Keeping the writer off its producer's CPU.
+/* Which process gets which CPU when.
  *
- * Who: the writer process, from ms_writer_run. Blocks on: two system calls, at most
- * once per MS_MOVE_PAUSE_NS. After a crash: nothing; affinity dies with the process.
+ * Who: each worker for itself. Blocks on: a system call or two; the mover's at most once per
+ * MS_MOVE_PAUSE_NS. After a crash: nothing; all of it dies with the process.
  *
- * Two processes that hand work to each other are fast only on two CPUs. The scheduler
+ * The mover keeps the writer off its producer's CPU, from ms_writer_run. Two processes that hand work to each other are fast only on two CPUs. The scheduler
  * puts a woken one beside its waker when the other CPU is busy for a moment, and leaves
  * it there: each hand-off is then a context switch. Moving away once ends that state.
  */
@@ -20,3 +20,8 @@ struct ms_mover {
 
 /* After each pass: whether it was made on the CPU that its producer ran on. Moves away when that lasts. */
 void ms_mover_note(struct ms_mover *mover, int same_cpu, int64_t now_ns);
+
+/* How this process is scheduled from now on; 0 or -errno. */
+#define MS_CPU_PROMPT 0             /* short slices: woken, it interrupts who runs with long ones (Linux 6.12) */
+#define MS_CPU_BEHIND 1             /* SCHED_BATCH: woken, it takes an idle CPU but interrupts nobody */
+int ms_cpu_schedule(int how);

@@ -63,6 +63,12 @@ int ms_group_commit_once(struct ms_group_commit *group)
             return -failed;
     }
     ms_control_publish_flushed(control, group->bells, target, time);
+    /* Behind the producers, who have waited long enough. In a stream the writer wakes up while they do. */
+    int64_t now_ns = ms_monotonic_ns();
+    int stream = now_ns - group->last_ns < MS_GROUP_STREAM_NS;
+    group->last_ns = now_ns;
+    if (stream && group->writer_semaphore != NULL)
+        ms_latch_wakeup(&group->bells->latch[MS_WRITER], group->writer_semaphore);
     return 1;
 }
 

@@ -9,6 +9,7 @@
  * caller freezes the store.
  */
 #define MS_GROUP_SEGMENTS_MAX 256
+#define MS_GROUP_STREAM_NS 1000000  /* flushes that follow each other within this time are a stream */
 
 /* Why ms_group_commit_run returned. */
 #define MS_GROUP_TIME 0          /* the deadline, or a signal: do the housekeeping, call again */
@@ -19,11 +20,13 @@ struct ms_group_commit {
     struct ms_control *control;
     struct ms_doorbells *bells;
     void *semaphore;             /* of the flusher's latch */
+    void *writer_semaphore;      /* rung behind a flush in a stream of them: the next put is near. NULL: nobody */
     int64_t segment_bytes;
     uint64_t incarnation;        /* `flushed` moves only once the writer has verified this one */
     int32_t count;               /* open segments */
     int32_t error_number;
     int64_t failed_base;
+    int64_t last_ns;             /* when `flushed` moved last */
     struct ms_latency *latency;  /* where each fdatasync is counted; NULL: nowhere */
     int64_t base[256];
     int32_t fd[256];

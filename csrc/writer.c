@@ -63,6 +63,7 @@ void ms_writer_open(struct ms_writer *writer)
     writer->stage_bytes = 0;
     writer->stage_from = slot->wrote;
     writer->side_loaded = 0;
+    writer->zeroed_end = slot->wrote;
     if (writer->sessions_high < slot->sessions_high)
         writer->sessions_high = slot->sessions_high;
     for (uint32_t i = 0; i < MS_SESSION_SLOTS; i++) {
@@ -170,6 +171,21 @@ static void begin_pass(struct ms_writer *writer)
     ms_put_meter_begin(&writer->meter);
 }
 
+/* Allocated blocks that were never written cost a change of the file's map with the sync that
+ * follows their first write. So once in a window that change is made for all of it. The zeros
+ * stand above everything acknowledged and change no byte that anybody reads. */
+static int write_zeros_ahead(struct ms_writer *writer, int64_t end)
+{
+    int64_t segment_end = writer->current.base + writer->segment_bytes;
+    int64_t bytes = writer->zero_ahead_bytes;
+    if (bytes == 0 || end <= writer->zeroed_end)
+        return 0;
+    if (bytes > segment_end - end)
+        bytes = segment_end - end;
+    writer->zeroed_end = end + bytes;
+    return ms_flush_pwrite_all(writer->current.fd, writer->zeros, bytes, end - writer->current.base);
+}
+
 /* Sync mode: write what is gathered. Its first byte goes to stage_from. */
 static int write_stage(struct ms_writer *writer)
 {
@@ -177,6 +193,8 @@ static int write_stage(struct ms_writer *writer)
         return 0;
     int why = ms_flush_pwrite_all(writer->current.fd, writer->stage, writer->stage_bytes,
                                   writer->stage_from - writer->current.base);
+    if (why == 0)
+        why = write_zeros_ahead(writer, writer->stage_from + writer->stage_bytes);
     if (why != 0) {
         char reason[200];
         snprintf(reason, sizeof reason, "writing the commit log at offset %lld failed: %s",
@@ -886,6 +904,8 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
                 return why;
             if (writer->rolled)
                 return MS_RUN_ROLLED;
+            if (writer->mode == MS_MODE_SYNC)
+                writer->spinning = 0; /* the next one comes behind the disk */
             if (writer->spin_us > 0)
                 ms_mover_note(&writer->mover, writer->last_producer_same_cpu, writer->last_work_ns);
             if (writer->last_work_ns >= deadline_ns)
@@ -908,6 +928,11 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
         }
         int woken = ms_latch_wait(bell, semaphore, deadline_ns - now);
         slept = 1;
+        if (woken > 0 && writer->mode == MS_MODE_SYNC && writer->spin_us > 0) {
+            /* The flusher rings when it has let producers go: their next entries are near. */
+            writer->spinning = 1;
+            writer->last_work_ns = ms_monotonic_ns();
+        }
         if (woken < 0)
             return MS_RUN_TIME; /* a signal: let Python run its handler */
     }

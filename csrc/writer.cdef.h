@@ -99,6 +99,9 @@ struct ms_writer {
     int64_t stage_bytes_max;
     int64_t stage_bytes;
     int64_t stage_from;          /* physical offset of stage[0] */
+    uint8_t *zeros;              /* sync mode: what stands behind the written bytes is overwritten with these */
+    int64_t zero_ahead_bytes;    /* that far; 0 not at all */
+    int64_t zeroed_end;          /* up to here zeros or records were written, not only allocated */
     uint8_t *scratch;            /* private copy of the entry at hand */
     uint64_t scratch_bytes;
     uint32_t side_slot;          /* out: with MS_RUN_SIDE */

@@ -81,6 +81,9 @@ class EngineConfig:
     sync_flush_timeout_ms: int = setting(
         5000, "A put with SYNC_FLUSH that waits longer gets FLUSH_DISK_TIMEOUT; the message is stored.",
         key="syncFlushTimeout", unit="ms", low=1, high=DAY_MS, group="writing")
+    zero_ahead_bytes: int = setting(
+        256 << 10, "With SYNC_FLUSH the writer writes zeros this far ahead, so that a sync changes data only; 0 does not.",
+        unit="bytes", low=0, high=64 << 20, group="writing")
     put_timeout_ms: int = setting(
         10_000, "Longest wait of a put for the writer; then its result is indeterminate.", unit="ms", low=1,
         high=DAY_MS, group="writing")

@@ -82,7 +82,8 @@ class Writer:
     run in this mode) and for the writer itself. All views must outlive the object.
     """
 
-    def __init__(self, control, bells, queues, semaphores: dict[int, object], spin_us: int) -> None:
+    def __init__(self, control, bells, queues, semaphores: dict[int, object], spin_us: int,
+                 zero_ahead_bytes: int = 0) -> None:
         writer = self.pointer = ffi.new("struct ms_writer *")
         writer.control = control
         writer.bells = bells
@@ -101,6 +102,9 @@ class Writer:
             self._stage = ffi.new("uint8_t[]", STAGE_BYTES)
             writer.stage = self._stage
             writer.stage_bytes_max = STAGE_BYTES
+            self._zeros = ffi.new("uint8_t[]", max(1, zero_ahead_bytes))
+            writer.zeros = self._zeros
+            writer.zero_ahead_bytes = zero_ahead_bytes
 
     def _grow_scratch(self, size: int) -> None:
         if self._scratch is None or len(self._scratch) < size:

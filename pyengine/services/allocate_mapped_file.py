@@ -25,7 +25,7 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
-from pyengine.native import nap
+from pyengine.native import cpu
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.page_warmer import PageWarmer
 from pyengine.storage.derived_room import leave_room
@@ -56,7 +56,7 @@ class AllocateMappedFileService:
                                       populated_end=native.load(self._line, "populated_end"))
         self._retry_ns = 0
         self._wrote = -1
-        nap.behind_the_puts()
+        cpu.step_behind()
         self._moved_ns = 0
 
     def work(self) -> bool:

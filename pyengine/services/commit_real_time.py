@@ -17,7 +17,6 @@ are written again the same.
 from __future__ import annotations
 
 import os
-import time
 
 from pyengine._native import ffi
 from pyengine.config import EngineConfig
@@ -31,12 +30,12 @@ from pyengine.native import control as native
 from pyengine.native import nap, scan
 from pyengine.native.flush import pwrite_all
 from pyengine.services.freeze import freeze
+from pyengine.services.pace import Pace
 
 PIECE_BYTES = 1 << 20
 SMALL_BYTES = 64 << 10
-STREAK_ROUNDS = 3
-GATHER_S = 0.001
-QUIET_NS = 3_000_000  # after work it looks on for so long, awake, before it sleeps on its latch
+NAP_NS = 1_000_000    # in a stream of puts, what comes within this time is committed together
+QUIET_NS = 3_000_000  # the stream is over after so long without one
 NO_SEGMENT = -1
 
 
@@ -53,29 +52,23 @@ class CommitRealTimeService:
         self._base = NO_SEGMENT
         self._descriptor = -1
         self._path = ""
-        self._streak = 0  # rounds in a row that found work: more than a few, and small pieces are gathered
+        self._pace = Pace(NAP_NS, QUIET_NS)
         self._committed = native.load_position(self._control.committed)
         self._free_full_buffers()
         nap.precisely()
-        nap.behind_the_puts()
 
     def work(self) -> bool:
         """Commit one piece, unless it is so small that waiting a moment for more is better."""
         if native.load(self._control.state, "frozen"):
             return False
         wrote = native.load_position(self._control.wrote)
-        if wrote <= self._committed:
-            if not self._streak or not nap.until_above(self._control.wrote, self._committed, QUIET_NS):
-                self._streak = 0
+        if wrote - self._committed < SMALL_BYTES and self._pace.busy or wrote <= self._committed:
+            if not self._pace.next_is_there(self._control.wrote, self._committed):
                 return False
-            self._streak = 1  # it was idle for a moment
             wrote = native.load_position(self._control.wrote)
-        if self._streak >= STREAK_ROUNDS and wrote - self._committed < SMALL_BYTES:
-            time.sleep(GATHER_S)
-            wrote = native.load_position(self._control.wrote)
-        self._streak += 1
-        self._memory.wake(native.REPUTTER)  # it wakes up while this commits; once more when it is done
-        return self._commit(wrote)
+        done = self._commit(wrote)
+        self._pace.worked()
+        return done
 
     def _commit(self, wrote: int) -> bool:
         """Commit one piece; False only when the store froze over it."""

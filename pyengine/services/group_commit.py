@@ -12,7 +12,7 @@ from pyengine.config import EngineConfig
 from pyengine.errors import FlushError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.native import group_commit
+from pyengine.native import cpu, group_commit
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.flush_real_time import take_over
 from pyengine.services.freeze import freeze
@@ -32,9 +32,10 @@ class GroupCommitService:
         self._follow()
         self.incarnation = take_over(memory)
         self._group = group_commit.GroupCommit(
-            self._control, memory.bells, memory.latch(native.FLUSHER).semaphore, memory.identity.segment_bytes,
-            self.incarnation, memory.counters)
+            self._control, memory.bells, memory.latch(native.FLUSHER).semaphore, memory.latch(native.WRITER).semaphore,
+            memory.identity.segment_bytes, self.incarnation, memory.counters)
         self._group.use(self._segments.descriptors)
+        cpu.be_prompt()
 
     def _follow(self) -> None:
         ready_end = max(native.load(self._control.allocator, "ready_end"),

@@ -25,7 +25,7 @@ from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
-from pyengine.native import flush, queue_table, session, session_guard, store_stats
+from pyengine.native import cpu, flush, queue_table, session, session_guard, store_stats
 from pyengine.native import writer as pass_
 from pyengine.native.writer import Segment, Writer
 from pyengine.services.freeze import freeze
@@ -64,11 +64,13 @@ class PutMessageService:
         self._table_object, self._table = memory.open_queue_table(self._generation)
         self._forget_dead_pass()
         semaphores = {kind: memory.latch(kind).semaphore for kind in (native.WRITER, *WAKES)}
-        self._writer = Writer(self._control, memory.bells, self._table, semaphores, self._identity.spin_writer_us)
+        self._writer = Writer(self._control, memory.bells, self._table, semaphores, self._identity.spin_writer_us,
+                              config.zero_ahead_bytes)
         store_stats.count_puts(self._writer.pointer, memory.counters)
         if config.enable_multi_dispatch:
             self._writer.enable_multi_dispatch(lmq=config.enable_lmq, lmq_max=config.max_lmq_consume_queue_num)
         self._writer.open()
+        cpu.be_prompt()
         self._attach_segments_at_start()
         session_guard.install()
         self._look_at_sessions()

@@ -1,8 +1,7 @@
 """DefaultMessageStore.ReputMessageService: from the log to queues and index, behind the writer.
 
-RocketMQ's polls each millisecond. Here the writer (or, with the pool, the committer) rings
-a latch; after finding work this service goes on looking in short naps for a few
-milliseconds before it arms the latch again, so that under load nobody has to ring.
+RocketMQ's polls each millisecond. Here the writer (with the pool the committer) rings a
+latch; in a stream of puts it goes on by itself (services/pace.py).
 
 Order: entries and keys first, then `reput_from`, then the arrival sequence that consumers
 sleep on. After a crash everything from `reput_from` on is dispatched again, which changes
@@ -24,14 +23,16 @@ from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
 from pyengine.native import nap, sequence, store_stats
 from pyengine.native.flush import monotonic_ns
+from pyengine.services.pace import Pace
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.segment_files import map_read_only
 
 BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
-QUIET_NS = 3_000_000       # naps go on this long after the last find
-COMMIT_NS = 2_000_000      # so long a commit that is known to be under way is waited for awake
-BUSY_BYTES = 16 << 10     # a batch as long as this: puts come fast, so
-BUSY_NAP_NS = 250_000      # longer naps gather more of them
+BEHIND_BYTES = 1 << 20     # after a batch as long as this there is no gathering
+NAP_NS = 250_000           # in a stream of puts, what comes within this time is dispatched together
+QUIET_NS = 1_000_000       # the stream is over after so long without one
+SYNC_NAP_NS = 1_000_000    # beside puts that wait for the disk: each time this process runs, one of them waits longer
+SYNC_QUIET_NS = 3_000_000
 ROUND_NS = 50_000_000      # one work() lasts at most about this long
 RETRY_NS = 1_000_000_000
 IDLE_PAUSE_S = 0.5
@@ -49,8 +50,7 @@ class ReputMessageService:
         self._paths = StorePaths(root)
         self._segment_bytes = memory.identity.segment_bytes
         self._report = report
-        self._follows_commit = not memory.identity.dispatch_at
-        self._limit = self._control.committed if self._follows_commit else self._control.confirm
+        self._limit = self._control.confirm if memory.identity.dispatch_at else self._control.committed
         self._dispatcher = Dispatcher(
             root, config.geometry,
             index_progress=ffi.addressof(self._control, "index_progress"),
@@ -64,27 +64,24 @@ class ReputMessageService:
         self._reput_from = native.load_position(self._control.reput_from)
         self._base = -1
         self._view: mmap.mmap | None = None
+        self._behind = False
         self._retry_ns = 0
         self._failing = ""
-        self._nap_ns = nap.NAP_NS
+        if memory.identity.mode == native.MODE_SYNC:
+            self._pace = Pace(SYNC_NAP_NS, SYNC_QUIET_NS)
+        else:
+            self._pace = Pace(NAP_NS, QUIET_NS)
         nap.precisely()
-        nap.behind_the_puts()
 
     def work(self) -> bool:
         """Dispatch what is there, and what comes while it is still busy."""
-        if not self._advance() and not (self._commit_is_coming() and self._advance()):
+        if not self._advance():
             return False
         leave_ns = monotonic_ns() + ROUND_NS
-        while monotonic_ns() < leave_ns and nap.until_above(self._limit, self._reput_from, QUIET_NS, self._nap_ns):
+        while monotonic_ns() < leave_ns and self._pace.next_is_there(self._limit, self._reput_from, behind=self._behind):
             if not self._advance():
                 break
         return True
-
-    def _commit_is_coming(self) -> bool:
-        """With the pool: woken before the commit, so that waking up and committing overlap; whether it came."""
-        if not self._follows_commit or native.load_position(self._control.wrote) <= self._reput_from:
-            return False
-        return nap.until_above(self._limit, self._reput_from, COMMIT_NS)
 
     def _advance(self) -> bool:
         """One batch; whether `reput_from` moved."""
@@ -115,9 +112,10 @@ class ReputMessageService:
             self._failing = ""
         self._retry_ns = 0
         self._reput_from = reached
-        self._nap_ns = BUSY_NAP_NS if reached - start >= BUSY_BYTES else nap.NAP_NS
         native.store_position(self._control.reput_from, reached)
         sequence.raise_(self._control.arrival_seq, self._memory.bells.arrival_waiters)
+        self._behind = reached - start >= BEHIND_BYTES
+        self._pace.worked()
         self._count(end - start)
         return True
 

@@ -1,0 +1,15 @@
+"""How this process gets a CPU (csrc/cpu.cdef.h). All of it is advice: refused, the engine is only slower."""
+
+from __future__ import annotations
+
+from pyengine._native import lib
+
+
+def be_prompt() -> None:
+    """Woken, interrupt who runs in long slices: for a process that does little each time and that others wait for."""
+    lib.ms_cpu_schedule(lib.MS_CPU_PROMPT)
+
+
+def step_behind() -> None:
+    """Woken, take an idle CPU at once, but wait for one rather than interrupt a putting producer or the writer."""
+    lib.ms_cpu_schedule(lib.MS_CPU_BEHIND)
