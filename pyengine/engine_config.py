@@ -370,4 +370,5 @@ def _check_host(text: str) -> None:
 SETTINGS: dict[str, Setting] = settings_of(EngineConfig)
 FIXED_NAMES: tuple[str, ...] = tuple(name for name, row in SETTINGS.items() if row.fixed)
 # Settings that say what a store's queues hold: kept in its engine.toml, so that every command knows them.
-KEPT_NAMES: tuple[str, ...] = ("enable_multi_dispatch", "enable_lmq", "enable_consume_queue_ext")
+KEPT_NAMES: tuple[str, ...] = (
+    "enable_multi_dispatch", "enable_lmq", "enable_consume_queue_ext", "message_delay_level")

@@ -360,11 +360,12 @@ class Producer:
                 sys_flag: int = 0, born_timestamp_ms: int = 0, born_host: str = "127.0.0.1:0",
                 store_host: str | None = None, reconsume_times: int = 0, prepared_transaction_offset: int = 0,
                 wait_store_msg_ok: bool = True, delay_level: int = 0, clock_ms: int = 0,
-                timeout_s: float | None = None) -> PutResult:
+                timeout_s: float | None = None, asynchronous: bool = False) -> PutResult | PutFuture:
         """One message with every field given by hand; the property text is stored as it is.
 
         For tools that replay what a broker received. `clock_ms` counts only in an engine
-        with replay_clock. RocketMQ: MessageExtBrokerInner.
+        with replay_clock. `asynchronous` gives a Future at once, as put_async does.
+        RocketMQ: MessageExtBrokerInner.
         """
         try:
             transaction = sys_flag & SYS_FLAG_TRANSACTION_MASK
@@ -378,11 +379,14 @@ class Producer:
             text = outgoing.properties_bytes(properties_text)
             self._refuse_sizes(len(body), queue_id)
         except Refused as refused:
-            return PutResult(refused.status, topic=topic, queue_id=queue_id, reason=refused.reason)
+            result = PutResult(refused.status, topic=topic, queue_id=queue_id, reason=refused.reason)
+            return _resolved(result) if asynchronous else result
         store = encode_host(store_host) if store_host else self._store_host
         header = self._raw_header(native.PUT, name, text, len(body), queue_id, flag, sys_flag, born_timestamp_ms,
                                   encode_host(born_host), store, reconsume_times, prepared_transaction_offset, clock_ms)
         context = _Context(native.PUT, topic, queue_id, store, self._sync and wait_store_msg_ok)
+        if asynchronous:
+            return self._submit(header, name, text, body, b"", context, timeout_s)
         return self._put_and_wait(header, name, text, body, b"", context, timeout_s)
 
     def put_batch_raw(self, topic: str, members: Sequence[BatchMember], *, queue_id: int = 0, properties_text: str = "",

@@ -2,8 +2,9 @@
 
 A delayed message waits in SCHEDULE_TOPIC_XXXX, in the queue of its level, whose entries
 hold the due time instead of a tag hash. When it is due it is put once more, into its real
-topic (formats/delivery.py), through a session like any producer's. Each level is delivered
-in the order of its queue, which is the order of due times.
+topic (formats/delivery.py), through a session like any producer's, a batch under way at once.
+Each level is delivered in the order of its queue, which is the order of due times; only a
+message whose put is refused for now (a full disk) can come behind smaller ones that were not.
 
 When to look. RocketMQ polls each level every 100 ms. Here the head of a queue says when it
 is due, and nobody need ring when something is put into an empty queue: it cannot be due
@@ -25,6 +26,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 
 from pyengine.config import EngineConfig
@@ -37,13 +39,15 @@ from pyengine.formats.message import Message
 from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
+from pyengine.pending_puts import PutFuture
 from pyengine.producer import Producer
-from pyengine.results import PutStatus, ReadLevel
+from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.queue_reader import QueueReader
 from pyengine.storage.store_reader import StoreReader
 
-BATCH_MESSAGES = 64            # of one level, before the others have their turn
+BATCH_MESSAGES = 64            # of one level under way at once, before the others have their turn
+ANSWER_STEP_S = 1.0            # an answer is waited for in such steps: the heart beats on
 LOOK_NS_MIN = 50_000_000       # at an empty level
 LOOK_NS_MAX = 5_000_000_000
 PAUSE_S_MAX = 1.0              # the wall clock may be set while we sleep
@@ -70,12 +74,24 @@ class DispatchedWatermark:
         return min(native.load_position(self._control.reput_from), self.limit(level))
 
 
+@dataclass(slots=True)
+class _Step:
+    """From one queue offset to `behind`: a put under way, or nothing to be put, for a reason or none."""
+
+    behind: int
+    future: PutFuture | None = None
+    end: int = 0          # without a future: the log up to here must be flushed before the step counts
+    reason: str = ""      # why the message can never be delivered
+
+
 @dataclass
 class _Level:
     """One delay level and its queue.
 
-    `offset` is the next one to deliver. `unflushed` holds (offset behind a delivery, end of
-    its record) in the order of both; `durable` is the offset that the file may name.
+    `offset` is the next one to deliver. `under_way` are the steps behind it whose end is not
+    known yet, `ahead` says which offsets were stored although one before them was refused
+    (offset -> end of the record). `unflushed` holds (offset behind a delivery, end of its
+    record) in the order of offsets; `durable` is the offset that the file may name.
     """
 
     number: int
@@ -84,6 +100,8 @@ class _Level:
     durable: int
     due_ms: int = 0                     # of the message at `offset`; 0: to be looked at
     look_ns: int = 0                    # the queue was empty: when to look again
+    under_way: deque[_Step] = field(default_factory=deque)
+    ahead: dict[int, int] = field(default_factory=dict)
     unflushed: deque[tuple[int, int]] = field(default_factory=deque)
 
     @property
@@ -152,10 +170,11 @@ class ScheduleMessageService:
                 self._wait_with(str(error))
         else:
             self._end_session()
+            self._collect_all()
         now_ns = self._clock_ns()
         if now_ns >= self._save_due_ns and self._save():
             self._save_due_ns = now_ns + self._save_interval_ns
-        if self._producer is not None and now_ns >= self._used_ns + SESSION_IDLE_NS:
+        if self._producer is not None and not more and now_ns >= self._used_ns + SESSION_IDLE_NS:
             self._end_session()
         return more and not self._retry_ns
 
@@ -171,6 +190,7 @@ class ScheduleMessageService:
     def drain(self) -> bool:
         """Nothing is delivered any more; note what was, as soon as it is flushed. It gives up after DRAIN_NS."""
         self._end_session()
+        self._collect_all()
         if self._drain_until_ns == 0:
             self._drain_until_ns = self._clock_ns() + DRAIN_NS
         self._save()
@@ -195,6 +215,11 @@ class ScheduleMessageService:
 
     # ---- one level --------------------------------------------------------------
 
+    def _collect_all(self) -> None:
+        """What was under way when the session ended; all of it is answered then."""
+        for level in self._levels:
+            self._collect(level)
+
     def _deliver_levels(self) -> bool:
         more = False
         for level in self._levels:
@@ -204,46 +229,107 @@ class ScheduleMessageService:
         return more
 
     def _deliver_level(self, level: _Level) -> bool:
-        """Deliver what is due of a level, at most BATCH_MESSAGES; True if the next one may be due too."""
-        if not self._is_to_be_looked_at(level):
-            return False
-        log_min_offset = self._reader.commit_log.min_offset
-        queue = self._queue(level)
-        end = 0 if queue is None else queue.max_offset(self._watermark.queue_limit(ReadLevel.COMMITTED))
-        for _ in range(BATCH_MESSAGES):
-            if queue is None or level.offset >= end:
-                self._find_empty(level)
-                return False
-            entry = queue.entry(level.offset, end)
-            if entry is None or entry.physical_offset < log_min_offset or is_filler(entry):
-                self._skip_what_is_gone(level, queue, log_min_offset, end)
-                continue
-            level.due_ms = self._due_ms(level, queue, entry)
-            if not self._is_due(level, self._now_ms()):
-                return False
-            if not self._deliver(level, entry):
+        """Put what is due of a level, at most BATCH_MESSAGES at once; True if there may be more to do."""
+        if not level.under_way:
+            if not self._is_to_be_looked_at(level):
                 return False
             level.due_ms = 0
-        return True
+            queue = self._queue(level)
+            if queue is None:
+                self._find_empty(level)
+            else:
+                self._put_due(level, queue)
+        return self._collect(level) or (level.due_ms == 0 and level.look_ns <= self._clock_ns())
 
-    def _skip_what_is_gone(self, level: _Level, queue: QueueReader, log_min_offset: int, end: int) -> None:
+    def _put_due(self, level: _Level, queue: QueueReader) -> None:
+        """Submit what is due; then `due_ms` says when the next one is, or `look_ns` when to look for one."""
+        end = queue.max_offset(self._watermark.queue_limit(ReadLevel.COMMITTED))
+        log_min_offset = self._reader.commit_log.min_offset
+        cursor = level.offset
+        while len(level.under_way) < BATCH_MESSAGES and not self._retry_ns:
+            if cursor >= end:
+                self._find_empty(level)
+                return
+            entry = queue.entry(cursor, end)
+            if entry is None or entry.physical_offset < log_min_offset or is_filler(entry):
+                step = self._step_over_what_is_gone(level, queue, cursor, log_min_offset, end)
+            elif cursor in level.ahead:
+                step = _Step(cursor + 1, end=level.ahead[cursor])
+            else:
+                due_ms = self._due_ms(level, queue, entry)
+                if not self._is_due(level, due_ms, self._now_ms()):
+                    level.due_ms = due_ms
+                    return
+                step = self._put(cursor, entry)
+                if step is None:
+                    return
+            level.under_way.append(step)
+            cursor = step.behind
+
+    def _collect(self, level: _Level) -> bool:
+        """Take the answers in order; True if some are still to come."""
+        while level.under_way:
+            step = level.under_way[0]
+            result = None
+            if step.future is not None:
+                try:
+                    result = step.future.result(ANSWER_STEP_S)
+                except FutureTimeoutError:
+                    return True
+                if result.physical_offset < 0 and result.status not in _NEVER_POSSIBLE:
+                    self._be_refused(level, result)
+                    return False
+            level.under_way.popleft()
+            self._step(level, step, result)
+        return False
+
+    def _step(self, level: _Level, step: _Step, result: PutResult | None) -> None:
+        end, reason = step.end, step.reason
+        if result is not None:
+            if result.physical_offset >= 0:
+                end = result.physical_offset + result.size_bytes
+                self._said = ""
+            else:
+                reason = result.reason
+        if reason:  # it stays where it is, and does not keep those behind it waiting
+            self._report(f"the message at offset {level.offset} of {SCHEDULE_TOPIC} queue {level.queue_id} is not delivered: {reason}")
+        level.ahead.pop(level.offset, None)
+        level.offset = step.behind
+        level.unflushed.append((level.offset, max(end, level.unflushed[-1][1] if level.unflushed else 0)))
+
+    def _be_refused(self, level: _Level, result: PutResult) -> None:
+        """The first under way was refused for now: it is tried again; those behind it that were stored are not."""
+        self._wait_with(f"{result.status.name}: {result.reason}")
+        level.due_ms = level.look_ns = 0
+        offset = level.offset
+        for step in level.under_way:
+            if step.future is not None:
+                try:
+                    later = step.future.result(ANSWER_STEP_S)
+                except FutureTimeoutError:
+                    break
+                if later.physical_offset >= 0:
+                    level.ahead[offset] = later.physical_offset + later.size_bytes
+            offset = step.behind
+        level.under_way.clear()
+
+    def _step_over_what_is_gone(self, level: _Level, queue: QueueReader, cursor: int, log_min_offset: int, end: int) -> _Step:
         """To the first entry whose message is still in the log; over a queue file that is missing in the middle."""
         offset = queue.min_offset(log_min_offset, end)
-        if offset <= level.offset:
-            offset = min(end, queue.next_file_offset(level.offset))
-            self._report(f"the file with entry {level.offset} of {SCHEDULE_TOPIC} queue {level.queue_id} is missing: "
-                         f"nothing before {offset} is delivered")
-        self._skip(level, offset)
+        if offset > cursor:
+            return _Step(offset)
+        offset = min(end, queue.next_file_offset(cursor))
+        return _Step(offset, reason=f"its queue file is missing, and with it everything before {offset}")
 
     def _is_to_be_looked_at(self, level: _Level) -> bool:
         if level.due_ms:
-            return self._is_due(level, self._now_ms())
+            return self._is_due(level, level.due_ms, self._now_ms())
         return self._clock_ns() >= level.look_ns
 
     @staticmethod
-    def _is_due(level: _Level, now: int) -> bool:
+    def _is_due(level: _Level, due_ms: int, now: int) -> bool:
         """correctDeliverTimestamp: what is further ahead than the level's delay is a mistake, and due."""
-        return level.due_ms <= now or (level.delay_ms is not None and level.due_ms > now + level.delay_ms)
+        return due_ms <= now or (level.delay_ms is not None and due_ms > now + level.delay_ms)
 
     def _find_empty(self, level: _Level) -> None:
         delay_ns = (UNKNOWN_LEVEL_DELAY_MS if level.delay_ms is None else level.delay_ms) * 1_000_000
@@ -276,50 +362,27 @@ class ScheduleMessageService:
 
     # ---- one message ------------------------------------------------------------
 
-    def _deliver(self, level: _Level, entry: ConsumeQueueEntry) -> bool:
-        """Put the message into its real topic and step behind it; False when that must wait."""
+    def _put(self, cursor: int, entry: ConsumeQueueEntry) -> _Step | None:
+        """Submit the message of an entry for its real topic; None when there is no session for it."""
         message = self._message(entry)
         if message is None:
-            if entry.physical_offset >= self._reader.commit_log.min_offset:
-                self._give_up(level, f"there is no whole record at {entry.physical_offset}")
-            else:  # deleted meanwhile
-                self._skip(level, level.offset + 1)
-            return True
+            is_gone = entry.physical_offset < self._reader.commit_log.min_offset  # deleted meanwhile
+            return _Step(cursor + 1, reason="" if is_gone else f"there is no whole record at {entry.physical_offset}")
         delivery = delivery_of(message)
         if isinstance(delivery, str):
-            self._give_up(level, delivery)
-            return True
+            return _Step(cursor + 1, reason=delivery)
         producer = self._session()
         if producer is None:
-            return False
-        result = producer.put_raw(
+            return None
+        return _Step(cursor + 1, producer.put_raw(
             delivery.topic, message.body, queue_id=delivery.queue_id, properties_text=delivery.properties_text,
             flag=message.flag, sys_flag=message.sys_flag, born_timestamp_ms=message.born_timestamp_ms,
             born_host=message.born_host, store_host=message.store_host, reconsume_times=message.reconsume_times,
-            wait_store_msg_ok=False)
-        if result.physical_offset >= 0:
-            self._said = ""
-            level.offset += 1
-            level.unflushed.append((level.offset, result.physical_offset + result.size_bytes))
-            return True
-        if result.status in _NEVER_POSSIBLE:
-            self._give_up(level, result.reason)
-            return True
-        self._wait_with(f"{result.status.name}: {result.reason}")
-        return False
-
-    def _give_up(self, level: _Level, reason: str) -> None:
-        """It can never be put: it stays where it is, and does not keep those behind it waiting."""
-        self._report(f"the message at offset {level.offset} of {SCHEDULE_TOPIC} queue {level.queue_id} is not delivered: {reason}")
-        self._skip(level, level.offset + 1)
-
-    def _skip(self, level: _Level, offset: int) -> None:
-        level.offset, level.due_ms = offset, 0
-        level.unflushed.append((offset, level.unflushed[-1][1] if level.unflushed else 0))
+            wait_store_msg_ok=False, asynchronous=True))
 
     def _wait_with(self, why: str) -> None:
         self._retry_ns = self._clock_ns() + RETRY_NS
-        if why != self._said:
+        if why != self._said and self._memory.state == native.STATE_RUNNING:
             self._said = why
             self._report(f"delayed messages wait: {why}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
@@ -11,7 +12,9 @@ from pyengine.config import EngineConfig
 from pyengine.errors import DiskFullError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.native import control as native
+from pyengine.pending_puts import PutFuture
 from pyengine.results import PutResult, PutStatus
+from pyengine.services import schedule_message
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import LOOK_NS_MAX, PAUSE_S_MAX, RETRY_NS, ScheduleMessageService
 from pyengine.storage.store_reader import open_store
@@ -26,9 +29,13 @@ class Session:
     def __init__(self, producer, refuse: list[PutResult | None]) -> None:
         self._producer, self._refuse = producer, refuse
 
-    def put_raw(self, topic, body, **fields) -> PutResult:
+    def put_raw(self, topic, body, **fields) -> PutFuture:
         answer = self._refuse.pop(0) if self._refuse else None
-        return self._producer.put_raw(topic, body, **fields) if answer is None else answer
+        if answer is None:
+            return self._producer.put_raw(topic, body, **fields)
+        future = PutFuture()
+        future.set_result(answer)
+        return future
 
     def close(self) -> None:
         self._producer.close()
@@ -297,7 +304,7 @@ def test_a_refusal_is_waited_for_and_the_order_kept(make_rig):
         put = rig.put(1, body)
     rig.wall_ms = put.store_timestamp_ms + 60_000
     full = PutResult(PutStatus.CREATE_MAPEDFILE_FAILED, reason="the disk is full")
-    rig.refuse = [None, full, full]
+    rig.refuse = [None, full, full, full, full]
     service = rig.service()
     for said in (["delayed messages wait: CREATE_MAPEDFILE_FAILED: the disk is full"],) * 2:
         rig.go(service)
@@ -306,6 +313,41 @@ def test_a_refusal_is_waited_for_and_the_order_kept(make_rig):
         rig.steady_ns += RETRY_NS
     rig.go(service)
     assert rig.delivered() == [b"0", b"1", b"2"]
+
+
+def test_what_was_stored_behind_a_refused_one_is_not_delivered_twice(make_rig):
+    rig = make_rig()
+    for number in range(5):
+        put = rig.put(1, b"%d" % number)
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    full = PutResult(PutStatus.CREATE_MAPEDFILE_FAILED, reason="no room for a large one")
+    rig.refuse = [None, full, None, full, None]
+    service = rig.service()
+    rig.go(service)
+    assert rig.delivered() == [b"0", b"2", b"4"]
+    rig.flushed()
+    rig.go(service)
+    assert rig.noted() == {"1": 1}, "only what is delivered without a gap"
+    rig.steady_ns += 60 * 10**9
+    rig.go(service)
+    assert rig.delivered() == [b"0", b"2", b"4", b"1", b"3"]
+    rig.flushed()
+    service.drain()
+    assert rig.noted() == {"1": 5}
+
+
+def test_an_answer_that_does_not_come_is_waited_for_and_not_asked_for_twice(make_rig, monkeypatch):
+    rig = make_rig()
+    put = rig.put(1, b"a")
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    monkeypatch.setattr(schedule_message, "ANSWER_STEP_S", 0.01)
+    service = rig.service()
+    rig.parts.workers[native.WRITER].send_signal(signal.SIGSTOP)
+    for _ in range(3):
+        assert service.work(), "still under way"
+    rig.parts.workers[native.WRITER].send_signal(signal.SIGCONT)
+    rig.go(service)
+    assert rig.delivered() == [b"a"] and rig.said == []
 
 
 def test_without_a_session_it_tries_again(make_rig):
