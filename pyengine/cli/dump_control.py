@@ -127,7 +127,7 @@ def layout(path: str = "", kind: Any = None, at: int = 0, repeats: str = "") -> 
             if name not in _PADDING:
                 yield from layout(f"{path}.{name}" if path else name, field.type, at + field.offset, repeats)
     elif kind.kind == "array" and ffi.sizeof(kind.item) > 1:
-        times = f"{kind.length} x {ffi.sizeof(kind.item)}"
+        times = f"{'n' if kind.length is None else kind.length} x {ffi.sizeof(kind.item)}"
         yield from layout(f"{path}[]", kind.item, at, f"{repeats}, {times}" if repeats else times)
     else:
         yield Place(path, at, ffi.sizeof(kind), owner_of(path), repeats)

@@ -19,6 +19,7 @@ from pyengine.ipc.cleaning import Cleaning, held_segments
 from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, now_ms
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.left_memory import left_memory
+from pyengine.ipc.schedule_figures import schedule_offsets
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.statistics import document as document_of
 from pyengine.ipc.statistics import Statistics, put_totals, read_statistics
@@ -112,6 +113,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
         "refused_puts": native.load(control.writer, "refused"),
         "unclean": False,
         "statistics": _statistics(root, identity.created_ms, figures) if figures is not None else None,
+        "schedule_message_offset": _schedule(root, memory),
     }
     return document, figures
 
@@ -135,6 +137,15 @@ def _statistics(root: Path, created_ms: int, figures: Statistics) -> dict[str, A
     return {"boot_timestamp_ms": created_ms, "runtime_s": max(0, now_ms() - created_ms) / 1000, **document_of(figures),
             "commit_log_disk_ratio": disk_ratio(StorePaths(root).commit_log),
             "consume_queue_disk_ratio": disk_ratio(StorePaths(root).consume_queue)}
+
+
+def _schedule(root: Path, memory: EngineMemory) -> dict[str, dict[str, int]]:
+    """By delay level: the next offset to be delivered, the level's end, and what lies between."""
+    try:
+        levels = schedule_offsets(root, memory)
+    except EngineUnavailableError:
+        return {}
+    return {str(level): {"offset": one.offset, "max": one.end, "pending": one.pending} for level, one in levels.items()}
 
 
 def disk_ratio(folder: Path) -> float | None:

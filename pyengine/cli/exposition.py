@@ -66,6 +66,7 @@ class Exposition:
             return
         document, figures = live
         yield from _engine(document)
+        yield from _schedule(document["schedule_message_offset"])
         yield from _workers(document["workers"])
         if figures is not None:
             yield from _figures(figures)
@@ -155,6 +156,14 @@ def _engine(document: dict[str, Any]) -> Iterator[Metric]:
         yield _gauge(f"pyengine_{name}_bytes", text, document[f"{name}_bytes"])
     yield _gauge("pyengine_clock_back_seconds", "Largest step back of the clock that the writer saw.",
                  document["clock_back_ms"] / 1000)
+
+
+def _schedule(levels: dict[str, dict[str, int]]) -> Iterator[Metric]:
+    pending = GaugeMetricFamily("pyengine_schedule_pending_messages", "Delayed messages that wait, by delay level.",
+                                labels=("level",))
+    for level, one in levels.items():
+        pending.add_metric((level,), one["pending"])
+    yield pending
 
 
 def _workers(workers: Sequence[dict[str, Any]]) -> Iterator[Metric]:

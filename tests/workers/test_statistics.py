@@ -103,3 +103,16 @@ def test_a_reader_counts_its_gets(make_engine):
         assert (store.gets.found, store.gets.missed, store.gets.transferred_messages) == (1, 2, 3)
         assert store.gets.transferred_bytes == sum(message.size_bytes for message in messages)
         assert store.gets.entire_time_max_ms > 0
+
+
+def test_delayed_messages_that_wait_are_shown_by_level(make_engine):
+    engine = make_engine()
+    engine.start()
+    assert engine_status(engine.root, {})["schedule_message_offset"] == {}
+    with pyengine.connect(engine.root) as producer:
+        for level in (18, 18, 17):
+            assert producer.put("orders", b"later", delay_level=level).ok
+    assert engine_status(engine.root, {})["schedule_message_offset"] == {
+        "17": {"offset": 0, "max": 1, "pending": 1}, "18": {"offset": 0, "max": 2, "pending": 2}}
+    text = run("metrics", engine.root, "--once").stdout
+    assert 'pyengine_schedule_pending_messages{level="18"} 2.0' in text
