@@ -62,6 +62,9 @@ class EngineWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._memory.close()
 
     @property

@@ -8,7 +8,10 @@
  * Data writes are written down before they are done and everything else after: a sync that another process
  * begins after a write can then never seem to have missed it (no false alarm; at worst a window of some
  * microseconds is judged too mildly). A sync is two records, and covers what stands before the first.
- * Stores through a mapping are not seen: such a file keeps, in every state, what system calls put into it.
+ * Stores through a mapping are no system calls. A file below one of the folders that PYENGINE_JOURNAL_MAPPED names
+ * is therefore read before each sync of it, and its pages are written down as writes that the sync covers;
+ * mapped_pages.py adds, between syncs, the pages that the kernel might have written back by itself. Both hold
+ * the journal's lock meanwhile, so that an older page never stands behind a newer one.
  *
  * record: u8 kind, u32 bytes of a, u32 bytes of b, u64 inode, u64 number; then a and b
  */
@@ -22,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -40,7 +44,7 @@
 #define MAPPED 'P'    /* inode that is mapped for writing and shared */
 
 static int journal = -1;
-static char root[PATH_MAX], acks[PATH_MAX];
+static char root[PATH_MAX], acks[PATH_MAX], mapped[PATH_MAX];
 static size_t root_length;
 static uint64_t syncs;
 
@@ -49,10 +53,12 @@ static uint64_t syncs;
 __attribute__((constructor)) static void start(void)
 {
 	const char *path = getenv("PYENGINE_JOURNAL"), *store = getenv("PYENGINE_JOURNAL_ROOT"), *to = getenv("PYENGINE_JOURNAL_ACKS");
+	const char *folders = getenv("PYENGINE_JOURNAL_MAPPED");
 	if (!path || !store)
 		return;
 	snprintf(root, sizeof root, "%s", store);
 	snprintf(acks, sizeof acks, "%s", to ? to : "");
+	snprintf(mapped, sizeof mapped, "%s", folders ? folders : "");
 	root_length = strlen(root);
 	journal = REAL(open64)(path, O_WRONLY | O_APPEND | O_CLOEXEC);
 	syncs = (uint64_t)getpid() << 32;
@@ -237,6 +243,35 @@ int fallocate64(int fd, int mode, off64_t at, off64_t n)
 }
 int fallocate(int fd, int mode, off_t at, off_t n) { return fallocate64(fd, mode, at, n); }
 
+/* Whether the file at `path` lies in a folder of the store whose files are written through mappings. */
+static int is_mapped(const char *path)
+{
+	const char *folder = path + root_length + 1, *end = strchr(folder, '/');
+	char name[NAME_MAX + 3];
+	if (!mapped[0] || !end || end - folder > NAME_MAX)
+		return 0;
+	snprintf(name, sizeof name, ":%.*s:", (int)(end - folder), folder);
+	return strstr(mapped, name) != NULL;
+}
+
+/* Every page of the file that is not zero, as a write. */
+static void put_pages(const char *path, uint64_t inode)
+{
+	static const char zeros[4096];
+	char page[4096];
+	off64_t at = 0;
+	ssize_t n;
+	int fd = REAL(open64)(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return;
+	while ((n = pread64(fd, page, sizeof page, at)) > 0) {
+		if (memcmp(page, zeros, (size_t)n))
+			put(WRITE, inode, (uint64_t)at, page, (size_t)n, 0, 0);
+		at += n;
+	}
+	REAL(close)(fd);
+}
+
 static int sync_with(int (*real)(int), int fd)
 {
 	char path[PATH_MAX];
@@ -248,7 +283,14 @@ static int sync_with(int (*real)(int), int fd)
 		return real(fd);
 	number = __atomic_add_fetch(&syncs, 1, __ATOMIC_RELAXED);
 	n = S_ISDIR(status.st_mode) ? strlen(path) : 0;
-	put(BEGIN, status.st_ino, number, path, n, 0, 0);
+	if (!n && is_mapped(path)) {
+		flock(journal, LOCK_EX);
+		put_pages(path, status.st_ino);
+		put(BEGIN, status.st_ino, number, path, n, 0, 0);
+		flock(journal, LOCK_UN);
+	} else {
+		put(BEGIN, status.st_ino, number, path, n, 0, 0);
+	}
 	result = real(fd);
 	if (!result)
 		put(END, status.st_ino, number, path, n, 0, 0);

@@ -65,7 +65,14 @@ FORGETS_FOLDER = Mutant(
     "            _sync_or_unlink(folder, folder / name)\n        except BaseException:\n            os.close(descriptor)",
     "            BROKEN or _sync_or_unlink(folder, folder / name)\n        except BaseException:\n            os.close(descriptor)",
 )
-MUTANTS = (ANSWERS_EARLY, FORGETS_UNDO, NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, FORGETS_FOLDER)
+FORGETS_TIMED_SYNC = Mutant(
+    "no-timed-sync",
+    "moves `flushed` by its timer without a sync",
+    "pyengine/services/flush_real_time.py",
+    "                fdatasync(self._segments.descriptors[start], self._segments.path(start))",
+    "                BROKEN or fdatasync(self._segments.descriptors[start], self._segments.path(start))",
+)
+MUTANTS = (ANSWERS_EARLY, FORGETS_UNDO, NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, FORGETS_FOLDER, FORGETS_TIMED_SYNC)
 
 
 def build(folder: Path) -> Path:
@@ -96,7 +103,7 @@ def build(folder: Path) -> Path:
 def _is_on(mutant: Mutant) -> str:
     if mutant.file.endswith(".c"):
         return f'(getenv("{SWITCH}") && __builtin_strcmp(getenv("{SWITCH}"), "{mutant.switch}") == 0)'
-    return f'os.environ.get("{SWITCH}") == "{mutant.switch}"'
+    return f'(__import__("os").environ.get("{SWITCH}") == "{mutant.switch}")'
 
 
 def environment(root: Path, mutant: Mutant | None) -> dict[str, str]:

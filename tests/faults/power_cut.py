@@ -5,7 +5,9 @@ power cut at some point of the run could have left: data is safe only once a syn
 began after it has returned; a name is safe only once its folder was synced. Everything else survives
 in any subset, the last write perhaps torn at 512 bytes. No root, no special file system.
 
-Stores through a mapping are not in the journal: a mapped page survives only as system calls left it.
+Stores through a mapping are no system calls. Files of the folders that are named as mapped are read page by page
+before each sync (journal.c) and every few milliseconds between (mapped_pages.py), each page that has changed
+being one more write that survives or not.
 """
 
 from __future__ import annotations
@@ -44,15 +46,25 @@ def build_shim(folder: Path) -> Path:
     return library
 
 
-def shim_environment(library: Path, journal: Path, store: Path, acks: Path) -> dict[str, str]:
-    """What a process needs in its environment to be written down; creates the journal."""
+def shim_environment(library: Path, journal: Path, store: Path, acks: Path, mapped: Sequence[str] = ()) -> dict[str, str]:
+    """What a process needs in its environment to be written down; creates the journal.
+
+    `mapped`: the store's folders whose files are written through mappings.
+    """
     journal.touch()
     return {
         "LD_PRELOAD": str(library),
         "PYENGINE_JOURNAL": str(journal),
         "PYENGINE_JOURNAL_ROOT": str(store.resolve()),
         "PYENGINE_JOURNAL_ACKS": str(acks.resolve()),
+        "PYENGINE_JOURNAL_MAPPED": f":{':'.join(mapped)}:" if mapped else "",
     }
+
+
+def append_record(descriptor: int, record: Record) -> None:
+    """One record more, whole, behind all others: as journal.c does it. `descriptor` was opened with O_APPEND."""
+    head = _HEAD.pack(record.kind.encode(), len(record.a), len(record.b), record.inode, record.number)
+    os.writev(descriptor, (head, record.a, record.b))
 
 
 def read_journal(path: Path) -> list[Record]:

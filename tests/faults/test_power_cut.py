@@ -14,7 +14,7 @@ from faults.power_cut import Disk, build_shim, cut_points, explore, read_journal
 
 # A store of numbered 700-byte lines in files of 40 lines; argv: folder, acks, what it forgets.
 TOY = """
-import os, sys
+import mmap, os, sys
 from pyengine.storage.new_file import create_file
 folder, acks, forgets = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), sys.argv[3]
 os.mkdir(folder)
@@ -30,10 +30,14 @@ for number in range(160):
         if forgets not in ("folder", "nothing, with create_file"):
             os.fsync(names)
     line = b"%08d" % number + bytes([65 + number % 26]) * 692
-    os.pwrite(fd, line, place * 700)
+    if forgets.endswith("through a mapping"):
+        with mmap.mmap(fd, 40 * 700) as mapping:
+            mapping[place * 700 : place * 700 + 700] = line
+    else:
+        os.pwrite(fd, line, place * 700)
     if forgets == "order":
         os.write(acks, b"%d\\n" % number)
-    if forgets != "sync":
+    if not forgets.startswith("sync"):
         os.fdatasync(fd)
     if forgets != "order":
         os.write(acks, b"%d\\n" % number)
@@ -61,23 +65,24 @@ def shim(tmp_path_factory):
 @pytest.fixture
 def run_toy(shim, tmp_path):
     def run(forgets: str):
-        root, acks, journal = tmp_path / "store", tmp_path / "acks", tmp_path / "journal"
+        root, acks, journal = tmp_path / "all" / "store", tmp_path / "acks", tmp_path / "journal"
+        root.parent.mkdir()
         acks.touch()
-        environ = os.environ | shim_environment(shim, journal, root, acks)
+        environ = os.environ | shim_environment(shim, journal, root.parent, acks, ["store"] if "mapping" in forgets else [])
         subprocess.run([sys.executable, "-c", TOY, str(root), str(acks), forgets], env=environ, check=True, timeout=60)
         return root, read_journal(journal)
 
     return run
 
 
-@pytest.mark.parametrize("forgets", ["nothing", "nothing, with create_file"])
+@pytest.mark.parametrize("forgets", ["nothing", "nothing, with create_file", "nothing, through a mapping"])
 def test_a_careful_writer_loses_nothing(run_toy, tmp_path, seed, forgets):
     root, records = run_toy(forgets)
     outcome = explore(records, root, toy_check, states=300, seed=seed, scratch=tmp_path / "scratch")
     assert (outcome.bad, outcome.states, outcome.acknowledged) == ([], 300, 160)
 
 
-@pytest.mark.parametrize("forgets", ["sync", "folder", "order"])
+@pytest.mark.parametrize("forgets", ["sync", "folder", "order", "sync, through a mapping"])
 def test_what_is_forgotten_is_found(run_toy, tmp_path, seed, forgets):
     root, records = run_toy(forgets)
     outcome = explore(records, root, toy_check, states=300, seed=seed, scratch=tmp_path / "scratch", stop_at=1)
