@@ -146,6 +146,8 @@ class Consumer:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._pulling:
+            if messages := self._next(max_messages)[0]:  # most often: no need to prepare for sleep
+                return messages
             while not self._closing.is_set():
                 seen = self._arrivals()
                 messages, has_moved = self._next(max_messages)
@@ -302,12 +304,9 @@ class Consumer:
             self._asker = threading.get_ident()
             if self._auto_commit:
                 self._finish(None)
-            queues = sorted(self._held)
-            self._turn += 1
             messages: list[Message] = []
             has_moved = False
-            for number in range(len(queues)):
-                held = self._held[queues[(self._turn + number) % len(queues)]]
+            for held in self._in_turn():
                 if held.leaving_since_s is not None:
                     continue
                 if held.claim is not None and not self._session.holds(held.claim):
@@ -317,6 +316,16 @@ class Consumer:
                 if len(messages) >= max_messages:
                     break
             return messages, has_moved
+
+    def _in_turn(self) -> list[HeldQueue]:
+        """The queues, each first in its turn; a turn lasts until what was fetched of the queue is handed out."""
+        queues = [self._held[queue_id] for queue_id in sorted(self._held)]
+        if not queues:
+            return []
+        at = self._turn % len(queues)
+        if not queues[at].buffer:
+            self._turn = at = (at + 1) % len(queues)
+        return queues[at:] + queues[:at]
 
     def _hand_out(self, held: HeldQueue, max_messages: int, messages: list[Message]) -> bool:
         """Add messages of one queue up to the count; whether its position moved."""
