@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError
+from pyengine.formats.log_folders import tell_log_folders
 from pyengine.settings import Value
 
 if TYPE_CHECKING:
@@ -28,14 +29,13 @@ __all__ = [
     "EngineConfig", "SETTINGS", "FIXED_NAMES", "config_path", "keep_sizes", "load_config", "parse_set", "setting_name",
 ]
 
+LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
 ENV_PREFIX = "PYENGINE_"
 DEFAULT, FILES, FILE, ENVIRONMENT, SET = "default", "files", "engine.toml", "environment", "--set"
 
 # RocketMQ keys that this engine cannot follow, and what to do instead.
 REFUSED_KEYS = {
     "storePathRootDir": "the store is the directory that the command names",
-    "storePathCommitLog": "the log always stands in STORE/commitlog; use a link or a mount to place it elsewhere",
-    "readOnlyCommitLogStorePaths": "a store has one commit log folder",
     "duplicationEnable": "this engine has no duplication mode",
     "enableDLegerCommitLog": "this engine does not speak the raft protocol",
     "haMasterAddress": "there is no replication to other hosts",
@@ -110,6 +110,9 @@ def load_config(
         name = setting_name(key, SET)
         asked[name] = SETTINGS[name].read(value, SET), SET
 
+    if root is not None and not asked.keys().isdisjoint(LOG_PATHS):
+        told = from_file | {name: value for name, (value, _) in asked.items()}
+        tell_log_folders(root, *(str(told.get(name, "")) for name in LOG_PATHS))  # its files are looked for there
     values = {name: (value, FILE) for name, value in from_file.items()}
     if root is not None:
         values |= _sizes_from_files(root, from_file, asked)
@@ -176,7 +179,7 @@ def keep_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = [line for line in text.splitlines(keepends=True) if _name_of_line(line) not in kept]
     heading = "# Sizes of this store's files, fixed when it was made.\n" if missing else ""
-    kept_heading = "# What its queues hold, kept from the last start.\n" if kept else ""
+    kept_heading = "# What its queues hold and where its log lies, kept from the last start.\n" if kept else ""
     fresh = heading + write_toml(missing) + kept_heading + write_toml(kept)
     write_config(path, (fresh + ("\n" if lines else "") + "".join(lines)).encode())
     return True

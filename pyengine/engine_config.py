@@ -56,6 +56,13 @@ class EngineConfig:
         20_000_000, "Entries of one index file (one less is usable, as in RocketMQ).", key="maxIndexNum",
         low=2, high=107_000_000, fixed=True, group="files")
 
+    store_path_commit_log: str = setting(
+        "", "Folders that new segments of the log are spread over, separated by `,`; relative ones lie in the store. Empty: "
+        "`commitlog` in the store.", key="storePathCommitLog", group="files")
+    read_only_commit_log_store_paths: str = setting(
+        "", "Folders whose segments belong to the log, and that get no new ones; separated by `,`.",
+        key="readOnlyCommitLogStorePaths", group="files")
+
     # -- how messages are written and made durable
     flush_disk_type: str = setting(
         "ASYNC_FLUSH", "What PUT_OK waits for: the page cache (ASYNC_FLUSH) or the disk (SYNC_FLUSH).",
@@ -369,6 +376,8 @@ def _check_host(text: str) -> None:
 
 SETTINGS: dict[str, Setting] = settings_of(EngineConfig)
 FIXED_NAMES: tuple[str, ...] = tuple(name for name, row in SETTINGS.items() if row.fixed)
-# Settings that say what a store's queues hold: kept in its engine.toml, so that every command knows them.
+# Settings that say what a store's queues hold and where its log lies: kept in its engine.toml, so that every command knows them.
 KEPT_NAMES: tuple[str, ...] = (
-    "enable_multi_dispatch", "enable_lmq", "enable_consume_queue_ext", "message_delay_level")
+    "enable_multi_dispatch", "enable_lmq", "enable_consume_queue_ext", "message_delay_level",
+    "store_path_commit_log", "read_only_commit_log_store_paths",
+)

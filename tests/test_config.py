@@ -115,7 +115,6 @@ def test_precedence_is_file_then_environment_then_set(tmp_path):
     ("flushDiskTyp", "SYNC_FLUSH", "did you mean flush_disk_type?"),
     ("mapedFileSizeComitLog", "4096", "did you mean mapped_file_size_commit_log_bytes?"),
     ("zzzzqqqq", "1", "config explain"),
-    ("storePathCommitLog", "/x", "STORE/commitlog"),
     ("enableDLegerCommitLog", "true", "raft"),
     ("flush_disk_type", "SOMETIMES", "give ASYNC_FLUSH or SYNC_FLUSH"),
     ("max_message_size_bytes", "0", "1 to 2,147,418,111 bytes"),

@@ -31,10 +31,10 @@ from pyengine.native import control as native
 from pyengine.native import queue_table
 from pyengine.native.calibrate import spin_us
 from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.log_files import list_log
 from pyengine.storage.new_file import make_folders
 from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.recovery_report import RecoveryReport, RecoveryState
-from pyengine.storage.segment_files import list_segments
 from pyengine.storage.store_checkpoint import read_checkpoint
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
@@ -79,7 +79,8 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     workers.
     """
     began_s = time.monotonic()
-    make_folders(StorePaths(root).commit_log)
+    for folder in StorePaths(root).commit_log_folders.writable:
+        make_folders(folder)
     keep_sizes(root, config)
     engine_id = ensure_engine_id(root)
     with left_memory(root) as left:
@@ -185,7 +186,7 @@ def _set_positions(memory: EngineMemory, root: Path, report: RecoveryReport) -> 
     end = report.end_offset
     # Nothing was read where nothing could have changed: then the checkpoint knows the newest time.
     time_ms = max(report.last_store_timestamp_ms, read_checkpoint(root).physic_msg_timestamp_ms, 0)
-    segments = list_segments(StorePaths(root).commit_log, size)
+    segments = list_log(root, size)
     native.store_position(control.min_offset, max(0, report.min_offset))
     for position in (control.wrote, control.committed, control.flushed, control.reput_from):
         native.store_position(position, end)

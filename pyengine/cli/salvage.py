@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path) ->
     options = RecoveryOptions.of(config)
     with byte_bar("salvage", None) as show:
         report = salvage_store(store, dest, config.geometry, options=options, progress=show)
-    keep_sizes(dest, config)
+    keep_sizes(dest, replace(config, store_path_commit_log="", read_only_commit_log_store_paths=""))  # its log is its own
     if as_json:
         output.write_json(report.to_dict())
     else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyengine.cli.output import size_text
 from pyengine.errors import DiskFullError
+from pyengine.formats.paths import StorePaths
 
 if TYPE_CHECKING:
     from pyengine.config import EngineConfig
@@ -32,10 +33,11 @@ def check_space(root: Path, config: EngineConfig) -> None:
 
     A store with segments is not judged: its next segment is needed only when the last is full.
     """
-    commit_log = root / "commitlog"
-    if commit_log.is_dir() and any(commit_log.iterdir()):
+    folders = StorePaths(root).commit_log_folders
+    if any(folder.is_dir() and any(folder.iterdir()) for folder in folders.all):
         return
-    folder = next(path for path in (root.absolute(), *root.absolute().parents) if path.is_dir())
+    first = folders.writable[0].absolute()
+    folder = next(path for path in (first, *first.parents) if path.is_dir())
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
     space = needed_space(config)

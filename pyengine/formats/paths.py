@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.formats.constants import INDEX_NAME_DIGITS, SEGMENT_NAME_DIGITS
+from pyengine.formats.log_folders import LogFolders, log_folders
 
 
 def segment_name(start_offset: int) -> str:
@@ -39,7 +40,7 @@ def segment_start(offset: int, size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StorePaths:
-    """Every path under a store's root. Nothing is looked up or made."""
+    """Every path of a store. Nothing is made; only the log's folders are looked up (formats/log_folders.py)."""
 
     root: Path
 
@@ -48,7 +49,12 @@ class StorePaths:
 
     @property
     def commit_log(self) -> Path:
-        return self.root / "commitlog"
+        """The log's folder; the first of them when it has several."""
+        return log_folders(self.root).writable[0]
+
+    @property
+    def commit_log_folders(self) -> LogFolders:
+        return log_folders(self.root)
 
     @property
     def consume_queue(self) -> Path:
@@ -89,4 +95,5 @@ class StorePaths:
         return self.consume_queue_ext / topic / str(queue_id)
 
     def commit_log_segment(self, start_offset: int) -> Path:
-        return self.commit_log / segment_name(start_offset)
+        """The segment's file: where it is, or, if it is nowhere, in the first folder."""
+        return log_folders(self.root).segment(segment_name(start_offset))

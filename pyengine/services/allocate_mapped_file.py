@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskError
-from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.ipc.store_lock import living_kinds
@@ -29,6 +29,7 @@ from pyengine.native import cpu
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.page_warmer import PageWarmer
 from pyengine.storage.derived_room import leave_room
+from pyengine.storage.log_files import new_segment_folder
 from pyengine.storage.new_file import create_file, make_folders, sync_folder
 
 RETRY_NS = 500_000_000
@@ -101,11 +102,12 @@ class AllocateMappedFileService:
     def _create(self, start: int) -> None:
         path = self._paths.commit_log_segment(start)
         if not path.exists():
+            path = new_segment_folder(self._root, start, self._segment_bytes) / path.name
             make_folders(path.parent)
             undispatched_bytes = start + self._segment_bytes - native.load_position(self._control.reput_from)
             leave_room(path.parent, self._segment_bytes, undispatched_bytes)
         try:
-            os.close(create_file(self._paths.commit_log, segment_name(start), self._segment_bytes))
+            os.close(create_file(path.parent, path.name, self._segment_bytes))
         except DiskError as error:
             # Made by a predecessor that died before it could say so: complete, since it has its name.
             if error.errno != errno.EEXIST:
@@ -147,12 +149,16 @@ class AllocateMappedFileService:
         if self._warmer is not None:
             self._warmer.close()
         native.store(self._line, "ready_end", first)  # first: nobody may count on what goes now
+        folders = set()
         for start in reversed(range(first, ready_end, self._segment_bytes)):
+            path = self._paths.commit_log_segment(start)
+            folders.add(path.parent)
             try:
-                self._paths.commit_log_segment(start).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             except OSError as error:
                 raise DiskError(f"cannot remove {error.filename}: {error.strerror}", errno=error.errno or 0) from error
-        sync_folder(self._paths.commit_log)
+        for folder in folders:
+            sync_folder(folder)
         return False
 
     def close(self) -> None:

@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 
 from pyengine.errors import DiskError
-from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.paths import StorePaths
 
 
 class UnflushedSegments:
     """Open segments of [flushed, ready_end), by start offset."""
 
     def __init__(self, root: str | os.PathLike[str], segment_bytes: int) -> None:
-        self._folder = StorePaths(root).commit_log
+        self._paths = StorePaths(root)
         self.segment_bytes = segment_bytes
         self.descriptors: dict[int, int] = {}
 
     def path(self, start: int) -> str:
-        return str(self._folder / segment_name(start))
+        return str(self._paths.commit_log_segment(start))
 
     def follow(self, flushed: int, ready_end: int) -> None:
         """Open what has become ready, close what is flushed. Cheap when nothing has changed."""

@@ -21,10 +21,10 @@ from pyengine.storage.check_queues import QueueCheck
 from pyengine.storage.check_report import CheckProgress, CheckReport, Findings, Severity
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_recovery import list_index_files
+from pyengine.storage.log_files import list_log, log_exists, shown
 from pyengine.storage.queue_recovery import list_queues
 from pyengine.storage.rebuild_marker import read_rebuild_marker
 from pyengine.storage.recovery_marker import read_marker
-from pyengine.storage.segment_files import list_segments
 from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.watermark import read_watermark
 
@@ -46,7 +46,7 @@ def check(
     """
     root = Path(root)
     paths = StorePaths(root)
-    if not any(path.exists() for path in (paths.commit_log, paths.checkpoint, paths.consume_queue)):
+    if not log_exists(root) and not any(path.exists() for path in (paths.checkpoint, paths.consume_queue)):
         raise NotAStoreError(f"{root} holds no store: there is no commitlog in it")
     started_s = time.monotonic()
     report = CheckReport()
@@ -57,7 +57,7 @@ def check(
     was_stopped = is_running or not abort_file_exists(root)
     size_bytes = geometry.mapped_file_size_commit_log_bytes
     try:
-        log = LogSegments(list_segments(paths.commit_log, size_bytes), size_bytes)
+        log = LogSegments(list_log(root, size_bytes), size_bytes)
         queues = list_queues(root, geometry.mapped_file_size_consume_queue_bytes)
     except StoreRefusedError as error:
         where = next((word.rstrip(":") for word in str(error).split() if word.startswith(f"{root}/")), "")
@@ -119,5 +119,5 @@ def _check_blocks(root: Path, log: LogSegments, findings: Findings) -> None:
     for segment in log.segments:
         status = os.stat(segment.path)
         if status.st_blocks * 512 < status.st_size:
-            findings.info("blocks", str(segment.path.relative_to(root)), None,
+            findings.info("blocks", shown(segment.path, root), None,
                           f"only {status.st_blocks * 512} of {status.st_size} bytes have blocks on the disk")

@@ -23,6 +23,7 @@ from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync, walk
 from pyengine.storage.check_report import CheckProgress, CheckReport, Findings, Severity
 from pyengine.storage.file_zeros import used_end
+from pyengine.storage.log_files import shown
 from pyengine.storage.log_recovery import tail_content
 from pyengine.storage.log_scan import SLICE_BYTES
 from pyengine.storage.recovery_cases import Content, End, Owner, TailDecision, tail_case
@@ -217,4 +218,4 @@ def _queues_in_log(root: Path, log: LogSegments, findings: Findings) -> dict[tup
 
 
 def _name(root: Path, path: Path) -> str:
-    return str(path.relative_to(root))
+    return shown(path, root)

@@ -50,7 +50,7 @@ def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None =
     wanted = replace(DEFAULTS, **overrides)
     found: dict[str, int] = {}
     for name, folders in (
-        ("mapped_file_size_commit_log_bytes", [paths.commit_log]),
+        ("mapped_file_size_commit_log_bytes", paths.commit_log_folders.all),
         ("mapped_file_size_consume_queue_bytes", _queue_folders(paths.consume_queue)),
         ("mapped_file_size_consume_queue_ext_bytes", _queue_folders(paths.consume_queue_ext)),
     ):

@@ -34,7 +34,6 @@ _STORE_TIME_READABLE_BYTES = 68 + 8  # behind a 20-byte host
 class LogView:
     """The log's files and what is known about them before reading."""
 
-    folder: Path
     segments: Sequence[SegmentFile]
     size_bytes: int
     watermark: int | None  # our own; None for a store without one

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError
+from pyengine.formats.log_folders import log_folders
 from pyengine.native.new_file import link_unnamed, rename_exclusive
 
 Allocation = Literal["full", "none"] | int
@@ -125,7 +126,8 @@ def sweep_unfinished(root: Path | str) -> list[Path]:
     """
     removed: list[Path] = []
     root = Path(root)
-    for sibling in [*root.glob(".*.new"), *root.glob("consumequeue*/*/.*.new")]:
+    of_log = [_sibling_of(folder) for folder in log_folders(root).all]
+    for sibling in dict.fromkeys([*root.glob(".*.new"), *root.glob("consumequeue*/*/.*.new"), *of_log]):
         if not sibling.is_dir():
             continue
         for file in sorted(sibling.iterdir()):
@@ -169,8 +171,12 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
         os.close(folder_fd)
 
 
+def _sibling_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.new")
+
+
 def _create_in_sibling(folder: Path, name: str, size_bytes: int, allocate: Allocation) -> int:
-    sibling = folder.with_name(f".{folder.name}.new")
+    sibling = _sibling_of(folder)
     make_folders(sibling)
     unfinished = sibling / name
     target = folder / name

@@ -23,10 +23,11 @@ def forget_cached(root: str | os.PathLike[str], flushed: int) -> int:
     """
     paths = StorePaths(root)
     count = 0
-    for folder in (paths.commit_log, paths.consume_queue, paths.index):
+    log = paths.commit_log_folders.all
+    for folder in (*log, paths.consume_queue, paths.index):
         for parent, _, names in os.walk(folder):
             for name in names:
-                count += _drop(os.path.join(parent, name), flushed if folder == paths.commit_log else -1)
+                count += _drop(os.path.join(parent, name), flushed if folder in log else -1)
     return count
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_filler
-from pyengine.formats.paths import StorePaths
 from pyengine.storage.geometry import Geometry
+from pyengine.storage.log_files import open_log
 from pyengine.storage.offset_by_time import store_timestamp_ms
 from pyengine.storage.queue_recovery import QueueState, list_queues
 from pyengine.storage.rebuild_marker import RebuildMarker
@@ -28,9 +28,7 @@ _NS_PER_MS = 1_000_000
 def restore_queue_times(root: Path | str, geometry: Geometry, marker: RebuildMarker) -> int:
     """Give the files of all queues that `marker` names their times; how many files. May be done twice."""
     root = Path(root)
-    log = SegmentFolder(
-        StorePaths(root).commit_log, geometry.mapped_file_size_commit_log_bytes, MappingCache(mappings_max=8)
-    )
+    log = open_log(root, geometry.mapped_file_size_commit_log_bytes, MappingCache(mappings_max=8))
     count = 0
     for queue in list_queues(root, geometry.mapped_file_size_consume_queue_bytes):
         replaced = _replaced_folder(root, marker, queue)

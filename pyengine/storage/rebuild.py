@@ -29,6 +29,7 @@ from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.geometry import Geometry
+from pyengine.storage.log_files import list_log
 from pyengine.storage.log_scan import LogView, scan_log
 from pyengine.storage.rebuild_marker import RebuildMarker, read_rebuild_marker, write_rebuild_marker
 from pyengine.storage.recovery import OnStep, RecoveryOptions, recover
@@ -179,10 +180,10 @@ def _look(root: Path, geometry: Geometry, options: RecoveryOptions, progress: Pr
     paths = StorePaths(root)
     size_bytes = geometry.mapped_file_size_commit_log_bytes
     watermark = read_watermark(root).watermark
-    segments = list_segments(paths.commit_log, size_bytes)
+    segments = list_log(root, size_bytes)
     if not segments:
         raise NotAStoreError(f"{root} has no commit log: there is nothing to make queues and index from")
-    look = _Look(LogView(paths.commit_log, segments, size_bytes, None if watermark is None else watermark.flushed))
+    look = _Look(LogView(segments, size_bytes, None if watermark is None else watermark.flushed))
     if look.log.watermark is not None:
         scan = scan_log(look.log, 0, check_crc=options.check_crc_on_recover, limit=look.log.watermark)
         if scan.end_offset < look.log.watermark:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from pyengine.errors import DiskFullError, ExitCode, NotAStoreError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL
-from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.paths import StorePaths
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import abort_file_exists, remove_abort_file
 from pyengine.storage.dispatch_start import dispatch_start, record_start
@@ -45,6 +45,7 @@ from pyengine.storage.index_recovery import (
     read_index_header,
     synced_index_time_ms,
 )
+from pyengine.storage.log_files import list_log, log_exists, new_segment_folder, shown
 from pyengine.storage.log_recovery import LogPlan, plan_log
 from pyengine.storage.log_scan import LogView, first_segment_to_scan, scan_before
 from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
@@ -65,7 +66,7 @@ from pyengine.storage.recovery_report import (
     RecoveryState,
     SharedState,
 )
-from pyengine.storage.segment_files import SegmentFile, list_segments, mapped
+from pyengine.storage.segment_files import SegmentFile, mapped
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
 
@@ -150,8 +151,7 @@ class _Recovery:
             raise NotAStoreError(f"{self._root} holds no store: there is no commitlog in it")
         reading = read_watermark(self._root)
         log = LogView(
-            self._paths.commit_log,
-            list_segments(self._paths.commit_log, self._geometry.mapped_file_size_commit_log_bytes),
+            list_log(self._root, self._geometry.mapped_file_size_commit_log_bytes),
             self._geometry.mapped_file_size_commit_log_bytes,
             None if reading.watermark is None else reading.watermark.flushed,
         )
@@ -260,7 +260,7 @@ class _Recovery:
             if label == SPARE:
                 self._on_step("delete spare segment")
                 segment.path.unlink(missing_ok=True)
-                sync_folder(self._paths.commit_log)
+                sync_folder(segment.path.parent)
 
     def _change_log(self, log: LogView, plan: _Plan) -> None:
         end = plan.log.end_offset
@@ -283,7 +283,7 @@ class _Recovery:
                 self._quarantine.keep_file(segment.path, segment.start_offset, f"{label}: the log ends at {end}")
             else:
                 segment.path.unlink(missing_ok=True)
-                sync_folder(self._paths.commit_log)
+                sync_folder(segment.path.parent)
         for start, content in plan.log.drains:
             self._on_step("drain")
             base = start - start % log.size_bytes
@@ -297,7 +297,8 @@ class _Recovery:
     def _segment_path(self, base: int, size_bytes: int) -> Path:
         path = self._paths.commit_log_segment(base)
         if not path.exists():
-            os.close(create_file(path.parent, segment_name(base), size_bytes))
+            path = new_segment_folder(self._root, base, size_bytes) / path.name
+            os.close(create_file(path.parent, path.name, size_bytes))
         return path
 
     def _sync_log(self, log: LogView, plan: _Plan) -> None:
@@ -393,7 +394,7 @@ class _Recovery:
         """The segments that hold [start, end), those that the drain has made included."""
         return [
             segment
-            for segment in list_segments(log.folder, log.size_bytes)
+            for segment in list_log(self._root, log.size_bytes)
             if segment.start_offset < end and segment.start_offset + log.size_bytes > start
         ]
 
@@ -452,7 +453,7 @@ class _Recovery:
             index_files_removed=0 if is_degraded else len(plan.index.deleted),
             queue_entries_removed=0 if is_degraded else sum(cut.entries for cut in plan.cuts),
             removed_files=() if is_degraded else tuple(
-                str(segment.path.relative_to(self._root))
+                shown(segment.path, self._root)
                 for segment, decision, _ in plan.log.extra if decision is FileDecision.DELETE
             ),
             quarantined=pieces,
@@ -462,7 +463,7 @@ class _Recovery:
 
 
 def _looks_like_a_store(paths: StorePaths) -> bool:
-    return any(path.exists() for path in (paths.commit_log, paths.checkpoint, paths.consume_queue))
+    return log_exists(paths.root) or any(path.exists() for path in (paths.checkpoint, paths.consume_queue))
 
 
 def _holds_files(folder: Path) -> bool:

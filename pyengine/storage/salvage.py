@@ -21,6 +21,7 @@ from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.log_carver import Run, Skipped, carve, list_damaged_segments
+from pyengine.storage.log_files import log_exists
 from pyengine.storage.new_file import make_folders
 from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.recovery_report import Progress, RecoveryReport
@@ -75,7 +76,7 @@ def salvage(
     """
     started_s = time.monotonic()
     root, destination = Path(root), Path(destination)
-    if not StorePaths(root).commit_log.is_dir():
+    if not log_exists(root):
         raise NotAStoreError(f"{root} holds no store: there is no commitlog in it")
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(f"{destination} is not an empty directory; name a new one")
@@ -97,7 +98,8 @@ def _salvage(
     started_s: float,
 ) -> SalvageReport:
     size_bytes = geometry.mapped_file_size_commit_log_bytes
-    segments = list_damaged_segments(StorePaths(root).commit_log)
+    folders = [folder for folder in StorePaths(root).commit_log_folders.all if folder.is_dir()]
+    segments = sorted(segment for folder in folders for segment in list_damaged_segments(folder))
     missing = tuple(
         start
         for before, after in zip(segments, segments[1:])

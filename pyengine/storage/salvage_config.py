@@ -8,12 +8,13 @@ from pathlib import Path
 from pyengine.errors import FormatError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.json_config import decode_config, encode_config
+from pyengine.formats.log_folders import without_log_folders
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.new_file import write_config
 from pyengine.storage.salvage_log import MovedQueue
 
 # Of the engine that wrote the old store, or of an unfinished change to it.
-_LEFT_BEHIND = frozenset({"engine-id", "epoch", "watermark", "recovery"})
+_LEFT_BEHIND = frozenset({"engine-id", "epoch", "watermark", "recovery", "rebuild"})
 _LEFT_BEHIND_SUFFIXES = (".tmp", ".bak", ".damaged")
 
 Queues = Mapping[tuple[str, int], MovedQueue]
@@ -27,6 +28,8 @@ def copy_config(root: Path, destination: Path, queues: Queues) -> list[str]:
         if not path.is_file() or path.name in _LEFT_BEHIND or path.suffix in _LEFT_BEHIND_SUFFIXES:
             continue
         content = path.read_bytes()
+        if path.name == "engine.toml":
+            content = without_log_folders(content)
         try:
             if path.name in _MOVERS:
                 table = decode_config(content.decode("utf-8"))

@@ -27,11 +27,12 @@ from pyengine.results import GetResult, GetStatus, ReadLevel
 from pyengine.storage.get_statistics import GetFigures, GetStatistics
 from pyengine.storage.index_reader import IndexReader
 from pyengine.storage.key_query import RAW_HITS_MAX, RawHits, query_raw, query_verified
+from pyengine.storage.log_files import open_log
 from pyengine.storage.message_getter import MessageGetter
 from pyengine.storage.offset_by_time import offset_by_time
 from pyengine.storage.queue_reader import QueueReader
 from pyengine.storage.read_level import FilesWatermark, Watermark
-from pyengine.storage.segment_files import MappingCache, SegmentFolder
+from pyengine.storage.segment_files import MappingCache
 from pyengine.storage.tag_filter import parse_subscription
 
 if TYPE_CHECKING:
@@ -72,9 +73,7 @@ class StoreReader:
         self.geometry: Geometry = self.config.geometry
         self._paths = StorePaths(self.root)
         self._cache = MappingCache()
-        self.commit_log = SegmentFolder(
-            self._paths.commit_log, self.geometry.mapped_file_size_commit_log_bytes, self._cache
-        )
+        self.commit_log = open_log(self.root, self.geometry.mapped_file_size_commit_log_bytes, self._cache)
         self._watermark = watermark or FilesWatermark(self.root, self.commit_log)
         self._queues: dict[tuple[str, int], QueueReader] = {}
         self.index = IndexReader(self._paths.index, self.geometry.index_layout)

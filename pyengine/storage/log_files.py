@@ -1,0 +1,93 @@
+"""The segments of a log that may lie in several folders: listing, following, and where a new one goes.
+
+    list_log(root, size)      all segments, as list_segments
+    LogFolder(root, ...)      what a SegmentFolder is, over all folders
+    new_segment_folder(...)   round robin; folders on a disk that is nearly full are passed over
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from pyengine.errors import StoreRefusedError
+from pyengine.formats.log_folders import log_folders
+from pyengine.storage.segment_files import MappingCache, SegmentFile, SegmentFolder, list_segments
+
+FULL_RATIO = 0.85  # RocketMQ's diskSpaceCleanForciblyRatio
+
+
+def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[SegmentFile]:
+    """The log's segments in order. StoreRefusedError as list_segments, and for one that lies in two folders."""
+    folders = log_folders(root).all
+    found = [segment for folder in folders for segment in list_segments(folder, size_bytes)]
+    if len(folders) > 1:
+        found.sort(key=lambda segment: segment.start_offset)
+        for before, after in zip(found, found[1:]):
+            if before.start_offset == after.start_offset:
+                raise StoreRefusedError(f"{before.path} and {after.path} are the same segment: move one of them away")
+    return found
+
+
+def log_exists(root: str | os.PathLike[str]) -> bool:
+    """True when any of the log's folders is there."""
+    return any(folder.is_dir() for folder in log_folders(root).all)
+
+
+def open_log(root: str | os.PathLike[str], size_bytes: int, cache: MappingCache) -> SegmentFolder | LogFolder:
+    """The log's segments, followed."""
+    folders = log_folders(root).all
+    return SegmentFolder(folders[0], size_bytes, cache) if len(folders) == 1 else LogFolder(folders, size_bytes, cache)
+
+
+class LogFolder(SegmentFolder):
+    """Several folders that together hold one row of segments. Its `folder` is the first one."""
+
+    def __init__(self, folders: Iterable[Path], size_bytes: int, cache: MappingCache) -> None:
+        self._folders = [SegmentFolder(folder, size_bytes, cache) for folder in folders]
+        super().__init__(self._folders[0].folder, size_bytes, cache)
+        self._holder: dict[int, SegmentFolder] = {}
+
+    def starts(self) -> list[int]:
+        """Start offsets, ascending; folders that have changed are listed again."""
+        lists = [folder.starts() for folder in self._folders]
+        self._holder = {start: folder for folder, starts in zip(self._folders, lists) for start in starts}
+        self._starts = sorted(self._holder)
+        return self._starts
+
+    def view(self, start_offset: int) -> mmap.mmap | None:
+        """The segment's bytes, None when it is gone."""
+        holder = self._holder.get(start_offset)
+        return None if holder is None else holder.view(start_offset)
+
+    def modified_ms(self, start_offset: int) -> int | None:
+        """The segment's modification time; None when it is gone."""
+        holder = self._holder.get(start_offset)
+        return None if holder is None else holder.modified_ms(start_offset)
+
+
+def new_segment_folder(root: str | os.PathLike[str], start_offset: int, size_bytes: int) -> Path:
+    """Where the segment that starts there is to be made."""
+    folders = log_folders(root)
+    if len(folders.writable) == 1:
+        return folders.writable[0]
+    return folders.folder_for(start_offset, size_bytes, [folder for folder in folders.writable if is_nearly_full(folder)])
+
+
+def is_nearly_full(folder: Path) -> bool:
+    """RocketMQ's rule: more than 85 % of what others may use of the file system is in use."""
+    for place in (folder, *folder.parents):
+        try:
+            status = os.statvfs(place)
+        except OSError:
+            continue
+        used = status.f_blocks - status.f_bfree
+        return used > FULL_RATIO * (used + status.f_bavail)
+    return False
+
+
+def shown(path: Path, root: Path) -> str:
+    """A file of the store as people are told of it: relative to its root, or whole when it lies elsewhere."""
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

@@ -1,0 +1,138 @@
+"""A log in several folders: found by every tool, spread as RocketMQ spreads it, nearly full and read-only ones left alone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fix_golden import compare_inspect
+from pyengine.config import keep_sizes, load_config
+from pyengine.errors import StoreRefusedError
+from pyengine.formats.log_folders import LogFolders, log_folders, tell_log_folders, without_log_folders
+from pyengine.formats.paths import StorePaths
+from pyengine.storage import log_files
+from pyengine.storage.check import check
+from pyengine.storage.geometry import discover
+from pyengine.storage.inspect import inspect
+from pyengine.storage.log_files import list_log, new_segment_folder
+from pyengine.storage.rebuild import rebuild
+from pyengine.storage.recovery import recover
+from pyengine.storage.salvage import salvage
+from pyengine.storage.store_reader import StoreReader
+
+A, B, C = Path("/a"), Path("/b"), Path("/c")
+
+
+@pytest.mark.parametrize(("folders", "full", "expected"), [
+    (LogFolders((B, A)), (), [A, B, A, B]),               # by name, whatever the order they were given in
+    (LogFolders((A, B, C)), (), [A, B, C, A]),
+    (LogFolders((A, B, C)), (B,), [A, C, A, C]),
+    (LogFolders((A, B)), (A, B), [A, B, A, B]),           # all are full: as if none were
+    (LogFolders((A, B, C), (B,)), (), [A, C, A, C]),      # read-only wins over writable
+    (LogFolders((A, B, C), (B,)), (A,), [C, C, C, C]),
+])
+def test_new_segments_go_round_as_in_rocketmq(folders, full, expected):
+    assert [folders.folder_for(number * 100, 100, full) for number in range(4)] == expected
+
+
+def test_a_folder_on_a_nearly_full_disk_is_passed_over(tmp_path, monkeypatch):
+    tell_log_folders(tmp_path, "one,two", "")
+    monkeypatch.setattr(log_files, "is_nearly_full", lambda folder: folder.name == "one")
+    assert [new_segment_folder(tmp_path, n * 64, 64).name for n in range(3)] == ["two"] * 3
+    monkeypatch.undo()
+    assert log_files.is_nearly_full(tmp_path) in (True, False)
+
+
+def test_settings_say_where_in_each_of_their_spellings(tmp_path):
+    assert log_folders(tmp_path).all == (tmp_path / "commitlog",)
+    (tmp_path / "config").mkdir()
+    for text in ('storePathCommitLog = "x, /y"\nreadOnlyCommitLogStorePaths = "z"\n',
+                 'read_only_commit_log_store_paths = "z"\nstore_path_commit_log = "x,/y"\nspin = 0\n'):
+        (tmp_path / "config" / "engine.toml").write_text(text)
+        folders = log_folders(tmp_path)
+        assert folders == LogFolders((tmp_path / "x", Path("/y")), (tmp_path / "z",))
+        assert without_log_folders(text.encode()) == (b"spin = 0\n" if "spin" in text else b"")
+
+
+def spread(store, tmp_path, *, kept: bool):
+    """The golden store's segments in two folders of which one lies outside, and the oldest in a read-only one."""
+    folders = [store.root / "log-a", tmp_path / "elsewhere" / "log-b"]
+    archive = tmp_path / "archive"
+    for folder in (*folders, archive):
+        folder.mkdir(parents=True)
+    segments = sorted((store.root / "commitlog").iterdir())
+    assert len(segments) > 4
+    for number, path in enumerate(segments):
+        shutil.move(path, (archive if number < 2 else folders[number % 2]) / path.name)
+    (store.root / "commitlog").rmdir()
+    settings = {"storePathCommitLog": f"log-a,{folders[1]}", "readOnlyCommitLogStorePaths": str(archive)}
+    if kept:
+        config = load_config(store.root, settings | store.sizes, {})
+        keep_sizes(store.root, config)
+        tell_log_folders(store.root, *settings.values())
+    return settings
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_every_tool_reads_a_spread_log_as_one(golden, tmp_path, kept):
+    store = golden("roll")
+    settings = spread(store, tmp_path, kept=kept)
+    overrides = store.manifest["config"] | ({} if kept else settings)
+    assert compare_inspect(inspect(store.root, overrides), store.verify) == []
+    geometry = discover(store.root, store.sizes)
+    assert geometry.mapped_file_size_commit_log_bytes == store.sizes["mapped_file_size_commit_log_bytes"]
+    report = check(store.root, geometry)
+    assert report.findings == [] and report.messages == sum("blank" not in record for record in store.verify["records"])
+    assert len(list_log(store.root, geometry.mapped_file_size_commit_log_bytes)) > 4
+    with StoreReader(store.root, **store.sizes) as reader:
+        assert sum(reader.queue_range(topic, queue_id)[1] for topic, ids in reader.topics().items() for queue_id in ids) > 0
+        assert reader.max_physical_offset() == store.verify["facts"]["maxPhy"]
+
+
+def test_recovery_rebuild_and_salvage_work_on_a_spread_log(golden, tmp_path):
+    store = golden("abnormal-multi")
+    spread(golden("roll"), tmp_path / "other", kept=True)  # another store's folders are not this one's
+    folders = (store.root / "log-a", tmp_path / "log-b")
+    for folder in folders:
+        folder.mkdir()
+    for number, path in enumerate(sorted((store.root / "commitlog").iterdir())):
+        shutil.move(path, folders[number % 2] / path.name)
+    tell_log_folders(store.root, f"log-a,{folders[1]}", "")
+    geometry = discover(store.root, store.sizes)
+    spares = sum(len(list(folder.iterdir())) for folder in folders)
+    report = recover(store.root, geometry)
+    assert report.end_offset == store.verify["facts"]["maxPhy"] and len(report.removed_files) == 1
+    assert sum(len(list(folder.iterdir())) for folder in folders) == spares - 1
+    shutil.rmtree(store.root / "consumequeue")
+    rebuild(store.root, geometry)
+    assert compare_inspect(inspect(store.root, store.manifest["config"]), store.verify,
+                           more_allowed=("queries",), ignore=("byTime",)) == []
+    assert check(store.root, geometry).findings == []
+    keep_sizes(store.root, load_config(store.root, {"store_path_commit_log": f"log-a,{folders[1]}"} | store.sizes, {}))
+    carved = salvage(store.root, tmp_path / "saved", geometry)
+    assert carved.records == check(store.root, geometry).messages and not carved.skipped
+    made = list_log(tmp_path / "saved", geometry.mapped_file_size_commit_log_bytes)
+    assert {segment.path.parent for segment in made} == {tmp_path / "saved" / "commitlog"}
+
+
+def test_a_segment_that_lies_in_two_folders_is_refused(golden, tmp_path):
+    store = golden("roll")
+    spread(store, tmp_path, kept=True)
+    shutil.copy2(sorted((store.root / "log-a").iterdir())[0], tmp_path / "archive")
+    with pytest.raises(StoreRefusedError, match="the same segment"):
+        recover(store.root, discover(store.root, store.sizes))
+
+
+def test_a_new_log_s_sizes_and_paths_are_kept_for_the_next_command(tmp_path):
+    root = tmp_path / "store"
+    (root / "config").mkdir(parents=True)
+    keep_sizes(root, load_config(root, {"storePathCommitLog": "x,y"}, {}))
+    again = load_config(root, {}, {})
+    assert again.store_path_commit_log == "x,y" and again.origins["store_path_commit_log"] == "engine.toml"
+    assert StorePaths(root).commit_log == root / "x"
+    assert StorePaths(root).commit_log_segment(0) == root / "x" / ("0" * 20)
+    (root / "y").mkdir()
+    (root / "y" / ("0" * 20)).touch()
+    assert StorePaths(root).commit_log_segment(0) == root / "y" / ("0" * 20)

@@ -1,0 +1,105 @@
+"""An engine whose log lies in several folders: in every mode, across a kill, and for the real store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import pytest
+
+import pyengine
+from fix_cli import run
+from fix_engine import MODES
+from pyengine.storage.geometry import Geometry
+from pyengine.storage.log_files import list_log
+from waiting import eventually
+
+SEGMENT = 65536
+SMALL = {"mapped_file_size_commit_log_bytes": SEGMENT, "mapped_file_size_consume_queue_bytes": 6000,
+         "max_hash_slot_num": 1000, "max_index_num": 4000}
+MESSAGES = 200
+BODY = bytes(1500)
+
+
+def put_all(root, start: int = 0) -> None:
+    with pyengine.connect(root) as producer:
+        for number in range(start, start + MESSAGES):
+            assert producer.put("T", b"%06d" % number + BODY, keys=f"k{number}").ok
+
+
+def read_all(root) -> list[int]:
+    with pyengine.open_store(root) as store:
+        low, high = store.queue_range("T", 0)
+        found, at = [], low
+        while at < high:
+            got = store.get_message("T", 0, at)
+            found += [int(message.body[:6]) for message in got.messages]
+            at = got.next_begin_offset
+        return found
+
+
+@pytest.fixture(params=MODES)
+def spread(request, make_engine, tmp_path):
+    """An engine over two writable folders, one of them outside the store, and an archive."""
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    paths = f"log-a,{tmp_path / 'outside' / 'log-b'}"
+    return make_engine(**SMALL, **MODES[request.param], store_path_commit_log=paths,
+                       read_only_commit_log_store_paths=str(archive))
+
+
+def folders_of(root) -> list[str]:
+    return [segment.path.parent.name for segment in list_log(root, SEGMENT)]
+
+
+@pytest.mark.timeout(240)
+def test_segments_go_round_and_nothing_is_lost_over_a_kill(spread, tmp_path):
+    root = spread.root
+    spread.start()
+    put_all(root)
+    for pid in sorted(spread.pids().items(), key=lambda each: each[0] != "supervisor"):
+        os.kill(pid[1], signal.SIGKILL)
+    eventually(lambda: not spread.pids(), "all gone")
+    recovered = run("recover", root, "--json")
+    assert recovered.code == 0, recovered
+    assert read_all(root) == list(range(MESSAGES))
+    spread.settings = {}  # its config/engine.toml knows
+    spread.start()
+    put_all(root, MESSAGES)
+    assert spread.stop()
+    assert read_all(root) == list(range(2 * MESSAGES))
+    folders = folders_of(root)
+    assert set(folders[0:6:2]) | set(folders[1:6:2]) == {"log-a", "log-b"} and len(set(folders[0:6:2])) == 1
+    assert not (root / "commitlog").exists()
+    first = list_log(root, SEGMENT)[0]
+    shutil.move(first.path, tmp_path / "archive")
+    assert read_all(root) == list(range(2 * MESSAGES)) and folders_of(root)[0] == "archive"
+    for command in ("check", "status", "rebuild", "inspect", "recover"):
+        ran = run(command, root, "--json")
+        assert ran.code == 0, ran
+    assert run("check", root, "--json").document["findings"] == []
+
+
+@pytest.mark.java
+@pytest.mark.maven
+@pytest.mark.timeout(240)
+def test_the_real_store_reads_the_spread_log(make_engine, tmp_path, judge):
+    engine = make_engine(**SMALL, store_path_commit_log="log-a,log-b")
+    engine.start()
+    put_all(engine.root)
+    assert engine.stop()
+    copies = tmp_path / "copies"
+    for name in ("log-a", "log-b"):
+        shutil.copytree(engine.root / name, copies / name)
+    geometry = Geometry(**SMALL)
+    settings = {
+        "mappedFileSizeCommitLog": geometry.mapped_file_size_commit_log_bytes, "mappedFileSizeConsumeQueue": 6000,
+        "maxHashSlotNum": 1000, "maxIndexNum": 4000, "storePathCommitLog": f"{copies / 'log-a'},{copies / 'log-b'}",
+    }
+    theirs = judge.verify(engine.root, settings).result(timeout=200)
+    assert (theirs["loadOk"], theirs["path"]) == (True, "normal")
+    assert len(theirs["messages"]) == MESSAGES
+    inspected = run("inspect", engine.root, "--json").document
+    assert inspected["facts"]["maxPhy"] == theirs["facts"]["maxPhy"]
+    assert [record["phy"] for record in inspected["records"]] == [record["phy"] for record in theirs["records"]]
