@@ -33,3 +33,9 @@ def test_a_message_reaches_light_queues(reader):  # noqa: F811
 def test_entries_name_units_of_the_extension(reader):  # noqa: F811
     said = reader.run(block("ext-store"))
     assert "0" * 20 in said and "two nuts" in said and "one apple" not in said and "Nothing is wrong" in said
+
+
+@pytest.mark.timeout(300)
+def test_a_log_lies_in_several_folders(reader):  # noqa: F811
+    said = reader.run(block("wide-store"))
+    assert said.count("Nothing is wrong") == 2 and "00000000000000065536" in said

@@ -19,6 +19,7 @@ from pyengine.services.clean_resource import CleanResourceService
 from pyengine.services.clean_rules import CleanRules
 from pyengine.services.disk_space import DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage.disk_use import DiskUse, measure
+from pyengine.storage.log_files import measure_log
 from workers import worker
 
 
@@ -29,7 +30,7 @@ class CleanerService(CleanResourceService):
         paths = StorePaths(attached.root)
 
         def uses() -> tuple[DiskUse, DiskUse]:
-            return measure(paths.commit_log), measure(paths.consume_queue)
+            return measure_log(attached.root), measure(paths.consume_queue)
 
         def report(text: str) -> None:
             worker.say(native.CLEANER, text)

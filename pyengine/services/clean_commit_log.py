@@ -11,6 +11,7 @@ it is held, in the shared object.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 
@@ -85,11 +86,12 @@ class CleanCommitLogService:
     def _segments(self) -> list[tuple[int, int]]:
         """(start, modification time in ms), ascending."""
         found = []
-        with os.scandir(self._paths.commit_log) as entries:
-            for entry in entries:
-                start = parse_segment_name(entry.name)
-                if start is not None:
-                    found.append((start, entry.stat().st_mtime_ns // 1_000_000))
+        for folder in self._paths.commit_log_folders.all:
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+                for entry in entries:
+                    start = parse_segment_name(entry.name)
+                    if start is not None:
+                        found.append((start, entry.stat().st_mtime_ns // 1_000_000))
         return sorted(found)
 
     def _let_go(self, segment: int, decision: Decision) -> bool:

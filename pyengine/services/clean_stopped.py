@@ -21,6 +21,7 @@ from pyengine.services.clean_consume_queue import CleanConsumeQueueService
 from pyengine.services.clean_rules import CleanRules, Request, decide
 from pyengine.services.cleaning_clock import CleaningClock
 from pyengine.storage.disk_use import measure
+from pyengine.storage.log_files import measure_log
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def clean_stopped(root: str | os.PathLike[str], config: EngineConfig, log_end: i
     rules = CleanRules.of(config)
     log = CleanCommitLogService(control, config.mapped_file_size_commit_log_bytes, cleaning, root, config, clock, lambda text: None)
     queues = CleanConsumeQueueService(cleaning, root, config)
-    for pause_s in log.steps(lambda: decide(rules, [measure(paths.commit_log), measure(paths.consume_queue)], clock.hour(), request)):
+    for pause_s in log.steps(lambda: decide(rules, [measure_log(root), measure(paths.consume_queue)], clock.hour(), request)):
         progress(native.load(cleaning, "removed_bytes"), None)
         time.sleep(pause_s)
     for pause_s in queues.steps(log.publish_min()):

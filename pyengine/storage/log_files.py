@@ -14,9 +14,10 @@ from pathlib import Path
 
 from pyengine.errors import StoreRefusedError
 from pyengine.formats.log_folders import log_folders
+from pyengine.storage.disk_use import DiskUse, measure
 from pyengine.storage.segment_files import MappingCache, SegmentFile, SegmentFolder, list_segments
 
-FULL_RATIO = 0.85  # RocketMQ's diskSpaceCleanForciblyRatio
+FULL_PERCENT = 85  # RocketMQ's diskSpaceCleanForciblyRatio
 
 
 def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[SegmentFile]:
@@ -77,15 +78,14 @@ def new_segment_folder(root: str | os.PathLike[str], start_offset: int, size_byt
 
 
 def is_nearly_full(folder: Path) -> bool:
-    """RocketMQ's rule: more than 85 % of what others may use of the file system is in use."""
-    for place in (folder, *folder.parents):
-        try:
-            status = os.statvfs(place)
-        except OSError:
-            continue
-        used = status.f_blocks - status.f_bfree
-        return used > FULL_RATIO * (used + status.f_bavail)
-    return False
+    """RocketMQ's rule: more than 85 % of what this user could use of the file system is in use."""
+    return measure(folder).used_percent > FULL_PERCENT
+
+
+def measure_log(root: str | os.PathLike[str]) -> DiskUse:
+    """The use of the log's file system; of several folders that of the emptiest one that can be written, as in RocketMQ."""
+    uses = [measure(folder) for folder in log_folders(root).writable]
+    return min(uses, key=lambda use: (bool(use.obstacle), not use.is_known, use.used_percent))
 
 
 def shown(path: Path, root: Path) -> str:
