@@ -14,7 +14,7 @@
  * line prefetcher pairs them).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 1
+#define MS_CONTROL_LAYOUT_VERSION 2
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -80,6 +80,7 @@ struct ms_identity {
     int64_t max_message_bytes;
     int64_t put_timeout_ms;
     int64_t sync_flush_timeout_ms;
+    int64_t os_page_cache_busy_timeout_ms; /* a pass that takes longer: producers refuse */
     int32_t spin_writer_us;      /* 0: never spin */
     int32_t spin_producer_us;
     uint32_t mode;               /* MS_MODE_* */
@@ -92,7 +93,7 @@ struct ms_identity {
     int32_t sysv_semaphore_id;   /* SEM_UNDO count of living producers; -1 none */
     int32_t reserved;
     int64_t lock_modified_ns;    /* mtime of `lock` as we left it: RocketMQ rewrites the file at each start */
-    int8_t pad[88];
+    int8_t pad[80];
 };
 
 struct ms_state {
@@ -160,13 +161,11 @@ struct ms_writer_lines {
     int64_t pass_started_ms;     /* 0: no pass is running (RocketMQ's beginTimeInLock) */
     int64_t clock_back_ms;       /* largest step back of the clock seen */
     uint64_t refused;            /* entries answered with a status other than PUT_OK */
-    uint32_t sleeping_hint;
-    int32_t cpu;
     uint64_t verified_flusher;   /* flusher incarnation for which the first descriptors synced clean */
     uint64_t queue_table_wanted; /* slots asked of the supervisor; 0 none */
     uint64_t pool_waits;         /* rolls that had to wait for a pool buffer */
     uint64_t intended_pass;      /* pass that intent_end belongs to */
-    int8_t pad[48];
+    int8_t pad[56];
 };
 
 struct ms_allocator_line {

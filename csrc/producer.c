@@ -12,6 +12,7 @@
 #define LOOK_NS 50000000
 #define FULL_RING_NAP_NS 200000
 #define SPINS_BETWEEN_CLOCK 64
+#define BUSY_MS_MAX 10000000
 
 void ms_producer_attach(struct ms_producer *producer)
 {
@@ -58,6 +59,15 @@ static int closed(const struct ms_producer *producer)
            ms_load_relaxed(&producer->session->closed) != 0 ||
            ms_load_relaxed(&slot->generation) != producer->generation ||
            ms_load_relaxed(&slot->state) != MS_SESSION_OPEN;
+}
+
+/* DefaultMessageStore.isOSPageCacheBusy: whether the writer's pass lasts too long. Ten thousand
+ * seconds and more are a clock that was set, not a pass. */
+static int page_cache_busy(const struct ms_producer *producer, int64_t now_ms)
+{
+    int64_t started_ms = ms_load_relaxed(&producer->control->writer.pass_started_ms);
+    int64_t limit_ms = producer->control->identity.os_page_cache_busy_timeout_ms;
+    return started_ms != 0 && limit_ms > 0 && now_ms - started_ms > limit_ms && now_ms - started_ms < BUSY_MS_MAX;
 }
 
 /* Room for `need` bytes at the tail, and an answer slot that nobody still reads. */
@@ -121,6 +131,8 @@ int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, co
                        const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
                        const uint8_t *second, uint64_t second_bytes, int64_t deadline_ns)
 {
+    if (page_cache_busy(producer, ms_wall_ms()))
+        return MS_PRODUCER_BUSY;
     if (header->submitted_ns == 0)
         header->submitted_ns = ms_monotonic_ns();
     uint64_t bytes = ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, first_bytes + second_bytes);
@@ -149,7 +161,7 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
         return take_answer(producer, sequence, answer);
     /* Spin only beside a writer on another CPU: two spinners on one CPU are the
      * worst state there is. */
-    if (producer->spin_us > 0 && ms_load_relaxed(&producer->control->writer.cpu) != sched_getcpu()) {
+    if (producer->spin_us > 0 && ms_load_relaxed(&producer->control->workers[MS_WRITER].cpu) != sched_getcpu()) {
         int64_t until = 0; /* most answers are here before the clock is looked at */
         do {
             for (int i = 0; i < SPINS_BETWEEN_CLOCK; i++) {
@@ -260,12 +272,14 @@ int ms_producer_put(struct ms_producer *producer, const uint8_t *prefix, const u
     uint64_t bytes = ms_align8(prefix_bytes + body_bytes);
     int why;
     producer->stage = MS_STAGE_NOT_SUBMITTED;
+    header.born_timestamp_ms = ms_wall_ms();
+    if (page_cache_busy(producer, header.born_timestamp_ms))
+        return MS_PRODUCER_BUSY;
     uint8_t *to = take_room(producer, bytes, deadline_ns, &why);
     if (to == NULL)
         return why;
     header.entry_bytes = (uint32_t)bytes;
     header.sequence = producer->sequence + 1;
-    header.born_timestamp_ms = ms_wall_ms();
     header.payload_bytes = body_bytes;
     memcpy(to, &header, sizeof header);
     memcpy(to + sizeof header, prefix + sizeof header, prefix_bytes - sizeof header);

@@ -10,6 +10,7 @@
 #define MS_PRODUCER_AGAIN -11     /* -EAGAIN: the deadline passed */
 #define MS_PRODUCER_CLOSED -32    /* -EPIPE: the session was closed or the engine was replaced */
 #define MS_PRODUCER_FROZEN -5     /* -EIO: the store is frozen, durability will not come */
+#define MS_PRODUCER_BUSY -16      /* -EBUSY: the writer's pass lasts too long; nothing was submitted */
 
 /* How far a put came. */
 #define MS_STAGE_NOT_SUBMITTED 0
@@ -42,7 +43,7 @@ void ms_producer_attach(struct ms_producer *producer);
 uint64_t ms_producer_entry_limit(const struct ms_producer *producer);
 /* Publish one entry: `header` (sizes and kind filled in; entry_bytes and sequence
  * are set here), topic, properties and up to two pieces of payload. 0 and
- * producer->sequence, or AGAIN (no room until the deadline; nothing submitted), CLOSED. */
+ * producer->sequence, or AGAIN (no room until the deadline; nothing submitted), BUSY, CLOSED. */
 int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
                        const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
                        const uint8_t *second, uint64_t second_bytes, int64_t deadline_ns);
@@ -64,7 +65,7 @@ uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, con
                             const uint8_t *properties, uint32_t properties_bytes, int32_t queue_id, int32_t flag);
 /* One ordinary message behind such a prefix, submitted and waited for: the fast path. Uses
  * the producer's timeouts and leaves the outcome in producer->stage and producer->answer.
- * 0 or AGAIN, CLOSED, FROZEN. */
+ * 0 or AGAIN, BUSY, CLOSED, FROZEN. */
 int ms_producer_put(struct ms_producer *producer, const uint8_t *prefix, const uint8_t *body, uint32_t body_bytes, int how);
 /* The same for an entry of any kind, header given whole but for entry_bytes and sequence. */
 int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,

@@ -840,7 +840,7 @@ static int make_pass(struct ms_writer *writer)
             continue;
         uint64_t tail = ms_load_acquire(&own->session->tail);
         if (tail != own->head)
-            writer->last_producer_same_cpu = ms_load_relaxed(&own->session->producer_cpu) == ms_load_relaxed(&writer->control->writer.cpu);
+            writer->last_producer_same_cpu = ms_load_relaxed(&own->session->producer_cpu) == ms_load_relaxed(&writer->control->workers[MS_WRITER].cpu);
         int64_t turn_from = writer->position;
         for (int k = 0; k < TURN_ENTRIES && own->head != tail && !own->broken; k++) {
             if (writer->control->undo.count >= MS_UNDO_MAX - MS_LIGHT_QUEUES_MAX || writer->position - from >= MS_PASS_BYTES ||
@@ -878,8 +878,8 @@ int ms_writer_use_table(struct ms_writer *writer, struct ms_queue_table *queues)
 static void publish_cpu(struct ms_control *control)
 {
     int32_t cpu = sched_getcpu();
-    if (ms_load_relaxed(&control->writer.cpu) != cpu)
-        ms_store_relaxed(&control->writer.cpu, cpu);
+    if (ms_load_relaxed(&control->workers[MS_WRITER].cpu) != cpu)
+        ms_store_relaxed(&control->workers[MS_WRITER].cpu, cpu);
 }
 
 int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)

@@ -101,7 +101,7 @@ class EngineConfig:
         "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
         "Delays by level, from level 1, each a number and s, m, h or d.", key="messageDelayLevel", group="writing")
     os_page_cache_busy_timeout_ms: int = setting(
-        1000, "An append that takes longer makes the store answer OS_PAGECACHE_BUSY.",
+        1000, "While an append takes longer, puts are answered OS_PAGECACHE_BUSY.",
         key="osPageCacheBusyTimeOutMills", unit="ms", low=1, high=DAY_MS, group="writing")
     broker_role: str = setting(
         "ASYNC_MASTER", "Role of this store; a SLAVE refuses puts.", key="brokerRole",

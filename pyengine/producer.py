@@ -549,6 +549,8 @@ class Producer:
                                               f"no room for the side object of a large put: {error.strerror}"))
                 if code == 0:
                     return self._pending.add(self._native.sequence, context)
+                if code == native.BUSY:
+                    return _resolved(_busy(context, self._native))
                 if code != native.CLOSED:
                     return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE, busy))
                 reason = self._renew()
@@ -604,6 +606,8 @@ class Producer:
         return self._outcome(session, code, native.ANSWERED, answer, context)
 
     def _outcome(self, session: native.ProducerSession, code: int, stage: int, answer: tuple, context: _Context):
+        if code == native.BUSY:
+            return _busy(context, session)
         if stage == native.NOT_SUBMITTED:
             return _refused(context, PutStatus.SERVICE_NOT_AVAILABLE,
                             "the writer made no room in time; nothing was submitted (`pyengine status` tells how it is)")
@@ -641,6 +645,13 @@ def _refused(context: _Context, status: PutStatus, reason: str):
     if context.kind == native.MANY:
         return PutManyResult(status, topic=context.topic, queue_id=context.queue_id, reason=reason)
     return PutResult(status, topic=context.topic, queue_id=context.queue_id, count=0, reason=reason)
+
+
+def _busy(context: _Context, session: native.ProducerSession):
+    limit_ms = session.control.identity.os_page_cache_busy_timeout_ms
+    return _refused(context, PutStatus.OS_PAGECACHE_BUSY,
+                    f"the writer has been in one pass for more than {limit_ms} ms, memory or the disk is slow: put again later "
+                    "(os_page_cache_busy_timeout_ms)")
 
 
 def _unknown(context: _Context, reason: str):

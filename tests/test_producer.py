@@ -12,9 +12,11 @@ import pytest
 from pyengine.formats.batch import BatchMember
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.message import Message, decode_record
+from pyengine.ipc.control_block import now_ms
 from pyengine.native import control as native
 from pyengine.outgoing import BatchMessage
 from pyengine.results import PutStatus
+from waiting import eventually
 
 MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
 
@@ -197,6 +199,30 @@ def test_a_put_that_no_writer_answers_is_indeterminate(make_parts):
         assert (result.status, result.indeterminate) == (PutStatus.UNKNOWN_ERROR, True)
         parts.start(native.WRITER)
         assert producer.put("T", b"3").queue_offset == 2
+
+
+def test_while_a_pass_lasts_too_long_puts_are_refused_as_busy(make_parts):
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put("T", b"0").ok
+        parts.kill(native.WRITER)
+        native.store(parts.control.writer, "pass_started_ms", now_ms() - 2000)  # as if it were caught in a page fault
+        results = [producer.put("T", b"x"), producer.put("T", b"x", keys="k"), producer.put_many("T", [b"x", b"y"]),
+                   producer.put_async("T", b"x").result(5)]
+        for result in results:
+            assert (result.status, result.indeterminate) == (PutStatus.OS_PAGECACHE_BUSY, False)
+            assert "1000 ms" in result.reason and "again later" in result.reason
+        parts.start(native.WRITER)
+        eventually(lambda: native.load(parts.control.writer, "pass_started_ms") == 0, "the next writer ended the pass")
+        assert producer.put("T", b"1").queue_offset == 1, "nothing of what was refused had been submitted"
+
+
+def test_a_clock_that_was_set_is_no_long_pass(make_parts):
+    parts = make_parts()
+    with parts.producer() as producer:
+        parts.kill(native.WRITER)
+        native.store(parts.control.writer, "pass_started_ms", now_ms() - 20_000_000)
+        assert producer.put("T", b"x", timeout_s=0.05).indeterminate, "submitted"
 
 
 def test_closing_over_a_dead_writer_makes_what_is_due_indeterminate_at_once(make_parts):

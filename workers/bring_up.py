@@ -127,6 +127,7 @@ def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_i
         segment_bytes=config.mapped_file_size_commit_log_bytes, mode=MODES[config.mode],
         session_ring_bytes_default=config.session_ring_bytes, max_message_bytes=config.max_message_size_bytes,
         put_timeout_ms=config.put_timeout_ms, sync_flush_timeout_ms=config.sync_flush_timeout_ms,
+        os_page_cache_busy_timeout_ms=config.os_page_cache_busy_timeout_ms,
         spin_writer_us=spin_writer_us, spin_producer_us=spin_producer_us,
         sessions_max=min(config.sessions_max, native.SESSION_SLOTS), pool_buffers=pool_buffers,
         replay_clock=int(config.replay_clock), role=ROLES[config.broker_role], created_ms=now_ms(),

@@ -54,6 +54,7 @@ class Identity:
     max_message_bytes: int = 4 << 20
     put_timeout_ms: int = 10_000
     sync_flush_timeout_ms: int = 5000
+    os_page_cache_busy_timeout_ms: int = 1000
     spin_writer_us: int = 0
     spin_producer_us: int = 0
     sessions_max: int = 256

@@ -12,6 +12,7 @@ from pyengine._native import ffi, lib
 AGAIN: int = lib.MS_PRODUCER_AGAIN
 CLOSED: int = lib.MS_PRODUCER_CLOSED
 FROZEN: int = lib.MS_PRODUCER_FROZEN
+BUSY: int = lib.MS_PRODUCER_BUSY
 
 NOT_SUBMITTED: int = lib.MS_STAGE_NOT_SUBMITTED
 SUBMITTED: int = lib.MS_STAGE_SUBMITTED
@@ -66,7 +67,7 @@ class ProducerSession:
         self.generation = generation
         self.entry_limit: int = lib.ms_producer_entry_limit(producer)
         self.put: Callable[..., int] = partial(lib.ms_producer_put, producer)
-        """put(prefix, body, body_bytes, how): one ordinary message, waited for; 0 or AGAIN, CLOSED, FROZEN.
+        """put(prefix, body, body_bytes, how): one ordinary message, waited for; 0 or AGAIN, BUSY, CLOSED, FROZEN.
         See prefix(), stage and answer(). `how`: DURABLE waits for `flushed`; SOLE says that no other
         answer is still to be read."""
         self.answer: Callable[[], tuple] = partial(
@@ -105,13 +106,13 @@ class ProducerSession:
 
     def put_entry(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, durable: bool,
                   sole: bool) -> int:
-        """An entry of any kind, waited for; 0 or AGAIN, CLOSED, FROZEN. `sole` as SOLE."""
+        """An entry of any kind, waited for; 0 or AGAIN, BUSY, CLOSED, FROZEN. `sole` as SOLE."""
         how = (DURABLE if durable else 0) | (SOLE if sole else 0)
         return lib.ms_producer_put_entry(
             self._producer, header, topic, properties, first, len(first), second, len(second), how)
 
     def submit(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, deadline_ns: int) -> int:
-        """Publish an entry and return at once; 0 (then `sequence` is its number) or AGAIN, CLOSED."""
+        """Publish an entry and return at once; 0 (then `sequence` is its number) or AGAIN, BUSY, CLOSED."""
         return lib.ms_producer_submit(
             self._producer, header, topic, properties, first, len(first), second, len(second), deadline_ns)
 
