@@ -172,6 +172,9 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
     """
     root = Path(root).absolute()
     if not living_kinds(root):
+        lock = root / "lock"
+        if lock.exists() and not os.access(lock, os.R_OK):
+            raise EngineUnavailableError(f"{lock} cannot be read, so nobody can tell whether an engine runs: permission denied")
         return False
     if native.SUPERVISOR not in living_kinds(root):
         start_engine(root, timeout_s=timeout_s)

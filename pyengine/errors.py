@@ -110,3 +110,9 @@ class DiskFullError(DiskError):
 
 class InvariantError(Exception):
     """A promise of our own was broken; the process must stop."""
+
+
+def os_error_sentence(error: OSError) -> str:
+    """What the system refused and where, for a person."""
+    where = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror or error}{where}"

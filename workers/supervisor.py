@@ -25,12 +25,13 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.config import EngineConfig, load_config, parse_set
-from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError
+from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, os_error_sentence
 from pyengine.ipc import attach_count
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.engine_id import read_engine_id, read_epoch
@@ -383,6 +384,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(native.SUPERVISOR, str(error), ERROR)
         report(descriptor, {"error": str(error), "exit_code": int(error.exit_code)})
         return error.exit_code
+    except OSError as error:  # a right that is missing, a file where a folder should be
+        traceback.print_exc()
+        report(descriptor, {"error": os_error_sentence(error), "exit_code": int(ExitCode.FAILED)})
+        return ExitCode.FAILED
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import click
 import pyengine
 from pyengine.cli import output
 from pyengine.cli.command_table import BY_NAME, COMMANDS, SECTIONS
-from pyengine.errors import EngineError, ExitCode
+from pyengine.errors import EngineError, ExitCode, os_error_sentence
 
 EPILOG = """\b
 Exit codes: 0 ok, 1 failed, 2 usage, 3 corruption found, 4 repaired,
@@ -88,8 +88,7 @@ class CommandLine(click.Group):
             _discard_stdout()
             return ExitCode.FAILED
         except OSError as error:
-            where = f": {error.filename}" if error.filename else ""
-            _report(error, f"{error.strerror or error}{where}", ExitCode.FAILED, as_json)
+            _report(error, os_error_sentence(error), ExitCode.FAILED, as_json)
             return ExitCode.FAILED
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyengine.config import parse_set
-from pyengine.errors import ConfigError, NotAStoreError
+from pyengine.errors import ConfigError, NotAStoreError, UsageError
 from pyengine.results import ReadLevel
 
 if TYPE_CHECKING:
@@ -27,7 +27,16 @@ def _settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]
         raise click.BadParameter(str(error), ctx, param) from error
 
 
-store_argument = click.argument("store", type=click.Path(path_type=Path), metavar="STORE")
+class _StorePath(click.Path):
+    """A path, but never the empty one: `pyengine start "$STORE"` with nothing in STORE must not mean here."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            raise UsageError("STORE is empty: give the store's root directory (. for this one)")
+        return super().convert(value, param, ctx)
+
+
+store_argument = click.argument("store", type=_StorePath(path_type=Path), metavar="STORE")
 set_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", callback=_settings,
     help="A setting for this run, by its own or RocketMQ's name; may be repeated.")

@@ -213,8 +213,10 @@ def _inodes(
                         continue
                     _judge(entry.path, start, status.st_size, size_bytes)
                 found[start] = inode
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return {}, True
+    except NotADirectoryError:
+        raise StoreRefusedError(f"{folder} is a file where a folder of segments belongs; move it away") from None
     return found, complete
 
 

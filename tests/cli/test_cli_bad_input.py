@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 from fix_cli import changes, environment, picture, run, spawn, without_override
@@ -137,3 +138,69 @@ def test_wrong_arguments_are_usage_errors(golden, arguments):
 def test_a_level_that_files_cannot_tell_is_refused(golden):
     ran = run("get", golden("basic").root, *READING["get"], "--level", "replicated")
     assert ran.code == 2 and "needs a running engine" in ran.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_empty_path_does_not_mean_this_directory(golden, command, monkeypatch):
+    store = golden("basic")
+    monkeypatch.chdir(store.root)
+    before = picture(store.root)
+    ran = call(command, "")
+    assert ran.code == 2 and ran.stdout == "" and ran.stderr == "error: STORE is empty: give the store's root directory (. for this one)\n"
+    assert changes(before, picture(store.root)) == []
+
+
+@pytest.mark.parametrize("command", [*READING, "check", "recover", "salvage"])
+@pytest.mark.parametrize("form", ["absolute", "relative", "dot", "slash", "upwards", "link"])
+def test_a_store_is_found_by_any_path_to_it(golden, tmp_path, monkeypatch, command, form):
+    folder = tmp_path / "my störe dir — '$(x)'"
+    folder.mkdir()
+    root = golden("basic").root.rename(folder / "a b\tc")
+    (tmp_path / "link to it").symlink_to(root)
+    monkeypatch.chdir(root if form == "dot" else tmp_path)
+    relative = f"{folder.name}/{root.name}"
+    given = {"absolute": str(root), "relative": relative, "dot": ".", "slash": f"{relative}//", "link": "link to it/",
+             "upwards": f"{folder.name}/../{relative}"}[form]
+    arguments = [tmp_path / "made ü" if one == "DEST" else one for one in COMMANDS[command]]
+    arguments = ["TopicA1" if one == "T" else one for one in arguments]
+    ran = run(command, given, *arguments)
+    assert ran.code == 0 and ran.stderr == "", ran
+    assert (tmp_path / "made ü" / "commitlog").is_dir() == (command == "salvage")
+
+
+@pytest.mark.parametrize(("command", "closed", "code"), [
+    ("start", "config", 2), ("start", "lock", 1), ("start", "commitlog", 1), ("recover", "lock", 1), ("recover", "config/engine.toml", 2),
+    ("rebuild", "config", 2), ("put", "config/engine.toml", 2), ("salvage", "commitlog", 1), ("stop", "lock", 1),
+])
+def test_missing_permission_stops_what_would_write(golden, tmp_path, command, closed, code):
+    store = golden("basic")
+    assert run("recover", store.root).code == 0
+    (store.root / "config" / "engine.toml").touch()
+    (store.root / "lock").touch()
+    path = store.root / closed
+    before = picture(store.root)
+    mode = path.stat().st_mode
+    path.chmod(0)
+    arguments = [tmp_path / "made" if one == "DEST" else one for one in COMMANDS.get(command, [])]
+    try:
+        ran = spawn(command, store.root, *arguments, env=environment(), preexec_fn=without_override)
+    finally:
+        path.chmod(mode & 0o777)
+    assert ran.code == code and ran.stdout == "", ran
+    assert "ermission denied" in ran.stderr and str(path) in ran.stderr and "Traceback" not in ran.stderr
+    assert ran.stderr.startswith("error: ") and ran.stderr.count("\n") == 1
+    assert set(changes(before, picture(store.root))) <= {".", "engine.log"}
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("command", ["start", "recover", "check"])
+@pytest.mark.parametrize("name", ["commitlog", "consumequeue", "index", "config"])
+def test_a_file_where_a_folder_should_be_is_named(golden, command, name):
+    store = golden("basic")
+    shutil.rmtree(store.root / name, ignore_errors=True)
+    (store.root / name).write_text("hello")
+    before = picture(store.root / name)
+    ran = spawn(command, store.root, env=environment())
+    assert ran.code in (1, 3) and "Traceback" not in ran.stderr, ran
+    assert str(store.root / name) in ran.stderr or name in ran.stdout, ran
+    assert picture(store.root / name) == before
