@@ -19,7 +19,8 @@ from workers import worker
 def serve(attached: worker.Worker) -> None:
     """Passes until asked to stop; then everything that was published before."""
     try:
-        service = PutMessageService(attached.memory, attached.root, attached.config, attached.beat)
+        service = PutMessageService(attached.memory, attached.root, attached.config, attached.beat,
+                                    lambda text: worker.say(native.WRITER, text, worker.WARNING))
     except EngineError as error:
         raise worker.BootFailedError(str(error)) from error
     try:

@@ -46,8 +46,10 @@ class PutMessageService:
     """The appender of the store. `beat` is called on each wait, so that waiting for a segment is not silence."""
 
     def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
-                 beat: Callable[[], None] = lambda: None) -> None:
+                 beat: Callable[[], None] = lambda: None, warn: Callable[[str], None] = lambda text: None) -> None:
         self._memory = memory
+        self._warn = warn
+        self._warned = False
         self._control = memory.control
         self._identity = memory.identity
         self._size = self._identity.segment_bytes
@@ -154,7 +156,10 @@ class PutMessageService:
         if number not in self._pool:
             shared = self._memory.folder.attach(shared_objects.pool_name(number))
             # Locked so that a put never faults; the limit may forbid it, then it is only slower.
-            flush.lock_memory(ffi.from_buffer("uint8_t[]", shared.memory), shared.size_bytes)
+            if flush.lock_memory(ffi.from_buffer("uint8_t[]", shared.memory), shared.size_bytes) and not self._warned:
+                self._warned = True
+                self._warn(f"the pool cannot be locked in memory, puts may wait for a page: raise the memlock limit "
+                           f"to {self._identity.pool_buffers * self._size:,} bytes (ulimit -l, LimitMEMLOCK=)")
             self._pool[number] = shared
         return self._pool[number]
 

@@ -7,6 +7,7 @@ systemctl start pyengine@plain.target pyengine@pool.target
 eventually "two stores run side by side" 'all_active plain && all_active pool'
 eventually "the pool has its committer" 'active committer pool && ! active committer plain'
 ok "a memlock limit below the pool's size only makes it slower" 'put_ok pool one && grep -q "Max locked memory *65536" "/proc/$(pid writer pool)/limits"'
+ok "... and is warned of, once" '[ "$(journalctl -u "$(unit writer pool)" -p warning -o cat | grep -c "raise the memlock limit")" = 1 ]'
 ok "... it is what status says" '[ "$(status_of pool "d[\"mode\"]")" = pool ]'
 before=$(pid committer pool)
 kill -9 "$before"
