@@ -1,0 +1,251 @@
+"""Who can do what: one test for each row of docs/security.md."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil  # noqa: F401  loaded before a child that may not read it becomes somebody else
+import pytest
+from waiting import eventually
+
+import pyengine
+import pyengine.ipc.live_reader
+import pyengine.producer
+from pyengine.cli.engine_status import engine_status
+from pyengine.cli.metrics import metrics
+from pyengine.errors import EngineError, EngineUnavailableError
+from pyengine.ipc import shared_objects
+from pyengine.ipc.cleaning import SegmentHolds
+from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
+from pyengine.native import control as native
+from pyengine.storage import offset_by_time, tag_filter  # noqa: F401
+
+NOBODY = 65534
+PAGE = Path(__file__).parents[1] / "docs" / "security.md"
+
+
+@pytest.fixture
+def engine(make_engine):
+    """An engine with one message, in a folder that everybody may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        made = make_engine()
+        made.root = Path(folder) / "store"
+        made.start()
+        with pyengine.connect(made.root) as producer:
+            assert producer.put("T", b"one").ok
+        made.wait_noted()
+        yield made
+        made.sweep()
+
+
+def as_nobody(work: Callable[[], object]) -> object:
+    """What `work` gives in a child process of another user: its result, or "Kind: sentence" of what it raised."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            try:
+                told = work()
+            except (EngineError, OSError) as error:
+                told = f"{type(error).__name__}: {error}"
+            os.write(writing, json.dumps(told).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    assert told, "the child failed"
+    return json.loads(told)
+
+
+def mapped_writable() -> set[str]:
+    """Paths that this process has mapped shared and writable."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if re.match(r"\S+ .w.s ", line) and len(line.split()) > 5}
+
+
+def opened_writable(folder: Path) -> set[str]:
+    """Files below `folder` that this process has open for writing."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            flags = int(re.search(r"flags:\s+(\d+)", Path(f"/proc/self/fdinfo/{descriptor}").read_text())[1], 8)
+        except OSError:
+            continue
+        if path.startswith(str(folder)) and flags & os.O_ACCMODE:
+            found.add(path)
+    return found
+
+
+def test_each_row_of_the_page_has_its_test():
+    rows = re.findall(r"^\| .* \| `(test_\w+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(rows) == {name for name in globals() if name.startswith("test_")} - {"test_each_row_of_the_page_has_its_test"}
+    assert len(rows) >= 10
+
+
+@pytest.mark.root
+def test_another_user_gets_no_session(engine):
+    told = as_nobody(lambda: pyengine.connect(engine.root, timeout_s=0.2) and "connected")
+    assert told.startswith("EngineUnavailableError: "), told
+    assert engine.pids()  # and nobody was hurt
+
+
+@pytest.mark.root
+def test_another_user_gets_no_shared_object(engine):
+    folder = find_folder(engine.root)
+    names = folder.names()
+
+    def attempt() -> list[str]:
+        told = []
+        for name in names:
+            try:
+                folder.attach(name, writable=False).close()
+                told.append(name)
+            except EngineUnavailableError as error:
+                assert "another user" in str(error)
+        return told
+
+    assert {"control", "bells", "cleaning"} <= set(names)
+    assert as_nobody(attempt) == []
+
+
+@pytest.mark.root
+def test_another_user_cannot_ring_a_latch(engine):
+    import posix_ipc
+
+    def attempt() -> list[str]:
+        opened = []
+        for kind, name in enumerate(KIND_NAMES):
+            try:
+                posix_ipc.Semaphore(shared_objects.semaphore_name(find_folder(engine.root).short_id, kind)).close()
+                opened.append(name)
+            except posix_ipc.PermissionsError:
+                pass
+        return opened
+
+    assert as_nobody(attempt) == []
+
+
+@pytest.mark.root
+def test_another_user_cannot_change_the_store(engine):
+    def attempt() -> list[str]:
+        changed = []
+        for folder, names, files in os.walk(engine.root):
+            changed += [path for path in [folder, *(os.path.join(folder, name) for name in files)] if os.access(path, os.W_OK)]
+        return changed
+
+    assert as_nobody(attempt) == []
+
+
+@pytest.mark.root
+def test_another_user_who_may_read_the_files_reads_them_and_holds_nothing(engine):
+    def attempt() -> list:
+        with pyengine.open_store(engine.root) as store, store.hold(0) as held:
+            return [store.is_live, held, [str(message.body) for message in store.get_message("T", 0, 0, level="committed").messages]]
+
+    assert as_nobody(attempt) == [False, False, ["b'one'"]]
+
+
+@pytest.mark.root
+def test_status_of_another_users_engine_says_what_it_cannot_see(engine):
+    document = as_nobody(lambda: engine_status(engine.root, {}))
+    assert document["state"] == "running" and "cannot be seen" in document["reason"], document
+
+
+@pytest.mark.root
+def test_a_shared_folder_that_another_user_made_is_refused(tmp_path):
+    folder = SharedFolder(tmp_path / "pyengine-0123456789abcdef")
+    folder.path.mkdir(mode=0o700)
+    os.chown(folder.path, NOBODY, NOBODY)
+    with pytest.raises(EngineUnavailableError, match="belongs to another user"):
+        folder.make()
+    os.chown(folder.path, os.geteuid(), os.getegid())
+    folder.make()
+    folder.path.chmod(0o755)
+    with pytest.raises(EngineUnavailableError, match="open to others"):
+        folder.make()
+
+
+def test_shared_objects_are_the_engines_users_alone(engine):
+    folder = find_folder(engine.root)
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    with pyengine.connect(engine.root):
+        modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in folder.path.iterdir()}
+        assert set(modes.values()) == {"0o600"}, modes
+    semaphores = [path for path in Path("/dev/shm").glob("sem.pyengine-*") if folder.short_id in path.name]
+    assert len(semaphores) == len(KIND_NAMES)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in semaphores} == {0o600}
+
+
+def test_a_producer_is_given_nothing_that_reaches_the_log(engine):
+    folder = find_folder(engine.root)
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"two").ok
+        assert opened_writable(engine.root) == set()
+        writable = {os.path.basename(path).split("-")[0] for path in mapped_writable() if str(folder.path) in path}
+        assert writable == {"session", "bells"}
+        control = next(fd for fd in map(int, os.listdir("/proc/self/fd"))
+                       if os.path.exists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}") == str(folder.path / "control"))
+        with pytest.raises(PermissionError):
+            mmap.mmap(control, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def test_a_reader_has_nothing_of_the_store_writable(engine):
+    with pyengine.open_store(engine.root) as store, store.hold(0) as held:
+        assert held and store.get_message("T", 0, 0).messages[0].body == b"one"
+        assert opened_writable(engine.root) == set()
+        folder = str(find_folder(engine.root).path)
+        assert {os.path.relpath(path, folder) for path in mapped_writable() if path.startswith((folder, str(engine.root)))} == {
+            "bells", "cleaning"}
+
+
+def test_what_a_reader_scribbles_deletes_nothing(make_engine, rng):
+    """What the cleaner notes about itself stands where readers can write: any bytes there, and it deletes nothing."""
+    engine = make_engine(clean_resource_interval_ms=1)
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        for _ in range(3):
+            assert producer.put_many("T", [b"x" * 4000] * 260).ok
+    engine.wait_noted()
+    before = sorted(os.listdir(engine.root / "commitlog"))
+    holds = SegmentHolds(find_folder(engine.root))
+    with engine.memory() as memory, memoryview(holds._cleaning.shared.memory) as block:
+        line = memory.control.workers[native.CLEANER]
+        for _ in range(20):
+            block[128:640] = rng.randbytes(512)
+            seen = native.load(line, "heartbeat_ns")
+            eventually(lambda: native.load(line, "heartbeat_ns") > seen + 5_000_000, "it went round")
+            assert sorted(os.listdir(engine.root / "commitlog")) == before
+        assert native.load(line, "incarnation") == 1
+
+
+def test_with_a_narrow_umask_nobody_else_reads_the_store(make_engine):
+    before = os.umask(0o077)
+    try:
+        engine = make_engine()
+        engine.start()
+        with pyengine.connect(engine.root) as producer:
+            assert producer.put("T", b"one", keys="k").ok
+        engine.stop()
+    finally:
+        os.umask(before)
+    open_to_others = [path for path in [engine.root, *engine.root.rglob("*")] if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    assert open_to_others == []
+
+
+def test_metrics_answer_this_machine_alone_by_default():
+    listen = next(param for param in metrics.params if param.name == "listen")
+    assert str(listen.default).startswith("127.0.0.1:")
