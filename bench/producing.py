@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from array import array
 
 import pyengine
 
@@ -21,7 +22,7 @@ def main() -> None:
     body = os.urandom(size)
     bodies = [body] * count
     queue_id = os.getpid() % 1024
-    latencies: list[float] = []
+    latencies = array("d")
     with pyengine.connect(store) as producer:
         for _ in range(50):
             producer.put("bench", body, queue_id=queue_id)
@@ -43,7 +44,7 @@ def main() -> None:
                     raise SystemExit(f"{result.status.name}: {result.reason}")
             messages = len(latencies) * count
         took = now - began
-    latencies.sort()
+    latencies = sorted(latencies)
     pick = lambda share: latencies[min(len(latencies) - 1, int(share * len(latencies)))] * 1e6  # noqa: E731
     print(json.dumps({"messages": messages, "seconds": took, "p50_us": pick(0.5), "p99_us": pick(0.99),
                       "p999_us": pick(0.999), "max_us": latencies[-1] * 1e6}))
