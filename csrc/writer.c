@@ -7,11 +7,11 @@
 #include <string.h>
 
 #include "atomics.h"
-#include "flush.h"
+#include "entry.h"
 #include "futex.h"
+#include "log_tail.h"
 #include "record.h"
 #include "session_guard.h"
-#include "topic.h"
 #include "undo.h"
 
 /* A pass takes at most this much from one session before the next has its turn. */
@@ -19,28 +19,6 @@
 #define TURN_BYTES 1048576
 #define SPINS_BETWEEN_CLOCK 32
 #define SPIN_GAP 4 /* spins long: what may lie between two entries for the next spin to be worth it; covers our waking up */
-#define RECORD_ALLOWANCE_BYTES 65536 /* record over body: RocketMQ's 64 KiB */
-#define BATCH_MEMBER_BYTES 22 /* total, magic, crc, flag, body length (i32), properties length (i16) */
-
-/* PutMessageStatus, as pyengine/results.py numbers them. */
-enum {
-    PUT_OK = 0,
-    SERVICE_NOT_AVAILABLE = 4,
-    CREATE_MAPEDFILE_FAILED = 5,
-    MESSAGE_ILLEGAL = 6,
-    PROPERTIES_SIZE_EXCEEDED = 7,
-    UNKNOWN_ERROR = 9,
-    LMQ_CONSUME_QUEUE_NUM_EXCEEDED = 10,
-};
-
-/* The entry at hand, all of it in private memory and inside known bounds. */
-struct entry {
-    struct ms_entry head;
-    const uint8_t *topic;
-    const uint8_t *properties;
-    const uint8_t *payload;
-    uint64_t payload_bytes;
-};
 
 int64_t ms_writer_bytes(void)
 {
@@ -171,103 +149,6 @@ static void begin_pass(struct ms_writer *writer)
     ms_put_meter_begin(&writer->meter);
 }
 
-/* Allocated blocks that were never written cost a change of the file's map with the sync that
- * follows their first write. So once in a window that change is made for all of it. The zeros
- * stand above everything acknowledged and change no byte that anybody reads. */
-static int write_zeros_ahead(struct ms_writer *writer, int64_t end)
-{
-    int64_t segment_end = writer->current.base + writer->segment_bytes;
-    int64_t bytes = writer->zero_ahead_bytes;
-    if (bytes == 0 || end <= writer->zeroed_end)
-        return 0;
-    if (bytes > segment_end - end)
-        bytes = segment_end - end;
-    writer->zeroed_end = end + bytes;
-    return ms_flush_pwrite_all(writer->current.fd, writer->zeros, bytes, end - writer->current.base);
-}
-
-/* Sync mode: write what is gathered. Its first byte goes to stage_from. */
-static int write_stage(struct ms_writer *writer)
-{
-    if (writer->stage_bytes == 0)
-        return 0;
-    int why = ms_flush_pwrite_all(writer->current.fd, writer->stage, writer->stage_bytes,
-                                  writer->stage_from - writer->current.base);
-    if (why == 0)
-        why = write_zeros_ahead(writer, writer->stage_from + writer->stage_bytes);
-    if (why != 0) {
-        char reason[200];
-        snprintf(reason, sizeof reason, "writing the commit log at offset %lld failed: %s",
-                 (long long)writer->stage_from, strerror(-why));
-        ms_control_freeze(writer->control, MS_WRITER, -why, reason);
-        writer->error_number = -why;
-        return why;
-    }
-    writer->stage_from += writer->stage_bytes;
-    writer->stage_bytes = 0;
-    return 0;
-}
-
-/* Where `bytes` more bytes at the write position are to be put; NULL when sync mode's write failed. */
-static uint8_t *take_place(struct ms_writer *writer, int64_t bytes)
-{
-    if (writer->current.memory != NULL) {
-        ms_store_release(&writer->control->writer.intent_end, writer->position + bytes);
-        ms_compiler_fence(); /* intent first, bytes after */
-        return writer->current.memory + (writer->position - writer->current.base);
-    }
-    if (writer->stage_bytes + bytes > writer->stage_bytes_max && write_stage(writer) != 0)
-        return NULL;
-    if (writer->stage_bytes == 0)
-        writer->stage_from = writer->position;
-    ms_store_release(&writer->control->writer.intent_end, writer->position + bytes);
-    uint8_t *place = writer->stage + writer->stage_bytes;
-    writer->stage_bytes += bytes;
-    return place;
-}
-
-static int64_t room_in_current(const struct ms_writer *writer)
-{
-    if (writer->current.base < 0)
-        return 0;
-    return writer->current.base + writer->segment_bytes - writer->position;
-}
-
-/* Finish the current segment with a blank record and go to the next. */
-static int roll(struct ms_writer *writer)
-{
-    int64_t room = room_in_current(writer);
-    if (room > 0) {
-        uint8_t *place = take_place(writer, MS_BLANK_BYTES);
-        if (place == NULL)
-            return -EIO;
-        ms_record_encode_blank(place, (int32_t)room);
-        if (writer->current.memory == NULL && write_stage(writer) != 0)
-            return -EIO;
-        writer->position += room;
-        writer->stage_from = writer->position;
-    } else if (writer->current.memory == NULL && write_stage(writer) != 0) {
-        return -EIO;
-    }
-    if (writer->current.base >= 0)
-        writer->finished[writer->rolled++] = writer->current;
-    writer->current = writer->ahead[0];
-    writer->ahead_count--;
-    memmove(&writer->ahead[0], &writer->ahead[1], writer->ahead_count * sizeof writer->ahead[0]);
-    return 0;
-}
-
-/* One more record (or batch) of `bytes` behind the others: 1 when it needs a segment of its own. */
-static uint32_t plan(const struct ms_writer *writer, int64_t *room, int64_t bytes)
-{
-    if (bytes + MS_BLANK_BYTES <= *room) {
-        *room -= bytes;
-        return 0;
-    }
-    *room = writer->segment_bytes - bytes;
-    return 1;
-}
-
 static void answer(struct ms_writer *writer, struct ms_writer_session *own, const struct ms_completion *what)
 {
     struct ms_completion *slot = &own->session->completion[what->sequence % MS_COMPLETIONS];
@@ -302,9 +183,9 @@ static int close_session(struct ms_writer *writer, struct ms_writer_session *own
     return 0;
 }
 
-/* RocketMQ's checks in its order, as far as they need no text arithmetic (that
- * is the producer's); 0 or the status, with *detail. */
-static uint32_t check_entry(const struct ms_writer *writer, const struct entry *entry, uint32_t *detail)
+/* Whether the store takes puts at all, then RocketMQ's checks in its order, as far as they need no text
+ * arithmetic (that is the producer's); 0 or the status, with *detail. */
+static uint32_t check_entry(const struct ms_writer *writer, const struct ms_taken *taken, uint32_t *detail)
 {
     const struct ms_control *control = writer->control;
     uint32_t refuse_puts = ms_load_acquire(&control->state.refuse_puts);
@@ -319,192 +200,7 @@ static uint32_t check_entry(const struct ms_writer *writer, const struct entry *
                               : MS_REFUSED_NO;
     if (*detail != MS_REFUSED_NO)
         return SERVICE_NOT_AVAILABLE;
-    if (entry->head.topic_bytes == 0 || entry->head.topic_bytes > MS_TOPIC_BYTES_MAX)
-        *detail = MS_REFUSED_TOPIC_LENGTH;
-    else if (!ms_topic_is_legal(entry->topic, entry->head.topic_bytes))
-        *detail = MS_REFUSED_TOPIC_BYTES;
-    else if (entry->head.queue_id < 0)
-        *detail = MS_REFUSED_QUEUE_ID;
-    if (*detail != MS_REFUSED_NO)
-        return MESSAGE_ILLEGAL;
-    if (entry->head.properties_bytes > MS_PROPERTIES_BYTES_MAX) {
-        *detail = MS_REFUSED_PROPERTIES_LENGTH;
-        return PROPERTIES_SIZE_EXCEEDED;
-    }
-    if (!ms_record_text_is_clean(entry->properties, entry->head.properties_bytes)) {
-        *detail = MS_REFUSED_PROPERTIES_BYTES;
-        return MESSAGE_ILLEGAL;
-    }
-    return PUT_OK;
-}
-
-static uint32_t check_size(const struct ms_writer *writer, int64_t body_bytes, int64_t record_bytes, uint32_t *detail)
-{
-    if (body_bytes > writer->max_message_bytes || record_bytes > writer->max_message_bytes + RECORD_ALLOWANCE_BYTES) {
-        *detail = MS_REFUSED_BODY_LENGTH;
-        return MESSAGE_ILLEGAL;
-    }
-    if (record_bytes + MS_BLANK_BYTES > writer->segment_bytes) {
-        *detail = MS_REFUSED_SEGMENT;
-        return MESSAGE_ILLEGAL;
-    }
-    return PUT_OK;
-}
-
-static uint32_t read_be32(const uint8_t *at)
-{
-    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-}
-
-/* One member of RocketMQ's client batch encoding. */
-struct member {
-    int32_t flag;
-    const uint8_t *body;
-    uint32_t body_bytes;
-    const uint8_t *properties;
-    uint32_t properties_bytes;
-};
-
-/* Bytes taken by the member at `at`, 0 when it is malformed. */
-static uint64_t read_member(const uint8_t *at, uint64_t room, struct member *member)
-{
-    if (room < BATCH_MEMBER_BYTES)
-        return 0;
-    uint64_t total = read_be32(at);
-    uint64_t body_bytes = read_be32(at + 16);
-    if (total > room || body_bytes > total - BATCH_MEMBER_BYTES || total < BATCH_MEMBER_BYTES)
-        return 0;
-    const uint8_t *tail = at + 20 + body_bytes;
-    uint32_t properties_bytes = (uint32_t)tail[0] << 8 | tail[1];
-    if (total != BATCH_MEMBER_BYTES + body_bytes + properties_bytes)
-        return 0;
-    member->flag = (int32_t)read_be32(at + 12);
-    member->body = at + 20;
-    member->body_bytes = (uint32_t)body_bytes;
-    member->properties = tail + 2;
-    member->properties_bytes = properties_bytes;
-    return total;
-}
-
-/* Member text, 0x02 where needed, batch text (docs/formats.md section 7). Returns the length. */
-static uint32_t join_properties(uint8_t *to, const struct member *member, const struct entry *entry)
-{
-    uint32_t bytes = member->properties_bytes;
-    memcpy(to, member->properties, bytes);
-    if (entry->head.properties_bytes == 0)
-        return bytes;
-    if (bytes > 0 && to[bytes - 1] != 2)
-        to[bytes++] = 2;
-    memcpy(to + bytes, entry->properties, entry->head.properties_bytes);
-    return bytes + entry->head.properties_bytes;
-}
-
-static uint32_t joined_bytes(const struct member *member, const struct entry *entry)
-{
-    uint32_t bytes = member->properties_bytes;
-    if (entry->head.properties_bytes == 0)
-        return bytes;
-    if (bytes > 0 && member->properties[bytes - 1] != 2)
-        bytes++;
-    return bytes + entry->head.properties_bytes;
-}
-
-static const uint32_t *many_lengths(const struct entry *entry, const uint8_t **bodies)
-{
-    *bodies = entry->payload + ms_align8((uint64_t)entry->head.count * 4);
-    return (const uint32_t *)entry->payload;
-}
-
-/* Sizes of everything the entry will append. Fills rolls (segments to be
- * started); 0 or the status that refuses the entry whole. */
-static uint32_t measure(const struct ms_writer *writer, const struct entry *entry, uint32_t *rolls, uint32_t *detail)
-{
-    const struct ms_entry *head = &entry->head;
-    int64_t room = room_in_current(writer);
-    *rolls = 0;
-    if (head->kind == MS_ENTRY_PUT) {
-        int64_t bytes = ms_record_bytes(head->sys_flag, head->topic_bytes, head->properties_bytes, (uint32_t)entry->payload_bytes);
-        uint32_t status = check_size(writer, (int64_t)entry->payload_bytes, bytes, detail);
-        if (status == PUT_OK)
-            *rolls = plan(writer, &room, bytes);
-        return status;
-    }
-    if (head->kind == MS_ENTRY_MANY) {
-        const uint8_t *bodies;
-        const uint32_t *lengths = many_lengths(entry, &bodies);
-        int64_t sum = 0;
-        for (uint32_t i = 0; i < head->count; i++) {
-            int64_t bytes = ms_record_bytes(head->sys_flag, head->topic_bytes, head->properties_bytes, lengths[i]);
-            uint32_t status = check_size(writer, lengths[i], bytes, detail);
-            if (status != PUT_OK)
-                return status;
-            /* Topic and properties stand in every record: a small entry can become a large pass. */
-            sum += bytes;
-            if (sum > MS_SIDE_BYTES_MAX) {
-                *detail = MS_REFUSED_TOO_LARGE;
-                return MESSAGE_ILLEGAL;
-            }
-            *rolls += plan(writer, &room, bytes);
-        }
-        return PUT_OK;
-    }
-    /* BATCH: all members in one segment; no transaction types (RocketMQ). */
-    *detail = MS_REFUSED_BATCH;
-    if ((head->sys_flag & MS_SYS_FLAG_TRANSACTION) != 0)
-        return MESSAGE_ILLEGAL;
-    if ((int64_t)entry->payload_bytes > writer->max_message_bytes) {
-        *detail = MS_REFUSED_BODY_LENGTH;
-        return MESSAGE_ILLEGAL;
-    }
-    struct member member;
-    int64_t sum = 0;
-    uint64_t at = 0;
-    uint32_t count = 0;
-    while (at < entry->payload_bytes) {
-        uint64_t bytes = read_member(entry->payload + at, entry->payload_bytes - at, &member);
-        if (bytes == 0)
-            return MESSAGE_ILLEGAL;
-        uint32_t joined = joined_bytes(&member, entry);
-        if (joined > MS_PROPERTIES_BYTES_MAX) {
-            *detail = MS_REFUSED_PROPERTIES_LENGTH;
-            return PROPERTIES_SIZE_EXCEEDED;
-        }
-        if (!ms_record_text_is_clean(member.properties, member.properties_bytes)) {
-            *detail = MS_REFUSED_PROPERTIES_BYTES;
-            return MESSAGE_ILLEGAL;
-        }
-        int64_t record = ms_record_bytes(head->sys_flag, head->topic_bytes, joined, member.body_bytes);
-        uint32_t status = check_size(writer, member.body_bytes, record, detail);
-        if (status != PUT_OK)
-            return status;
-        sum += record;
-        at += bytes;
-        count++;
-        *detail = MS_REFUSED_BATCH;
-    }
-    if (count == 0 || count != head->count)
-        return MESSAGE_ILLEGAL;
-    if (sum + MS_BLANK_BYTES > writer->segment_bytes) {
-        *detail = MS_REFUSED_SEGMENT;
-        return MESSAGE_ILLEGAL;
-    }
-    *detail = MS_REFUSED_NO;
-    *rolls = plan(writer, &room, sum);
-    return PUT_OK;
-}
-
-/* The record goes to the write position; 0 or -EIO (sync mode's write failed). */
-static int append(struct ms_writer *writer, struct ms_record_template *record, int64_t bytes)
-{
-    if (bytes + MS_BLANK_BYTES > room_in_current(writer) && roll(writer) != 0)
-        return -EIO;
-    uint8_t *place = take_place(writer, bytes);
-    if (place == NULL)
-        return -EIO;
-    record->physical_offset = writer->position;
-    ms_record_encode(place, record);
-    writer->position += bytes;
-    return 0;
+    return ms_entry_check(taken, detail);
 }
 
 static int64_t store_time(const struct ms_writer *writer, const struct ms_entry *head)
@@ -519,17 +215,16 @@ static int64_t store_time(const struct ms_writer *writer, const struct ms_entry 
     return writer->store_timestamp_ms;
 }
 
-/* Append everything of a measured entry and answer it. */
-static int execute(struct ms_writer *writer, struct ms_writer_session *own, const struct entry *entry)
+/* Append everything of an entry whose records take `sum` bytes together, and answer it. */
+static int execute(struct ms_writer *writer, struct ms_writer_session *own, const struct ms_taken *taken, int64_t sum)
 {
-    static uint8_t joined[2 * MS_PROPERTIES_BYTES_MAX + 2];
-    const struct ms_entry *head = &entry->head;
+    const struct ms_entry *head = &taken->head;
     uint32_t transaction = (uint32_t)head->sys_flag & MS_SYS_FLAG_TRANSACTION;
     int counts = transaction != MS_SYS_FLAG_PREPARED && transaction != MS_SYS_FLAG_ROLLBACK;
     struct ms_queue_slot *queue = NULL;
     int64_t queue_offset = 0;
     if (counts) {
-        int64_t at = ms_queue_table_find(writer->queues, entry->topic, head->topic_bytes, head->queue_id, 1);
+        int64_t at = ms_queue_table_find(writer->queues, taken->topic, head->topic_bytes, head->queue_id, 1);
         if (at < 0) {
             if (!writer->queues_refused)
                 return MS_RUN_QUEUES;
@@ -545,63 +240,33 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
         .born_timestamp_ms = head->born_timestamp_ms, .store_timestamp_ms = store_time(writer, head),
         .reconsume_times = head->reconsume_times,
         .prepared_transaction_offset = head->kind == MS_ENTRY_BATCH ? 0 : head->prepared_transaction_offset,
-        .topic = entry->topic, .topic_bytes = (int32_t)head->topic_bytes,
-        .properties = entry->properties, .properties_bytes = (int32_t)head->properties_bytes,
+        .topic = taken->topic, .topic_bytes = (int32_t)head->topic_bytes,
+        .properties = taken->properties, .properties_bytes = (int32_t)head->properties_bytes,
     };
     memcpy(record.born_host, head->born_host, sizeof record.born_host);
     memcpy(record.store_host, head->store_host, sizeof record.store_host);
     struct ms_completion what = {.sequence = head->sequence, .physical_offset = -1, .queue_offset = queue_offset,
                                  .store_timestamp_ms = record.store_timestamp_ms, .status = PUT_OK, .count = head->count};
-    const uint8_t *at = entry->payload, *end = entry->payload + entry->payload_bytes;
-    const uint32_t *lengths = NULL;
-    uint32_t count = head->kind == MS_ENTRY_PUT ? 1 : head->count;
-    if (head->kind == MS_ENTRY_MANY)
-        lengths = many_lengths(entry, &at);
-    if (head->kind == MS_ENTRY_BATCH) {
-        /* One segment for all: decide the roll for the sum. */
-        struct member member;
-        int64_t sum = 0;
-        for (const uint8_t *p = at; p < end;) {
-            uint64_t bytes = read_member(p, (uint64_t)(end - p), &member);
-            sum += ms_record_bytes(head->sys_flag, head->topic_bytes, joined_bytes(&member, entry), member.body_bytes);
-            p += bytes;
-        }
-        if (sum + MS_BLANK_BYTES > room_in_current(writer) && roll(writer) != 0)
-            return MS_RUN_FROZEN;
-    }
-    int64_t started_at = writer->position;
-    for (uint32_t i = 0; i < count; i++) {
-        if (head->kind == MS_ENTRY_PUT) {
-            record.body = at;
-            record.body_bytes = (int32_t)entry->payload_bytes;
-        } else if (head->kind == MS_ENTRY_MANY) {
-            record.body = at;
-            record.body_bytes = (int32_t)lengths[i];
-            at += lengths[i];
-        } else {
-            struct member member;
-            at += read_member(at, (uint64_t)(end - at), &member);
-            record.flag = member.flag;
-            record.body = member.body;
-            record.body_bytes = (int32_t)member.body_bytes;
-            record.properties = joined;
-            record.properties_bytes = (int32_t)join_properties(joined, &member, entry);
-        }
-        record.queue_offset = counts ? queue_offset + i : 0;
+    /* One segment for a whole batch: decide the roll for the sum. */
+    if (head->kind == MS_ENTRY_BATCH && sum + MS_BLANK_BYTES > ms_tail_room(writer) && ms_tail_roll(writer) != 0)
+        return MS_RUN_FROZEN;
+    struct ms_records records;
+    ms_entry_records(taken, &records);
+    uint32_t count = 0;
+    for (; ms_entry_next(taken, &records, &record); count++) {
+        record.queue_offset = counts ? queue_offset + count : 0;
         int64_t bytes = ms_record_bytes(record.sys_flag, record.topic_bytes, record.properties_bytes, record.body_bytes);
-        if (append(writer, &record, bytes) != 0)
+        if (ms_tail_append(writer, &record, bytes) != 0)
             return MS_RUN_FROZEN;
-        if (i == 0) {
+        if (count == 0) {
             what.physical_offset = writer->position - bytes;
-            what.size_bytes = (uint32_t)bytes;
+            what.size_bytes = (uint32_t)(head->kind == MS_ENTRY_BATCH ? sum : bytes);
         }
     }
     if (counts) {
         queue->next_offset = queue_offset + count;
         ms_light_advance(&writer->light, writer->control, writer->queues, writer->pass);
     }
-    if (head->kind == MS_ENTRY_BATCH)
-        what.size_bytes = (uint32_t)(writer->position - started_at);
     what.end_offset = writer->position;
     writer->store_timestamp_ms = record.store_timestamp_ms;
     writer->put_messages += count;
@@ -611,46 +276,17 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
     return 0;
 }
 
-/* Do the lengths of the copied entry agree with each other? */
-static int dissect(const uint8_t *copy, uint64_t bytes, struct entry *entry)
-{
-    memcpy(&entry->head, copy, sizeof entry->head);
-    const struct ms_entry *head = &entry->head;
-    uint64_t payload_at = ms_align8(sizeof *head + (uint64_t)head->topic_bytes + head->properties_bytes);
-    if (payload_at > bytes)
-        return 0;
-    entry->topic = copy + sizeof *head;
-    entry->properties = entry->topic + head->topic_bytes;
-    entry->payload = copy + payload_at;
-    entry->payload_bytes = head->payload_bytes;
-    if (head->kind == MS_ENTRY_SIDE)
-        return head->payload_bytes > sizeof *head && head->payload_bytes <= MS_SIDE_BYTES_MAX;
-    if (head->payload_bytes > bytes - payload_at)
-        return 0;
-    if (head->kind == MS_ENTRY_PUT || head->kind == MS_ENTRY_BATCH)
-        return 1;
-    if (head->kind != MS_ENTRY_MANY || head->count == 0)
-        return 0;
-    uint64_t sum = ms_align8((uint64_t)head->count * 4);
-    if (sum > head->payload_bytes)
-        return 0;
-    const uint32_t *lengths = (const uint32_t *)entry->payload;
-    for (uint32_t i = 0; i < head->count; i++)
-        sum += lengths[i];
-    return sum == head->payload_bytes;
-}
-
 /* The entry's text gets its places in further queues; 0 or the status that refuses it, with *detail. */
-static uint32_t prepare_light_queues(struct ms_writer *writer, struct entry *entry, uint32_t *detail)
+static uint32_t prepare_light_queues(struct ms_writer *writer, struct ms_taken *taken, uint32_t *detail)
 {
     struct ms_light_queues *light = &writer->light;
-    switch (ms_light_prepare(light, writer->queues, entry->topic, entry->head.topic_bytes, entry->head.queue_id,
-                             entry->properties, entry->head.properties_bytes)) {
+    switch (ms_light_prepare(light, writer->queues, taken->topic, taken->head.topic_bytes, taken->head.queue_id,
+                             taken->properties, taken->head.properties_bytes)) {
     case 0:
         return PUT_OK;
     case 1:
-        entry->properties = light->text;
-        entry->head.properties_bytes = light->text_bytes;
+        taken->properties = light->text;
+        taken->head.properties_bytes = light->text_bytes;
         return PUT_OK;
     case -ENOSPC:
         *detail = MS_REFUSED_QUEUES_FULL;
@@ -682,8 +318,8 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
         own->touched = 1;
         return 0;
     }
-    struct entry entry;
-    if (bytes < sizeof entry.head || bytes > writer->scratch_bytes)
+    struct ms_taken taken;
+    if (bytes < sizeof taken.head || bytes > writer->scratch_bytes)
         return close_session(writer, own, MS_REFUSED_MALFORMED);
     uint64_t sequence = own->acked + 1;
     int from_side = writer->side_loaded == sequence && &writer->sessions[writer->side_slot] == own;
@@ -691,12 +327,12 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
         memcpy(writer->scratch, own->ring + place, bytes);
     if (ms_session_guard_broken((uint32_t)(own - writer->sessions))) /* what was copied is zeros in part */
         return close_session(writer, own, MS_REFUSED_MALFORMED);
-    if (!dissect(writer->scratch, from_side ? writer->side_bytes : bytes, &entry))
+    if (!ms_entry_dissect(writer->scratch, from_side ? writer->side_bytes : bytes, &taken))
         return close_session(writer, own, MS_REFUSED_MALFORMED);
-    if (entry.head.kind == MS_ENTRY_SIDE) {
+    if (taken.head.kind == MS_ENTRY_SIDE) {
         if (from_side)
             return close_session(writer, own, MS_REFUSED_MALFORMED);
-        if (entry.head.sequence != sequence)
+        if (taken.head.sequence != sequence)
             return close_session(writer, own, MS_REFUSED_SEQUENCE);
         if (writer->side_failed) {
             writer->side_failed = 0;
@@ -706,21 +342,26 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
         }
         writer->side_slot = (uint32_t)(own - writer->sessions);
         writer->side_sequence = sequence;
-        writer->side_bytes = entry.head.payload_bytes;
+        writer->side_bytes = taken.head.payload_bytes;
         return MS_RUN_SIDE;
     }
-    if (entry.head.sequence != sequence)
+    if (taken.head.sequence != sequence)
         return close_session(writer, own, MS_REFUSED_SEQUENCE);
-    uint32_t detail = MS_REFUSED_NO, rolls = 0;
-    uint32_t status = check_entry(writer, &entry, &detail);
+    uint32_t detail = MS_REFUSED_NO;
+    uint32_t status = check_entry(writer, &taken, &detail);
     writer->light.count = 0;
-    if (status == PUT_OK && writer->light.enabled && entry.head.kind == MS_ENTRY_PUT) {
-        status = prepare_light_queues(writer, &entry, &detail);
+    if (status == PUT_OK && writer->light.enabled && taken.head.kind == MS_ENTRY_PUT) {
+        status = prepare_light_queues(writer, &taken, &detail);
         if (detail == MS_REFUSED_QUEUES_FULL && !writer->queues_refused)
             return MS_RUN_QUEUES;
     }
-    if (status == PUT_OK)
-        status = measure(writer, &entry, &rolls, &detail);
+    struct ms_measure measure = {.segment_bytes = writer->segment_bytes, .max_message_bytes = writer->max_message_bytes,
+                                 .room = ms_tail_room(writer)};
+    if (status == PUT_OK) {
+        status = ms_entry_measure(&taken, &measure);
+        detail = measure.detail;
+    }
+    uint32_t rolls = measure.rolls;
     uint32_t rolls_max = writer->mode == MS_MODE_POOL ? writer->control->identity.pool_buffers - 1 : MS_AHEAD_MAX;
     if (status == PUT_OK && rolls > rolls_max) {
         status = MESSAGE_ILLEGAL;
@@ -737,7 +378,7 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
     }
     if (status == PUT_OK && writer->rolled + rolls > MS_AHEAD_MAX)
         return MS_RUN_ROLLED;
-    int why = status == PUT_OK ? execute(writer, own, &entry) : refuse(writer, own, sequence, status, detail);
+    int why = status == PUT_OK ? execute(writer, own, &taken, measure.sum) : refuse(writer, own, sequence, status, detail);
     if (why != 0)
         return why;
     own->head += bytes;
@@ -761,7 +402,7 @@ static void wake_fenced(struct ms_writer *writer, uint32_t kind)
 static int commit_pass(struct ms_writer *writer)
 {
     struct ms_control *control = writer->control;
-    if (writer->mode == MS_MODE_SYNC && write_stage(writer) != 0)
+    if (writer->mode == MS_MODE_SYNC && ms_tail_write(writer) != 0)
         return MS_RUN_FROZEN;
     struct ms_commit_slot *slot = &control->slots[writer->pass & 1];
     int grew = writer->position != ms_load_relaxed(&control->wrote.value);

@@ -21,7 +21,6 @@
  */
 #define MS_AHEAD_MAX 64
 #define MS_PASS_BYTES 4194304
-#define MS_SIDE_BYTES_MAX 268435456
 
 /* Why ms_writer_run returned. */
 #define MS_RUN_TIME 0            /* the deadline: do the housekeeping, call again */
@@ -32,31 +31,6 @@
 #define MS_RUN_QUEUES 5          /* the queue table is too full */
 #define MS_RUN_FLUSHER 6         /* a new flusher wants the first descriptors synced */
 #define MS_RUN_FROZEN 7          /* a pwrite failed: the store is frozen */
-
-/* What was wrong with an entry; stands in ms_completion.detail and session.closed. */
-#define MS_REFUSED_NO 0
-#define MS_REFUSED_TOPIC_LENGTH 1
-#define MS_REFUSED_TOPIC_BYTES 2
-#define MS_REFUSED_PROPERTIES_LENGTH 3
-#define MS_REFUSED_PROPERTIES_BYTES 4
-#define MS_REFUSED_BODY_LENGTH 5
-#define MS_REFUSED_SEGMENT 6     /* no segment can hold it */
-#define MS_REFUSED_STOPPING 7
-#define MS_REFUSED_READ_ONLY 8
-#define MS_REFUSED_DISK_FULL 9
-#define MS_REFUSED_SLAVE 10
-#define MS_REFUSED_NO_SEGMENT 11 /* the next segment could not be made */
-#define MS_REFUSED_BATCH 12      /* batch with a transaction type, or malformed members */
-#define MS_REFUSED_QUEUE_ID 13
-#define MS_REFUSED_QUEUES_FULL 14
-#define MS_REFUSED_TOO_MANY_SEGMENTS 15
-#define MS_REFUSED_SIDE 16       /* the side object is missing or not as announced */
-#define MS_REFUSED_MALFORMED 17  /* the entry contradicts itself: its session is closed */
-#define MS_REFUSED_SEQUENCE 18   /* not the next sequence number: its session is closed */
-#define MS_REFUSED_TOO_LARGE 19  /* its records together are larger than a pass may be */
-#define MS_REFUSED_LIGHT_QUEUE_NAME 20 /* a name in INNER_MULTI_DISPATCH */
-#define MS_REFUSED_LIGHT_QUEUES_FULL 21
-#define MS_REFUSED_UNWRITABLE 23 /* a folder of the store has become read-only */
 
 struct ms_writer_session {
     struct ms_session *session;  /* NULL: not attached */

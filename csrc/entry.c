@@ -1,0 +1,260 @@
+#include "entry.h"
+
+#include <string.h>
+
+#include "topic.h"
+
+#define RECORD_ALLOWANCE_BYTES 65536 /* record over body: RocketMQ's 64 KiB */
+#define BATCH_MEMBER_BYTES 22 /* total, magic, crc, flag, body length (i32), properties length (i16) */
+
+int ms_entry_dissect(const uint8_t *copy, uint64_t bytes, struct ms_taken *taken)
+{
+    memcpy(&taken->head, copy, sizeof taken->head);
+    const struct ms_entry *head = &taken->head;
+    uint64_t payload_at = ms_align8(sizeof *head + (uint64_t)head->topic_bytes + head->properties_bytes);
+    if (payload_at > bytes)
+        return 0;
+    taken->topic = copy + sizeof *head;
+    taken->properties = taken->topic + head->topic_bytes;
+    taken->payload = copy + payload_at;
+    taken->payload_bytes = head->payload_bytes;
+    if (head->kind == MS_ENTRY_SIDE)
+        return head->payload_bytes > sizeof *head && head->payload_bytes <= MS_SIDE_BYTES_MAX;
+    if (head->payload_bytes > bytes - payload_at)
+        return 0;
+    if (head->kind == MS_ENTRY_PUT || head->kind == MS_ENTRY_BATCH)
+        return 1;
+    if (head->kind != MS_ENTRY_MANY || head->count == 0)
+        return 0;
+    uint64_t sum = ms_align8((uint64_t)head->count * 4);
+    if (sum > head->payload_bytes)
+        return 0;
+    const uint32_t *lengths = (const uint32_t *)taken->payload;
+    for (uint32_t i = 0; i < head->count; i++)
+        sum += lengths[i];
+    return sum == head->payload_bytes;
+}
+
+uint32_t ms_entry_check(const struct ms_taken *taken, uint32_t *detail)
+{
+    *detail = MS_REFUSED_NO;
+    if (taken->head.topic_bytes == 0 || taken->head.topic_bytes > MS_TOPIC_BYTES_MAX)
+        *detail = MS_REFUSED_TOPIC_LENGTH;
+    else if (!ms_topic_is_legal(taken->topic, taken->head.topic_bytes))
+        *detail = MS_REFUSED_TOPIC_BYTES;
+    else if (taken->head.queue_id < 0)
+        *detail = MS_REFUSED_QUEUE_ID;
+    if (*detail != MS_REFUSED_NO)
+        return MESSAGE_ILLEGAL;
+    if (taken->head.properties_bytes > MS_PROPERTIES_BYTES_MAX) {
+        *detail = MS_REFUSED_PROPERTIES_LENGTH;
+        return PROPERTIES_SIZE_EXCEEDED;
+    }
+    if (!ms_record_text_is_clean(taken->properties, taken->head.properties_bytes)) {
+        *detail = MS_REFUSED_PROPERTIES_BYTES;
+        return MESSAGE_ILLEGAL;
+    }
+    return PUT_OK;
+}
+
+static uint32_t check_size(struct ms_measure *measure, int64_t body_bytes, int64_t record_bytes)
+{
+    if (body_bytes > measure->max_message_bytes || record_bytes > measure->max_message_bytes + RECORD_ALLOWANCE_BYTES) {
+        measure->detail = MS_REFUSED_BODY_LENGTH;
+        return MESSAGE_ILLEGAL;
+    }
+    if (record_bytes + MS_BLANK_BYTES > measure->segment_bytes) {
+        measure->detail = MS_REFUSED_SEGMENT;
+        return MESSAGE_ILLEGAL;
+    }
+    return PUT_OK;
+}
+
+/* One more record (or batch) of `bytes` behind the others. */
+static void plan(struct ms_measure *measure, int64_t bytes)
+{
+    if (bytes + MS_BLANK_BYTES <= measure->room) {
+        measure->room -= bytes;
+        return;
+    }
+    measure->room = measure->segment_bytes - bytes;
+    measure->rolls++;
+}
+
+static uint32_t read_be32(const uint8_t *at)
+{
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+/* One member of RocketMQ's client batch encoding. */
+struct member {
+    int32_t flag;
+    const uint8_t *body;
+    uint32_t body_bytes;
+    const uint8_t *properties;
+    uint32_t properties_bytes;
+};
+
+/* Bytes taken by the member at `at`, 0 when it is malformed. */
+static uint64_t read_member(const uint8_t *at, uint64_t room, struct member *member)
+{
+    if (room < BATCH_MEMBER_BYTES)
+        return 0;
+    uint64_t total = read_be32(at);
+    uint64_t body_bytes = read_be32(at + 16);
+    if (total > room || body_bytes > total - BATCH_MEMBER_BYTES || total < BATCH_MEMBER_BYTES)
+        return 0;
+    const uint8_t *tail = at + 20 + body_bytes;
+    uint32_t properties_bytes = (uint32_t)tail[0] << 8 | tail[1];
+    if (total != BATCH_MEMBER_BYTES + body_bytes + properties_bytes)
+        return 0;
+    member->flag = (int32_t)read_be32(at + 12);
+    member->body = at + 20;
+    member->body_bytes = (uint32_t)body_bytes;
+    member->properties = tail + 2;
+    member->properties_bytes = properties_bytes;
+    return total;
+}
+
+/* Member text, 0x02 where needed, batch text (docs/formats.md section 7). Returns the length. */
+static uint32_t join_properties(uint8_t *to, const struct member *member, const struct ms_taken *taken)
+{
+    uint32_t bytes = member->properties_bytes;
+    memcpy(to, member->properties, bytes);
+    if (taken->head.properties_bytes == 0)
+        return bytes;
+    if (bytes > 0 && to[bytes - 1] != 2)
+        to[bytes++] = 2;
+    memcpy(to + bytes, taken->properties, taken->head.properties_bytes);
+    return bytes + taken->head.properties_bytes;
+}
+
+static uint32_t joined_bytes(const struct member *member, const struct ms_taken *taken)
+{
+    uint32_t bytes = member->properties_bytes;
+    if (taken->head.properties_bytes == 0)
+        return bytes;
+    if (bytes > 0 && member->properties[bytes - 1] != 2)
+        bytes++;
+    return bytes + taken->head.properties_bytes;
+}
+
+static const uint32_t *many_lengths(const struct ms_taken *taken, const uint8_t **bodies)
+{
+    *bodies = taken->payload + ms_align8((uint64_t)taken->head.count * 4);
+    return (const uint32_t *)taken->payload;
+}
+
+static uint32_t measure_many(const struct ms_taken *taken, struct ms_measure *measure)
+{
+    const struct ms_entry *head = &taken->head;
+    const uint8_t *bodies;
+    const uint32_t *lengths = many_lengths(taken, &bodies);
+    for (uint32_t i = 0; i < head->count; i++) {
+        int64_t bytes = ms_record_bytes(head->sys_flag, head->topic_bytes, head->properties_bytes, lengths[i]);
+        uint32_t status = check_size(measure, lengths[i], bytes);
+        if (status != PUT_OK)
+            return status;
+        /* Topic and properties stand in every record: a small entry can become a large pass. */
+        measure->sum += bytes;
+        if (measure->sum > MS_SIDE_BYTES_MAX) {
+            measure->detail = MS_REFUSED_TOO_LARGE;
+            return MESSAGE_ILLEGAL;
+        }
+        plan(measure, bytes);
+    }
+    return PUT_OK;
+}
+
+/* All members in one segment; no transaction types (RocketMQ). */
+static uint32_t measure_batch(const struct ms_taken *taken, struct ms_measure *measure)
+{
+    const struct ms_entry *head = &taken->head;
+    measure->detail = MS_REFUSED_BATCH;
+    if ((head->sys_flag & MS_SYS_FLAG_TRANSACTION) != 0)
+        return MESSAGE_ILLEGAL;
+    if ((int64_t)taken->payload_bytes > measure->max_message_bytes) {
+        measure->detail = MS_REFUSED_BODY_LENGTH;
+        return MESSAGE_ILLEGAL;
+    }
+    struct member member;
+    uint64_t at = 0;
+    uint32_t count = 0;
+    while (at < taken->payload_bytes) {
+        uint64_t bytes = read_member(taken->payload + at, taken->payload_bytes - at, &member);
+        if (bytes == 0)
+            return MESSAGE_ILLEGAL;
+        uint32_t joined = joined_bytes(&member, taken);
+        if (joined > MS_PROPERTIES_BYTES_MAX) {
+            measure->detail = MS_REFUSED_PROPERTIES_LENGTH;
+            return PROPERTIES_SIZE_EXCEEDED;
+        }
+        if (!ms_record_text_is_clean(member.properties, member.properties_bytes)) {
+            measure->detail = MS_REFUSED_PROPERTIES_BYTES;
+            return MESSAGE_ILLEGAL;
+        }
+        int64_t record = ms_record_bytes(head->sys_flag, head->topic_bytes, joined, member.body_bytes);
+        uint32_t status = check_size(measure, member.body_bytes, record);
+        if (status != PUT_OK)
+            return status;
+        measure->sum += record;
+        at += bytes;
+        count++;
+    }
+    if (count == 0 || count != head->count)
+        return MESSAGE_ILLEGAL;
+    if (measure->sum + MS_BLANK_BYTES > measure->segment_bytes) {
+        measure->detail = MS_REFUSED_SEGMENT;
+        return MESSAGE_ILLEGAL;
+    }
+    measure->detail = MS_REFUSED_NO;
+    plan(measure, measure->sum);
+    return PUT_OK;
+}
+
+uint32_t ms_entry_measure(const struct ms_taken *taken, struct ms_measure *measure)
+{
+    const struct ms_entry *head = &taken->head;
+    measure->sum = 0;
+    measure->rolls = 0;
+    measure->detail = MS_REFUSED_NO;
+    if (head->kind == MS_ENTRY_MANY)
+        return measure_many(taken, measure);
+    if (head->kind == MS_ENTRY_BATCH)
+        return measure_batch(taken, measure);
+    measure->sum = ms_record_bytes(head->sys_flag, head->topic_bytes, head->properties_bytes, (uint32_t)taken->payload_bytes);
+    uint32_t status = check_size(measure, (int64_t)taken->payload_bytes, measure->sum);
+    if (status == PUT_OK)
+        plan(measure, measure->sum);
+    return status;
+}
+
+void ms_entry_records(const struct ms_taken *taken, struct ms_records *records)
+{
+    records->at = taken->payload;
+    records->end = taken->payload + taken->payload_bytes;
+    records->left = taken->head.kind == MS_ENTRY_PUT ? 1 : taken->head.count;
+    records->lengths = taken->head.kind == MS_ENTRY_MANY ? many_lengths(taken, &records->at) : NULL;
+}
+
+int ms_entry_next(const struct ms_taken *taken, struct ms_records *records, struct ms_record_template *record)
+{
+    static uint8_t joined[2 * MS_PROPERTIES_BYTES_MAX + 2]; /* until the next call */
+    if (records->left == 0)
+        return 0;
+    records->left--;
+    if (taken->head.kind == MS_ENTRY_BATCH) {
+        struct member member;
+        records->at += read_member(records->at, (uint64_t)(records->end - records->at), &member);
+        record->flag = member.flag;
+        record->body = member.body;
+        record->body_bytes = (int32_t)member.body_bytes;
+        record->properties = joined;
+        record->properties_bytes = (int32_t)join_properties(joined, &member, taken);
+        return 1;
+    }
+    record->body = records->at;
+    record->body_bytes = (int32_t)(records->lengths != NULL ? *records->lengths++ : taken->payload_bytes);
+    records->at += record->body_bytes;
+    return 1;
+}

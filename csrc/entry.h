@@ -1,0 +1,58 @@
+#ifndef MS_ENTRY_H
+#define MS_ENTRY_H
+
+#include <stdint.h>
+
+#include "record.h"
+#include "session.h"
+#include "entry.cdef.h"
+
+/* PutMessageStatus, as pyengine/results.py numbers them. */
+enum {
+    PUT_OK = 0,
+    SERVICE_NOT_AVAILABLE = 4,
+    CREATE_MAPEDFILE_FAILED = 5,
+    MESSAGE_ILLEGAL = 6,
+    PROPERTIES_SIZE_EXCEEDED = 7,
+    UNKNOWN_ERROR = 9,
+    LMQ_CONSUME_QUEUE_NUM_EXCEEDED = 10,
+};
+
+/* The entry at hand, all of it in private memory and inside known bounds. */
+struct ms_taken {
+    struct ms_entry head;
+    const uint8_t *topic;
+    const uint8_t *properties;
+    const uint8_t *payload;
+    uint64_t payload_bytes;
+};
+
+/* What its records will be once they are in the log. */
+struct ms_measure {
+    int64_t segment_bytes;      /* in */
+    int64_t max_message_bytes;  /* in */
+    int64_t room;               /* in: left in the current segment; used up on the way */
+    int64_t sum;                /* out: all records together */
+    uint32_t rolls;             /* out: segments to be started */
+    uint32_t detail;            /* out: MS_REFUSED_* */
+};
+
+/* One record after the other of a measured entry. */
+struct ms_records {
+    const uint8_t *at;
+    const uint8_t *end;
+    const uint32_t *lengths;    /* of MANY */
+    uint32_t left;
+};
+
+/* 1 when the lengths of the copied entry agree with each other. */
+int ms_entry_dissect(const uint8_t *copy, uint64_t bytes, struct ms_taken *taken);
+/* RocketMQ's checks of topic, queue and properties, in its order; PUT_OK or the status, with *detail. */
+uint32_t ms_entry_check(const struct ms_taken *taken, uint32_t *detail);
+/* PUT_OK, or the status that refuses the entry whole, with measure->detail. */
+uint32_t ms_entry_measure(const struct ms_taken *taken, struct ms_measure *measure);
+void ms_entry_records(const struct ms_taken *taken, struct ms_records *records);
+/* Body, flag and properties of the next record; the rest of `record` is the same for all. 0 behind the last. */
+int ms_entry_next(const struct ms_taken *taken, struct ms_records *records, struct ms_record_template *record);
+
+#endif

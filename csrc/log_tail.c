@@ -1,0 +1,106 @@
+#include "log_tail.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "atomics.h"
+#include "flush.h"
+
+/* Allocated blocks that were never written cost a change of the file's map with the sync that
+ * follows their first write. So once in a window that change is made for all of it. The zeros
+ * stand above everything acknowledged and change no byte that anybody reads. */
+static int write_zeros_ahead(struct ms_writer *writer, int64_t end)
+{
+    int64_t segment_end = writer->current.base + writer->segment_bytes;
+    int64_t bytes = writer->zero_ahead_bytes;
+    if (bytes == 0 || end <= writer->zeroed_end)
+        return 0;
+    if (bytes > segment_end - end)
+        bytes = segment_end - end;
+    writer->zeroed_end = end + bytes;
+    return ms_flush_pwrite_all(writer->current.fd, writer->zeros, bytes, end - writer->current.base);
+}
+
+/* The first gathered byte goes to stage_from. */
+int ms_tail_write(struct ms_writer *writer)
+{
+    if (writer->stage_bytes == 0)
+        return 0;
+    int why = ms_flush_pwrite_all(writer->current.fd, writer->stage, writer->stage_bytes,
+                                  writer->stage_from - writer->current.base);
+    if (why == 0)
+        why = write_zeros_ahead(writer, writer->stage_from + writer->stage_bytes);
+    if (why != 0) {
+        char reason[200];
+        snprintf(reason, sizeof reason, "writing the commit log at offset %lld failed: %s",
+                 (long long)writer->stage_from, strerror(-why));
+        ms_control_freeze(writer->control, MS_WRITER, -why, reason);
+        writer->error_number = -why;
+        return why;
+    }
+    writer->stage_from += writer->stage_bytes;
+    writer->stage_bytes = 0;
+    return 0;
+}
+
+/* Where `bytes` more bytes at the write position are to be put; NULL when sync mode's write failed. */
+static uint8_t *take_place(struct ms_writer *writer, int64_t bytes)
+{
+    if (writer->current.memory != NULL) {
+        ms_store_release(&writer->control->writer.intent_end, writer->position + bytes);
+        ms_compiler_fence(); /* intent first, bytes after */
+        return writer->current.memory + (writer->position - writer->current.base);
+    }
+    if (writer->stage_bytes + bytes > writer->stage_bytes_max && ms_tail_write(writer) != 0)
+        return NULL;
+    if (writer->stage_bytes == 0)
+        writer->stage_from = writer->position;
+    ms_store_release(&writer->control->writer.intent_end, writer->position + bytes);
+    uint8_t *place = writer->stage + writer->stage_bytes;
+    writer->stage_bytes += bytes;
+    return place;
+}
+
+int64_t ms_tail_room(const struct ms_writer *writer)
+{
+    if (writer->current.base < 0)
+        return 0;
+    return writer->current.base + writer->segment_bytes - writer->position;
+}
+
+int ms_tail_roll(struct ms_writer *writer)
+{
+    int64_t room = ms_tail_room(writer);
+    if (room > 0) {
+        uint8_t *place = take_place(writer, MS_BLANK_BYTES);
+        if (place == NULL)
+            return -EIO;
+        ms_record_encode_blank(place, (int32_t)room);
+        if (writer->current.memory == NULL && ms_tail_write(writer) != 0)
+            return -EIO;
+        writer->position += room;
+        writer->stage_from = writer->position;
+    } else if (writer->current.memory == NULL && ms_tail_write(writer) != 0) {
+        return -EIO;
+    }
+    if (writer->current.base >= 0)
+        writer->finished[writer->rolled++] = writer->current;
+    writer->current = writer->ahead[0];
+    writer->ahead_count--;
+    memmove(&writer->ahead[0], &writer->ahead[1], writer->ahead_count * sizeof writer->ahead[0]);
+    return 0;
+}
+
+int ms_tail_append(struct ms_writer *writer, struct ms_record_template *record, int64_t bytes)
+{
+    if (bytes + MS_BLANK_BYTES > ms_tail_room(writer) && ms_tail_roll(writer) != 0)
+        return -EIO;
+    uint8_t *place = take_place(writer, bytes);
+    if (place == NULL)
+        return -EIO;
+    record->physical_offset = writer->position;
+    ms_record_encode(place, record);
+    writer->position += bytes;
+    return 0;
+}

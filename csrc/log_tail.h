@@ -1,0 +1,19 @@
+#ifndef MS_LOG_TAIL_H
+#define MS_LOG_TAIL_H
+
+#include <stdint.h>
+
+#include "record.h"
+#include "writer.h"
+#include "log_tail.cdef.h"
+
+/* Bytes left in the current segment. */
+int64_t ms_tail_room(const struct ms_writer *writer);
+/* Finish the current segment with a blank record and go to the next; 0 or -EIO. */
+int ms_tail_roll(struct ms_writer *writer);
+/* The record of `bytes` goes to the write position; 0 or -EIO (sync mode's write failed, the store is frozen). */
+int ms_tail_append(struct ms_writer *writer, struct ms_record_template *record, int64_t bytes);
+/* Sync mode: write what is gathered, and zeros ahead of it; 0 or -errno, then the store is frozen. */
+int ms_tail_write(struct ms_writer *writer);
+
+#endif
