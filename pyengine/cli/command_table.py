@@ -37,6 +37,7 @@ COMMANDS = (
     Row("rebuild", "pyengine.cli.rebuild", "rebuild", "Check and repair"),
     Row("salvage", "pyengine.cli.salvage", "salvage", "Check and repair"),
     Row("replay", "pyengine.cli.replay", "replay", "Check and repair"),
+    Row("prove", "pyengine.cli.prove", "prove", "Check and repair"),
     Row("inspect", "pyengine.cli.inspect", "inspect", "Look inside"),
     Row("export", "pyengine.cli.export", "export", "Look inside"),
     Row("dump", "pyengine.cli.dump", "dump", "Look inside"),

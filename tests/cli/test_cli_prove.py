@@ -1,0 +1,63 @@
+"""`pyengine prove`: it kills for real, finds what is lost, and leaves nothing behind when all held."""
+
+from __future__ import annotations
+
+import pytest
+
+from fix_cli import run
+from pyengine.cli import prove_rounds
+from pyengine.cli.disk_measure import HONEST_US_MIN, DiskMeasure, file_system_of, measure_disk
+
+SECONDS = 0.1  # one round of each mode
+
+
+@pytest.mark.timeout(300)
+def test_every_mode_is_tortured_and_nothing_stays(tmp_path):
+    done = run("prove", tmp_path, "--minutes", SECONDS / 60, "--json")
+    document = done.document
+    assert done.code == 0 and document["held"] and document["stores"] is None, document
+    assert [proof["mode"] for proof in document["modes"]] == ["async", "pool", "sync"]
+    for proof in document["modes"]:
+        assert proof["kills_total"] >= 1 and proof["checked"] == proof["acknowledged"] > 0 and proof["lost"] == 0
+    assert document["disk"]["syncs"] > 0 and document["disk"]["verdict"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(300)
+def test_a_lost_message_is_found_named_and_the_store_kept(tmp_path, monkeypatch):
+    note = prove_rounds._Torture._note
+
+    def also_note_what_was_never_put(torture, result, body):
+        note(torture, result, body)
+        if result.ok and torture.proof.acknowledged == 10:
+            note(torture, result, body + b"another")
+
+    monkeypatch.setattr(prove_rounds._Torture, "_note", also_note_what_was_never_put)
+    done = run("prove", tmp_path, "--minutes", SECONDS / 60, "--mode", "async", "--seed", 7)
+    assert done.code == 1 and "did NOT hold" in done.stdout and "(seed 7)" in done.stdout
+    assert "acknowledged message" in done.stdout
+    (kept,) = tmp_path.iterdir()
+    assert sorted(path.name for path in kept.iterdir()) == ["async", "async.acked"]
+
+
+@pytest.mark.timeout(300)
+def test_everything_is_killed_at_once_and_recovered(tmp_path):
+    torture = prove_rounds._Torture(tmp_path, "pool", 1, lambda proof: None, {})
+    torture.rng.choice = lambda victims: prove_rounds.EVERYTHING
+    proof = torture.run(SECONDS)
+    assert proof.failures == [] and proof.kills == {"everything": proof.recoveries} and proof.recoveries >= 1
+    assert proof.recovery_s_max > 0 and proof.checked == proof.acknowledged > 0
+
+
+def test_what_is_no_directory_is_refused(tmp_path):
+    done = run("prove", tmp_path / "missing")
+    assert done.code == 2 and "is no directory" in done.stderr
+
+
+def test_the_disk_is_measured_and_judged(tmp_path):
+    found = measure_disk(tmp_path, 0.05)
+    assert found.syncs >= 1 and 0 < found.sync_p50_us <= found.sync_p99_us and found.file_system == file_system_of(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert file_system_of("/proc/self") == "proc"
+    for kind, p50_us, says in (("tmpfs", 1.0, "is memory"), ("ext4", HONEST_US_MIN / 2, "may not wait"), ("ext4", 90.0, "waits for")):
+        assert says in DiskMeasure(kind, 1, 1.0, p50_us, p50_us).verdict
