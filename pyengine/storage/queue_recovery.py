@@ -32,6 +32,7 @@ from pyengine.storage.new_file import sync_folder
 from pyengine.storage.segment_files import SegmentFile, list_segments
 
 RECOVERED_FILES = 3  # ConsumeQueue.recover looks at this many
+_FIRST_CHUNK_BYTES = 204 * CQ_ENTRY_BYTES  # most of many queues end here, within one page
 _CHUNK_BYTES = 3276 * CQ_ENTRY_BYTES
 
 
@@ -46,6 +47,7 @@ class QueueState:
     size_bytes: int
     end: int = 0                   # behind the last entry
     max_physical_offset: int = -1  # end of the last entry's record, -1 without real entries
+    last_offset: int | None = None  # the last entry's physical offset; None: not looked at yet
 
     @property
     def max_offset(self) -> int:
@@ -92,10 +94,10 @@ def plan_cut(queue: QueueState, log_end: int, *, keep_place: bool) -> QueueCut:
     kept = tuple(file for file in queue.files if file.start_offset < end)
     if not kept and keep_place and queue.files[0].start_offset > 0:
         kept, end = queue.files[:1], queue.files[0].start_offset
-    cut = QueueCut(
-        replace(queue, files=kept, end=end if kept else 0, max_physical_offset=max_physical_offset),
-        deleted=tuple(reversed(queue.files[len(kept):])), entries=entries,
-    )
+    is_whole = not reaches_beyond and len(kept) == len(queue.files)
+    after = queue if is_whole else replace(
+        queue, files=kept, end=end if kept else 0, max_physical_offset=max_physical_offset, last_offset=None)
+    cut = QueueCut(after, deleted=tuple(reversed(queue.files[len(kept):])), entries=entries)
     is_lossy = any(used_end(file.path) for file in cut.deleted)
     if kept:
         clear_from = end - kept[-1].start_offset
@@ -142,15 +144,17 @@ def sync_queue(queue: QueueState, from_physical_offset: int) -> None:
 def _queue_folders(queues: Path) -> Iterator[tuple[str, int, Path]]:
     """(topic, queue id, folder), sorted; names that are no numbers are skipped, as RocketMQ does."""
     for topic in _folders(queues):
-        for queue in sorted(_folders(topic), key=lambda folder: (len(folder.name), folder.name)):
-            if queue.name.isascii() and queue.name.isdigit():
-                yield topic.name, int(queue.name), queue
+        folder = queues / topic
+        numbers = [name for name in _folders(folder) if name.isascii() and name.isdigit()]
+        for name in sorted(numbers, key=lambda name: (len(name), name)):
+            yield topic, int(name), folder / name
 
 
-def _folders(folder: Path) -> list[Path]:
+def _folders(folder: Path) -> list[str]:
+    """Names of the folders in a folder, sorted."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+            return sorted(entry.name for entry in entries if entry.is_dir())
     except FileNotFoundError:
         return []
 
@@ -165,7 +169,7 @@ def _measure(queue: QueueState) -> QueueState:
         if end < file.start_offset + queue.size_bytes:
             break
     max_physical_offset = -1 if last is None or is_filler(last) else last[0] + last[1]
-    return replace(queue, end=end, max_physical_offset=max_physical_offset)
+    return replace(queue, end=end, max_physical_offset=max_physical_offset, last_offset=last[0] if last else None)
 
 
 def live_entries(path: Path, size_bytes: int) -> tuple[int, tuple[int, int, int] | None]:
@@ -227,6 +231,8 @@ def _record_end(entry: tuple[int, int, int] | None) -> int:
 
 def _last_offset(queue: QueueState) -> int:
     """The physical offset of the last entry, -1 without one."""
+    if queue.last_offset is not None:
+        return queue.last_offset
     for file in reversed(queue.files):
         if file.start_offset < queue.end:
             return _read_entry(file.path, min(queue.end - file.start_offset, queue.size_bytes) - CQ_ENTRY_BYTES)[0]
@@ -243,7 +249,9 @@ def _chunks(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
     """(position, whole entries) from byte `start`, a multiple of 20, to the file's end."""
     with open(path, "rb", buffering=0) as file:
         file.seek(start)
-        while chunk := file.read(_CHUNK_BYTES):
+        want = _FIRST_CHUNK_BYTES
+        while chunk := file.read(want):
             yield start, chunk
             start += len(chunk)
+            want = _CHUNK_BYTES
 
