@@ -7,7 +7,6 @@ its Future is resolved when the engine answers after all, or when the session is
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -23,6 +22,8 @@ class PutFuture(Future):
     """A concurrent.futures.Future that can be awaited as well."""
 
     def __await__(self) -> Generator[object, None, object]:
+        import asyncio  # 10 ms that only who awaits shall pay
+
         return asyncio.wrap_future(self).__await__()
 
 
