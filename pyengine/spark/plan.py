@@ -58,6 +58,8 @@ def _physical_bounds(options: ReadOptions, log_start: int, limit: int) -> tuple[
     if options.fail_on_data_loss:
         if start is not None and start < log_start:
             raise DataLossError(f"startingPhysicalOffset {start}: the log begins at {log_start} now; {REMEDY}")
+        if start is not None and start > limit:
+            raise DataLossError(f"startingPhysicalOffset {start}: the log ends at {limit} ({options.read_level.value}); {REMEDY}")
         if stop is not None and stop > limit:
             raise DataLossError(f"endingPhysicalOffset {stop}: the log ends at {limit} ({options.read_level.value}); {REMEDY}")
     return max(log_start, start or 0), limit if stop is None else min(limit, stop)

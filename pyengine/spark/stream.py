@@ -10,10 +10,12 @@ is what makes a sink that knows batches exactly once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from pyengine.errors import StoreBusyError, UsageError
 from pyengine.spark.options import ReadOptions, read_options
 from pyengine.spark.schema import columns_of_schema
 from pyengine.spark.selection import select
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from pyengine.spark.stream_queues import QueueStream
 
 Offset = dict[str, Any]
+PATIENCE_S = 30.0  # recovery of a log in the page cache takes seconds
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -49,9 +52,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._store: LiveStoreReader | None = None
         self._stream: LogStream | QueueStream | None = None
         self._target: Offset | None = None
+        self._waiting_since_s: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_stream": None, "_target": None}
+        return {**self.__dict__, "_store": None, "_stream": None, "_target": None, "_waiting_since_s": None}
 
     def initialOffset(self) -> Offset:
         """Where a new query begins; a restarted one goes on from its checkpoint."""
@@ -67,11 +71,23 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:
-        """The end of the next batch, `start` itself when there is nothing. Spark 4.0 and 4.1 give neither argument."""
+        """The end of the next batch, `start` itself when there is nothing. Spark 4.0 and 4.1 give neither argument.
+
+        While an engine starts again nobody can tell how far it is, or the files tell less
+        than was seen: for PATIENCE_S that is no news, then it is an error.
+        """
         stream = self._opened()
-        target = stream.available() if self._target is None else self._target
+        try:
+            target = stream.available() if self._target is None else self._target
+        except (StoreBusyError, UsageError):
+            if start is None or not self._is_patient():
+                raise
+            return start
         if start is None:
             return target
+        if stream.is_behind(start, target) and self._is_patient():
+            return start
+        self._waiting_since_s = None
         everything = limit is None or isinstance(limit, ReadAllAvailable)
         most_messages = None if everything else getattr(limit, "max_rows", None)
         most_bytes = None if everything else self.options.max_bytes_per_trigger
@@ -103,6 +119,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._store is not None:
             self._store.close()
         self._store = self._stream = None
+
+    def _is_patient(self) -> bool:
+        now_s = monotonic()
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        return now_s - self._waiting_since_s < PATIENCE_S
 
     def _opened(self) -> LogStream | QueueStream:
         if self._stream is None:

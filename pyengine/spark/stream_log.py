@@ -53,6 +53,10 @@ class LogStream:
         """Where the stream ends now."""
         return {NAME: self._end()}
 
+    def is_behind(self, start: Offset, target: Offset) -> bool:
+        """Whether the log ends before the place that the stream has come to."""
+        return start[NAME] > target[NAME]
+
     def bounded(self, start: Offset, target: Offset, most_messages: int | None, most_bytes: int | None) -> Offset:
         """The end of a batch from `start` on: at `target`, or where one of the bounds is reached; never without progress."""
         begin, end = start[NAME], target[NAME]

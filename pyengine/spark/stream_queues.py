@@ -54,6 +54,11 @@ class QueueStream:
         limit = self._limit()
         return _as_json({key: queue.max_offset(limit) for key, queue in self._queues()})
 
+    def is_behind(self, start: Offset, target: Offset) -> bool:
+        """Whether some queue ends before the place that the stream has come to."""
+        ends = _from_json(target)
+        return any(begin > ends.get(key, 0) for key, begin in _from_json(start).items())
+
     def bounded(self, start: Offset, target: Offset, most_messages: int | None, most_bytes: int | None) -> Offset:
         """The ends of a batch from `start` on: at `target`, or where one of the bounds is reached.
 
@@ -61,13 +66,12 @@ class QueueStream:
         gives at least one message: so no queue starves, and the bounds are soft.
         """
         begins, ends = _from_json(start), _from_json(target)
-        limit = self._limit()
         spans: dict[tuple[str, int], tuple[QueueReader, int, int]] = {}
         for key, end in ends.items():
             queue = self._reader.queue(*key)
             if queue is None:
                 continue
-            begin = self._begin(key, queue, begins.get(key), limit)
+            begin = self._begin(key, queue, begins.get(key), end)
             if begin > end:
                 self._require(f"queue {key[0]}/{key[1]} ends at {end}, the stream had come to {begin}: what it had read is gone")
             elif begin < end:
@@ -86,9 +90,9 @@ class QueueStream:
                          **{key: end for key, (_, _, end) in spans.items()}})
 
     def parts(self, start: Offset, end: Offset) -> list[QueuePart]:
-        """The slices of one batch, put together to tasks."""
+        """The slices of one batch, put together to tasks. They do not depend on how far the level is now."""
         options, reader = self._options, self._reader
-        begins, limit = _from_json(start), self._limit()
+        begins, limit = _from_json(start), 0
         slices = []
         for key, last in sorted(_from_json(end).items()):
             queue = reader.queue(*key)
@@ -96,8 +100,10 @@ class QueueStream:
                 if begins.get(key, 0) < last:
                     self._require(f"queue {key[0]}/{key[1]} is gone")
                 continue
-            first = self._begin(key, queue, begins.get(key), limit)
+            first = self._begin(key, queue, begins.get(key), last)
             if first < last:
+                entry = queue.entry(last - 1, last)
+                limit = max(limit, entry.physical_offset + entry.size_bytes if entry else 0)
                 slices.append(QueueSlice(*key, first, last, slice_bytes(queue, first, last, last)))
         most = partition_bytes(sum(one.log_bytes for one in slices), options.max_partition_bytes, options.min_partitions)
         file_bytes = reader.geometry.mapped_file_size_consume_queue_bytes
@@ -118,9 +124,9 @@ class QueueStream:
     def _low(self, queue: QueueReader, high: int) -> int:
         return queue.min_offset(self._reader.min_physical_offset, high) if high else 0
 
-    def _begin(self, key: tuple[str, int], queue: QueueReader, begin: int | None, limit: int) -> int:
+    def _begin(self, key: tuple[str, int], queue: QueueReader, begin: int | None, high: int) -> int:
         """Where a queue goes on: its first message for a new one; what is deleted is passed over if that is allowed."""
-        low = self._low(queue, queue.max_offset(limit))
+        low = self._low(queue, high)
         if begin is None:
             return low
         if begin < low:

@@ -15,6 +15,7 @@ from pyengine.errors import UsageError
 from pyengine.spark import export_files
 from pyengine.spark.export import STATE, SUCCESS, export_parquet
 from pyengine.spark.export_files import PartFiles, escaped, write_groups
+from pyengine.spark.plan import DataLossError
 from spark.logs import rows
 
 DAY_MS = 86_400_000
@@ -108,6 +109,11 @@ def test_an_incremental_export_by_topic_and_day_holds_every_row_once_whatever_wa
     assert export_parquet(spark, builder.root, out, **given).messages == 36
     assert exported(spark, out) == wanted(builder.root) and (out / SUCCESS).exists()
     assert not list(out.rglob(".part-*"))
+    before = (out / STATE).read_text()
+    (out / STATE).write_text(json.dumps(json.loads(before) | {"end": builder.end + 1}))
+    with pytest.raises(DataLossError, match=f"startingPhysicalOffset {builder.end + 1}: the log ends at {builder.end}"):
+        export_parquet(spark, builder.root, out, **given)
+    (out / STATE).write_text(before)
     with pytest.raises(UsageError, match="was begun with columns physicalOffset, offset, value, topics all, partitioned: go on"):
         export_parquet(spark, builder.root, out, **{**given, "columns": "topic,offset"})
     with pytest.raises(UsageError, match="give no offsets and times"):

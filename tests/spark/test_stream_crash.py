@@ -92,13 +92,17 @@ def test_driver_and_engine_are_killed_and_every_row_is_there_once(tmp_path, make
             wanted = done + rng.randint(1, 3)
             eventually(lambda: batches(tmp_path, "offsets") > wanted or driver.process.poll() is not None,
                        "some batches are begun", timeout_s=240)
-            if "engine" in killed:
+            if "engine" in killed:  # and starts again while the query runs
                 engine.kill_all()
+                engine.start()
+                put_some()
+                wanted = batches(tmp_path, "commits") + 2
+                eventually(lambda: batches(tmp_path, "commits") > wanted or driver.process.poll() is not None,
+                           "the query goes on", timeout_s=240)
+            assert driver.process.poll() is None, driver.process.communicate()[1][-4000:]
         finally:
             if driver.process.poll() is None:
                 driver.kill()
-        if "engine" in killed:
-            engine.start()
         put_some()
     assert engine.stop()
     last = Driver(program, engine.root, tmp_path, "rest", given)

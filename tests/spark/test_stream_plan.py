@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 
 import pytest
 
+from broker_lock import held_by_a_broker
 from fix_store_builder import START_MS, StoreBuilder
 from pyengine.errors import UsageError
 from pyengine.ipc.live_reader import open_store
@@ -184,6 +186,38 @@ def test_a_log_that_ends_before_the_stream_is_loss(builder):
             strict.stream.bounded(ahead, strict.stream.available(), None, None)
         assert lenient.run(ahead) == lenient.stream.available()
         assert lenient.read == []
+
+
+@pytest.mark.parametrize("given", [{}, {"subscribe": "A"}])
+def test_an_engine_that_starts_again_is_no_news_for_a_while(builder, given, monkeypatch):
+    from pyspark.sql.types import StructType
+
+    from pyengine.spark import stream as module
+
+    now_s = [1000.0]
+    monkeypatch.setattr(module, "monotonic", lambda: now_s[0])
+    reader = module.LogStreamReader(StructType(), {"path": str(builder.root), "startingOffsets": "earliest", **given})
+    start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    assert start == reader.latestOffset() != reader.initialOffset()
+    for number in range(2):
+        with held_by_a_broker(builder.root):
+            assert reader.latestOffset(start, None) == start
+            assert reader.partitions({} if given else {"physicalOffset": 0}, start)
+            now_s[0] += module.PATIENCE_S - 1
+            assert reader.latestOffset(start, None) == start
+            if number:
+                now_s[0] += 1
+                with pytest.raises(UsageError, match="choose committed"):
+                    reader.latestOffset(start, None)
+        if not number:
+            assert reader.latestOffset(start, None) == start  # it is over: the next time may be as long
+    ahead = {"A": {"0": 31, "1": 30}} if given else {"physicalOffset": builder.end + 1}
+    reader = pickle.loads(pickle.dumps(reader))
+    assert reader.latestOffset(ahead, None) == ahead
+    now_s[0] += module.PATIENCE_S
+    with pytest.raises(DataLossError, match="what it had read is gone"):
+        reader.latestOffset(ahead, None)
+    reader.stop()
 
 
 @pytest.mark.parametrize(
