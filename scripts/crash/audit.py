@@ -45,6 +45,24 @@ def read_acked(paths: Iterable[Path]) -> list[dict]:
     return rows
 
 
+def still_kept(store: Path, rows: Sequence[dict]) -> list[dict]:
+    """The rows that retention has not deleted: those whose message lies at or behind the log's beginning.
+
+    Where a row tells no physical offset its queue's first offset decides.
+    """
+    with pyengine.open_store(store) as reader:
+        log_min = reader.min_physical_offset
+        queue_min = {(topic, queue_id): reader.queue_range(topic, queue_id)[0]
+                     for topic, queue_ids in reader.topics().items() for queue_id in queue_ids}
+
+    def is_kept(row: dict) -> bool:
+        if row["physical_offset"] is not None:
+            return row["physical_offset"] >= log_min
+        return row["queue_offset"] >= queue_min.get((row["topic"], row["queue_id"]), 0)
+
+    return [row for row in rows if is_kept(row)]
+
+
 def audit(store: Path, rows: Sequence[dict], level: str = "committed") -> Audit:
     """Reads every queue to its end and looks up every acknowledged message there."""
     found = Audit(acknowledged=len(rows))

@@ -26,7 +26,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from crash.audit import audit, check, read_acked
+from crash.audit import audit, check, read_acked, still_kept
 from crash.watch import EngineWatch, HangError, kill, stopped, wait_for
 from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine, stop_engine
@@ -38,6 +38,15 @@ SMALL_FILES = {
     "mapped_file_size_consume_queue_bytes": 20_000,
     "max_hash_slot_num": 1000,
     "max_index_num": 20_000,
+}
+# For a cleaner there must always be something to delete.
+RETENTION = {
+    "file_reserved_time_hours": 0,
+    "delete_when": ";".join(map(str, range(24))),
+    "clean_resource_interval_ms": 5,
+    "delete_commit_log_files_interval_ms": 1,
+    "delete_consume_queue_files_interval_ms": 1,
+    "flush_interval_consume_queue_ms": 20,
 }
 PRODUCERS = 2
 AIM_SHARE = 0.5
@@ -76,7 +85,7 @@ class CrashRun:
         self.kind = kind
         self.aim = aim
         self.rng = random.Random(f"{seed}/{kind}/{mode}")
-        self.settings = SMALL_FILES | MODES[mode]
+        self.settings = SMALL_FILES | MODES[mode] | (RETENTION if kind == "cleaner" else {})
         self.summary = Summary(kind, mode, seed)
         self.producers: list[subprocess.Popen] = []
         self.acked: list[Path] = []
@@ -230,6 +239,10 @@ class CrashRun:
 
     def look_over(self) -> None:
         rows = read_acked(self.acked)
+        if self.kind == "cleaner":
+            all_rows, rows = rows, still_kept(self.store, rows)
+            if len(rows) == len(all_rows):
+                self.summary.failures.append("nothing was deleted: these kills have shown nothing")
         found = audit(self.store, rows)
         self.summary.acknowledged = found.acknowledged
         self.summary.checked += found.messages
@@ -254,7 +267,7 @@ class CrashRun:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "supervisor", "producer", "all")
+    kinds = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "cleaner", "supervisor", "producer", "all")
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))

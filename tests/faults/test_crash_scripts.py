@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-KINDS = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "supervisor", "producer", "everything")
+KINDS = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "cleaner", "supervisor", "producer", "everything")
 SHORT = [(kind, "pool" if kind == "committer" else "async") for kind in KINDS] + [
     ("writer", "sync"), ("writer", "pool"), ("flusher", "sync"), ("everything", "sync"), ("everything", "pool"),
 ]  # fmt: skip
