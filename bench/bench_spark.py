@@ -81,7 +81,8 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Row]:
         work()
         return log_bytes / (time.perf_counter() - begun) / 1e6, session_cpu_s() - cpu_s
 
-    def enter(what: str, seen: list[tuple[float, float]], against: str = "", floor: float | None = None, aim: float | None = None) -> None:
+    def enter(what: str, seen: list[tuple[float, float]], against: str = "", floor: float | None = None,
+              aim: float | None = None) -> None:
         limit = rows[against].median if against else None
         notes = {"CPU s": median(cpu_s for _, cpu_s in seen)}
         if against:

@@ -29,8 +29,10 @@ def write_log(root: Path, log_bytes: int, body_bytes: int, segment_bytes: int, s
         topic, queue_id = rng.randrange(TOPICS), rng.randrange(QUEUES)
         text = " ".join(rng.choices(words, k=body_bytes // 5)).encode()
         records.append(encode_record(
-            topic=f"topic-{topic:03d}", queue_id=queue_id, body=text[: body_bytes // 2] + rng.randbytes(body_bytes - body_bytes // 2),
-            properties=encode_properties({"KEYS": f"order-{number}", "TAGS": f"tag{number % 5}", "UNIQ_KEY": f"{number:032X}", "WAIT": "true"}),
+            topic=f"topic-{topic:03d}", queue_id=queue_id,
+            body=text[: body_bytes // 2] + rng.randbytes(body_bytes - body_bytes // 2),
+            properties=encode_properties({"KEYS": f"order-{number}", "TAGS": f"tag{number % 5}", "UNIQ_KEY": f"{number:032X}",
+                                          "WAIT": "true"}),
             born_timestamp_ms=T0_MS + number, store_timestamp_ms=T0_MS))
         queues.append(topic * QUEUES + queue_id)
     block = numpy.frombuffer(b"".join(records), numpy.uint8)
@@ -57,7 +59,8 @@ def write_log(root: Path, log_bytes: int, body_bytes: int, segment_bytes: int, s
         _stamp(data, places + QUEUE_OFFSET_AT, nth[ids] + numbers // DISTINCT * of_queue[ids])
         _stamp(data, places + time_at, T0_MS + numbers // 100)
         left = segment_bytes - int(ends[count - 1])
-        data[ends[count - 1] : ends[count - 1] + BLANK_BYTES_MIN] = numpy.frombuffer(encode_blank(left), numpy.uint8)[:BLANK_BYTES_MIN]
+        data[ends[count - 1] : ends[count - 1] + BLANK_BYTES_MIN] = numpy.frombuffer(encode_blank(left),
+                                                                                     numpy.uint8)[:BLANK_BYTES_MIN]
         data.tofile(folder / f"{segment:020d}")
         passed += count
         messages += count

@@ -100,7 +100,8 @@ void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, i
     }
 }
 
-void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells *bells, int64_t flushed, int64_t store_timestamp_ms)
+void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells *bells, int64_t flushed,
+                                int64_t store_timestamp_ms)
 {
     uint64_t pass = control->flusher.slot_pass;
     struct ms_flush_slot *slot = &control->flusher.slot[(pass + 1) & 1];

@@ -281,4 +281,5 @@ void ms_control_committed_slot(const struct ms_control *control, int64_t *wrote,
 /* The flusher's pair as one consistent picture; any process. */
 void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, int64_t *store_timestamp_ms);
 /* The flusher: publish the pair, then `flushed`, then raise flush_seq and wake. */
-void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells *bells, int64_t flushed, int64_t store_timestamp_ms);
+void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells *bells, int64_t flushed,
+                                int64_t store_timestamp_ms);

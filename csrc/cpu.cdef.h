@@ -3,9 +3,10 @@
  * Who: each worker for itself. Blocks on: a system call or two; the mover's at most once per
  * MS_MOVE_PAUSE_NS. After a crash: nothing; all of it dies with the process.
  *
- * The mover keeps the writer off its producer's CPU, from ms_writer_run. Two processes that hand work to each other are fast only on two CPUs. The scheduler
- * puts a woken one beside its waker when the other CPU is busy for a moment, and leaves
- * it there: each hand-off is then a context switch. Moving away once ends that state.
+ * The mover keeps the writer off its producer's CPU, from ms_writer_run. Two processes that
+ * hand work to each other are fast only on two CPUs. The scheduler puts a woken one beside
+ * its waker when the other CPU is busy for a moment, and leaves it there: each hand-off is
+ * then a context switch. Moving away once ends that state.
  */
 #define MS_MOVE_AFTER_PASSES 4      /* so many passes in a row on the producer's CPU */
 #define MS_MOVE_PAUSE_NS 200000     /* from one move to the next; doubled while moving does not help */

@@ -27,7 +27,8 @@ static uint32_t hash_of(const uint8_t *topic, uint32_t topic_bytes, int32_t queu
     return hash ^ hash >> 15;
 }
 
-static int64_t find(struct ms_queue_table *table, uint32_t hash, const uint8_t *topic, uint32_t topic_bytes, int32_t queue_id, int claim)
+static int64_t find(struct ms_queue_table *table, uint32_t hash, const uint8_t *topic, uint32_t topic_bytes,
+                    int32_t queue_id, int claim)
 {
     uint32_t mask = table->slots - 1;
     for (uint32_t probe = 0, at = hash & mask; probe < table->slots; probe++, at = (at + 1) & mask) {
@@ -54,14 +55,16 @@ static int64_t find(struct ms_queue_table *table, uint32_t hash, const uint8_t *
     return -2;
 }
 
-int64_t ms_queue_table_find(struct ms_queue_table *table, const uint8_t *topic, uint32_t topic_bytes, int32_t queue_id, int claim)
+int64_t ms_queue_table_find(struct ms_queue_table *table, const uint8_t *topic, uint32_t topic_bytes,
+                    int32_t queue_id, int claim)
 {
     if (topic_bytes == 0 || topic_bytes > sizeof table->slot[0].topic)
         return -1;
     return find(table, hash_of(topic, topic_bytes, queue_id), topic, topic_bytes, queue_id, claim);
 }
 
-int ms_queue_table_set(struct ms_queue_table *table, const uint8_t *topic, uint32_t topic_bytes, int32_t queue_id, int64_t next_offset)
+int ms_queue_table_set(struct ms_queue_table *table, const uint8_t *topic, uint32_t topic_bytes,
+                       int32_t queue_id, int64_t next_offset)
 {
     int64_t at = ms_queue_table_find(table, topic, topic_bytes, queue_id, 1);
     if (at < 0)

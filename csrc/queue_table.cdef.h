@@ -34,8 +34,10 @@ int64_t ms_queue_table_bytes(uint32_t slots);
 /* On zeroed memory. */
 void ms_queue_table_format(struct ms_queue_table *table, uint32_t slots, uint64_t generation);
 /* Slot number of the queue, or -1 when it is not there and `claim` is 0, or -2 when the table is too full to claim. */
-int64_t ms_queue_table_find(struct ms_queue_table *table, const uint8_t *topic, uint32_t topic_bytes, int32_t queue_id, int claim);
+int64_t ms_queue_table_find(struct ms_queue_table *table, const uint8_t *topic, uint32_t topic_bytes,
+                            int32_t queue_id, int claim);
 /* Set a queue's next offset outside any pass (start, tests). 0 or -ENOSPC. */
-int ms_queue_table_set(struct ms_queue_table *table, const uint8_t *topic, uint32_t topic_bytes, int32_t queue_id, int64_t next_offset);
+int ms_queue_table_set(struct ms_queue_table *table, const uint8_t *topic, uint32_t topic_bytes,
+                       int32_t queue_id, int64_t next_offset);
 /* Everything of `from` into the empty, larger `to`. 0 or -ENOSPC. */
 int ms_queue_table_copy(struct ms_queue_table *to, const struct ms_queue_table *from);

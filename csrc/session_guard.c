@@ -34,7 +34,8 @@ static void on_sigbus(int number, siginfo_t *info, void *context)
             const uintptr_t bytes = ms_load_acquire(&range->bytes);
             if (bytes == 0 || address - range->start >= bytes)
                 continue;
-            if (mmap((void *)range->start, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+            if (mmap((void *)range->start, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+                MAP_FAILED)
                 break;
             ms_store_release(&range->broken, 1u);
             errno = saved;

@@ -112,7 +112,8 @@ int ms_writer_roll_back(struct ms_control *control, struct ms_queue_table *queue
 void ms_writer_rolled_back(struct ms_control *control);
 /* Take a mapped session in; its head and acked come from the committed slot, ring_bytes
  * from the session table (nothing is believed from the object itself). */
-void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms_session *session, uint64_t generation, uint64_t ring_bytes);
+void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms_session *session,
+                              uint64_t generation, uint64_t ring_bytes);
 void ms_writer_detach_session(struct ms_writer *writer, uint32_t slot);
 /* 1 when everything published in the session is executed (or it is broken). */
 int ms_writer_session_drained(const struct ms_writer *writer, uint32_t slot);

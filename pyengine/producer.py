@@ -229,10 +229,12 @@ class Producer:
                         self._bury()
         return self._put_any(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, wait, timeout_s)
 
-    def _put_any(self, topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, wait, timeout_s) -> PutResult:
+    def _put_any(self, topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, wait,
+                 timeout_s) -> PutResult:
         """put() with everything that may be special about it."""
         try:
-            topic, queue_id, name, text, body = self._prepare(topic, body, queue_id, tags, keys, properties, delay_level, unique_key)
+            topic, queue_id, name, text, body = self._prepare(topic, body, queue_id, tags, keys, properties, delay_level,
+                                                              unique_key)
         except Refused as refused:
             return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
         if keys is None and properties is None and unique_key is None and not delay_level and len(self._prefixes) < 10_000:
@@ -241,7 +243,9 @@ class Producer:
         context = _Context(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
         return self._put_and_wait(header, name, text, body, b"", context, timeout_s)
 
-    def _prepare(self, topic, body, queue_id, tags, keys, properties, delay_level, unique_key) -> tuple[str, int, bytes, bytes, bytes]:
+    def _prepare(
+        self, topic, body, queue_id, tags, keys, properties, delay_level, unique_key
+    ) -> tuple[str, int, bytes, bytes, bytes]:
         """Topic and queue (of the delay schedule, if it is put off), encoded topic and properties, body; or Refused."""
         name = self._topics.get(topic) or self._remember_topic(topic)
         plain = keys is None and properties is None and unique_key is None
@@ -267,7 +271,8 @@ class Producer:
         an indeterminate result.
         """
         try:
-            topic, queue_id, name, text, body = self._prepare(topic, body, queue_id, tags, keys, properties, delay_level, unique_key)
+            topic, queue_id, name, text, body = self._prepare(topic, body, queue_id, tags, keys, properties, delay_level,
+                                                              unique_key)
         except Refused as refused:
             return _resolved(PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason))
         header = self._header(native.PUT, name, text, len(body), queue_id, flag)
@@ -554,7 +559,8 @@ class Producer:
                 if code != native.CLOSED:
                     return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE, busy))
                 reason = self._renew()
-            return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE, reason or "the engine was replaced twice: put again"))
+            return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                                      reason or "the engine was replaced twice: put again"))
         finally:
             self._lock.release()
             if self._over:

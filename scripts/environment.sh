@@ -65,15 +65,19 @@ use_environment() {
   case $VIRTUAL_ENV in /*) ;; *) VIRTUAL_ENV=$PWD/$VIRTUAL_ENV ;; esac
   PYTHON=$VIRTUAL_ENV/bin/python
   if ! "$PYTHON" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
-    base=$(find_python) || give_up "no Python 3.11 or later with the venv module was found: install one (on Debian and Ubuntu: python3.11 python3.11-venv python3.11-dev), or name it with PYENGINE_PYTHON=/path/to/python3"
+    base=$(find_python) || give_up "no Python 3.11 or later with the venv module was found: install one \
+(on Debian and Ubuntu: python3.11 python3.11-venv python3.11-dev), or name it with PYENGINE_PYTHON=/path/to/python3"
     note "making an environment in $VIRTUAL_ENV with $base ..."
     rm -f "$VIRTUAL_ENV"/pyengine-*.stamp
-    "$base" -m venv --clear "$VIRTUAL_ENV" || give_up "cannot make an environment in $VIRTUAL_ENV: name another place with PYENGINE_VENV"
+    "$base" -m venv --clear "$VIRTUAL_ENV" ||
+      give_up "cannot make an environment in $VIRTUAL_ENV: name another place with PYENGINE_VENV"
   fi
   command -v "${CC:-cc}" >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 ||
     give_up "no C compiler was found: install one (on Debian and Ubuntu: gcc libc6-dev), or name it with CC=/path/to/compiler"
-  "$PYTHON" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
-    give_up "Python.h is missing: install the headers of $("$PYTHON" -c 'import sys; print("python%d.%d" % sys.version_info[:2])') (on Debian and Ubuntu: its -dev package)"
+  "$PYTHON" -c 'import os, sys, sysconfig as s
+sys.exit(not os.path.exists(os.path.join(s.get_path("include"), "Python.h")))' ||
+    give_up "Python.h is missing: install the headers of \
+$("$PYTHON" -c 'import sys; print("python%d.%d" % sys.version_info[:2])') (on Debian and Ubuntu: its -dev package)"
   export VIRTUAL_ENV PYTHON PATH=$VIRTUAL_ENV/bin:$PATH
   if command -v flock >/dev/null 2>&1; then # two scripts at once: the second waits for the first
     exec 9>"$VIRTUAL_ENV/pyengine-setup.lock"

@@ -38,7 +38,8 @@ reload() {
 
 if [ -n "$uninstall" ]; then
     if [ -d /run/systemd/system ]; then
-        running=$(systemctl list-units --plain --no-legend --state=active,activating,deactivating 'pyengine@*.target' 'pyengine-*@*.service')
+        running=$(systemctl list-units --plain --no-legend --state=active,activating,deactivating \
+            'pyengine@*.target' 'pyengine-*@*.service')
         [ -z "$running" ] || fail "still running, stop it first (systemctl stop 'pyengine@NAME.target'):
 $running"
     fi

@@ -139,7 +139,8 @@ def header(kind: int, *, queue_id: int = 0, payload_bytes: int, topic: bytes, pr
            sys_flag: int = 0, clock_ms: int = 0, flag: int = 0):
     """An entry header with the rig's hosts."""
     head = producer_native.new_header()
-    head.kind, head.queue_id, head.count, head.sys_flag, head.clock_ms, head.flag = kind, queue_id, count, sys_flag, clock_ms, flag
+    head.kind, head.queue_id, head.count = kind, queue_id, count
+    head.sys_flag, head.clock_ms, head.flag = sys_flag, clock_ms, flag
     head.topic_bytes, head.properties_bytes, head.payload_bytes = len(topic), len(properties), payload_bytes
     head.born_timestamp_ms = 1_600_000_000_000
     producer_native.fill_hosts(head, HOST, HOST)

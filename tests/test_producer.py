@@ -173,7 +173,8 @@ def test_raw_puts_store_every_field_as_given(make_parts):
         refused = producer.put_batch_raw("T", [BatchMember(b"m")], sys_flag=4)
     stored = messages(parts)
     assert (stored[0].born_host, stored[0].store_host, stored[0].sys_flag) == ("[2001:db8::1]:99", "10.0.0.1:10911", 0x14)
-    assert (stored[0].store_timestamp_ms, stored[0].reconsume_times, stored[0].raw_properties) == (1_700_000_000_000, 3, "TAGS\x01")
+    one = stored[0]
+    assert (one.store_timestamp_ms, one.reconsume_times, one.raw_properties) == (1_700_000_000_000, 3, "TAGS\x01")
     assert stored[0].msg_id == result.msg_id and batch.ok and stored[1].store_timestamp_ms == 1_700_000_000_001
     assert refused.status is PutStatus.MESSAGE_ILLEGAL
 

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("csrc", "pyengine", "workers", "pyspark_pyengine", "pyspark_pyengine_queue", "tests", "docs", "setup.py", "pyproject.toml", "README.md")
+SOURCES = ("csrc", "pyengine", "workers", "pyspark_pyengine", "pyspark_pyengine_queue", "tests", "docs", "setup.py",
+           "pyproject.toml", "README.md")
 NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.so", "*.o", "target", "_native.c")
 COMPILER = os.environ.get("CC", "cc")
 LIBRARIES = ("libasan.so", "libubsan.so")
@@ -111,7 +112,8 @@ def tree(tmp_path_factory) -> SanitizedTree:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("kind", "call"), [
     ("heap-buffer-overflow", "lib.ms_crc32(0, memory, len(memory) + 1000)"),
-    ("misaligned address", "lib.ms_columns_numbers(ffi.cast('struct ms_record *', memory + 1), 1, lib.MS_COLUMN_SYS_FLAG, memory)"),
+    ("misaligned address", "lib.ms_columns_numbers(ffi.cast('struct ms_record *', memory + 1), 1, "
+                           "lib.MS_COLUMN_SYS_FLAG, memory)"),
 ])
 def test_the_sanitizers_are_awake(tree, kind, call):
     """A read beyond its buffer, and one from an unaligned address, end the process with a report."""

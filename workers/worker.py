@@ -207,7 +207,8 @@ def parse_arguments(kind: int, what: str, argv: Sequence[str] | None) -> argpars
                "or python -m workers.supervisor STORE --no-children).")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")
-    parser.add_argument("--wait", type=float, default=OWNER_WAIT_S, metavar="S", help="how long to wait for the owner (%(default)s)")
+    parser.add_argument("--wait", type=float, default=OWNER_WAIT_S, metavar="S",
+                        help="how long to wait for the owner (%(default)s)")
     return parser.parse_args(argv)
 
 

@@ -157,8 +157,10 @@ int main(void)
 
     int64_t at = 0, records = 0, end = ms_load_acquire(&control->wrote.value);
     while (at < end) {
-        int what = ms_record_classify(log_memory + at, SEGMENT_BYTES - at % SEGMENT_BYTES, at, MS_CHECK_CRC | MS_CHECK_TEXT | MS_CHECK_OFFSET);
-        uint32_t bytes = (uint32_t)log_memory[at] << 24 | (uint32_t)log_memory[at + 1] << 16 | (uint32_t)log_memory[at + 2] << 8 | log_memory[at + 3];
+        int what = ms_record_classify(log_memory + at, SEGMENT_BYTES - at % SEGMENT_BYTES, at,
+                                      MS_CHECK_CRC | MS_CHECK_TEXT | MS_CHECK_OFFSET);
+        uint32_t bytes = (uint32_t)log_memory[at] << 24 | (uint32_t)log_memory[at + 1] << 16 |
+                         (uint32_t)log_memory[at + 2] << 8 | log_memory[at + 3];
         CHECK(what == MS_CASE_MESSAGE || what == MS_CASE_BLANK);
         records += what == MS_CASE_MESSAGE;
         at += bytes;

@@ -33,7 +33,8 @@ PULL_MESSAGES = 32
               help="Only this queue; may be repeated. All queues, also new ones, if not given.")
 @click.option("--from", "start", default="end", show_default=True, metavar="begin|end|N",
               help="Where to start in each queue: its begin, its end, or an offset.")
-@click.option("--group", default=None, help="Be a member of this consumer group: go on where it stopped, and remember how far it came.")
+@click.option("--group", default=None, help="Be a member of this consumer group: go on where it stopped, and remember how "
+                                            "far it came.")
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more, or stop at the end.")
 @click.option("--max-messages", type=click.IntRange(min=1), default=None, help="Stop after this many.")
 @click.option("--tags", default=None, help="Only messages with one of these tags: 'A' or 'A || B'.")

@@ -52,8 +52,10 @@ def decode_batch(data: bytes) -> list[BatchMember]:
             (properties_bytes,) = _PROPERTIES_LENGTH.unpack_from(data, body_at + body_bytes)
         except struct.error as error:
             raise FormatError(f"batch member {len(members)} ends outside the batch: {error}") from error
-        if min(body_bytes, properties_bytes) < 0 or size != MEMBER_OVERHEAD_BYTES + body_bytes + properties_bytes or at + size > len(data):
-            raise FormatError(f"batch member {len(members)} says {size} bytes, but holds a body of {body_bytes} and properties of {properties_bytes}")
+        is_consistent = min(body_bytes, properties_bytes) >= 0 and size == MEMBER_OVERHEAD_BYTES + body_bytes + properties_bytes
+        if not is_consistent or at + size > len(data):
+            raise FormatError(f"batch member {len(members)} says {size} bytes, but holds a body of {body_bytes} and properties "
+                              f"of {properties_bytes}")
         properties_at = body_at + body_bytes + _PROPERTIES_LENGTH.size
         text = data[properties_at : properties_at + properties_bytes].decode()
         members.append(BatchMember(bytes(data[body_at : body_at + body_bytes]), flag, text))

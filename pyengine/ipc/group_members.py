@@ -12,7 +12,7 @@ only what locks cannot: who shows signs of life, and which claims have been over
 | bytes | hold | written by |
 |---|---|---|
 | slot records, SLOTS_AT + 64 * slot | incarnation, beats, pid | the slot's holder |
-| queue records, RECORDS_AT + 32 * queue id | fence, incarnation of the holder | a process that holds the lock of the groups' offsets |
+| queue records, RECORDS_AT + 32 * queue id | fence, incarnation of the holder | who holds the lock of the groups' offsets |
 
 A member holds a queue as long as the queue's record names its incarnation and the fence
 of its claim. It looks there before it hands out a message, and again, under the lock of

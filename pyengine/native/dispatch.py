@@ -118,7 +118,10 @@ def touched_queues(view, base_offset: int, start: int, end: int, *, multi_dispat
 
 
 def bounded(view, base_offset: int, start: int, end: int):
-    """A pointer to the view's bytes (as a context manager it lets go of them), or UsageError when [start, end) does not lie in it."""
+    """A pointer to the view's bytes (as a context manager it lets go of them).
+
+    UsageError when [start, end) does not lie in it.
+    """
     data = ffi.from_buffer("uint8_t[]", view)
     if not base_offset <= start <= end <= base_offset + len(data):
         raise UsageError(f"[{start}, {end}) does not lie in the segment at {base_offset} of {len(data)} bytes")

@@ -44,8 +44,8 @@ def walk(
     """Walk the records that begin in [start, end), in the segment that `view` holds.
 
     Nothing at or above `limit` (default: `end`) is looked at; a record that reaches
-    beyond it is an `overrun`. For a blank the end is the blank's own start. `strict` also judges topic and properties (UTF-8 without
-    NUL), as for bytes that a power cut may have thinned out. `check_offset`: a record
+    beyond it is an `overrun`. For a blank the end is the blank's own start. `strict` also
+    judges topic and properties (UTF-8 without NUL), as for bytes that a power cut may have thinned out. `check_offset`: a record
     that names another offset than its own is an `offset_mismatch`. Raises UsageError
     when the range does not lie inside the view.
     """

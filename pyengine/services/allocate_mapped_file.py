@@ -138,7 +138,9 @@ class AllocateMappedFileService:
         after the name is gone would be lost, however often it is synced.
         """
         stopping = native.load(self._control.state, "refuse_puts") & native.REFUSE_STOPPING
-        if not stopping or native.WRITER in living_kinds(self._root, len(KIND_NAMES)) or native.load(self._control.state, "frozen"):
+        if not stopping or native.load(self._control.state, "frozen"):
+            return False
+        if native.WRITER in living_kinds(self._root, len(KIND_NAMES)):
             return False
         wrote, _ = native.committed_slot(self._control)
         wrote = max(wrote, native.load(self._control.writer, "intent_end"))

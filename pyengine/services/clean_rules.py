@@ -6,7 +6,7 @@ RocketMQ's rules (DefaultMessageStore.CleanCommitLogService), as a table. The fi
 |---|---|---|
 | asked by hand, down to a disk use | the oldest, whatever the age | until no more is used |
 | asked by hand | what is old enough | all of it |
-| disk use over disk_space_clean_forcibly_ratio, clean_file_forcibly_enable | the oldest, whatever the age | a batch, and only until the use is below again |
+| use over disk_space_clean_forcibly_ratio, clean_file_forcibly_enable | the oldest, whatever the age | a batch, until below again |
 | disk use over disk_max_used_space_ratio | what is old enough | a batch |
 | an hour of delete_when | what is old enough | a batch |
 | a segment that was held when its turn came | that one | itself |

@@ -48,7 +48,8 @@ def clean_stopped(root: str | os.PathLike[str], config: EngineConfig, log_end: i
         slot.wrote = log_end
     native.store(control.workers[native.CHECKPOINTER], "position", log_end)
     rules = CleanRules.of(config)
-    log = CleanCommitLogService(control, config.mapped_file_size_commit_log_bytes, cleaning, root, config, clock, lambda text: None)
+    log = CleanCommitLogService(control, config.mapped_file_size_commit_log_bytes, cleaning, root, config, clock,
+                                lambda text: None)
     queues = CleanConsumeQueueService(cleaning, root, config)
     for pause_s in log.steps(lambda: decide(rules, [measure_log(root), measure(paths.consume_queue)], clock.hour(), request)):
         progress(native.load(cleaning, "removed_bytes"), None)

@@ -292,7 +292,8 @@ class ScheduleMessageService:
             else:
                 reason = result.reason
         if reason:  # it stays where it is, and does not keep those behind it waiting
-            self._report(f"the message at offset {level.offset} of {SCHEDULE_TOPIC} queue {level.queue_id} is not delivered: {reason}")
+            self._report(f"the message at offset {level.offset} of {SCHEDULE_TOPIC} queue {level.queue_id} is not "
+                         f"delivered: {reason}")
         level.ahead.pop(level.offset, None)
         level.offset = step.behind
         level.unflushed.append((level.offset, max(end, level.unflushed[-1][1] if level.unflushed else 0)))

@@ -95,12 +95,14 @@ class PartFiles:
             return
         topics = table["topic"].combine_chunks().dictionary_encode()
         days = table["timestamp"].combine_chunks().cast(pyarrow.date32())
-        keys = topics.indices.to_numpy().astype("int64") << 32 | days.cast(pyarrow.int32()).to_numpy().astype("int64") & 0xFFFFFFFF
+        day_numbers = days.cast(pyarrow.int32()).to_numpy().astype("int64")
+        keys = topics.indices.to_numpy().astype("int64") << 32 | day_numbers & 0xFFFFFFFF
         order = keys.argsort(kind="stable")
         table, keys = table.take(pyarrow.array(order)), keys[order]
         for begin, end in _runs(keys):
             first = int(order[begin])
-            yield f"topic={escaped(topics[first].as_py())}/date={days[first].as_py().isoformat()}", table.slice(begin, end - begin)
+            folder = f"topic={escaped(topics[first].as_py())}/date={days[first].as_py().isoformat()}"
+            yield folder, table.slice(begin, end - begin)
 
 
 def write_groups(files: PartFiles, batches: Iterator[pyarrow.RecordBatch]) -> list[tuple[str, int, int]]:

@@ -35,7 +35,8 @@ _LOOK_S = 0.2
 _STATS_COLUMNS = ("topic", "partition", "offset", "timestamp", "bodySize", "size")
 
 
-def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, **options: object) -> DataFrame:
+def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None,
+          **options: object) -> DataFrame:
     """One row for each queue: messages, bytes, first and last offset and time, counted in the workers.
 
     With `verifyCRC="true"` every body is checked on the way, and damage fails the query.
@@ -56,7 +57,8 @@ def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[s
     )
 
 
-def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, **options: object) -> DataFrame:
+def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None,
+                   **options: object) -> DataFrame:
     """What a read with `onCorrupt=skip` passes over: physicalOffset, bytes and reason of each damaged place.
 
     The same options give the same ranges as the read; a place that reaches over the end

@@ -237,30 +237,53 @@ _TIME_UNITS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_40
 
 OPTIONS = (
     Option("path", "path", _path, "", "The store's root directory; also the argument of `load()`."),
-    Option("subscribe", "subscribe", _names, "all", "Topics, separated by commas. One of subscribe, subscribePattern and assign, or none of them: the whole log."),
+    Option("subscribe", "subscribe", _names, "all",
+           "Topics, separated by commas. One of subscribe, subscribePattern and assign, or none of them: the whole log."),
     Option("subscribePattern", "subscribe_pattern", _pattern, "", "A regular expression that the whole topic must match."),
     Option("assign", "assign", _queues, "", 'Queues as JSON: `{"orders": [0, 1]}`.'),
-    Option("startingOffsets", "starting_offsets", _starting, "earliest", 'Where each queue starts: `earliest`, or JSON `{"orders": {"0": 23, "1": -2}}` (-2: earliest). A queue that is not named starts at its earliest message. A new stream knows more words, see [Streams](#streams).'),
-    Option("endingOffsets", "ending_offsets", _ending, "latest", "Where each queue ends (this offset is not read): `latest`, or JSON as above (-1: latest)."),
-    Option("startingTimestamp", "starting_timestamp_ms", _number(0), "", "Only messages stored at this time or later, in milliseconds. Goes before startingOffsets."),
-    Option("endingTimestamp", "ending_timestamp_ms", _number(0), "", "Only messages stored before this time, in milliseconds. Goes before endingOffsets."),
-    Option("startingPhysicalOffset", "starting_physical_offset", _physical, "earliest", "Only records that begin at this byte of the log or later."),
-    Option("endingPhysicalOffset", "ending_physical_offset", _physical, "latest", "Only records that begin before this byte of the log."),
+    Option("startingOffsets", "starting_offsets", _starting, "earliest",
+           'Where each queue starts: `earliest`, or JSON `{"orders": {"0": 23, "1": -2}}` (-2: earliest). A queue that is not '
+           'named starts at its earliest message. A new stream knows more words, see [Streams](#streams).'),
+    Option("endingOffsets", "ending_offsets", _ending, "latest",
+           "Where each queue ends (this offset is not read): `latest`, or JSON as above (-1: latest)."),
+    Option("startingTimestamp", "starting_timestamp_ms", _number(0), "",
+           "Only messages stored at this time or later, in milliseconds. Goes before startingOffsets."),
+    Option("endingTimestamp", "ending_timestamp_ms", _number(0), "",
+           "Only messages stored before this time, in milliseconds. Goes before endingOffsets."),
+    Option("startingPhysicalOffset", "starting_physical_offset", _physical, "earliest",
+           "Only records that begin at this byte of the log or later."),
+    Option("endingPhysicalOffset", "ending_physical_offset", _physical, "latest",
+           "Only records that begin before this byte of the log."),
     Option("tags", "tags", _tags, "*", "Only messages with one of these tags: `paid || sent`."),
-    Option("columns", "columns", _names, "the default columns", "The columns to read, in this order; `*` stands for all. Spark does not tell a source which columns a query uses, so this (or `.schema(...)`) is what makes a narrow query fast."),
-    Option("schemaMode", "schema_mode", _word("default", "kafka", "rocketmq", "full"), "default", "Without `columns`, which columns: `kafka` (what Spark's Kafka source has), `rocketmq` (RocketMQ's names), `full` (everything, under Kafka's names), or the default columns."),
+    Option("columns", "columns", _names, "the default columns",
+           "The columns to read, in this order; `*` stands for all. Spark does not tell a source which columns a query uses, "
+           "so this (or `.schema(...)`) is what makes a narrow query fast."),
+    Option("schemaMode", "schema_mode", _word("default", "kafka", "rocketmq", "full"), "default",
+           "Without `columns`, which columns: `kafka` (what Spark's Kafka source has), `rocketmq` (RocketMQ's names), `full` "
+           "(everything, under Kafka's names), or the default columns."),
     Option("includeBody", "include_body", _boolean, "true", "false leaves the body out, where `columns` does not name it."),
-    Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1", "At least so many partitions, if there are bytes enough."),
+    Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1",
+           "At least so many partitions, if there are bytes enough."),
     Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m", "At most so many bytes of the log in one partition."),
-    Option("failOnDataLoss", "fail_on_data_loss", _boolean, "true", "What was asked for and is not there any more (deleted segments, offsets out of range) fails the query; false reads what there is."),
-    Option("readLevel", "read_level", _level, "flushed", "How far to read: written, committed, flushed (survives a power cut) or replicated."),
+    Option("failOnDataLoss", "fail_on_data_loss", _boolean, "true",
+           "What was asked for and is not there any more (deleted segments, offsets out of range) fails the query; false reads "
+           "what there is."),
+    Option("readLevel", "read_level", _level, "flushed",
+           "How far to read: written, committed, flushed (survives a power cut) or replicated."),
     Option("verifyCRC", "verify_crc", _boolean, "false", "Check the checksum of each body."),
-    Option("onCorrupt", "on_corrupt", _word("fail", "skip"), "fail", "Damage inside the log fails the query, or is skipped up to the next whole record."),
-    Option("access", "access", _word("auto", "scan", "queue"), "auto", "How chosen topics are found: `queue` reads only the records that their consume queues name, `scan` every record's header; `auto` takes the queues where they are less than a third of a large log."),
-    Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", _number(1), "", "Streams: at most so many messages in one micro-batch, shared among the queues by what waits in each; a queue with news gives at least one."),
-    Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes(1), "", "Streams: about so many bytes of the log in one micro-batch, shared likewise; at least one message."),
+    Option("onCorrupt", "on_corrupt", _word("fail", "skip"), "fail",
+           "Damage inside the log fails the query, or is skipped up to the next whole record."),
+    Option("access", "access", _word("auto", "scan", "queue"), "auto",
+           "How chosen topics are found: `queue` reads only the records that their consume queues name, `scan` every record's "
+           "header; `auto` takes the queues where they are less than a third of a large log."),
+    Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", _number(1), "",
+           "Streams: at most so many messages in one micro-batch, shared among the queues by what waits in each; a queue with "
+           "news gives at least one."),
+    Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes(1), "",
+           "Streams: about so many bytes of the log in one micro-batch, shared likewise; at least one message."),
     Option("batchRows", "batch_rows", _number(1, BATCH_ROWS_MAX), "10000", "Rows in one Arrow batch, at most."),
-    Option("batchBytes", "batch_bytes", _bytes(1, BATCH_BYTES_MAX), "4m", "Bytes of records in one Arrow batch; a longer record comes alone."),
+    Option("batchBytes", "batch_bytes", _bytes(1, BATCH_BYTES_MAX), "4m",
+           "Bytes of records in one Arrow batch; a longer record comes alone."),
 )
 BY_NAME = {option.name.lower(): option for option in OPTIONS}
 _SIZES = {fold(spelling): name for name in FIXED_NAMES for spelling in (name, SETTINGS[name].key)}
@@ -344,7 +367,8 @@ def _check_batch(given: Mapping[str, str], values: dict[str, Any]) -> None:
     for topic, queues in (values.get("starting_offsets") or {}).items():
         for queue_id, offset in queues.items():
             if offset == LATEST:
-                raise UsageError(f"option startingOffsets = {text!r}: {STARTING_EXAMPLE}; {topic}: {queue_id}: {offset} is not allowed")
+                raise UsageError(f"option startingOffsets = {text!r}: {STARTING_EXAMPLE}; {topic}: {queue_id}: {offset} is "
+                                 f"not allowed")
     values.pop("starting_point", None)
 
 
@@ -355,9 +379,11 @@ def _check_stream(values: dict[str, Any]) -> None:
     has_topics = any(values.get(name) for name in ("subscribe", "subscribe_pattern", "assign"))
     point = values.get("starting_point")
     if not has_topics and (values.get("starting_offsets") or point is not None and point.word == "last"):
-        raise UsageError("option startingOffsets: offsets of queues need a choice of topics (subscribe, subscribePattern or assign)")
+        raise UsageError("option startingOffsets: offsets of queues need a choice of topics (subscribe, "
+                         "subscribePattern or assign)")
     if has_topics and values.get("starting_physical_offset") is not None:
-        raise UsageError("option startingPhysicalOffset: a stream of topics starts at offsets of their queues, see startingOffsets")
+        raise UsageError("option startingPhysicalOffset: a stream of topics starts at offsets of their queues, see "
+                         "startingOffsets")
 
 
 def _camel(name: str) -> str:

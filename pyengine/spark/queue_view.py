@@ -41,11 +41,14 @@ QUEUE_COLUMNS = (
     ("minOffset", "BIGINT", "The first message that is still there."),
     ("maxOffset", "BIGINT", "One behind the last message."),
     ("messages", "BIGINT", "maxOffset - minOffset."),
-    ("bytes", "BIGINT", "Bytes of their records in the log; takes a look at every entry: name other columns where that is too long."),
+    ("bytes", "BIGINT", "Bytes of their records in the log; takes a look at every entry: name other columns where that "
+                        "is too long."),
     ("firstPhysicalOffset", "BIGINT", "Where the first of them stands in the log, null for none."),
     ("lastPhysicalOffset", "BIGINT", "Where the last of them stands."),
-    ("committedOffset", "BIGINT", "The next message that the group wants, null without the option `group` or if it never committed."),
-    ("lag", "BIGINT", "How many messages the group has before it: from committedOffset, or from minOffset if it never committed or lags behind that."),
+    ("committedOffset", "BIGINT", "The next message that the group wants, null without the option `group` or if it "
+                                  "never committed."),
+    ("lag", "BIGINT", "How many messages the group has before it: from committedOffset, or from minOffset if it never "
+     "committed or lags behind that."),
 )
 ENTRY_COLUMNS = (
     ("topic", "STRING", "The topic."),
@@ -53,7 +56,8 @@ ENTRY_COLUMNS = (
     ("offset", "BIGINT", "The message's number in its queue."),
     ("physicalOffset", "BIGINT", "Where its record begins in the log."),
     ("size", "INT", "Bytes of the record."),
-    ("tagsCode", "BIGINT", "The hash of its tag, its delivery time in the schedule topic, or an address in the queue's extension."),
+    ("tagsCode", "BIGINT", "The hash of its tag, its delivery time in the schedule topic, or an address in the "
+                           "queue's extension."),
 )
 VIEWS = {"queues": QUEUE_COLUMNS, "entries": ENTRY_COLUMNS}
 
@@ -165,7 +169,9 @@ def view_rows(options: QueueViewOptions, part: QueueRows, schema: pyarrow.Schema
         yield from (_count if options.view == "queues" else _list)(options, reader, part, schema)
 
 
-def _count(options: QueueViewOptions, reader: StoreReader, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+def _count(
+    options: QueueViewOptions, reader: StoreReader, part: QueueRows, schema: pyarrow.Schema
+) -> Iterator[pyarrow.RecordBatch]:
     import pyarrow
 
     from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -194,7 +200,9 @@ def _count(options: QueueViewOptions, reader: StoreReader, part: QueueRows, sche
         yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _list(options: QueueViewOptions, reader: StoreReader, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+def _list(
+    options: QueueViewOptions, reader: StoreReader, part: QueueRows, schema: pyarrow.Schema
+) -> Iterator[pyarrow.RecordBatch]:
     import numpy
     import pyarrow
 

@@ -58,7 +58,8 @@ class RangeReader(TaskReader):
             if self.is_gone(segment):
                 return self.lost(segment)
             if self.options.on_corrupt == "fail":
-                raise CorruptionError(f"the log is damaged at {position}: {sentence(reason)} ({self.paths.commit_log_segment(segment)})")
+                raise CorruptionError(f"the log is damaged at {position}: {sentence(reason)} "
+                                      f"({self.paths.commit_log_segment(segment)})")
             following = sync(view, segment, position + 1, end, limit=limit) if position + 1 < end else None
             self.skip(position, (end if following is None else following) - position, reason)
             position = following

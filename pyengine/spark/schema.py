@@ -52,7 +52,8 @@ COLUMNS = (
     Column("flag", "INT", "flag", True, "The producer's own flag."),
     Column("sysFlag", "INT", "sysFlag", True, "RocketMQ's flags: compression, transaction type, host kinds."),
     Column("reconsumeTimes", "INT", "reconsumeTimes", True, "How often the message was delivered again."),
-    Column("preparedTransactionOffset", "BIGINT", "preparedTransactionOffset", True, "Where the prepared message stands, 0 without."),
+    Column("preparedTransactionOffset", "BIGINT", "preparedTransactionOffset", True,
+           "Where the prepared message stands, 0 without."),
     Column("uniqKey", "STRING", "uniqKey", False, "The property UNIQ_KEY: the producer's message id."),
     Column("msgId", "STRING", "msgId", False, "The offset message id: store host and physicalOffset."),
     Column("bornHost", "STRING", "bornHost", False, "The producer's address."),
@@ -65,7 +66,8 @@ COLUMNS = (
 MODES = {
     "kafka": ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType"),
     "rocketmq": (
-        "topic", "flag", "body", "properties", "queueId", "queueOffset", "bornTimestamp", "storeTimestamp", "physicalOffset", "tags",
+        "topic", "flag", "body", "properties", "queueId", "queueOffset", "bornTimestamp", "storeTimestamp", "physicalOffset",
+        "tags",
         "keys", "uniqKey", "msgId", "bodySize", "size", "bodyCRC", "sysFlag", "reconsumeTimes", "preparedTransactionOffset",
         "bornHost", "storeHost",
     ),
@@ -84,7 +86,8 @@ def find_column(name: str) -> Column:
     column = _BY_NAME.get(name.lower())
     if column is None:
         near = get_close_matches(name.lower(), _BY_NAME, n=1)
-        hint = f"did you mean {_BY_NAME[near[0]].name}?" if near else f"known are {', '.join(c.name for c in COLUMNS)}, {PROPERTY_PREFIX}NAME"
+        known = ", ".join(c.name for c in COLUMNS)
+        hint = f"did you mean {_BY_NAME[near[0]].name}?" if near else f"known are {known}, {PROPERTY_PREFIX}NAME"
         raise UsageError(f"unknown column {name!r}: {hint}")
     return column
 
@@ -119,10 +122,12 @@ def columns_of_schema(schema: StructType, options: ReadOptions) -> list[Column]:
         column = find_column(field.name)
         own, asked = column.type, field.dataType.simpleString().upper()
         if asked != own:
-            raise UsageError(f"column {column.name} is of type {own}, not {asked}: a schema chooses columns, cast them afterwards")
+            raise UsageError(f"column {column.name} is of type {own}, not {asked}: a schema chooses columns, cast "
+                             f"them afterwards")
         columns.append(Column(field.name, column.type, column.scanned, column.in_default, column.meaning))
     _refuse_doubles(column.name for column in columns)
-    if options.columns and [column.name.lower() for column in columns] != [column.name.lower() for column in chosen_columns(options)]:
+    if options.columns and [column.name.lower() for column in columns] != [column.name.lower()
+                                                                           for column in chosen_columns(options)]:
         raise UsageError("the option columns and .schema() name different columns: give one of them")
     return columns
 

@@ -61,7 +61,8 @@ def check(
         queues = list_queues(root, geometry.mapped_file_size_consume_queue_bytes)
     except StoreRefusedError as error:
         where = next((word.rstrip(":") for word in str(error).split() if word.startswith(f"{root}/")), "")
-        findings.error("refused", where.removeprefix(f"{root}/"), None, f"{str(error).replace(f'{root}/', '')}; RocketMQ would not open the store")
+        findings.error("refused", where.removeprefix(f"{root}/"), None,
+                       f"{str(error).replace(f'{root}/', '')}; RocketMQ would not open the store")
         report.seconds = time.monotonic() - started_s
         return report
     facts = check_log(

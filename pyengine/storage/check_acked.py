@@ -36,7 +36,8 @@ def check_acked(
         report.acked += 1
         wrong, kind = _in_log(ack, offset, log) if offset is not None else "", "acked"
         if not wrong and place != offset or offset is None:
-            wrong, kind = "its queue has no such entry" if place is None else "its queue entry does not point to it", "acked entry"
+            wrong = "its queue has no such entry" if place is None else "its queue entry does not point to it"
+            kind = "acked entry"
         if wrong:
             report.acked_missing += 1
             findings.error(

@@ -63,4 +63,6 @@ def _wrong(unit: ConsumeQueueExtUnit | None, offset: int, log: LogSegments) -> s
     base, _, view = segment
     (sys_flag,) = I32.unpack_from(view, offset - base + SYS_FLAG_AT)
     (stored_ms,) = I64.unpack_from(view, offset - base + store_timestamp_at(sys_flag))
-    return "" if unit.store_timestamp_ms == stored_ms else f"has the store time {unit.store_timestamp_ms}, its message {stored_ms}"
+    if unit.store_timestamp_ms == stored_ms:
+        return ""
+    return f"has the store time {unit.store_timestamp_ms}, its message {stored_ms}"

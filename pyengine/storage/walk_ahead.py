@@ -78,7 +78,8 @@ class _Ahead:
 
     def _run(self) -> None:
         stop, strict = self._piece
-        guess = sync(self._view, self._base_offset, self._border, min(stop, self._border + GUESS_BYTES), limit=self._checks["limit"])
+        guess = sync(self._view, self._base_offset, self._border, min(stop, self._border + GUESS_BYTES),
+                     limit=self._checks["limit"])
         if guess is not None:
             self.result = walk(self._view, self._base_offset, guess, stop, strict=strict, **self._checks)
             self.guess = guess

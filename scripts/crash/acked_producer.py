@@ -3,8 +3,8 @@
     python -m crash.acked_producer STORE ACKED --name p0 --seed 7 [--rate 2000]
 
 Each acknowledged message is one JSON line in ACKED (topic, queue_id, queue_offset, physical_offset,
-body_sha256; put_many tells the physical offset of its first message only, the others have null), written only after the put has returned PUT_OK. Ends in order on SIGTERM; may be killed
-at any moment. When the engine goes away it tries again until it is back.
+body_sha256; put_many tells the physical offset of its first message only, the others have null), written
+only after the put has returned PUT_OK. Ends in order on SIGTERM; may be killed at any moment. When the engine goes away it tries again until it is back.
 
 A body tells who made it and in which order, so that an audit finds doubled and reordered ones, and
 carries a hash of itself, so that a torn one shows without any list.

@@ -128,4 +128,5 @@ def check(store: Path, rows: Sequence[dict], scratch: Path) -> list[str]:
     merged.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-P", "-m", "pyengine", "check", str(store), "--acked", str(merged)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    return [] if done.returncode == 0 else [f"pyengine check ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}"]
+    return [] if done.returncode == 0 else [f"pyengine check ended with {done.returncode}: "
+                                            f"{done.stdout[-2000:]}{done.stderr[-2000:]}"]

@@ -215,7 +215,8 @@ class CrashRun:
             if "committer" in pids:
                 os.kill(pids["committer"], signal.SIGSTOP)
                 with contextlib.suppress(HangError):
-                    wait_for("bytes in the pool", lambda: watch.positions().wrote > watch.positions().committed, UNDRAINED_PATIENCE_S)
+                    wait_for("bytes in the pool", lambda: watch.positions().wrote > watch.positions().committed,
+                             UNDRAINED_PATIENCE_S)
                     time.sleep(self.rng.uniform(0, 0.02))
             self.aimed_kill(watch, "writer", pids.pop("writer"))
             # The supervisor would start a new writer: it goes first, the others in any order.

@@ -22,7 +22,10 @@ Job = tuple[str, str, str]  # topic, name, path
 
 
 def find_jobs(folder: Path, wanted_bytes: int) -> tuple[list[Job], int]:
-    """Every Python source under `folder`, its package as topic, the walk repeated up to `wanted_bytes` (0: once); and their bytes."""
+    """Every Python source under `folder`, its package as topic, the walk repeated up to `wanted_bytes` (0: once).
+
+    And their bytes.
+    """
     walk = []
     for path in sorted(folder.rglob("*.py")):
         inside = path.relative_to(folder)

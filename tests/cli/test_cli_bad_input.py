@@ -146,7 +146,8 @@ def test_an_empty_path_does_not_mean_this_directory(golden, command, monkeypatch
     monkeypatch.chdir(store.root)
     before = picture(store.root)
     ran = call(command, "")
-    assert ran.code == 2 and ran.stdout == "" and ran.stderr == "error: STORE is empty: give the store's root directory (. for this one)\n"
+    assert ran.code == 2 and ran.stdout == ""
+    assert ran.stderr == "error: STORE is empty: give the store's root directory (. for this one)\n"
     assert changes(before, picture(store.root)) == []
 
 
@@ -169,7 +170,8 @@ def test_a_store_is_found_by_any_path_to_it(golden, tmp_path, monkeypatch, comma
 
 
 @pytest.mark.parametrize(("command", "closed", "code"), [
-    ("start", "config", 2), ("start", "lock", 1), ("start", "commitlog", 1), ("recover", "lock", 1), ("recover", "config/engine.toml", 2),
+    ("start", "config", 2), ("start", "lock", 1), ("start", "commitlog", 1), ("recover", "lock", 1),
+    ("recover", "config/engine.toml", 2),
     ("rebuild", "config", 2), ("put", "config/engine.toml", 2), ("salvage", "commitlog", 1), ("stop", "lock", 1),
 ])
 def test_missing_permission_stops_what_would_write(golden, tmp_path, command, closed, code):

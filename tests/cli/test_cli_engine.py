@@ -61,7 +61,8 @@ def test_a_message_goes_in_and_comes_out(engine, mode):
     assert run("check", one.root).code == 0
     stopped = run("stop", one.root, "--json")
     assert stopped.code == 0 and stopped.document["was_running"] and not stopped.document["unclean"]
-    assert run("get", one.root, "--topic", "orders", "--queue-id", 2, "--offset", 0, "--json").document["messages"] == [first, other]
+    got = run("get", one.root, "--topic", "orders", "--queue-id", 2, "--offset", 0, "--json")
+    assert got.document["messages"] == [first, other]
     checked = run("check", one.root, "--json").document
     assert checked["findings"] == [] and checked["messages"] == 2
     status = run("status", one.root, "--json").document

@@ -54,7 +54,8 @@ def test_sessions_are_counted_and_listed(owner):
     native.store(line, "ring_bytes", 65536)
     document = status(owner)
     assert document["sessions"] == 1
-    assert document["session_list"][0] | {"slot": 9, "pid": 77, "state": "open", "ring_bytes": 65536} == document["session_list"][0]
+    assert document["session_list"][0] | {"slot": 9, "pid": 77, "state": "open",
+                                          "ring_bytes": 65536} == document["session_list"][0]
     assert "64.0 KiB" in run("status", owner.root).stdout
 
 

@@ -61,7 +61,8 @@ def test_every_input_reaches_the_producer():
 
 
 @pytest.mark.parametrize(
-    "field, value", [("physical_offset", 1), ("queue_offset", 5), ("msg_id", "00"), ("size_bytes", 3), ("store_timestamp_ms", 9), ("count", 2)]
+    "field, value", [("physical_offset", 1), ("queue_offset", 5), ("msg_id", "00"), ("size_bytes", 3),
+                     ("store_timestamp_ms", 9), ("count", 2)]
 )
 def test_one_wrong_field_is_named(field, value):
     put = load_manifest(GOLDEN / "basic.json.gz").puts[3]

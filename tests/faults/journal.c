@@ -350,4 +350,7 @@ void *mmap64(void *at, size_t n, int protection, int flags, int fd, off64_t from
 		put(MAPPED, inode_of(fd), 0, path, strlen(path), 0, 0);
 	return REAL(mmap64)(at, n, protection, flags, fd, from);
 }
-void *mmap(void *at, size_t n, int protection, int flags, int fd, off_t from) { return mmap64(at, n, protection, flags, fd, from); }
+void *mmap(void *at, size_t n, int protection, int flags, int fd, off_t from)
+{
+    return mmap64(at, n, protection, flags, fd, from);
+}

@@ -41,7 +41,8 @@ FORGETS_UNDO = Mutant(
     "does not put back the queue offsets of a dead pass",
     "csrc/writer.c",
     "    for (uint32_t i = count; i-- > 0;) {\n        struct ms_queue_slot *slot = &queues->slot[undo->table_slot[i]];",
-    "    for (uint32_t i = BROKEN ? 0 : count; i-- > 0;) {\n        struct ms_queue_slot *slot = &queues->slot[undo->table_slot[i]];",
+    "    for (uint32_t i = BROKEN ? 0 : count; i-- > 0;) {\n        struct ms_queue_slot *slot = "
+    "&queues->slot[undo->table_slot[i]];",
 )
 NEVER_SYNCS = Mutant(
     "no-sync",
@@ -63,7 +64,8 @@ FORGETS_FOLDER = Mutant(
     "does not sync the folder of a new file",
     "pyengine/storage/new_file.py",
     "            _sync_or_unlink(folder, folder / name)\n        except BaseException:\n            os.close(descriptor)",
-    "            BROKEN or _sync_or_unlink(folder, folder / name)\n        except BaseException:\n            os.close(descriptor)",
+    "            BROKEN or _sync_or_unlink(folder, folder / name)\n        except BaseException:\n            "
+    "os.close(descriptor)",
 )
 FORGETS_TIMED_SYNC = Mutant(
     "no-timed-sync",

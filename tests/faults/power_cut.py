@@ -212,7 +212,10 @@ def _apply(content: bytearray, change: tuple[int, int, bytes | None]) -> None:
 
 
 def cut_points(records: Sequence[Record], count: int, rng: random.Random) -> list[int]:
-    """Where to cut: a third right behind acknowledgements given while something was unsafe, a third behind any, the rest anywhere."""
+    """Where to cut: a third right behind acknowledgements given while something was unsafe, a third behind any.
+
+    The rest anywhere.
+    """
     disk = Disk()
     acks, suspicious = [], []
     for number, record in enumerate(records):

@@ -42,7 +42,8 @@ SETTINGS = {
     "transient_store_pool_size": 3,
 }
 MAPPED = {"sync": ("index",), "async": ("commitlog", "index"), "pool": ("index",)}  # folders that are written through mappings
-START = "import sys, json; from pyengine.engine import start_engine; print(start_engine(sys.argv[1], json.loads(sys.argv[2]))['pid'])"
+START = ("import sys, json; from pyengine.engine import start_engine; "
+         "print(start_engine(sys.argv[1], json.loads(sys.argv[2]))['pid'])")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,8 @@ def judge_tree(mode: str, tree: Path, acks: list[bytes]) -> str | None:
     flushed = max((line["flushed"] for line in lines if "flushed" in line), default=0)
     rows = [line for line in lines if "flushed" not in line]
     if not any((tree / "commitlog").glob("*")):
-        return f"{len(rows)} acknowledged, {flushed} flushed, but there is no commit log" if flushed or rows and mode == "sync" else None
+        is_lost = flushed or rows and mode == "sync"
+        return f"{len(rows)} acknowledged, {flushed} flushed, but there is no commit log" if is_lost else None
     report = recover(tree, load_config(tree, environ={}).geometry)
     if report.state is not RecoveryState.RECOVERED:
         return report.sentence
@@ -74,14 +76,16 @@ def record_run(shim: Path, folder: Path, seed: str, mode: str, environ: dict[str
     acks.touch()
     environ = environ | shim_environment(shim, journal, store, acks, MAPPED[mode])
     started = subprocess.run(
-        [sys.executable, "-P", "-c", START, str(store), json.dumps(SETTINGS | MODES[mode])], env=environ, capture_output=True, text=True, timeout=120
+        [sys.executable, "-P", "-c", START, str(store), json.dumps(SETTINGS | MODES[mode])], env=environ, capture_output=True,
+        text=True, timeout=120
     )
     assert started.returncode == 0, started.stderr
     producers = []
     try:
         with PageWatch(store, journal, MAPPED[mode]):
             for number in range(2):
-                command = [sys.executable, "-P", "-m", "crash.acked_producer", str(store), str(acks), "--name", f"p{number}", "--seed", seed]
+                command = [sys.executable, "-P", "-m", "crash.acked_producer", str(store), str(acks), "--name", f"p{number}",
+                           "--seed", seed]
                 producers.append(subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL))
             wait_for("acknowledgements", lambda: acks.read_bytes().count(b"\n") >= enough, patience_s=120)
     finally:

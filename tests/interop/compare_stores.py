@@ -27,7 +27,8 @@ def log_differences(ours: Path, theirs: Path, records: Sequence[dict[str, Any]],
         a, b = mine.read(record["phy"], length), other.read(record["phy"], length)
         if a != b:
             at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-            found.append(f"record {number} at {record['phy']} ({length} bytes) differs at byte {at}: {a[at:at + 8].hex()} instead of {b[at:at + 8].hex()}")
+            found.append(f"record {number} at {record['phy']} ({length} bytes) differs at byte {at}: {a[at:at + 8].hex()} "
+                         f"instead of {b[at:at + 8].hex()}")
             if len(found) == DIFFERENCES_MAX:
                 return found
     end = records[-1]["phy"] + records[-1]["size"] if records else 0
@@ -80,4 +81,5 @@ def _file_differences(mine: dict, other: dict) -> Iterable[str]:
             yield f"{name}: {'missing here' if a is None else 'only here'}"
         elif a != b:
             at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-            yield f"{name}: {len(a)} and {len(b)} bytes, first difference at {at}: {a[at:at + 20].hex()} instead of {b[at:at + 20].hex()}"
+            yield (f"{name}: {len(a)} and {len(b)} bytes, first difference at {at}: "
+                       f"{a[at:at + 20].hex()} instead of {b[at:at + 20].hex()}")

@@ -45,7 +45,8 @@ def expecting(put: Put, answer: dict[str, Any]) -> Put:
     if "append" not in answer:
         return replace(put, expected=Expected(answer["status"]))
     expected = Expected(
-        answer["status"], answer["phy"], answer["size"], answer["queueOffset"], answer["storeTs"], answer["msgId"], answer["msgNum"]
+        answer["status"], answer["phy"], answer["size"], answer["queueOffset"], answer["storeTs"], answer["msgId"],
+        answer["msgNum"]
     )
     return replace(put, expected=expected)
 
@@ -82,7 +83,8 @@ class _Maker:
         put = replace(self._blank_put(batch_text, 0), is_batch=True, prepared_transaction_offset=0, flag=0)
         room = self.segment_bytes - BLANK_BYTES
         for _ in range(self.rng.randrange(1, 12)):
-            member = BatchMember(self.rng.randbytes(self.rng.randrange(200)), self.rng.randrange(3), encode_properties(self._properties()))
+            member = BatchMember(self.rng.randbytes(self.rng.randrange(200)), self.rng.randrange(3),
+                                 encode_properties(self._properties()))
             room -= self._member_bytes(put, member, batch_text)
             if room < 0:
                 break
@@ -101,7 +103,8 @@ class _Maker:
             flag=rng.choice((0, 1, -1, rng.randrange(-(2**31), 2**31))),
             sys_flag=transaction | rng.choice((0, 0, 1, 2)),
             born_timestamp_ms=self.clock_ms - rng.randrange(50),
-            born_host=rng.choice((f"10.1.0.{rng.randrange(256)}:{rng.randrange(65536)}", f"[2001:db8::{rng.randrange(1, 9999):x}]:2000")),
+            born_host=rng.choice((f"10.1.0.{rng.randrange(256)}:{rng.randrange(65536)}",
+                                  f"[2001:db8::{rng.randrange(1, 9999):x}]:2000")),
             store_host=rng.choice(("10.2.0.9:10911", "10.2.0.9:10911", "[fd00::beef]:10911")),
             reconsume_times=rng.choice((0, 0, 3)),
             prepared_transaction_offset=rng.randrange(10**9) if transaction else 0,
@@ -115,7 +118,8 @@ class _Maker:
         rng = self.rng
         pairs: list[tuple[str, str | None]] = [
             ("TAGS", rng.choice(TAGS)),
-            ("KEYS", rng.choice((None, f"k{rng.randrange(20)}", f"k{rng.randrange(9)} order-{rng.randrange(9)}", " lead  two ", "ключ"))),
+            ("KEYS", rng.choice((None, f"k{rng.randrange(20)}", f"k{rng.randrange(9)} order-{rng.randrange(9)}", " lead  two ",
+                                 "ключ"))),
             ("UNIQ_KEY", rng.choice((None, f"{rng.getrandbits(128):032X}"))),
         ]
         pairs += [(name, rng.choice((None, f"值-{rng.randrange(5)}"))) for name in PROPERTY_NAMES]

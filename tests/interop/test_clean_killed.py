@@ -26,7 +26,8 @@ KILLS = 5
 def test_the_real_store_opens_what_a_killed_cleaner_left(make_engine, judge, rng, mode):
     engine = make_engine(mode, **SIZES, **EAGER)
     engine.settings = {**engine.settings, **SIZES}
-    for ours in ("mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num", "max_index_num"):
+    for ours in ("mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num",
+                 "max_index_num"):
         engine.settings.pop(ours)
     engine.start()
     with pyengine.connect(engine.root) as producer, engine.memory() as memory, Cleaning(memory.folder) as cleaning:

@@ -18,7 +18,8 @@ def pair(golden, tmp_path):
     def make(recipe: str):
         ours = golden(recipe)
         (tmp_path / "theirs").mkdir()
-        return ours.root, unpack(recipe, tmp_path / "theirs"), ours.manifest["records"], ours.sizes["mapped_file_size_commit_log_bytes"]
+        size = ours.sizes["mapped_file_size_commit_log_bytes"]
+        return ours.root, unpack(recipe, tmp_path / "theirs"), ours.manifest["records"], size
 
     return make
 
@@ -40,7 +41,8 @@ def test_filler_behind_a_blank_is_masked_but_its_header_is_not(pair):
     flip(path, at + 8)
     assert log_differences(ours, theirs, records, size) == []
     flip(path, at + 3)
-    assert log_differences(ours, theirs, records, size)[0].startswith(f"record {records.index(blank)} at {blank['phy']} (8 bytes) differs at byte 3")
+    assert log_differences(ours, theirs, records, size)[0].startswith(f"record {records.index(blank)} at {blank['phy']} (8 "
+                                                                      f"bytes) differs at byte 3")
 
 
 @pytest.mark.parametrize("where", ["first", "last"])

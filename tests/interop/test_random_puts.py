@@ -25,4 +25,5 @@ def test_the_real_store_takes_them_all(judge, tmp_path, rng):
     assert {(put["status"], put["append"]) for put in wrote["puts"]} == {("PUT_OK", "PUT_OK")}
     left_free = {segment_bytes - (r["phy"] + r["size"]) % segment_bytes for r in wrote["records"] if not r.get("blank")}
     assert {edge for edge in EDGES if edge >= 8} & left_free, "no record was placed at the edge"
-    assert [expecting(put, row).expected.msg_id for put, row in zip(puts, wrote["puts"])] == [row["msgId"] for row in wrote["puts"]]
+    expected = [expecting(put, row).expected.msg_id for put, row in zip(puts, wrote["puts"])]
+    assert expected == [row["msgId"] for row in wrote["puts"]]

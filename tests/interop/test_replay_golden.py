@@ -154,7 +154,8 @@ def test_the_real_store_goes_on_with_it(replayed, judge, tmp_path):
     wrote = judge.write(tmp_path / "store", made.manifest.config, [put_row(put, with_clock=False)] * 2).result(timeout=240)
     assert [row["status"] for row in wrote["puts"]] == ["PUT_OK", "PUT_OK"]
     assert wrote["puts"][0]["phy"] == made.manifest.document["facts"]["maxPhy"]
-    entries = next(q["entries"] for q in made.manifest.document["facts"]["queues"] if (q["topic"], q["queueId"]) == (put.topic, put.queue_id))
+    entries = next(q["entries"] for q in made.manifest.document["facts"]["queues"] if (q["topic"], q["queueId"])
+                   == (put.topic, put.queue_id))
     assert [row["queueOffset"] for row in wrote["puts"]] == [len(entries), len(entries) + 1]
     assert wrote["after"]["abort"] is False
 

@@ -14,7 +14,8 @@ from pyengine.native import control as native
 
 def test_a_process_has_one_start_time_whoever_asks():
     mine = process_start_ms(os.getpid())
-    asked = subprocess.run([sys.executable, "-c", f"from pyengine.ipc.heartbeat import process_start_ms as f; print(f({os.getpid()}))"],
+    asked = subprocess.run([sys.executable, "-c",
+                            f"from pyengine.ipc.heartbeat import process_start_ms as f; print(f({os.getpid()}))"],
                            capture_output=True, text=True, check=True).stdout
     assert int(asked) == mine
     ticks = int(open(f"/proc/{os.getpid()}/stat").read().rsplit(")", 1)[1].split()[19])

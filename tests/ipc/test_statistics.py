@@ -46,7 +46,8 @@ def test_samples_that_come_late_do_not_falsify_the_rate():
 
 
 def test_a_young_engine_has_rates_over_its_life_and_none_before_its_second_sample():
-    assert statistics.rates([], "put_messages") == statistics.rates([sample(1, 5)], "put_messages") == {10: None, 60: None, 600: None}
+    unknown = {10: None, 60: None, 600: None}
+    assert statistics.rates([], "put_messages") == statistics.rates([sample(1, 5)], "put_messages") == unknown
     assert statistics.rate([sample(1, 5), sample(3, 25)], "put_messages", 600) == 10
 
 

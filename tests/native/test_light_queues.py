@@ -55,7 +55,8 @@ def test_each_named_queue_goes_on_by_one_and_the_record_says_where(rig):
         status, at = put(rig, producer, f"TAGS\x01a\x02{NAMES}\x01%LMQ%u{number % 2},other", queue_id=3)
         assert status is PutStatus.PUT_OK
         message = stored(rig, at)
-        assert message.raw_properties == f"TAGS\x01a\x02{NAMES}\x01%LMQ%u{number % 2},other\x02{OFFSETS}\x01{number // 2},{number}"
+        places = f"{NAMES}\x01%LMQ%u{number % 2},other\x02{OFFSETS}\x01{number // 2},{number}"
+        assert message.raw_properties == f"TAGS\x01a\x02{places}"
         assert (message.queue_id, message.queue_offset) == (3, number)
     assert (offset(rig, "%LMQ%u0"), offset(rig, "%LMQ%u1"), offset(rig, "other", 3), offset(rig, "T", 3)) == (6, 6, 12, 12)
     assert offset(rig, "%LMQ%u0", 3) is None
@@ -81,7 +82,8 @@ def test_a_plain_message_is_left_as_it_is(rig):
     assert stored(rig, at).raw_properties == "WAIT\x01true\x02TAGS\x01a"
 
 
-@pytest.mark.parametrize("names", ["a/b", "a,,b", ",", "a,a", "T", "..", "%LMQ%x/y", ",".join(f"q{n}" for n in range(65)), "n" * 128])
+@pytest.mark.parametrize("names", ["a/b", "a,,b", ",", "a,a", "T", "..", "%LMQ%x/y", ",".join(f"q{n}" for n in range(65)),
+                                   "n" * 128])
 def test_a_name_that_no_queue_can_have_refuses_the_put(rig, names):
     rig, producer = rig
     status, at = put(rig, producer, f"{NAMES}\x01{names}")

@@ -149,7 +149,8 @@ def test_a_malformed_batch_is_refused_and_the_session_lives(rig, change):
     assert answer_of(producer, after)[STATUS] == PutStatus.PUT_OK
 
 
-@pytest.mark.parametrize("topic", [b"", b"t" * 128, b"a/b", b".", b"..", b"a\0b", b"a\x01b", b"a\x02b", b"\xff\xfe", b"\xe0\x80\x80"])
+@pytest.mark.parametrize("topic", [b"", b"t" * 128, b"a/b", b".", b"..", b"a\0b", b"a\x01b", b"a\x02b", b"\xff\xfe",
+                                   b"\xe0\x80\x80"])
 def test_a_topic_that_would_hurt_the_store_is_refused(rig, topic):
     rig = rig()
     producer = rig.open_session()

@@ -50,7 +50,8 @@ def producer_process(rig: WriterRig, producer, number: int, seed: int, stop) -> 
             topic = b"P%d" % number
             queue_id = chance.randrange(QUEUES)
             if chance.random() < 0.2:
-                bodies = [struct.pack("<qq", number, message + k) + bytes(chance.randrange(200)) for k in range(1 + chance.randrange(40))]
+                bodies = [struct.pack("<qq", number, message + k) + bytes(chance.randrange(200))
+                          for k in range(1 + chance.randrange(40))]
                 submit(producer, MANY, topic, b"TAGS\x01m", *pack_many(bodies), count=len(bodies), queue_id=queue_id)
                 message += len(bodies)
             else:

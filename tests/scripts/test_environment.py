@@ -52,7 +52,8 @@ def test_a_failed_installation_shows_its_log(tmp_path):
         "esac\n"
     )
     broken.chmod(0o755)
-    done = use_environment(tmp_path, {"cc": "exit 0", "mkdir": 'exec /bin/mkdir "$@"', "cp": 'exec /bin/cp "$@"'}, PYENGINE_PYTHON=str(broken))
+    done = use_environment(tmp_path, {"cc": "exit 0", "mkdir": 'exec /bin/mkdir "$@"', "cp": 'exec /bin/cp "$@"'},
+                           PYENGINE_PYTHON=str(broken))
     assert done.returncode == 1
     assert "the registry does not answer" in done.stderr
     assert "the lines above say why" in done.stderr

@@ -65,7 +65,8 @@ def test_the_walk_is_repeated_up_to_the_size_that_is_asked_for(monkeypatch, tmp_
     assert find_jobs(tmp_path / "pack age" / "nothing", 10) == ([], 0)
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [(("--input", "EMPTY"), "holds no Python sources"), (("--store", "EMPTY"), "exists: give a folder")])
+@pytest.mark.parametrize(("arguments", "sentence"),
+                         [(("--input", "EMPTY"), "holds no Python sources"), (("--store", "EMPTY"), "exists: give a folder")])
 def test_wrong_folders_are_said(tmp_path, arguments, sentence):
     done = run_quickstart(*(tmp_path if one == "EMPTY" else one for one in arguments))
     assert done.returncode == 1 and sentence in done.stderr

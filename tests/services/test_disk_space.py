@@ -22,7 +22,8 @@ def probe(make_owner):
     owner = make_owner()
     create_cleaning(owner.folder, 1)
     cleaning = Cleaning(owner.folder)
-    made = DiskSpaceProbe(owner.memory, cleaning.block, CleanRules.of(EngineConfig()), lambda: made.uses, lambda text: made.said.append(text))
+    made = DiskSpaceProbe(owner.memory, cleaning.block, CleanRules.of(EngineConfig()), lambda: made.uses,
+                          lambda text: made.said.append(text))
     made.uses = [DiskUse("/log", 50, 1 << 30), DiskUse("/queues", 60, 1 << 20)]
     made.said = []
     made.owner, made.block = owner, cleaning.block

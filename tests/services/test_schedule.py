@@ -48,7 +48,8 @@ class Rig:
         self.parts, self.owner = parts, parts.owner
         self.root, self.control = parts.owner.root, parts.owner.control
         self.config = EngineConfig(message_delay_level=LEVELS, mapped_file_size_commit_log_bytes=65536,
-                                   mapped_file_size_consume_queue_bytes=6000, max_hash_slot_num=100, max_index_num=400, **settings)
+                                   mapped_file_size_consume_queue_bytes=6000, max_hash_slot_num=100, max_index_num=400,
+                                   **settings)
         self.producer = parts.producer(delay_levels=3)
         self.reputter = ReputMessageService(self.owner.memory, self.root, self.config)
         self.wall_ms = 0
@@ -72,7 +73,8 @@ class Rig:
     def service(self) -> ScheduleMessageService:
         """A scheduler as the worker makes it; an earlier one is dropped as kill -9 drops it."""
         self.services.append(ScheduleMessageService(
-            self.owner.memory, self.root, self.config, self.connect, self.said.append, lambda: self.wall_ms, lambda: self.steady_ns))
+            self.owner.memory, self.root, self.config, self.connect, self.said.append, lambda: self.wall_ms,
+            lambda: self.steady_ns))
         return self.services[-1]
 
     def connect(self):
@@ -148,7 +150,8 @@ def test_fields_that_only_a_broker_sets_survive_the_wait(make_rig):
     rig = make_rig()
     result = rig.producer.put_raw(
         "T", b"zipped", queue_id=1, properties_text="TAGS\x01a", flag=-5, sys_flag=0x1 | 0x8, born_timestamp_ms=1234,
-        born_host="[2001:db8::1]:99", store_host="10.9.8.7:10911", reconsume_times=4, prepared_transaction_offset=77, delay_level=2)
+        born_host="[2001:db8::1]:99", store_host="10.9.8.7:10911", reconsume_times=4, prepared_transaction_offset=77,
+        delay_level=2)
     assert result.ok
     rig.dispatch()
     rig.wall_ms = result.store_timestamp_ms + 120_000

@@ -31,7 +31,8 @@ df = spark.read.format("pyengine").option("maxPartitionBytes", "16k").load(store
 
 def whose(batches):
     import pyarrow
-    yield pyarrow.RecordBatch.from_arrays([pyarrow.array([os.getppid()]), pyarrow.array([sum(b.num_rows for b in batches)])], ["executor", "rows"])
+    rows = sum(b.num_rows for b in batches)
+    yield pyarrow.RecordBatch.from_arrays([pyarrow.array([os.getppid()]), pyarrow.array([rows])], ["executor", "rows"])
 
 rows = sorted(map(list, df.selectExpr("physicalOffset", "topic", "partition", "offset", "sha2(value, 256)").collect()))
 shares = {}
@@ -73,7 +74,8 @@ def test_two_executors_read_the_same_rows_and_share_the_work(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     messages = oracle.log_messages(root)
-    wanted = sorted([m.physical_offset, m.topic, m.queue_id, m.queue_offset, hashlib.sha256(m.body).hexdigest()] for m in messages)
+    wanted = sorted([m.physical_offset, m.topic, m.queue_id, m.queue_offset, hashlib.sha256(m.body).hexdigest()]
+                    for m in messages)
     assert found["rows"] == wanted
     assert found["exported"] == found["stats"] == found["parquet"] == len(messages)
     assert len(found["shares"]) == 2 and sum(found["shares"]) == len(messages)

@@ -87,7 +87,8 @@ def test_an_export_that_fails_leaves_no_half_file_and_no_success(spark, tmp_path
 
 def test_statistics_add_up(spark, root):
     messages = oracle.log_messages(root)
-    found = {(row["topic"], row["partition"]): row for row in stats(spark, root, verifyCRC=True, maxPartitionBytes=50_000).collect()}
+    found = {(row["topic"], row["partition"]): row
+             for row in stats(spark, root, verifyCRC=True, maxPartitionBytes=50_000).collect()}
     assert found.keys() == {(m.topic, m.queue_id) for m in messages}
     for (topic, queue_id), row in found.items():
         mine = [m for m in messages if (m.topic, m.queue_id) == (topic, queue_id)]

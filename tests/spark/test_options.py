@@ -111,7 +111,8 @@ def test_columns_are_chosen_by_name_and_unknown_ones_refused():
         "key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
     assert "value" not in [c.name for c in chosen_columns(read(includeBody="false"))]
     assert schema_text([find_column("property.a`b")]) == "`property.a``b` STRING"
-    for wrong, sentence in (("ofset", "did you mean offset"), ("property.", "write property.NAME"), ("topic,Topic", "named twice")):
+    for wrong, sentence in (("ofset", "did you mean offset"), ("property.", "write property.NAME"),
+                            ("topic,Topic", "named twice")):
         with pytest.raises(UsageError, match=sentence):
             chosen_columns(read(columns=wrong))
 

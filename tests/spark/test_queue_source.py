@@ -40,7 +40,8 @@ def listed(root) -> list[dict]:
                 queue = reader.queue(topic, queue_id)
                 for offset in range(low, high):
                     entry = queue.entry(offset, queue.max_offset(limit))
-                    found.append({"topic": topic, "partition": queue_id, "offset": offset, "physicalOffset": entry.physical_offset,
+                    found.append({"topic": topic, "partition": queue_id, "offset": offset,
+                                  "physicalOffset": entry.physical_offset,
                                   "size": entry.size_bytes, "tagsCode": entry.tags_code})
     return found
 
@@ -61,10 +62,12 @@ def test_both_views_hold_what_the_reader_finds(golden, recipe):
             assert (row["messages"], row["bytes"]) == (len(mine), sum(one["size"] for one in mine))
             assert row["maxOffset"] - row["minOffset"] == len(mine)
             if mine:
-                assert (row["firstPhysicalOffset"], row["lastPhysicalOffset"]) == (mine[0]["physicalOffset"], mine[-1]["physicalOffset"])
+                assert (row["firstPhysicalOffset"], row["lastPhysicalOffset"]) == (mine[0]["physicalOffset"],
+                                                                                   mine[-1]["physicalOffset"])
             assert row["committedOffset"] is row["lag"] is None
         with open_store(root) as reader:
-            assert sorted(map(by_place, counted)) == sorted((topic, one, 0) for topic, ids in reader.topics().items() for one in ids)
+            assert sorted(map(by_place, counted)) == sorted((topic, one, 0) for topic, ids in reader.topics().items()
+                                                            for one in ids)
 
 
 @pytest.fixture
@@ -78,7 +81,8 @@ def builder(tmp_path) -> StoreBuilder:
 def test_lags_of_a_group(builder):
     offsets = ConsumerOffsets(builder.root)
     offsets.commit("A", "G", {0: 11, 1: 99})
-    lags = {(row["topic"], row["partition"]): (row["committedOffset"], row["lag"]) for row in read(builder.root, group="G", columns="topic,partition,committedOffset,lag")}
+    lags = {(row["topic"], row["partition"]): (row["committedOffset"], row["lag"])
+            for row in read(builder.root, group="G", columns="topic,partition,committedOffset,lag")}
     assert lags == {("A", 0): (11, 4), ("A", 1): (99, 0), ("B", 0): (None, 15), ("B", 1): (None, 15)}
     for segment in sorted((builder.root / "commitlog").iterdir())[:1]:
         segment.unlink()
@@ -90,7 +94,8 @@ def test_lags_of_a_group(builder):
 def test_queues_and_columns_are_chosen(builder):
     assert {row["topic"] for row in read(builder.root, subscribe="A")} == {"A"}
     assert read(builder.root, subscribePattern="B", columns="MESSAGES") == [{"messages": 15}, {"messages": 15}]
-    assert [list(row) for row in read(builder.root, view="entries", assign='{"A": [1]}', columns="size,offset")] == [["size", "offset"]] * 15
+    assert [list(row) for row in read(builder.root, view="entries", assign='{"A": [1]}',
+                                      columns="size,offset")] == [["size", "offset"]] * 15
     assert read(builder.root, subscribe="Nothing") == []
 
 

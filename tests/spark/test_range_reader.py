@@ -140,7 +140,8 @@ def test_assigned_queues_with_offsets_read_only_the_bytes_between(golden):
              "endingOffsets": '{"Roll1": {"0": 12}}'}
     messages = [m for m in oracle.log_messages(root) if (m.topic, m.queue_id) == ("Roll1", 0)]
     ranges = plan(read_options(given))
-    assert (ranges[0].start, ranges[-1].end) == (messages[10].physical_offset, messages[11].physical_offset + messages[11].size_bytes)
+    assert (ranges[0].start, ranges[-1].end) == (messages[10].physical_offset,
+                                                 messages[11].physical_offset + messages[11].size_bytes)
 
 
 # -- what is not there any more ---------------------------------------------------------

@@ -38,7 +38,8 @@ def test_every_column_of_every_row_in_any_number_of_tasks(spark, root):
     for most in ("256m", "20000"):
         df = load(spark, root, columns=",".join(names), maxPartitionBytes=most)
         found = [tuple(row) for row in df.sort("physicalOffset").collect()]
-        plain = [tuple(bytes(v) if isinstance(v, bytearray) else v.astimezone(oracle.EPOCH.tzinfo) if hasattr(v, "astimezone") else v
+        plain = [tuple(bytes(v) if isinstance(v, bytearray) else v.astimezone(oracle.EPOCH.tzinfo) if hasattr(v, "astimezone")
+                       else v
                        for v in row) for row in found]
         assert plain == wanted
         assert df.rdd.getNumPartitions() > 1 or most == "256m"
@@ -46,7 +47,8 @@ def test_every_column_of_every_row_in_any_number_of_tasks(spark, root):
 
 def test_aggregates_filters_and_sql_agree_with_the_parser(spark, root):
     messages = oracle.log_messages(root)
-    counted = {(row["topic"], row["partition"]): row["count"] for row in load(spark, root).groupBy("topic", "partition").count().collect()}
+    counted = {(row["topic"], row["partition"]): row["count"]
+               for row in load(spark, root).groupBy("topic", "partition").count().collect()}
     wanted: dict[tuple[str, int], int] = {}
     for message in messages:
         wanted[message.topic, message.queue_id] = wanted.get((message.topic, message.queue_id), 0) + 1
@@ -109,7 +111,8 @@ def test_damage_fails_the_query_with_its_place(spark, tmp_path):
 
 
 def test_modules_that_spark_imports_to_find_formats_load_neither_arrow_nor_c(tmp_path):
-    code = "import sys, pyspark_pyengine, pyspark_pyengine_queue; print(sorted(set(sys.modules) & {'pyarrow', 'pandas', 'pyengine._native'}))"
+    code = ("import sys, pyspark_pyengine, pyspark_pyengine_queue; "
+            "print(sorted(set(sys.modules) & {'pyarrow', 'pandas', 'pyengine._native'}))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=60)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
@@ -163,8 +166,10 @@ def test_beside_a_running_engine_a_query_is_a_whole_prefix_of_what_was_put(spark
             with pyengine.open_store(store) as reader:
                 eventually(lambda: reader.max_physical_offset("flushed") > 0, "something is flushed")
             through_queues = {"subscribe": "T", "access": "queue"}
-            for level, options in (("flushed", {}), ("committed", {}), ("committed", through_queues), ("flushed", through_queues)):
-                df = load(spark, store, columns="offset,value,physicalOffset,size", readLevel=level, maxPartitionBytes="512k", **options)
+            for level, options in (("flushed", {}), ("committed", {}), ("committed", through_queues),
+                                   ("flushed", through_queues)):
+                df = load(spark, store, columns="offset,value,physicalOffset,size", readLevel=level, maxPartitionBytes="512k",
+                          **options)
                 found = df.sort("offset").collect()
                 assert [row["offset"] for row in found] == list(range(len(found)))
                 assert all(bytes(row["value"]) == b"%08d" % row["offset"] for row in found)

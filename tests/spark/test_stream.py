@@ -22,7 +22,8 @@ def stream(spark, root: Path, **options: object):
 
 
 def write(df, folder: Path, **trigger):
-    return df.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint")).trigger(**trigger).start(str(folder / "out"))
+    writer = df.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    return writer.trigger(**trigger).start(str(folder / "out"))
 
 
 def all_there_is(df, folder: Path) -> int:
@@ -33,7 +34,8 @@ def all_there_is(df, folder: Path) -> int:
 
 
 def read_back(spark, folder: Path) -> list[tuple]:
-    return sorted(map(tuple, spark.read.parquet(str(folder / "out")).selectExpr(PLAIN.split(", ")).collect()), key=lambda row: row[3])
+    return sorted(map(tuple, spark.read.parquet(str(folder / "out")).selectExpr(PLAIN.split(", ")).collect()),
+                  key=lambda row: row[3])
 
 
 def put(builder: StoreBuilder, count: int) -> None:

@@ -219,7 +219,8 @@ def test_filters_choose_rows(rng):
 
     cases = [
         (RowFilter(choose_topics(["A"])), lambda message: message.topic == "A"),
-        (RowFilter(choose_topics(["A", "主题"], [1, 2])), lambda message: message.topic in ("A", "主题") and message.queue_id in (1, 2)),
+        (RowFilter(choose_topics(["A", "主题"], [1, 2])),
+         lambda message: message.topic in ("A", "主题") and message.queue_id in (1, 2)),
         (RowFilter(choose_topics([])), lambda message: False),
         (RowFilter(choose), lambda message: (message.topic, message.queue_id) == ("A", 0) and 2 <= message.queue_offset < 9
          or (message.topic, message.queue_id) == ("A", 1) and message.queue_offset >= 5),
@@ -335,7 +336,8 @@ def test_wrong_arguments_are_refused(tmp_path):
     for columns in (["topik"], ["property."], ["property.a\x01b"], ["topic", "topic"]):
         with pytest.raises(UsageError):
             LogScanner(columns)
-    for settings in ({"batch_rows": 0}, {"batch_bytes": 0}, {"batch_rows": 1 << 21}, {"batch_bytes": 1 << 30}, {"on_corrupt": "x"}):
+    for settings in ({"batch_rows": 0}, {"batch_bytes": 0}, {"batch_rows": 1 << 21}, {"batch_bytes": 1 << 30},
+                     {"on_corrupt": "x"}):
         with pytest.raises(UsageError):
             LogScanner(**settings)
     for start, end, limit in ((-1, 5, 5), (6, 5, 5), (0, 5, 4), (0, 5, 101)):

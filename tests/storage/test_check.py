@@ -320,7 +320,8 @@ def test_acknowledged_messages_that_are_there_are_counted(stopped, tmp_path):
 
 @pytest.mark.parametrize(("field", "value", "why"), [
     ("topic", "topic-9", "stands there"), ("queue_id", 7, "stands there"), ("queue_offset", 1000, "stands there"),
-    ("physical_offset", 1 << 30, "the log holds"), ("physical_offset", 1, "no whole record"), ("body_sha256", "00", "another one")])
+    ("physical_offset", 1 << 30, "the log holds"), ("physical_offset", 1, "no whole record"),
+    ("body_sha256", "00", "another one")])
 def test_an_acknowledged_message_that_is_not_there_is_an_error(stopped, tmp_path, field, value, why):
     lines = acks(stopped)
     lines[7] = lines[7] | {field: value}
@@ -336,7 +337,8 @@ def test_an_acknowledged_message_without_its_queue_entry_is_an_error(stopped, tm
     assert report.acked_missing == 1
 
 
-@pytest.mark.parametrize("line", ["x", "[]", '{"topic": "T"}', '{"topic": 1, "queue_id": 0, "queue_offset": 0, "physical_offset": 0, "body_sha256": ""}'])
+@pytest.mark.parametrize("line", ["x", "[]", '{"topic": "T"}',
+                                  '{"topic": 1, "queue_id": 0, "queue_offset": 0, "physical_offset": 0, "body_sha256": ""}'])
 def test_a_list_that_cannot_be_read_names_its_line(stopped, tmp_path, line):
     path = write_acks(tmp_path / "acked", acks(stopped)[:1])
     path.write_text(path.read_text() + line + "\n")

@@ -27,7 +27,8 @@ MORE_OR_LESS = {"cleaned", "prefill", "widetopic"}
 
 
 def queue_bytes(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted((root / "consumequeue").rglob("*")) if path.is_file()}
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted((root / "consumequeue").rglob("*"))
+            if path.is_file()}
 
 
 def index_bytes(root: Path) -> list[bytes]:

@@ -220,7 +220,8 @@ def test_the_blank_that_closes_our_last_segment_is_not_cut(build_store):
     store.mark(blank + store.size_bytes - blank % store.size_bytes)
     create_abort_file(store.root)
     report = recovered(store)
-    assert (report.state, report.end_offset) == (RecoveryState.RECOVERED, store.segment(start).name and int(store.segment(start).name))
+    assert (report.state, report.end_offset) == (RecoveryState.RECOVERED,
+                                                 store.segment(start).name and int(store.segment(start).name))
     assert report.exit_code is ExitCode.OK
     assert recovered(store).changed is False
 

@@ -29,7 +29,8 @@ def stopped(build_store):
 
 def bodies(root, geometry):
     """(topic, queue id, body digest) of every message of a store, in log order."""
-    return [(record["topic"], record["queueId"], record["bodySha"]) for record in inspect(root)["records"] if "blank" not in record]
+    return [(record["topic"], record["queueId"], record["bodySha"]) for record in inspect(root)["records"]
+            if "blank" not in record]
 
 
 def put_bodies(records):

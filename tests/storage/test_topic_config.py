@@ -113,7 +113,8 @@ def test_while_a_broker_has_the_store_the_file_is_its_own(tmp_path):
 
 def test_changes_of_several_at_once_are_all_kept(tmp_path):
     configs(tmp_path)
-    threads = [threading.Thread(target=lambda n=number: TopicConfigs(tmp_path).create(TopicConfig(f"t{n}"))) for number in range(8)]
+    threads = [threading.Thread(target=lambda n=number: TopicConfigs(tmp_path).create(TopicConfig(f"t{n}")))
+               for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -21,7 +21,8 @@ from pyengine.storage.check import check
 
 EVERY_HOUR = ";".join(map(str, range(24)))
 EAGER = {"file_reserved_time_hours": 0, "delete_when": EVERY_HOUR, "clean_resource_interval_ms": 20,
-         "delete_commit_log_files_interval_ms": 1, "flush_interval_consume_queue_ms": 50, "delete_consume_queue_files_interval_ms": 1}
+         "delete_commit_log_files_interval_ms": 1, "flush_interval_consume_queue_ms": 50,
+         "delete_consume_queue_files_interval_ms": 1}
 SEGMENT = 1 << 20
 BODY = b"x" * 4000
 

@@ -51,12 +51,14 @@ def test_what_waits_in_a_rocketmq_store_is_delivered_and_rocketmq_reads_it(golde
     waiting = read_queue(store.root, SCHEDULE_TOPIC, 3) + read_queue(store.root, SCHEDULE_TOPIC, 4)
     assert len(waiting) == 21 and "{1:8,2:8,3:8" in (store.root / "config" / "delayOffset.json").read_text()
     engine.start()
-    eventually(lambda: sum(len(read_queue(store.root, "Delay1", queue)) for queue in (0, 1)) >= sum(map(len, before.values())) + 21,
+    eventually(lambda: sum(len(read_queue(store.root, "Delay1", queue)) for queue in (0, 1)) >= sum(map(len, before.values()))
+               + 21,
                "all are delivered", 100)
     assert engine.stop()
     assert noted(store.root) == {"1": 8, "2": 8, "3": 8, "4": 7, "5": 14}
     after = {queue: read_queue(store.root, "Delay1", queue) for queue in (0, 1)}
-    new = sorted((message for queue in (0, 1) for message in after[queue][len(before[queue]):]), key=lambda one: one.physical_offset)
+    new = sorted((message for queue in (0, 1) for message in after[queue][len(before[queue]):]),
+                 key=lambda one: one.physical_offset)
     assert all(after[queue][: len(before[queue])] == before[queue] for queue in (0, 1)), "nothing was delivered twice"
     assert {message.uniq_key for message in new} == {message.uniq_key for message in waiting} and len(new) == 21
     for level in ("4", "5"):

@@ -34,7 +34,8 @@ def check(folder: str, acked: int) -> str | None:
 
 def check_live(folder: str, acked: int) -> str | None:
     """The same after kill -9, where shared memory lives on: `pyengine recover` drains and judges it first."""
-    done = subprocess.run([sys.executable, "-P", "-m", "pyengine", "recover", folder], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-P", "-m", "pyengine", "recover", folder], capture_output=True, text=True,
+                          timeout=120)
     if done.returncode not in (0, 2):
         return f"pyengine recover ended with {done.returncode}: {done.stderr}"
     return check(folder, acked)

@@ -29,7 +29,8 @@ def main(store: Path, acks: Path) -> None:
     number = 0
     for producer in connections(store, []):
         while True:
-            bodies = [make_body(name, number + i, rng.randbytes(rng.randrange(1200))) for i in range(rng.choice((1, 1, 1, 5, 20)))]
+            bodies = [make_body(name, number + i, rng.randbytes(rng.randrange(1200)))
+                      for i in range(rng.choice((1, 1, 1, 5, 20)))]
             number += len(bodies)
             if len(bodies) == 1:
                 result: pyengine.PutResult | pyengine.PutManyResult = producer.put(TOPIC, bodies[0], keys=f"k{number}")

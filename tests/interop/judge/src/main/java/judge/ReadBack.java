@@ -69,7 +69,8 @@ final class ReadBack {
         byte[] body = message.getBody() == null ? new byte[0] : message.getBody();
         Map<String, String> properties = message.getProperties() == null ? Map.of() : message.getProperties();
         return Row.of("topic", message.getTopic()).with("queue", queue).with("queueId", message.getQueueId())
-            .with("queueOffset", message.getQueueOffset()).with("phy", message.getCommitLogOffset()).with("size", message.getStoreSize())
+            .with("queueOffset", message.getQueueOffset()).with("phy", message.getCommitLogOffset())
+            .with("size", message.getStoreSize())
             .with("tags", message.getTags()).with("keys", message.getKeys()).with("uniq", message.getProperty("UNIQ_KEY"))
             .with("props", new TreeMap<>(properties)).with("flag", message.getFlag()).with("sysFlag", message.getSysFlag())
             .with("born", message.getBornTimestamp()).with("storeTs", message.getStoreTimestamp())

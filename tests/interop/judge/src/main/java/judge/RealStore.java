@@ -43,7 +43,8 @@ final class RealStore {
             apply(config, setting.getKey(), String.valueOf(setting.getValue()));
         }
         synchronized (RealStore.class) { // its constructor fills a static TreeMap
-            store = new DefaultMessageStore(config, new BrokerStatsManager("judge", false), (a, b, c, d, e, f, g) -> { }, new BrokerConfig());
+            store = new DefaultMessageStore(config, new BrokerStatsManager("judge", false),
+                (a, b, c, d, e, f, g) -> { }, new BrokerConfig());
         }
         if (clock != null) {
             field(DefaultMessageStore.class, "systemClock").set(store, clock);

@@ -92,7 +92,8 @@ final class Writing {
         Row row = Row.of("status", put.getPutMessageStatus().name());
         AppendMessageResult append = put.getAppendMessageResult();
         if (append != null) {
-            row.with("append", append.getStatus().name()).with("phy", append.getWroteOffset()).with("size", append.getWroteBytes())
+            row.with("append", append.getStatus().name()).with("phy", append.getWroteOffset())
+                .with("size", append.getWroteBytes())
                 .with("queueOffset", append.getLogicsOffset()).with("storeTs", append.getStoreTimestamp())
                 .with("msgId", append.getMsgId()).with("msgNum", append.getMsgNum());
         }
