@@ -1,0 +1,88 @@
+"""A failing disk under recovery: whichever system call fails, it says why in one sentence, and the next one repairs all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyengine.errors import ExitCode
+from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.recovery import recover
+
+SOURCE = Path(__file__).with_name("failing_calls.c")
+CALLS = ("open", "pwrite", "write", "fsync", "ftruncate", "fallocate", "link", "rename", "mkdir", "unlink", "mmap")
+SHORT_FORM = [[call, "ENOSPC" if call in ("fallocate", "link", "mkdir") else "EIO"] for call in CALLS] + [["pwrite", "SHORT"], ["write", "SHORT"]]
+FIRST_CALLS = 3
+LONG_FORM = [[call, name] for call in CALLS for name in ("EIO", "ENOSPC", "EROFS", "EMFILE", "ENOMEM", "EACCES", "EINTR")]
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    library = tmp_path_factory.mktemp("shim") / "failing.so"
+    command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return library
+
+
+@pytest.fixture
+def killed(build_store):
+    """A store that needs everything recovery can do: a hole in the tail, a stray segment, no queues, no index."""
+    store = build_store(40)
+    hole = store.records[-4]
+    store.poke(hole.start, bytes(len(hole.data)))
+    create_abort_file(store.root)
+    return store
+
+
+def fail_each(shim, store, folder, cases, limit) -> list[dict]:
+    sources = Path(__file__).parents[2]
+    command = [sys.executable, "-P", str(SOURCE.with_name("fail_each_call.py")), str(store.root), str(folder), json.dumps(cases), str(limit)]
+    environ = os.environ | {"LD_PRELOAD": str(shim), "PYTHONPATH": str(sources), "NO_COLOR": "1"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=7000)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def undisturbed(store, folder) -> tuple[int, dict]:
+    shutil.copytree(store.root, folder)
+    report = recover(folder, store.geometry)
+    return report.end_offset, dict(report.queue_ends)
+
+
+def assert_all_held(seen, end, queue_ends) -> None:
+    bad = []
+    for row in seen:
+        where = f"{row['call']} number {row['n']}, {row['errno']}"
+        if row["code"] not in (ExitCode.OK, ExitCode.REPAIRED, ExitCode.FAILED, ExitCode.CORRUPTION, ExitCode.USAGE):
+            bad.append(f"{where}: ended with {row['code']}: {row['stderr'][-1500:]}")
+        elif row["code"] not in (ExitCode.OK, ExitCode.REPAIRED) and row["stderr"].count("\n") != 1:
+            bad.append(f"{where}: not one sentence: {row['stderr'][-1500:]}")
+        if row["again"] not in (ExitCode.OK, ExitCode.REPAIRED):
+            bad.append(f"{where}: the next recovery ended with {row['again']}: {row['again_stderr'][-1500:]}")
+            continue
+        document = json.loads(row["document"])
+        ends = {(queue["topic"], queue["queueId"]): queue["end"] for queue in document["queue_ends"]}
+        if (document["end_offset"], ends) != (end, queue_ends):
+            bad.append(f"{where}: the next recovery left the log at {document['end_offset']}, not {end}, queues {ends}")
+    assert not bad, f"{len(bad)} of {len(seen)}:\n" + "\n".join(bad[:20])
+
+
+def test_whatever_call_fails_recovery_says_so_and_the_next_one_repairs_all(shim, killed, tmp_path):
+    """The first of each kind; the long form goes to the last."""
+    seen = fail_each(shim, killed, tmp_path / "scratch", SHORT_FORM, FIRST_CALLS)
+    came = {row["call"] for row in seen if row["came"]}
+    assert came >= {"open", "pwrite", "write", "fsync", "ftruncate", "fallocate", "link", "rename", "unlink", "mmap"}
+    assert_all_held(seen, *undisturbed(killed, tmp_path / "undisturbed"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_every_call_fails_in_turn_with_every_error(shim, killed, tmp_path):
+    seen = fail_each(shim, killed, tmp_path / "scratch", LONG_FORM, 1000)
+    assert_all_held(seen, *undisturbed(killed, tmp_path / "undisturbed"))
