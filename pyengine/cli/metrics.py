@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from pathlib import Path
 
 import click
 
-from pyengine.cli.options import existing_store, set_option, store_argument
+from pyengine.cli.options import existing_store, store_command
+from pyengine.cli.output import write_json
 from pyengine.config import load_config
 from pyengine.errors import EngineError
 
@@ -23,18 +25,18 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> tuple[st
 
 
 @click.command()
-@store_argument
-@set_option
+@store_command
 @click.option("--listen", default=f"127.0.0.1:{PORT}", show_default=True, callback=_address, metavar="HOST:PORT",
               help="Where to answer; port 0 takes a free one and says which.")
 @click.option("--once", is_flag=True, help="Print the figures to stdout and end.")
-def metrics(store: Path, settings: dict[str, str], listen: tuple[str, int], once: bool) -> None:
+def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[str, int], once: bool) -> None:
     """Give an engine's figures to Prometheus: names, types and units by its rules.
 
     Reads shared memory and asks no worker anything. Goes on while the engine is stopped
     or started again: pyengine_up tells. Answers this machine alone unless --listen says
     otherwise; whoever can reach the port can read the names of topics and groups. Ctrl-C
-    or SIGTERM ends it.
+    or SIGTERM ends it. With --json the figures of --once are one document, and the
+    address is one otherwise.
 
     \b
     Examples:
@@ -46,13 +48,23 @@ def metrics(store: Path, settings: dict[str, str], listen: tuple[str, int], once
 
     load_config(existing_store(store), settings)  # a wrong setting is told now, not at the first scrape
     with Exposition(store, settings) as exposition:
-        if once:
+        if not once:
+            _serve(exposition, *listen, as_json=as_json)
+        elif as_json:
+            write_json(_families(exposition.text()))
+        else:
             click.echo(exposition.text(), nl=False)
-            return
-        _serve(exposition, *listen)
 
 
-def _serve(exposition, host: str, port: int) -> None:
+def _families(text: str) -> list[dict]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return [{"name": family.name, "type": family.type, "help": family.documentation,
+             "samples": [{"name": sample.name, "labels": sample.labels, "value": sample.value} for sample in family.samples]}
+            for family in text_string_to_metric_families(text)]
+
+
+def _serve(exposition, host: str, port: int, *, as_json: bool) -> None:
     from pyengine.cli.exposition import serve
 
     stop = threading.Event()
@@ -63,7 +75,12 @@ def _serve(exposition, host: str, port: int) -> None:
         raise EngineError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
     try:
         shown = f"[{host}]" if ":" in host else host
-        click.echo(f"http://{shown}:{server.server_port}/metrics")
+        url = f"http://{shown}:{server.server_port}/metrics"
+        if as_json:
+            write_json({"url": url})
+            sys.stdout.flush()
+        else:
+            click.echo(url)
         stop.wait()
     finally:
         server.shutdown()

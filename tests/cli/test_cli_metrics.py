@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -45,6 +46,14 @@ def owner(make_owner):
 
 def families(text: str) -> dict[str, object]:
     return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def test_the_figures_once_are_one_document_with_json(owner):
+    ran = run("metrics", owner.root, "--once", "--json")
+    assert ran.code == 0, ran
+    found = {family["name"]: family for family in json.loads(ran.stdout)}
+    assert found.keys() == scrape(owner.root).keys()
+    assert found["pyengine_up"]["type"] == "gauge" and found["pyengine_up"]["samples"][0]["value"] in (0, 1)
 
 
 def scrape(root) -> dict[str, object]:
