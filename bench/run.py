@@ -32,6 +32,7 @@ from pyengine.engine import supervisor_pid  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 
 IDLE_SECONDS = 20
+RECOVERY_LOG_BYTES = 1_000_000_000
 RECORD_OVERHEAD_BYTES = 91 + len("bench")
 SETTINGS = {"mapped_file_size_commit_log_bytes": 1 << 28, "max_hash_slot_num": 100_000, "max_index_num": 400_000,
             "flush_disk_type": "ASYNC_FLUSH"}
@@ -152,7 +153,7 @@ def bench_recovery(bench: Bench) -> None:
         for _ in range(bench.rounds):
             engine, path = bench.store()
             with engine:
-                bench.produce(path, "many", 1024, 1, 256)
+                _fill(path, RECOVERY_LOG_BYTES)
                 if ending != "stop":
                     _kill_all(path)
                     if ending == "delete":
@@ -172,6 +173,17 @@ def bench_recovery(bench: Bench) -> None:
             bench.rows.append(Row(f"recovery after {title}", "s", seconds, floor=1, higher_is_better=False, notes=notes))
         else:
             bench.rows.append(Row(f"recovery after {title}", "GB/s", rates, floor=2, aim=8, notes=notes))
+
+
+def _fill(path: Path, log_bytes: int) -> None:
+    """So many bytes of log, 1 KiB messages, as fast as one producer puts them."""
+    with pyengine.connect(path) as producer:
+        bodies, end = [os.urandom(1024)] * 256, 0
+        while end < log_bytes:
+            result = producer.put_many("bench", bodies)
+            if not result.ok:
+                raise SystemExit(f"{result.status.name}: {result.reason}")
+            end = result.end_physical_offset
 
 
 def _kill_all(path: Path) -> None:
