@@ -25,9 +25,11 @@ NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.so", "*.o", "target", "_n
 COMPILER = os.environ.get("CC", "cc")
 LIBRARIES = ("libasan.so", "libubsan.so")
 
-# What runs the C units again, dies of a fault on purpose, or starts a JVM, which lives on faults.
+# What runs programs of its own under sanitizers, dies of a fault on purpose, or starts a JVM, which lives on faults.
 LEFT_OUT = [
     "--deselect=tests/native/test_c_units.py",
+    "--deselect=tests/native/test_c_fuzz.py",
+    "--deselect=tests/native/test_session_guard.py",
     "--deselect=tests/ipc/test_control_block.py::test_a_producer_cannot_write_the_control_block",
     "-m", "not java and not spark and not maven",
 ]

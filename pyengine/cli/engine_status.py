@@ -6,7 +6,6 @@ document has: state, role, mode, read_only, reason, positions, workers, sessions
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import ReadLevel
 from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.disk_use import used_ratio
 from pyengine.storage.watermark import read_watermark
 
 if TYPE_CHECKING:
@@ -135,8 +135,8 @@ def _figures(memory: EngineMemory) -> Statistics | None:
 def _statistics(root: Path, created_ms: int, figures: Statistics) -> dict[str, Any]:
     """The figures as docs/statistics.md names them."""
     return {"boot_timestamp_ms": created_ms, "runtime_s": max(0, now_ms() - created_ms) / 1000, **document_of(figures),
-            "commit_log_disk_ratio": disk_ratio(StorePaths(root).commit_log),
-            "consume_queue_disk_ratio": disk_ratio(StorePaths(root).consume_queue)}
+            "commit_log_disk_ratio": used_ratio(StorePaths(root).commit_log),
+            "consume_queue_disk_ratio": used_ratio(StorePaths(root).consume_queue)}
 
 
 def _schedule(root: Path, memory: EngineMemory) -> dict[str, dict[str, int]]:
@@ -146,16 +146,6 @@ def _schedule(root: Path, memory: EngineMemory) -> dict[str, dict[str, int]]:
     except EngineUnavailableError:
         return {}
     return {str(level): {"offset": one.offset, "max": one.end, "pending": one.pending} for level, one in levels.items()}
-
-
-def disk_ratio(folder: Path) -> float | None:
-    """How full the disk that holds `folder` is, 0 to 1, as `df` counts; None while there is no such folder."""
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None
-    used = found.f_blocks - found.f_bfree
-    return used / (used + found.f_bavail) if used + found.f_bavail else None
 
 
 def _disk(memory: EngineMemory) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import (
 )
 
 import pyengine
-from pyengine.cli.engine_status import disk_ratio, live_status
+from pyengine.cli.engine_status import live_status
 from pyengine.errors import EngineError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.live_reader import LiveStoreReader
@@ -33,6 +33,7 @@ from pyengine.native import store_stats
 from pyengine.native.store_stats import Latency
 from pyengine.results import PutStatus
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.disk_use import used_ratio
 
 STATES = ("stopped", "recovering", "running", "read_only", "degraded")
 # Powers of two of 1.024 us up to 17 s: each is the bound of a bucket in shared memory, so nothing is estimated.
@@ -128,7 +129,7 @@ def _disk(root: Path) -> Iterator[Metric]:
                                labels=("folder",))
     paths = StorePaths(root)
     for folder in (paths.commit_log, paths.consume_queue):
-        ratio = disk_ratio(folder)
+        ratio = used_ratio(folder)
         if ratio is not None:
             metric.add_metric((folder.name,), ratio)
     yield metric

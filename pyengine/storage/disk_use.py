@@ -32,6 +32,16 @@ def used_percent(total_blocks: int, free_blocks: int, usable_blocks: int) -> int
     return -(-used * 100 // entire)
 
 
+def used_ratio(folder: str | os.PathLike[str]) -> float | None:
+    """How full the file system of `folder` is, 0 to 1, as `df` counts; None while there is no such folder."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    used = found.f_blocks - found.f_bfree
+    return used / (used + found.f_bavail) if used + found.f_bavail else None
+
+
 def measure(folder: str | os.PathLike[str]) -> DiskUse:
     """Ask the file system of `folder`; a missing folder is asked for at its nearest parent. Writes nothing, never raises."""
     path = os.path.abspath(os.fspath(folder))
