@@ -4,7 +4,6 @@
 
 #include "topic.h"
 
-#define RECORD_ALLOWANCE_BYTES 65536 /* record over body: RocketMQ's 64 KiB */
 #define BATCH_MEMBER_BYTES 22 /* total, magic, crc, flag, body length (i32), properties length (i16) */
 
 int ms_entry_dissect(const uint8_t *copy, uint64_t bytes, struct ms_taken *taken)
@@ -59,7 +58,7 @@ uint32_t ms_entry_check(const struct ms_taken *taken, uint32_t *detail)
 
 static uint32_t check_size(struct ms_measure *measure, int64_t body_bytes, int64_t record_bytes)
 {
-    if (body_bytes > measure->max_message_bytes || record_bytes > measure->max_message_bytes + RECORD_ALLOWANCE_BYTES) {
+    if (body_bytes > measure->max_message_bytes || record_bytes > measure->max_message_bytes + MS_RECORD_ALLOWANCE_BYTES) {
         measure->detail = MS_REFUSED_BODY_LENGTH;
         return MESSAGE_ILLEGAL;
     }

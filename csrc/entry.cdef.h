@@ -5,6 +5,7 @@
  * nothing, all of it is private memory. Nothing here looks at the store or changes it.
  */
 #define MS_SIDE_BYTES_MAX 268435456 /* the largest entry, and the largest sum of its records */
+#define MS_RECORD_ALLOWANCE_BYTES 65536 /* a record may be so much longer than the longest body: RocketMQ's 64 KiB */
 
 /* What was wrong with an entry; stands in ms_completion.detail and session.closed. */
 #define MS_REFUSED_NO 0

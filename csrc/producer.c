@@ -62,12 +62,14 @@ static int closed(const struct ms_producer *producer)
 }
 
 /* DefaultMessageStore.isOSPageCacheBusy: whether the writer's pass lasts too long. Ten thousand
- * seconds and more are a clock that was set, not a pass. */
+ * seconds and more are a clock that was set, not a pass; nor is it one when the engine was killed
+ * in it and another one took over: that session is closed. */
 static int page_cache_busy(const struct ms_producer *producer, int64_t now_ms)
 {
     int64_t started_ms = ms_load_relaxed(&producer->control->writer.pass_started_ms);
     int64_t limit_ms = producer->control->identity.os_page_cache_busy_timeout_ms;
-    return started_ms != 0 && limit_ms > 0 && now_ms - started_ms > limit_ms && now_ms - started_ms < BUSY_MS_MAX;
+    return started_ms != 0 && limit_ms > 0 && now_ms - started_ms > limit_ms && now_ms - started_ms < BUSY_MS_MAX &&
+           !closed(producer);
 }
 
 /* Room for `need` bytes at the tail, and an answer slot that nobody still reads. */
@@ -227,11 +229,11 @@ static int wait_for_put(struct ms_producer *producer, int64_t deadline_ns, int h
 {
     producer->stage = MS_STAGE_SUBMITTED;
     int why = ms_producer_wait_acked(producer, producer->sequence, deadline_ns, &producer->answer);
+    if (how & MS_PUT_SOLE) /* also when it did not come: nobody will read it any more */
+        ms_store_release(&producer->oldest_unread, producer->sequence + 1);
     if (why != 0)
         return why;
     producer->stage = MS_STAGE_ANSWERED;
-    if (how & MS_PUT_SOLE)
-        ms_store_release(&producer->oldest_unread, producer->sequence + 1);
     if (!(how & MS_PUT_DURABLE) || producer->answer.status != 0)
         return 0;
     return ms_producer_wait_flushed(producer, producer->answer.end_offset, ms_monotonic_ns() + producer->flush_timeout_ns);

@@ -123,14 +123,15 @@ class Producer:
         identity = session.identity
         self._session = session
         self._root = session.root
-        self._native = native.ProducerSession(session.control, session.bells, session.session, session.writer_latch.semaphore,
-                                              session.slot, session.generation)
+        end = native.ProducerSession(session.control, session.bells, session.session, session.writer_latch.semaphore,
+                                     session.slot, session.generation)
         self._sync = identity.mode == control_native.MODE_SYNC
         self._max_message_bytes = identity.max_message_bytes
         self._timeout_s = identity.put_timeout_ms / 1000
         self._flush_timeout_s = identity.sync_flush_timeout_ms / 1000
-        self._native.set_constants(self._born_host, self._store_host, self._host_flags)
-        self._native.set_timeouts(self._timeout_s, self._flush_timeout_s)
+        end.set_constants(self._born_host, self._store_host, self._host_flags)
+        end.set_timeouts(self._timeout_s, self._flush_timeout_s)
+        self._native = end  # whole: prefixes are made without the lock
         self._pending = PendingPuts(self._native, self._finish)
         self._waiting = self._pending.waiting
         # put() takes these without looking them up in the session.
@@ -212,10 +213,10 @@ class Producer:
         if keys is None and properties is None and unique_key is None and not delay_level and timeout_s is None:
             # The common case, without a call that could be spared: what was put before, fits and has nobody before it.
             prefix = self._prefixes.get((topic, queue_id, tags, flag))
-            if (prefix is not None and type(body) is bytes and len(body) <= self._fast_bytes_max and not self._waiting
+            if (prefix is not None and type(body) is bytes and len(body) <= self._fast_bytes_max
                     and self._lock.acquire(False)):
                 try:
-                    if self._session is not None and not self._closed:
+                    if not self._waiting and self._session is not None and not self._closed:
                         code = self._fast_put(prefix, body, len(body), self._how_durable if wait else native.SOLE)
                         answer = self._fast_answer()
                         if not (code or answer[5]):

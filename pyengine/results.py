@@ -124,7 +124,13 @@ class PutResult(tuple):
                 self.store_timestamp_ms, self.topic, self.queue_id, self.count, self.reason, self.indeterminate)
 
     def __eq__(self, other: object) -> bool:
-        return self._values() == other._values() if isinstance(other, PutResult) else NotImplemented
+        if isinstance(other, PutResult):
+            return self._values() == other._values()
+        return False if isinstance(other, tuple) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:  # the tuple's own would compare all of the answer
+        equal = self.__eq__(other)
+        return equal if equal is NotImplemented else not equal
 
     def __hash__(self) -> int:
         return hash(self._values())

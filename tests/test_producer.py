@@ -13,11 +13,15 @@ from pyengine.formats.batch import BatchMember
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.message import Message, decode_record
 from pyengine.ipc.control_block import now_ms
+from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
+from pyengine.native.producer import ProducerSession
 from pyengine.outgoing import BatchMessage
+from pyengine.producer import Producer
 from pyengine.results import PutStatus
 from waiting import eventually
 
+ROOMY = {"session_ring_bytes_default": 1 << 20}  # puts that were made before go the short way
 MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
 
 
@@ -191,8 +195,9 @@ def test_a_dead_writer_is_waited_for_and_loses_nothing(parts):
     assert before.ok
 
 
-def test_a_put_that_no_writer_answers_is_indeterminate(make_parts):
-    parts = make_parts()
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_a_put_that_no_writer_answers_is_indeterminate(make_parts, ring):
+    parts = make_parts(**ring)
     with parts.producer() as producer:
         assert producer.put("T", b"1").ok
         parts.kill(native.WRITER)
@@ -202,8 +207,9 @@ def test_a_put_that_no_writer_answers_is_indeterminate(make_parts):
         assert producer.put("T", b"3").queue_offset == 2
 
 
-def test_while_a_pass_lasts_too_long_puts_are_refused_as_busy(make_parts):
-    parts = make_parts()
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_while_a_pass_lasts_too_long_puts_are_refused_as_busy(make_parts, ring):
+    parts = make_parts(**ring)
     with parts.producer() as producer:
         assert producer.put("T", b"0").ok
         parts.kill(native.WRITER)
@@ -216,6 +222,81 @@ def test_while_a_pass_lasts_too_long_puts_are_refused_as_busy(make_parts):
         parts.start(native.WRITER)
         eventually(lambda: native.load(parts.control.writer, "pass_started_ms") == 0, "the next writer ended the pass")
         assert producer.put("T", b"1").queue_offset == 1, "nothing of what was refused had been submitted"
+
+
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_an_engine_that_was_killed_in_a_pass_and_replaced_is_not_busy(make_parts, ring):
+    parts = [make_parts(**ring)]
+    with Producer(lambda: open_session(parts[-1].owner.root)) as producer:
+        assert producer.put("T", b"0").ok
+        parts[0].kill(native.WRITER)
+        native.store(parts[0].control.writer, "pass_started_ms", now_ms() - 2000)
+        native.store(parts[0].control.state, "retired", 1)
+        parts.append(make_parts(**ring))
+        assert producer.put("T", b"1").ok
+        assert [message.body for message in messages(parts[1])] == [b"1"]
+
+
+def test_a_put_that_comes_while_a_new_session_is_being_opened_has_its_hosts(make_parts, monkeypatch):
+    parts = make_parts(**ROOMY)
+    producer = parts.producer(store_host="10.1.2.3:10911", born_host="10.1.2.4:1234")
+    fill = ProducerSession.set_constants
+
+    def late(session, *constants):
+        # Another thread's put: refused, for the lock is held, but what it prepares is kept.
+        assert producer.put("T", b"x", tags="new", timeout_s=0).status is PutStatus.SERVICE_NOT_AVAILABLE
+        fill(session, *constants)
+
+    with producer:
+        assert producer.put("T", b"0").ok
+        monkeypatch.setattr(ProducerSession, "set_constants", late)
+        with producer._lock:
+            producer._renew()
+        assert producer.put("T", b"1", tags="new").ok
+        all_committed(parts)
+        assert [(m.born_host, m.store_host) for m in messages(parts)] == [("10.1.2.4:1234", "10.1.2.3:10911")] * 2
+
+
+def test_a_put_that_another_thread_was_quicker_than_queues_behind_it(make_parts):
+    parts = make_parts(**ROOMY)
+    go_on = threading.Event()
+    futures = []
+
+    class Lock:
+        """Lets an asynchronous put come between a put's look at the waiting ones and its turn."""
+
+        def __init__(self, lock):
+            self.lock, self.first = lock, True
+
+        def acquire(self, *arguments, **named):
+            if self.first:
+                self.first = False
+                futures.append(producer.put_async("T", b"async"))
+            return self.lock.acquire(*arguments, **named)
+
+        def release(self):
+            self.lock.release()
+
+        def __enter__(self):
+            self.lock.acquire()
+
+        def __exit__(self, *exception):
+            self.lock.release()
+
+    with parts.producer() as producer:
+        assert producer.put("T", b"0").ok
+        finish = producer._pending._finish
+        producer._pending._finish = lambda *answer: go_on.wait(60) and finish(*answer)
+        producer._lock = Lock(producer._lock)
+        result = []
+        thread = threading.Thread(target=lambda: result.append(producer.put("T", b"sync")))
+        thread.start()
+        try:
+            eventually(lambda: len(producer._waiting) == 2, "both wait for their answers, whose places nobody may take")
+        finally:
+            go_on.set()
+            thread.join()
+        assert (futures[0].result(10).queue_offset, result[0].queue_offset) == (1, 2)
 
 
 def test_a_clock_that_was_set_is_no_long_pass(make_parts):
@@ -245,15 +326,17 @@ def test_a_frozen_store_refuses_puts_and_names_the_cause(make_parts):
     assert "read-only" in result.reason
 
 
-def test_a_closed_producer_says_so(make_parts):
-    producer = make_parts().producer()
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_a_closed_producer_says_so(make_parts, ring):
+    producer = make_parts(**ring).producer()
     producer.close()
     result = producer.put("T", b"x")
     assert result.status is PutStatus.SERVICE_NOT_AVAILABLE and "closed" in result.reason
 
 
-def test_a_forked_child_does_not_put_into_its_parents_ring(make_parts):
-    parts = make_parts()
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_a_forked_child_does_not_put_into_its_parents_ring(make_parts, ring):
+    parts = make_parts(**ring)
     with parts.producer() as producer:
         assert producer.put("T", b"before").ok
         reading, writing = os.pipe()
@@ -285,8 +368,9 @@ def test_a_callback_may_put_again_also_while_the_producer_closes(make_parts):
     assert results[1].ok or "closed" in results[1].reason
 
 
-def test_sync_and_async_puts_mixed_keep_their_own_answers(make_parts):
-    with make_parts().producer() as producer:
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_sync_and_async_puts_mixed_keep_their_own_answers(make_parts, ring):
+    with make_parts(**ring).producer() as producer:
         for _ in range(40):
             futures = [producer.put_async("A", b"a") for _ in range(150)]
             assert producer.put("S", b"s", queue_id=1).ok

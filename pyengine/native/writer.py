@@ -17,7 +17,8 @@ RUN_FROZEN: int = lib.MS_RUN_FROZEN
 
 AHEAD_MAX: int = lib.MS_AHEAD_MAX
 SCRATCH_BYTES_MIN = 2 * 1024 * 1024
-STAGE_BYTES = 8 * 1024 * 1024
+STAGE_BYTES = 8 * 1024 * 1024  # at least, and the largest record fits: none is written in pieces
+RECORD_ALLOWANCE_BYTES: int = lib.MS_RECORD_ALLOWANCE_BYTES
 
 # What each refusal says to the user (MS_REFUSED_*): the sentence tells what to change.
 REFUSALS: dict[int, str] = {
@@ -99,9 +100,10 @@ class Writer:
         self._grow_scratch(SCRATCH_BYTES_MIN)
         self._stage = None
         if writer.mode == lib.MS_MODE_SYNC:
-            self._stage = ffi.new("uint8_t[]", STAGE_BYTES)
+            record_bytes_max = min(writer.max_message_bytes + RECORD_ALLOWANCE_BYTES, writer.segment_bytes)
+            writer.stage_bytes_max = max(STAGE_BYTES, record_bytes_max)
+            self._stage = ffi.new("uint8_t[]", writer.stage_bytes_max)
             writer.stage = self._stage
-            writer.stage_bytes_max = STAGE_BYTES
             self._zeros = ffi.new("uint8_t[]", max(1, zero_ahead_bytes))
             writer.zeros = self._zeros
             writer.zero_ahead_bytes = zero_ahead_bytes

@@ -7,15 +7,26 @@ import random
 import struct
 
 import pytest
-from fix_writer_rig import HOST, WriterRig, answer_of, submit
+from fix_writer_rig import HOST, WriterRig, answer_of, header, submit
 
 from pyengine._native import ffi, lib
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.message import decode_record, encode_record
 from pyengine.native import control as control_native
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.producer import BATCH, MANY, PUT, pack_many
-from pyengine.native.writer import RUN_FROZEN
+from pyengine.native.producer import (
+    BATCH,
+    COMPLETIONS,
+    MANY,
+    NOT_SUBMITTED,
+    PUT,
+    SIDE,
+    SOLE,
+    SUBMITTED,
+    entry_bytes,
+    pack_many,
+)
+from pyengine.native.writer import RUN_FROZEN, RUN_SIDE, RUN_TIME, STAGE_BYTES
 from pyengine.results import PutStatus
 
 SEQUENCE, PHYSICAL, END, QUEUE_OFFSET, STORE_TIME, STATUS, DETAIL, COUNT, SIZE = range(9)
@@ -292,3 +303,44 @@ def test_encoding_equals_the_formats(rig):
     assert rig.log[:rig.wrote()] == want
     assert len(HOST) == 8 and ffi.sizeof("struct ms_entry") == 128
     assert lib.MS_COMPLETIONS == 4096
+
+
+def test_a_record_longer_than_what_is_gathered_by_default_is_synced_whole(rig, tmp_path):
+    rig = rig(mode=control_native.MODE_SYNC, segment_bytes=2 * STAGE_BYTES, segments=1, max_message_bytes=2 * STAGE_BYTES)
+    rig.folder = tmp_path
+    producer = rig.open_session()
+    writer = rig.start_writer()
+    body = random.Random(1).randbytes(STAGE_BYTES + 1_000_000)
+    large = header(PUT, payload_bytes=len(body), topic=b"T", properties=b"")
+    large.sequence = 2
+    image = entry_bytes(large, b"T", b"", body, b"")
+    submit(producer, PUT, b"T", b"", b"small")
+    side = header(SIDE, payload_bytes=len(image), topic=b"", properties=b"")
+    assert producer.submit_side(side, monotonic_ns() + 5_000_000_000) == 0
+    sides = 0
+    while (why := writer.run(monotonic_ns() + 1_000_000)) != RUN_TIME:
+        assert why == RUN_SIDE
+        sides += 1
+        writer.load_side(image)
+    answer = answer_of(producer, 2)
+    assert (answer[STATUS], sides) == (PutStatus.PUT_OK, 1)
+    log = (tmp_path / f"{0:020d}").read_bytes()
+    assert decode_record(log, 0).body == b"small"
+    assert decode_record(log, answer[PHYSICAL]).body == body
+
+
+def test_puts_that_nobody_answered_in_time_do_not_use_up_the_answers(rig, monkeypatch):
+    monkeypatch.setattr("fix_writer_rig.RING_BYTES", 1 << 20)
+    rig = rig(segment_bytes=1 << 20)
+    producer = rig.open_session()
+    rig.start_writer()
+    producer.set_timeouts(1e-6, 1e-6)
+    prefix = producer.prefix(b"T", b"", 0, 0)
+    for n in range(3 * COMPLETIONS):
+        producer.put(prefix, b"x", 1, SOLE)
+        if n % 1000 == 0 or producer.stage == NOT_SUBMITTED:
+            rig.drain()
+    rig.drain()
+    producer.set_timeouts(0.05, 1)
+    producer.put(prefix, b"last", 4, SOLE)
+    assert producer.stage == SUBMITTED, "there is room for its answer"
