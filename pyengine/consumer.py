@@ -465,8 +465,10 @@ class Consumer:
         return not held.is_outstanding or (not self._auto_commit and waited_s >= self._session_timeout_s)
 
     def _take(self, queue_ids: Iterable[int]) -> None:
-        for queue_id, (claim, stored) in self._session.take(queue_ids).items():
-            position = self._reader.queue_range(self.topic, queue_id)[0] if stored is None else stored
+        wanted = list(queue_ids)
+        firsts = {queue_id: self._reader.queue_range(self.topic, queue_id)[0] for queue_id in wanted}  # may fail: claim after
+        for queue_id, (claim, stored) in self._session.take(wanted).items():
+            position = firsts[queue_id] if stored is None else stored
             with self._state:
                 self._held[queue_id] = HeldQueue(queue_id, claim, position, -1 if stored is None else stored)
 

@@ -191,9 +191,12 @@ class GroupMembers:
         self._unlock(_queue_byte(claim.queue_id, claim.fence))
 
     def close(self) -> None:
-        """Leave: every lock of this process on the group is dropped."""
+        """Leave: every lock of this process on the group is dropped, also where a forked child has the file open."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            try:
+                self._lock_call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0, 0)
+            finally:
+                os.close(self._descriptor)
             self._descriptor = -1
             self._slot = -1
 

@@ -83,8 +83,9 @@ class GroupSession:
         """Start anew if somebody removed the members' file: all claims are void then."""
         if self._members.is_current:
             return False
+        fresh = GroupMembers(self._root, self._topic, self._group)
         self._members.close()
-        self._members = GroupMembers(self._root, self._topic, self._group)
+        self._members = fresh
         self._slot = self._members.join(shares=self._only is None)
         return True
 
@@ -109,13 +110,23 @@ class GroupSession:
             return {}
         claims: dict[int, Claim] = {}
 
+        def let_go() -> None:
+            for claim in claims.values():
+                self._members.drop(claim)
+            claims.clear()
+
         def change(table: Table) -> None:
+            let_go()  # of a try in which this process was passed over
             for queue_id in free:
                 claim = self._members.seize(queue_id) if queue_id in overdue else self._members.claim(queue_id)
                 if claim is not None:
                     claims[queue_id] = claim
 
-        row = self._offsets.update(change).offsets.get(self._key, {})
+        try:
+            row = self._offsets.update(change).offsets.get(self._key, {})
+        except BaseException:  # a claim that nobody knows of would keep its queue from everybody
+            let_go()
+            raise
         for queue_id in claims:
             self._stillness.forget(("queue", queue_id))
         return {queue_id: (claim, row.get(queue_id)) for queue_id, claim in claims.items()}

@@ -130,6 +130,8 @@ class ConsumerOffsets:
             text = encode_config({"offsetTable": {key: dict(sorted(found.offsets[key].items()))
                                                   for key in sorted(found.offsets)}})
             writer.replace(seal(text).encode("utf-8"), keep_as="damaged" if found.is_damaged else "bak")
+        else:
+            writer.check()  # what was read may be old by now
         return found
 
 

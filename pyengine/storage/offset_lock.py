@@ -68,18 +68,21 @@ class OffsetLock:
     def held(self) -> Iterator[Writer]:
         """Be the one writer inside the block. Waits as long as others go on writing."""
         make_folders(self._folder)
-        descriptor = self._open()
-        try:
-            generation = self._acquire(descriptor)
-            while not _is_at(descriptor, self._path):  # somebody removed it: others lock another file
-                os.close(descriptor)
-                descriptor = self._open()
+        while True:
+            descriptor = self._open()
+            try:
                 generation = self._acquire(descriptor)
-            writer = Writer(self._target, descriptor, generation)
-            writer.remove_unfinished()
-            yield writer
-        finally:
-            os.close(descriptor)
+                if not _is_at(descriptor, self._path):  # somebody removed it: others lock another file
+                    continue
+                try:
+                    writer = Writer(self._target, descriptor, generation)
+                    writer.remove_unfinished()
+                    yield writer
+                    return
+                finally:
+                    _unlock(descriptor, generation)  # a child forked meanwhile has the descriptor too
+            finally:
+                os.close(descriptor)
 
     def _open(self) -> int:
         try:

@@ -59,6 +59,20 @@ def test_a_killed_member_is_gone_and_its_queues_are_free(tmp_path, member):
     assert other.holds(other.claim(3))
 
 
+def test_a_member_leaves_at_once_even_if_it_has_forked(member):
+    leaving, staying = member(), member()
+    leaving.claim(3)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        leaving.close()
+        assert staying.sharing() == [1] and not staying.is_claimed(3)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_one_queue_has_one_holder(member):
     members = [member() for _ in range(4)]
     claims = [one.claim(7) for one in members]

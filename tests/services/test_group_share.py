@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
+from pyengine.errors import DiskError
+from pyengine.services import group_session
 from pyengine.services.allocate_message_queue import allocate_averagely
 from pyengine.services.group_session import GroupSession, HistoryChangedError
 from pyengine.services.stillness import Stillness
 from pyengine.ipc.engine_id import raise_epoch
+from pyengine.storage.consumer_offset import ConsumerOffsets
 
 
 class Clock:
@@ -139,3 +144,58 @@ def test_a_group_whose_file_was_removed_begins_anew(session, tmp_path):
     (tmp_path / "config" / "consumers" / "orders@billing").unlink()
     assert mine.rejoin_if_removed() and not mine.rejoin_if_removed()
     assert not mine.holds(claim) and list(mine.take([0])) == [0]
+
+
+def test_who_was_passed_over_while_it_took_a_queue_reads_the_offsets_again(session, monkeypatch):
+    """Stopped between reading the offsets and claiming; meanwhile another member consumes and commits."""
+    slow = session()
+    slow.begin(lambda: {0: 100})
+    real_claim = slow._members.claim
+
+    def late_claim(queue_id):
+        monkeypatch.setattr(slow._members, "claim", real_claim)
+        lock = _root_of(slow) / "config" / "consumers" / "lock"
+        generation, ticket = struct.unpack("<QQ", lock.read_bytes())
+        lock.write_bytes(struct.pack("<QQ", generation + 1, ticket))  # what passing over writes down
+        ConsumerOffsets(_root_of(slow)).commit("orders", "billing", {0: 200})
+        return real_claim(queue_id)
+
+    monkeypatch.setattr(slow._members, "claim", late_claim)
+    claim, offset = slow.take([0])[0]
+    assert offset == 200 and slow.holds(claim)
+
+
+def test_a_claim_that_ends_in_an_error_keeps_its_queue_from_nobody(session, monkeypatch):
+    failing, other = session(), session()
+    failing.begin(lambda: {0: 0, 1: 0})
+    real_claim = failing._members.claim
+
+    def fails_at_the_second(queue_id):
+        if queue_id == 1:
+            raise DiskError("no locks left", path="x")
+        return real_claim(queue_id)
+
+    monkeypatch.setattr(failing._members, "claim", fails_at_the_second)
+    with pytest.raises(DiskError):
+        failing.take([0, 1])
+    assert sorted(other.take([0, 1])) == [0, 1]
+
+
+def test_a_member_whose_file_was_removed_joins_again_when_that_succeeds_at_last(session, monkeypatch):
+    mine = session()
+    (_root_of(mine) / "config" / "consumers" / "orders@billing").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(group_session, "GroupMembers", _cannot_open)
+        with pytest.raises(DiskError):
+            mine.rejoin_if_removed()
+    mine._beaten_s = float("-inf")
+    mine.beat()
+    assert mine.rejoin_if_removed() and mine.share([0]) == [0]
+
+
+def _cannot_open(*_):
+    raise DiskError("cannot open", path="x")
+
+
+def _root_of(session: GroupSession):
+    return session._root

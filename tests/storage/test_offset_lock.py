@@ -115,3 +115,18 @@ def test_whoever_waits_is_heard_of_meanwhile(tmp_path):
     with lock_of(tmp_path).held():
         with lock_of(tmp_path, patience_s=0.05, while_waiting=lambda: heard.append(1)).held():
             assert heard
+
+
+def test_a_child_forked_by_the_writer_does_not_keep_the_lock(tmp_path):
+    with lock_of(tmp_path).held():
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        waits = []
+        with lock_of(tmp_path, while_waiting=lambda: waits.append(1)).held() as writer:
+            writer.replace(b"next", keep_as="bak")
+        assert waits == []
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
