@@ -85,9 +85,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if start is None:
             return target
-        if stream.is_behind(start, target) and self._is_patient():
+        if not stream.is_behind(start, target):
+            self._waiting_since_s = None
+        elif self._is_patient():
             return start
-        self._waiting_since_s = None
         everything = limit is None or isinstance(limit, ReadAllAvailable)
         most_messages = None if everything else getattr(limit, "max_rows", None)
         most_bytes = None if everything else self.options.max_bytes_per_trigger

@@ -220,6 +220,22 @@ def test_an_engine_that_starts_again_is_no_news_for_a_while(builder, given, monk
     reader.stop()
 
 
+def test_a_queue_that_is_gone_for_good_is_waited_for_once(builder, monkeypatch):
+    from pyspark.sql.types import StructType
+
+    from pyengine.spark import stream as module
+
+    now_s = [1000.0]
+    monkeypatch.setattr(module, "monotonic", lambda: now_s[0])
+    reader = module.LogStreamReader(StructType(), {"path": str(builder.root), "subscribe": "A", "failOnDataLoss": "false"})
+    start = {"A": {"0": 0, "1": 30, "9": 5}}
+    assert reader.latestOffset(start, None) == start
+    now_s[0] += module.PATIENCE_S
+    for _ in range(2):
+        assert reader.latestOffset(start, None) == {"A": {"0": 30, "1": 30, "9": 5}}
+    reader.stop()
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
