@@ -51,7 +51,7 @@ class LogFolders:
 
 
 _told: dict[str, LogFolders] = {}
-_read: dict[str, tuple[int, LogFolders]] = {}
+_read: dict[str, tuple[tuple[int, int, int], LogFolders]] = {}
 
 
 def split_folders(root: str | os.PathLike[str], text: str) -> tuple[Path, ...]:
@@ -77,12 +77,13 @@ def log_folders(root: str | os.PathLike[str]) -> LogFolders:
         return _told[key]
     path = os.path.join(root, "config", "engine.toml")
     try:
-        changed_ns = os.stat(path).st_mtime_ns
+        now = os.stat(path)
     except OSError:
         return made_of(root, "", "")
+    version = now.st_mtime_ns, now.st_ino, now.st_size  # times are only as fine as the kernel's tick
     known = _read.get(key)
-    if known is None or known[0] != changed_ns:
-        known = _read[key] = changed_ns, made_of(root, *_settings(path))
+    if known is None or known[0] != version:
+        known = _read[key] = version, made_of(root, *_settings(path))
     return known[1]
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pyengine.errors import StoreRefusedError
+from pyengine.errors import CorruptionError, StoreRefusedError
 from pyengine.formats.log_folders import log_folders
+from pyengine.formats.paths import segment_name
 from pyengine.storage.disk_use import DiskUse, measure
 from pyengine.storage.segment_files import MappingCache, SegmentFile, SegmentFolder, list_segments
 
@@ -30,6 +31,25 @@ def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[SegmentFile]
             if before.start_offset == after.start_offset:
                 raise StoreRefusedError(f"{before.path} and {after.path} are the same segment: move one of them away")
     return found
+
+
+def require_all_folders(root: str | os.PathLike[str], segments: Sequence[SegmentFile], size_bytes: int) -> None:
+    """CorruptionError when one of several folders, or what lay in it, is not there now: a disk that is not mounted.
+
+    Nothing would be wrong with the store then but for that, so nothing of it may be changed.
+    """
+    folders = log_folders(root)
+    if len(folders.all) == 1:
+        return
+    missing = [str(folder) for folder in folders.all if not folder.is_dir()]
+    gone = [str(folder) for folder in folders.read_only if not folder.is_dir()]
+    if gone:
+        raise CorruptionError(f"the log's folder {gone[0]} is missing: mount its disk, or leave it out of "
+                              "read_only_commit_log_store_paths if its messages are to be given up")
+    for before, after in zip(segments, segments[1:]):
+        if after.start_offset != before.start_offset + size_bytes:
+            where = f" and so is the folder {missing[0]}: mount its disk" if missing else ": no folder of the log has it"
+            raise CorruptionError(f"the log's segment {segment_name(before.start_offset + size_bytes)} is missing{where}")
 
 
 def log_exists(root: str | os.PathLike[str]) -> bool:

@@ -45,7 +45,7 @@ from pyengine.storage.index_recovery import (
     read_index_header,
     synced_index_time_ms,
 )
-from pyengine.storage.log_files import list_log, log_exists, new_segment_folder, shown
+from pyengine.storage.log_files import list_log, log_exists, new_segment_folder, require_all_folders, shown
 from pyengine.storage.log_recovery import LogPlan, plan_log
 from pyengine.storage.log_scan import LogView, first_segment_to_scan, scan_before
 from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
@@ -150,9 +150,13 @@ class _Recovery:
         if not _looks_like_a_store(self._paths):
             raise NotAStoreError(f"{self._root} holds no store: there is no commitlog in it")
         reading = read_watermark(self._root)
+        size_bytes = self._geometry.mapped_file_size_commit_log_bytes
+        segments = list_log(self._root, size_bytes)
+        if not accept_loss:
+            require_all_folders(self._root, segments, size_bytes)
         log = LogView(
-            list_log(self._root, self._geometry.mapped_file_size_commit_log_bytes),
-            self._geometry.mapped_file_size_commit_log_bytes,
+            segments,
+            size_bytes,
             None if reading.watermark is None else reading.watermark.flushed,
         )
         rebuilt = read_rebuild_marker(self._root)

@@ -9,7 +9,7 @@ import pytest
 
 from fix_golden import compare_inspect
 from pyengine.config import keep_sizes, load_config
-from pyengine.errors import StoreRefusedError
+from pyengine.errors import CorruptionError, StoreRefusedError
 from pyengine.formats.log_folders import LogFolders, log_folders, tell_log_folders, without_log_folders
 from pyengine.formats.paths import StorePaths
 from pyengine.storage import log_files
@@ -136,3 +136,26 @@ def test_a_new_log_s_sizes_and_paths_are_kept_for_the_next_command(tmp_path):
     (root / "y").mkdir()
     (root / "y" / ("0" * 20)).touch()
     assert StorePaths(root).commit_log_segment(0) == root / "y" / ("0" * 20)
+
+
+def test_a_folder_on_a_disk_that_is_not_mounted_stops_recovery(golden, tmp_path):
+    store = golden("roll")
+    spread(store, tmp_path, kept=True)
+    geometry = discover(store.root, store.sizes)
+    for name, sentence in (("archive", "the log's folder .*archive is missing"),
+                           ("elsewhere", "segment 00000000000000049152 is missing and so is the folder .*log-b")):
+        (tmp_path / name).rename(tmp_path / "not-mounted")
+        with pytest.raises(CorruptionError, match=sentence):
+            recover(store.root, geometry)
+        (tmp_path / "not-mounted").rename(tmp_path / name)
+        assert check(store.root, geometry).findings == []
+    (tmp_path / "elsewhere" / "log-b" / "00000000000000049152").unlink()
+    with pytest.raises(CorruptionError, match="no folder of the log has it"):
+        recover(store.root, geometry)
+    recover(store.root, geometry, accept_loss=True)
+
+
+def test_folders_that_are_new_to_a_store_need_not_be_there(golden):
+    store = golden("roll")
+    tell_log_folders(store.root, "commitlog,not-made-yet", "")
+    assert not recover(store.root, discover(store.root, store.sizes)).changed
