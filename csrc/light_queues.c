@@ -25,30 +25,52 @@ static void count_lmqs(struct ms_light_queues *light, const struct ms_queue_tabl
         light->lmq_count += queues->slot[at].key_bytes > 0 && is_lmq(queues->slot[at].topic, queues->slot[at].key_bytes);
 }
 
-/* The table slot of one named queue, or -errno. */
-static int64_t find_queue(struct ms_light_queues *light, struct ms_queue_table *queues, struct ms_text name,
-                          const struct ms_text *topic, int32_t queue_id)
+/* Whether a message of this topic and queue may name it; 0 or -EINVAL. Its queue id to *queue_id. */
+static int check_name(const struct ms_light_queues *light, struct ms_text name, const struct ms_text *topic, int32_t *queue_id)
 {
     const int lmq = is_lmq(name.at, name.bytes);
     if (name.bytes == 0 || name.bytes > MS_TOPIC_BYTES_MAX || !ms_topic_is_legal(name.at, name.bytes) ||
         (lmq && !light->lmq))
         return -EINVAL;
     const int is_own_topic = name.bytes == topic->bytes && memcmp(name.at, topic->at, (size_t)name.bytes) == 0;
-    if (is_own_topic && (!lmq || queue_id == 0))
+    if (is_own_topic && (!lmq || *queue_id == 0))
         return -EINVAL;
     if (lmq)
-        queue_id = 0;
+        *queue_id = 0;
+    return 0;
+}
+
+/* One more name behind `count` others: its next offset, 0 of a queue that is not there yet, or -errno. */
+static int64_t look_up(struct ms_light_queues *light, struct ms_queue_table *queues, const struct ms_text *names,
+                       uint32_t count, int32_t queue_id, int64_t *new_lmqs)
+{
+    const struct ms_text name = names[count];
+    for (uint32_t i = 0; i < count; i++)
+        if (names[i].bytes == name.bytes && memcmp(names[i].at, name.at, (size_t)name.bytes) == 0)
+            return -EINVAL;
+    const int64_t at = ms_queue_table_find(queues, name.at, (uint32_t)name.bytes, queue_id, 0);
+    if (at >= 0)
+        return queues->slot[at].next_offset;
+    if (!is_lmq(name.at, name.bytes))
+        return 0;
+    if (light->lmq_count < 0)
+        count_lmqs(light, queues);
+    if (light->lmq_count + *new_lmqs >= light->lmq_max)
+        return -EDQUOT;
+    ++*new_lmqs;
+    return 0;
+}
+
+/* The table slot of a queue, which is made if it is not there; -ENOSPC. */
+static int64_t claim(struct ms_light_queues *light, struct ms_queue_table *queues, struct ms_text name, int32_t queue_id)
+{
     int64_t at = ms_queue_table_find(queues, name.at, (uint32_t)name.bytes, queue_id, 0);
     if (at >= 0)
         return at;
-    if (lmq && light->lmq_count < 0)
-        count_lmqs(light, queues);
-    if (lmq && light->lmq_count >= light->lmq_max)
-        return -EDQUOT;
     at = ms_queue_table_find(queues, name.at, (uint32_t)name.bytes, queue_id, 1);
     if (at < 0)
         return -ENOSPC;
-    light->lmq_count += lmq;
+    light->lmq_count += light->lmq_count >= 0 && is_lmq(name.at, name.bytes);
     return at;
 }
 
@@ -83,18 +105,21 @@ int ms_light_prepare(struct ms_light_queues *light, struct ms_queue_table *queue
     ms_property_routing(properties, properties_bytes, &routing);
     if (routing.multi_dispatch.at == NULL)
         return 0;
-    struct ms_text rest = routing.multi_dispatch, name;
+    struct ms_text rest = routing.multi_dispatch, names[MS_LIGHT_QUEUES_MAX], name;
+    int32_t queue_ids[MS_LIGHT_QUEUES_MAX];
+    int64_t offsets[MS_LIGHT_QUEUES_MAX], new_lmqs = 0;
     uint32_t count = 0;
-    while (ms_text_split(&rest, ',', &name)) {
+    for (; ms_text_split(&rest, ',', &name); count++) {
         if (count == MS_LIGHT_QUEUES_MAX)
             return -EINVAL;
-        const int64_t at = find_queue(light, queues, name, &own, queue_id);
-        if (at < 0)
-            return (int)at;
-        for (uint32_t i = 0; i < count; i++)
-            if (light->table_slot[i] == (uint32_t)at)
-                return -EINVAL;
-        light->table_slot[count++] = (uint32_t)at;
+        names[count] = name;
+        queue_ids[count] = queue_id;
+        const int why = check_name(light, name, &own, &queue_ids[count]);
+        if (why < 0)
+            return why;
+        offsets[count] = look_up(light, queues, names, count, queue_ids[count], &new_lmqs);
+        if (offsets[count] < 0)
+            return (int)offsets[count];
     }
     copy_text(light, properties, properties_bytes);
     uint8_t *const text = light->text;
@@ -104,9 +129,16 @@ int ms_light_prepare(struct ms_light_queues *light, struct ms_queue_table *queue
     light->text_bytes += OFFSETS_NAME_BYTES + 1;
     for (uint32_t i = 0; i < count; i++)
         light->text_bytes += (uint32_t)snprintf((char *)text + light->text_bytes, 22, i > 0 ? ",%lld" : "%lld",
-                                                (long long)queues->slot[light->table_slot[i]].next_offset);
+                                                (long long)offsets[i]);
     if (light->text_bytes > MS_PROPERTIES_BYTES_MAX)
         return -EMSGSIZE;
+    /* Only now: a message that is refused makes no queues. */
+    for (uint32_t i = 0; i < count; i++) {
+        const int64_t at = claim(light, queues, names[i], queue_ids[i]);
+        if (at < 0)
+            return (int)at;
+        light->table_slot[i] = (uint32_t)at;
+    }
     light->count = count;
     return 1;
 }

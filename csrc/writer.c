@@ -352,8 +352,11 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
     writer->light.count = 0;
     if (status == PUT_OK && writer->light.enabled && taken.head.kind == MS_ENTRY_PUT) {
         status = prepare_light_queues(writer, &taken, &detail);
-        if (detail == MS_REFUSED_QUEUES_FULL && !writer->queues_refused)
-            return MS_RUN_QUEUES;
+        if (detail == MS_REFUSED_QUEUES_FULL) {
+            if (!writer->queues_refused)
+                return MS_RUN_QUEUES;
+            writer->queues_refused = 0;
+        }
     }
     struct ms_measure measure = {.segment_bytes = writer->segment_bytes, .max_message_bytes = writer->max_message_bytes,
                                  .room = ms_tail_room(writer)};

@@ -92,6 +92,19 @@ def test_a_name_that_no_queue_can_have_refuses_the_put(rig, names):
     assert status is PutStatus.PUT_OK
 
 
+@pytest.mark.parametrize("text", [f"{NAMES}\x01%LMQ%new,other,a/b", f"{NAMES}\x01%LMQ%new,other,T",
+                                  f"{NAMES}\x01%LMQ%new,other,other", f"{NAMES}\x01%LMQ%new,other,%LMQ%n2,%LMQ%n3",
+                                  f"{NAMES}\x01%LMQ%new,other\x02x\x01{'v' * 32710}"])
+def test_a_put_that_is_refused_makes_no_queues(rig, text):
+    rig, producer = rig
+    start(rig, lmq_max=2)
+    status, at = put(rig, producer, text)
+    assert status is not PutStatus.PUT_OK and at == -1
+    assert offset(rig, "%LMQ%new") is None and offset(rig, "other") is None and offset(rig, "T") is None
+    assert put(rig, producer, f"{NAMES}\x01%LMQ%a,%LMQ%b")[0] is PutStatus.PUT_OK, "none counted"
+    assert put(rig, producer, f"{NAMES}\x01%LMQ%c")[0] is PutStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED
+
+
 def test_light_queues_want_their_setting_and_are_counted():
     rig = WriterRig()
     try:
