@@ -269,7 +269,9 @@ class Producer:
 
         `timeout_s` bounds only the wait for room in the ring. The Future resolves when the
         engine answers, also after a worker was replaced; if the session ends first, to
-        an indeterminate result.
+        an indeterminate result. Callbacks of the Future run in the thread that takes the
+        answers, so they should be short; with 4095 puts under way a put() in a callback
+        finds no room and is refused after put_timeout_ms.
         """
         try:
             topic, queue_id, name, text, body = self._prepare(topic, body, queue_id, tags, keys, properties, delay_level,
