@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from pyengine.formats.message import Message
     from pyengine.ipc.live_reader import open_store
+    from pyengine.producer import Producer
     from pyengine.results import GetResult, GetStatus, PutManyResult, PutResult, PutStatus, ReadLevel
     from pyengine.storage.store_reader import StoreReader
 
@@ -43,6 +44,7 @@ _MODULES = {
     ),
     "pyengine.formats.message": ("Message",),
     "pyengine.ipc.live_reader": ("open_store",),
+    "pyengine.producer": ("Producer",),
     "pyengine.results": ("GetResult", "GetStatus", "PutManyResult", "PutResult", "PutStatus", "ReadLevel"),
     "pyengine.storage.store_reader": ("StoreReader",),
 }

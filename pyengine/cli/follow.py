@@ -17,12 +17,12 @@ LOOK_AGAIN_S = 0.5  # also how soon a new queue is seen
 class Follower:
     """Reads the queues of one topic in turn; messages of one queue come in order.
 
-    `next_offsets` is what to ask for next, by queue. `start` is begin, end or an offset; a
-    queue that appears later is read from its begin.
+    `next_offsets` is what to ask for next, by queue. `start` is first, last or an offset; a
+    queue that appears later is read from its first message.
     """
 
     def __init__(
-        self, reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...] = (), *, start: str = "end",
+        self, reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...] = (), *, start: str = "last",
         tags: str | None = None, level: str | None = None,
     ) -> None:
         self._reader = reader
@@ -69,6 +69,6 @@ class Follower:
 
     def _first_offset(self, queue_id: int) -> int:
         low, high = self._reader.queue_range(self._topic, queue_id)
-        if self._start == "begin" or not self._first_look:
+        if self._start == "first" or not self._first_look:
             return low
-        return high if self._start == "end" else int(self._start)
+        return high if self._start == "last" else int(self._start)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COMMIT_INTERVAL_S = 1.0
 PULL_MESSAGES = 32
+_SYNONYMS = {"begin": "first", "end": "last"}
 
 
 @click.command()
@@ -31,8 +32,8 @@ PULL_MESSAGES = 32
 @topic_option
 @click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
               help="Only this queue; may be repeated. All queues, also new ones, if not given.")
-@click.option("--from", "start", default="end", show_default=True, metavar="begin|end|N",
-              help="Where to start in each queue: its begin, its end, or an offset.")
+@click.option("--from", "start", default="last", show_default=True, metavar="first|last|N",
+              help="Where to start in each queue: at its first message, with what comes from now on (last), or at an offset.")
 @click.option("--group", default=None, help="Be a member of this consumer group: go on where it stopped, and remember how "
                                             "far it came.")
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more, or stop at the end.")
@@ -55,11 +56,12 @@ def tail(
     \b
     Examples:
       pyengine tail STORE --topic orders
-      pyengine tail STORE --topic orders --from begin --no-follow --json
-      pyengine tail STORE --topic orders --group billing --from begin
+      pyengine tail STORE --topic orders --from first --no-follow --json
+      pyengine tail STORE --topic orders --group billing --from first
     """
-    if start not in ("begin", "end") and not (start.isascii() and start.isdecimal()):
-        raise click.BadParameter(f"{start}: give begin, end or an offset", param_hint="--from")
+    start = _SYNONYMS.get(start, start)
+    if start not in ("first", "last") and not (start.isascii() and start.isdecimal()):
+        raise click.BadParameter(f"{start}: give first, last or an offset", param_hint="--from")
     with reading(store, settings) as reader:
         if not follow and topic not in reader.topics():
             raise EngineError(f"{store} has no topic {topic}")
@@ -68,8 +70,8 @@ def tail(
             for message in follower.messages(follow=follow, max_messages=max_messages, idle=sys.stdout.flush):
                 _print(message, as_json)
             return
-    starts = {"begin": "first", "end": "last"}
-    with consume(store, topic, group=group, tags=tags, from_=starts.get(start) or AtOffset(int(start)),
+    from_ = start if start in ("first", "last") else AtOffset(int(start))
+    with consume(store, topic, group=group, tags=tags, from_=from_,
                  queues=queue_ids or None, level=level, auto_commit=False, **settings) as consumer:
         _Printer(consumer, as_json).run(follow, max_messages)
 

@@ -83,7 +83,7 @@ def test_every_line_of_real_files_is_a_message(engine, tmp_path, producers):
     assert ran.document["messages_per_s"] > 0
     run("stop", one.root)
     bodies = []
-    for line in run("tail", one.root, "--topic", "lines", "--from", "begin", "--no-follow", "--json").stdout.splitlines():
+    for line in run("tail", one.root, "--topic", "lines", "--from", "first", "--no-follow", "--json").stdout.splitlines():
         bodies.append(json.loads(line)["body"].encode())
     assert sorted(bodies) == sorted(line for path in files for line in path.read_bytes().splitlines())
     ran = run("check", one.root, "--acked", acked, "--json")
@@ -97,7 +97,7 @@ def test_order_of_one_producer_and_queue_is_the_files(engine, tmp_path):
     path.write_bytes(b"".join(b"%d\n" % number for number in range(5000)))
     assert run("ingest", one.root, "--topic", "t", path).code == 0
     run("stop", one.root)
-    shown = run("tail", one.root, "--topic", "t", "--from", "begin", "--no-follow", "--json").stdout.splitlines()
+    shown = run("tail", one.root, "--topic", "t", "--from", "first", "--no-follow", "--json").stdout.splitlines()
     assert [int(json.loads(line)["body"]) for line in shown] == list(range(5000))
 
 
@@ -119,7 +119,7 @@ def test_json_lines_and_standard_input(engine, tmp_path):
 def test_tail_shows_messages_as_they_come(engine):
     one = engine()
     run("put", one.root, "--topic", "t", "before")
-    process = subprocess.Popen(command_line("tail", one.root, "--topic", "t", "--json", "--max-messages", 2, "--from", "begin"),
+    process = subprocess.Popen(command_line("tail", one.root, "--topic", "t", "--json", "--max-messages", 2, "--from", "first"),
                                stdout=subprocess.PIPE, env=environment())
     try:
         assert json.loads(process.stdout.readline())["body"] == "before"
