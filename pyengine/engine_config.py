@@ -326,9 +326,10 @@ class EngineConfig:
         return delay_levels_ms(self.message_delay_level)
 
     def overrides(self) -> dict[str, str]:
-        """The settings that came by environment or --set, as text: what a child process must be given."""
-        return {name: SETTINGS[name].show(getattr(self, name))
-                for name, origin in self.origins.items() if origin in ("environment", "--set")}
+        """What a child process must be given, as text: what came by environment or --set, and the store's sizes,
+        which the environment that it inherits may contradict."""
+        told = {name for name, origin in self.origins.items() if origin in ("environment", "--set")}
+        return {name: SETTINGS[name].show(getattr(self, name)) for name in SETTINGS if name in told or name in FIXED_NAMES}
 
     def explain(self) -> list[tuple[str, str, str, str]]:
         """(name, value, default, where from) of every setting, in the table's order."""

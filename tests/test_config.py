@@ -108,7 +108,8 @@ def test_precedence_is_file_then_environment_then_set(tmp_path):
     assert where["sync_flush_timeout_ms"] == ("20", "5000", "environment")
     assert where["put_timeout_ms"] == ("30", "10000", "--set")
     assert where["slave_timeout_ms"] == ("3000", "3000", "default")
-    assert config.overrides() == {"sync_flush_timeout_ms": "20", "put_timeout_ms": "30"}
+    sizes = {name: str(getattr(config, name)) for name in FIXED_NAMES}
+    assert config.overrides() == {"sync_flush_timeout_ms": "20", "put_timeout_ms": "30"} | sizes
 
 
 @pytest.mark.parametrize(("key", "value", "sentence"), [

@@ -22,6 +22,7 @@ from pyengine.formats.message import Message
 from pyengine.formats.properties import encode_properties
 
 _INT32_MAX = 0x7FFFFFFF
+_QUEUE_DIGITS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ def delivery_of(message: Message) -> Delivery | str:
         return f"it names no {PROPERTY_REAL_TOPIC}"
     if topic in (TRANSACTION_HALF_TOPIC, SCHEDULE_TOPIC):
         return f"{topic} takes no delayed messages"
-    if not (queue_text.isascii() and queue_text.isdigit() and int(queue_text) <= _INT32_MAX):
-        return f"{PROPERTY_REAL_QUEUE_ID} {queue_text!r} is no queue"
-    return Delivery(topic, int(queue_text), encode_properties({name: properties[name] for name in hash_map_order(properties)}))
+    queue_id = _queue_id(queue_text)
+    if queue_id is None:
+        return f"{PROPERTY_REAL_QUEUE_ID} {queue_text[:32]!r} is no queue"
+    return Delivery(topic, queue_id, encode_properties({name: properties[name] for name in hash_map_order(properties)}))
+
+
+def _queue_id(text: str) -> int | None:
+    """The queue that a text of any length names; int() itself refuses very long ones with an error."""
+    if not (text.isascii() and text.isdigit()):
+        return None
+    digits = text.lstrip("0") or "0"
+    return int(digits) if len(digits) <= _QUEUE_DIGITS_MAX and int(digits) <= _INT32_MAX else None

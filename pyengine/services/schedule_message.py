@@ -30,7 +30,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 
 from pyengine.config import EngineConfig
-from pyengine.errors import DiskError, EngineError
+from pyengine.errors import DiskError, EngineError, UsageError
 from pyengine.formats.consume_queue import ConsumeQueueEntry, is_ext_address, is_filler
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.delay_level import UNKNOWN_LEVEL_DELAY_MS
@@ -124,7 +124,7 @@ class ScheduleMessageService:
         self._clock_ns = clock_ns
         self._is_idle = bool(memory.identity.replay_clock) or memory.identity.role == SLAVE
         self._watermark = DispatchedWatermark(memory)
-        self._reader = StoreReader(root, watermark=self._watermark)
+        self._reader = StoreReader(root, watermark=self._watermark, **config.overrides())
         self._offsets = DelayOffsets(root)
         self._save_interval_ns = config.flush_delay_offset_interval_ms * 1_000_000
         self._save_due_ns = 0
@@ -375,11 +375,15 @@ class ScheduleMessageService:
         producer = self._session()
         if producer is None:
             return None
-        return _Step(cursor + 1, producer.put_raw(
-            delivery.topic, message.body, queue_id=delivery.queue_id, properties_text=delivery.properties_text,
-            flag=message.flag, sys_flag=message.sys_flag, born_timestamp_ms=message.born_timestamp_ms,
-            born_host=message.born_host, store_host=message.store_host, reconsume_times=message.reconsume_times,
-            wait_store_msg_ok=False, asynchronous=True))
+        try:
+            future = producer.put_raw(
+                delivery.topic, message.body, queue_id=delivery.queue_id, properties_text=delivery.properties_text,
+                flag=message.flag, sys_flag=message.sys_flag, born_timestamp_ms=message.born_timestamp_ms,
+                born_host=message.born_host, store_host=message.store_host, reconsume_times=message.reconsume_times,
+                wait_store_msg_ok=False, asynchronous=True)
+        except UsageError as error:  # a field that no put can have, a host with a negative port
+            return _Step(cursor + 1, reason=str(error))
+        return _Step(cursor + 1, future)
 
     def _wait_with(self, why: str) -> None:
         self._retry_ns = self._clock_ns() + RETRY_NS

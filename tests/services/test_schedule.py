@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from waiting import eventually
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskFullError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
+from pyengine.formats.hosts import encode_host
 from pyengine.native import control as native
 from pyengine.pending_puts import PutFuture
 from pyengine.results import PutResult, PutStatus
@@ -301,6 +303,22 @@ def test_what_can_never_be_delivered_stays_and_does_not_block_the_others(make_ri
     assert rig.noted() == {"1": 3}
 
 
+@pytest.mark.parametrize("fields", [
+    {"properties_text": "DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x01" + "9" * 5000},
+    {"properties_text": "DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x01" + "0" * 5000 + "2147483648"},
+    {"properties_text": "DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x010", "born_host": bytes([1, 2, 3, 4, 255, 255, 255, 255])},
+], ids=["no number", "too large", "negative port"])
+def test_a_message_that_somebody_made_up_stops_no_delivery(make_rig, monkeypatch, fields):
+    rig = make_rig()
+    monkeypatch.setattr("pyengine.producer.encode_host", lambda host: host if isinstance(host, bytes) else encode_host(host))
+    assert rig.producer.put_raw(SCHEDULE_TOPIC, b"bad", **fields).ok
+    monkeypatch.undo()
+    put = rig.put(1, b"good")
+    rig.wall_ms = put.store_timestamp_ms + 60_000
+    rig.go(rig.service())
+    assert rig.delivered() == [b"good"] and len(rig.said) == 1 and "is not delivered" in rig.said[0]
+
+
 def test_a_refusal_is_waited_for_and_the_order_kept(make_rig):
     rig = make_rig()
     for body in (b"0", b"1", b"2"):
@@ -417,8 +435,7 @@ def test_a_clock_set_back_makes_late_never_early(make_rig):
 def test_a_due_time_beyond_its_levels_delay_is_a_mistake_and_due(make_rig):
     rig = make_rig()
     rig.put(3, b"of the table with 1h as level 3")
-    rig.config = EngineConfig(message_delay_level="1s 2s 3s", mapped_file_size_commit_log_bytes=65536,
-                              mapped_file_size_consume_queue_bytes=6000)
+    rig.config = replace(rig.config, message_delay_level="1s 2s 3s")
     rig.go(rig.service())
     assert rig.delivered() == [b"of the table with 1h as level 3"]
 
@@ -426,8 +443,7 @@ def test_a_due_time_beyond_its_levels_delay_is_a_mistake_and_due(make_rig):
 def test_a_level_that_the_table_has_no_more_is_delivered_at_its_time(make_rig):
     rig = make_rig()
     put = rig.put(3, b"a")
-    rig.config = EngineConfig(message_delay_level="1s", mapped_file_size_commit_log_bytes=65536,
-                              mapped_file_size_consume_queue_bytes=6000)
+    rig.config = replace(rig.config, message_delay_level="1s")
     service = rig.service()
     rig.wall_ms = put.store_timestamp_ms + HOUR_MS - 1
     rig.go(service)

@@ -129,6 +129,20 @@ def test_after_an_orderly_stop_nothing_is_delivered_twice(make_engine):
     assert [int(one.body) for one in read_queue(engine.root, "T", 0)] == list(range(20))
 
 
+def test_sizes_in_the_environment_that_are_not_the_stores_keep_nobody_from_starting(make_engine, monkeypatch):
+    """Sizes given by --set count against the environment, in every process and at every start."""
+    monkeypatch.setenv("PYENGINE_MAPPED_FILE_SIZE_COMMIT_LOG_BYTES", str(2 << 20))
+    monkeypatch.setenv("PYENGINE_MAX_INDEX_NUM", "8000")
+    engine = make_engine(message_delay_level=LEVELS)
+    for number in range(2):
+        engine.start()
+        with pyengine.connect(engine.root, **engine.settings) as producer:
+            assert producer.put("T", b"%d" % number, delay_level=1).ok
+        with pyengine.open_store(engine.root, **engine.settings) as store:
+            eventually(lambda: store.queue_range("T", 0)[1] == number + 1, "it is delivered", 60)
+        assert engine.stop()
+
+
 def test_the_scheduler_alone_can_be_stopped_and_takes_no_session_while_idle(make_engine):
     engine = make_engine()
     engine.start()
