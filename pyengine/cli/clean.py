@@ -78,6 +78,8 @@ def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cle
     from pyengine.results import ReadLevel
     from pyengine.services.clean_stopped import clean_stopped
     from pyengine.storage.abort_file import abort_file_exists
+    from pyengine.storage.rebuild_marker import read_rebuild_marker
+    from pyengine.storage.recovery_marker import read_marker
     from pyengine.storage.store_reader import open_store
 
     with StoreLock(root, create=True) as lock:
@@ -86,6 +88,9 @@ def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cle
                                  f"them over")
         if abort_file_exists(root):
             raise EngineError(f"{root} was not stopped in order: `pyengine recover {root}` first")
+        if read_marker(root) is not None or read_rebuild_marker(root) is not None:
+            raise EngineError(f"a recovery or a rebuild of {root} has begun and needs the log as it is: `pyengine recover "
+                              f"{root}` finishes it")
         with open_store(root, **config.overrides()) as store:
             end = store.max_physical_offset(ReadLevel.COMMITTED)
         return clean_stopped(root, config, max(0, end), request, show)

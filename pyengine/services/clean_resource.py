@@ -53,8 +53,11 @@ class CleanResourceService:
     def work(self) -> bool:
         """One step, if it is due."""
         now_ns = self._clock.monotonic_ns()
+        if native.load(self._control.state, "frozen"):
+            self._drop_round()
+            return False
         if self._steps is None:
-            if native.load(self._control.state, "frozen") or (now_ns < self._due_ns and not self._is_asked()):
+            if now_ns < self._due_ns and not self._is_asked():
                 return False
             self._steps = self._round()
         elif now_ns < self._resume_ns:
@@ -131,6 +134,9 @@ class CleanResourceService:
         return False
 
     def close(self) -> None:
+        self._drop_round()
+
+    def _drop_round(self) -> None:
         if self._steps is not None:
             self._steps.close()
             self._steps = None

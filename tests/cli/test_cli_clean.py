@@ -11,9 +11,11 @@ from fix_cli import run
 
 import pyengine
 from pyengine.cli import check as check_command
+from pyengine.config import load_config
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.services import clean_request
+from pyengine.storage.rebuild import rebuild
 
 SEGMENT = 1 << 20
 BODY = b"x" * 4000
@@ -76,6 +78,27 @@ def test_a_store_that_was_not_stopped_in_order_is_recovered_first(engine):
     engine.kill_all()
     ran = run("clean", engine.root)
     assert ran.code == 1 and "`pyengine recover" in ran.stderr and first_segment(engine) == 0
+
+
+def test_a_rebuild_that_was_cut_short_keeps_its_log(engine):
+    """Its queues stand in the quarantine: of what is deleted now they could never be made again."""
+    engine.stop()
+
+    class Cut(Exception):
+        pass
+
+    def cut(step: str) -> None:
+        if step == "dispatch":
+            raise Cut
+
+    with pytest.raises(Cut):
+        rebuild(engine.root, load_config(engine.root).geometry, on_step=cut)
+    assert not (engine.root / "consumequeue" / "T").exists()
+    ran = run("clean", engine.root, "--older-than", 0)
+    assert ran.code == 1 and "`pyengine recover" in ran.stderr and first_segment(engine) == 0
+    assert run("recover", engine.root).code == 0
+    assert run("clean", engine.root, "--older-than", 0, "--json").document["segments"] == 4
+    assert run("check", engine.root).code == 0
 
 
 def test_a_store_that_a_broker_has_open_is_left_alone(engine):

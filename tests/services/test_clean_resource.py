@@ -240,6 +240,17 @@ def test_a_frozen_store_is_left_as_it_is(make_rig):
     assert rig.round() == 0 and rig.count("rounds") == 0
 
 
+def test_a_store_that_freezes_within_a_round_keeps_the_rest(make_rig):
+    rig = make_rig()
+    rig.ask(reserved_ms=0)
+    rig.service.work()  # the first segment has lost its name
+    assert rig.segments()[0] == SEGMENT and rig.service._steps is not None
+    native.freeze(rig.control, native.FLUSHER, errno.EIO, "gone")
+    rig.round()
+    assert rig.segments()[0] == SEGMENT
+    assert [rig.count(name) for name in ("removed_queue_files", "removed_index_files", "answered")] == [0, 0, 0]
+
+
 def test_a_request_by_hand_is_done_at_once_and_answered(make_rig):
     rig = make_rig(delete_files_batch_max=1)
     assert not rig.service.work()
