@@ -9,7 +9,7 @@
     queues    cut back to the log; index files that cannot be believed
     dispatch  log -> queues and index, from where they end; sync
     finish    checkpoint, watermark, abort, marker
-    offsets   of consumer groups, where they lie behind the end of a queue now
+    offsets   of consumer groups and delay levels, where they lie behind the end of a queue now
 
 The caller owns the store (its lock) and no worker runs. Every step may be cut short
 by a crash and is done again by the next run, which comes to the same store. On a
@@ -49,7 +49,7 @@ from pyengine.storage.log_files import list_log, log_exists, new_segment_folder,
 from pyengine.storage.log_recovery import LogPlan, plan_log
 from pyengine.storage.log_scan import LogView, first_segment_to_scan, scan_before
 from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
-from pyengine.storage.offset_clamp import clamp_offsets
+from pyengine.storage.offset_clamp import clamp_delay_offsets, clamp_offsets
 from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.queue_ext_files import sync_ext
 from pyengine.storage.queue_recovery import QueueCut, QueueState, apply_cut, list_queues, plan_cut, sync_queue
@@ -174,8 +174,9 @@ class _Recovery:
         self._progress.finish()
         if changed:
             queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
-        self._notes += clamp_offsets(self._root, {(one.topic, one.queue_id): one.max_offset for one in queues},
-                                     before_change=lambda: self._on_step("consumer offsets"))
+        ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
+        self._notes += clamp_offsets(self._root, ends, before_change=lambda: self._on_step("consumer offsets"))
+        self._notes += clamp_delay_offsets(self._root, ends, before_change=lambda: self._on_step("delay offsets"))
         return self._report(log, plan, queues, RecoveryState.RECOVERED, changed)
 
     # -- decide -------------------------------------------------------------------

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 from fix_cli import changes, picture
+from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.offset_clamp import clamp_offsets
 from pyengine.storage.recovery import recover
 
@@ -60,3 +62,19 @@ def test_a_folder_in_the_place_of_the_file_is_a_note(builder):
     os.mkdir(builder.root / "config" / "consumerOffset.json")
     notes = clamp_offsets(builder.root, {("orders", 0): 1})
     assert any("could not be corrected" in note for note in notes)
+
+
+def test_a_delay_level_whose_waiting_messages_were_lost_delivers_what_comes_in_their_place(builder):
+    first = [builder.put(SCHEDULE_TOPIC, b"%d" % number, dispatch=False) for number in range(5)]
+    for message in first[:3]:
+        builder.dispatch(message)
+    builder.write_log(bytes(builder.end - first[3].physical_offset), at=first[3].physical_offset)
+    offsets = DelayOffsets(builder.root)
+    offsets.write({1: 5, 2: 7})
+    (builder.root / "abort").touch()
+    report = recover(builder.root, builder.geometry)
+    assert report.end_offset == first[3].physical_offset
+    assert offsets.read() == ({1: 3, 2: 0}, "") and len([note for note in report.notes if "delay level" in note]) == 2
+    before = picture(builder.root / "config")
+    assert not recover(builder.root, builder.geometry).notes
+    assert changes(before, picture(builder.root / "config")) == []
