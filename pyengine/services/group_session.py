@@ -52,8 +52,7 @@ class GroupSession:
         self._silent: set[int] = set()  # incarnations of members that were passed over in the last share()
         self._offsets = ConsumerOffsets(root, while_waiting=self.beat)
         self.epoch = read_epoch(root)  # before any offset is read
-        self._members = GroupMembers(root, topic, group)
-        self._slot = self._members.join(shares=self._only is None)
+        self._members, self._slot = self._joined()
 
     def begin(self, starts: Callable[[], Mapping[int, int]]) -> list[str]:
         """Write down where a new group starts, so that a death before its first commit leaves nothing out.
@@ -83,10 +82,9 @@ class GroupSession:
         """Start anew if somebody removed the members' file: all claims are void then."""
         if self._members.is_current:
             return False
-        fresh = GroupMembers(self._root, self._topic, self._group)
+        fresh, slot = self._joined()
         self._members.close()
-        self._members = fresh
-        self._slot = self._members.join(shares=self._only is None)
+        self._members, self._slot = fresh, slot
         return True
 
     def share(self, queue_ids: Sequence[int]) -> list[int]:
@@ -157,6 +155,14 @@ class GroupSession:
     def close(self) -> None:
         """Leave the group; everything still claimed is free at once."""
         self._members.close()
+
+    def _joined(self) -> tuple[GroupMembers, int]:
+        members = GroupMembers(self._root, self._topic, self._group)
+        try:
+            return members, members.join(shares=self._only is None)
+        except BaseException:  # a lock that stays would be a member that reads nothing
+            members.close()
+            raise
 
     def _remember(self, offsets: Mapping[Claim, int], release: Collection[Claim]) -> set[int]:
         kept: set[int] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 
 import pytest
@@ -193,7 +194,23 @@ def test_a_member_whose_file_was_removed_joins_again_when_that_succeeds_at_last(
     assert mine.rejoin_if_removed() and mine.share([0]) == [0]
 
 
-def _cannot_open(*_):
+def test_a_member_that_could_not_join_leaves_nothing_behind(session, monkeypatch):
+    living = session()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(group_session.GroupMembers, "beat", _cannot_open)
+        with pytest.raises(DiskError):
+            session()
+    assert living.share([0, 1]) == [0, 1] and len(os.listdir("/proc/self/fd")) == descriptors
+    (_root_of(living) / "config" / "consumers" / "orders@billing").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(group_session.GroupMembers, "join", _cannot_open)
+        with pytest.raises(DiskError):
+            living.rejoin_if_removed()
+    assert living.rejoin_if_removed() and living.share([0, 1]) == [0, 1]
+
+
+def _cannot_open(*_, **__):
     raise DiskError("cannot open", path="x")
 
 
