@@ -37,13 +37,19 @@ def being_written(paths: Sequence[Path]) -> Iterator[None]:
     """Inside the block the kernel begins to write what is dirty in these files, so that sync_file waits less later.
 
     Not a sync: nothing is durable by it, and an error of the disk is left for the sync to tell.
+    Where no thread is to be had nothing begins early.
     """
     thread = threading.Thread(target=_start_writing, args=(paths,), name="begin-writing", daemon=True)
-    thread.start()
+    is_begun = True
+    try:
+        thread.start()
+    except RuntimeError:  # a limit on processes
+        is_begun = False
     try:
         yield
     finally:
-        thread.join()
+        if is_begun:
+            thread.join()
 
 
 def _start_writing(paths: Sequence[Path]) -> None:

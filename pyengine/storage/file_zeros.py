@@ -15,6 +15,7 @@ from pyengine.storage.durable_writes import open_file, pwrite_all, sync_descript
 
 _CHUNK_BYTES = 1 << 20
 _PAGE_BYTES = 4096
+_CANNOT_TELL = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS))
 _ZEROS = bytes(_CHUNK_BYTES)
 
 
@@ -80,7 +81,8 @@ def _data_ranges(descriptor: int, start: int) -> list[tuple[int, int]]:
     """The ranges from `start` on that are no hole; allocated blocks that nobody wrote to count as holes.
 
     All are looked up before any is read: reading brings in pages behind the range, which
-    the kernel would then take for data, and so on to the end of the file.
+    the kernel would then take for data, and so on to the end of the file. Where a file system
+    cannot tell, all of it is data.
     """
     ranges = []
     end = start
@@ -91,7 +93,9 @@ def _data_ranges(descriptor: int, start: int) -> list[tuple[int, int]]:
         except OSError as error:
             if error.errno == errno.ENXIO:  # nothing but a hole is left
                 return ranges
-            raise
+            if error.errno not in _CANNOT_TELL:
+                raise
+            return [*ranges, (end, os.fstat(descriptor).st_size)]
         ranges.append((position, end))
 
 

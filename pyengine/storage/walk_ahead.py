@@ -10,8 +10,8 @@ was made to look like a record costs time, never the truth.
     piece k + 1, thread                |[====walk====>
                           guess of the first record behind the border
 
-With one processor, or with nothing that looks like a record at the border, it is the plain
-walk, piece by piece.
+With one processor, with no thread to be had, or with nothing that looks like a record at the
+border, it is the plain walk, piece by piece.
 """
 
 from __future__ import annotations
@@ -72,9 +72,15 @@ class _Ahead:
         self.guess: int | None = None
         self.result: WalkResult | None = None
         self._view, self._base_offset, self._border, self._piece, self._checks = view, base_offset, border, piece, checks
-        self._thread = threading.Thread(target=self._run, name="walk-ahead", daemon=True)
-        self._thread.start()
-        self.join = self._thread.join
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="walk-ahead", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # a limit on processes: this piece is walked in its turn
+            self._thread = None
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         stop, strict = self._piece

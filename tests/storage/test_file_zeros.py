@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+
+import pytest
 
 from pyengine.storage import file_zeros
 from pyengine.storage.file_zeros import clear_file_from, used_end
@@ -49,3 +52,24 @@ def test_clearing_writes_zeros_where_there_were_none_and_keeps_the_file_time(tmp
     assert path.read_bytes() == b"keep" + bytes(ALLOCATED_BYTES - 4)
     assert os.stat(path).st_mtime_ns == 2
     assert clear_file_from(path, 4) == 0
+
+
+@pytest.mark.parametrize("which", [os.SEEK_DATA, os.SEEK_HOLE])
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_that_cannot_tell_holes_has_all_of_it_read(tmp_path, monkeypatch, which, number):
+    path = tmp_path / "f"
+    with open(path, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 3 << 20)
+        os.pwrite(file.fileno(), b"x", 5000)
+        os.pwrite(file.fileno(), b"y", 2 << 20)
+    real = os.lseek
+
+    def lseek(descriptor: int, position: int, whence: int) -> int:
+        if whence == which:
+            raise OSError(number, os.strerror(number))
+        return real(descriptor, position, whence)
+
+    monkeypatch.setattr(os, "lseek", lseek)
+    assert (used_end(path), used_end(path, 5001), used_end(path, (2 << 20) + 1)) == ((2 << 20) + 1,) * 3
+    assert clear_file_from(path, 5001) == (2 << 20) + 1 - 5001
+    assert path.read_bytes() == bytes(5000) + b"x" + bytes((3 << 20) - 5001)

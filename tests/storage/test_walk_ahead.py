@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pyengine.formats.message import encode_blank, encode_record
 from pyengine.native.scan import walk
 from pyengine.storage import walk_ahead
+from pyengine.storage.durable_writes import being_written
 from pyengine.storage.walk_ahead import walk_pieces
 
 BASE = 1 << 40
@@ -74,6 +75,21 @@ def test_pieces_are_walked_ahead_where_a_record_is_found(monkeypatch):
     guesses.clear()
     joined(data, pieces_of(data, 1000), 1, check_crc=True, check_offset=True)
     assert guesses == []
+
+
+def test_without_a_thread_to_be_had_it_is_the_plain_walk(monkeypatch, tmp_path):
+    """A limit on processes keeps no store from being recovered."""
+    data = log(1)
+    pieces = pieces_of(data, 1000)
+    plain = joined(data, pieces, 1, check_crc=True, check_offset=True)
+
+    def refuse(thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    assert joined(data, pieces, 2, check_crc=True, check_offset=True) == plain
+    with being_written([tmp_path]):
+        pass
 
 
 def test_a_walk_given_up_leaves_nothing_that_reads_on():
