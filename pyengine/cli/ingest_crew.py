@@ -52,8 +52,9 @@ def run_crew(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
 
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
+    # In a group of its own: Ctrl-C in a terminal is for this process, which then ends the crew.
     process = subprocess.Popen([sys.executable, "-P", "-m", "pyengine.cli.ingest_producer"],
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=child_environment())
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=child_environment(), process_group=0)
     process.stdin.write(job.to_json().encode())
     process.stdin.close()
     return process

@@ -23,7 +23,6 @@ REPORT_INTERVAL_S = 0.1
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the command ends its producers
     job = Job.from_json(sys.stdin.read())
     last = 0.0
     tally = Tally()
