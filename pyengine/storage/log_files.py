@@ -41,15 +41,14 @@ def require_all_folders(root: str | os.PathLike[str], segments: Sequence[Segment
     folders = log_folders(root)
     if len(folders.all) == 1:
         return
-    missing = [str(folder) for folder in folders.all if not folder.is_dir()]
     gone = [str(folder) for folder in folders.read_only if not folder.is_dir()]
     if gone:
         raise CorruptionError(f"the log's folder {gone[0]} is missing: mount its disk, or leave it out of "
                               "read_only_commit_log_store_paths if its messages are to be given up")
     for before, after in zip(segments, segments[1:]):
         if after.start_offset != before.start_offset + size_bytes:
-            where = f" and so is the folder {missing[0]}: mount its disk" if missing else ": no folder of the log has it"
-            raise CorruptionError(f"the log's segment {segment_name(before.start_offset + size_bytes)} is missing{where}")
+            name, where = segment_name(before.start_offset + size_bytes), ", ".join(map(str, folders.all))
+            raise CorruptionError(f"the log's segment {name} is in none of its folders ({where}): is a disk not mounted?")
 
 
 def log_exists(root: str | os.PathLike[str]) -> bool:
