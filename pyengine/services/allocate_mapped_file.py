@@ -33,7 +33,7 @@ from pyengine.storage.log_files import new_segment_folder
 from pyengine.storage.new_file import create_file, make_folders, sync_folder
 
 RETRY_NS = 500_000_000
-IDLE_PAUSE_S = 0.05     # a writer that wakes up has a window of 64 MiB, enough for longer than this
+IDLE_PAUSE_S = 0.1      # a writer that wakes up has a window of 64 MiB, enough for longer than this
 BUSY_PAUSE_S = 0.002
 BUSY_NS = 100_000_000
 
