@@ -23,9 +23,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,9 +45,9 @@ from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as control_native
 from pyengine.native import producer as native
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.writer import REFUSALS
 from pyengine.outgoing import BatchMessage, Refused
 from pyengine.pending_puts import PendingPuts, PutFuture
+from pyengine.put_outcome import PutContext, busy_refusal, outcome, refusal, unknown_fate
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
 if TYPE_CHECKING:
@@ -68,20 +67,6 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-@dataclass(frozen=True, slots=True)
-class _Context:
-    """What is needed to make a result of an answer."""
-
-    kind: int
-    topic: str
-    queue_id: int
-    store_host: bytes
-    durable: bool
-    sizes: Sequence[int] = ()       # batch: of each record, for the message ids
-    flush_deadline_ns: int = 0
-    side: Path | None = None
 
 
 class Producer:
@@ -222,7 +207,7 @@ class Producer:
                         if not (code or answer[5]):
                             return _fast_result((answer, topic, queue_id, self._store_host, "", False, ""))
                         if code != native.CLOSED or self._native.stage != native.NOT_SUBMITTED:
-                            context = _Context(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
+                            context = PutContext(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
                             return self._outcome(self._native, code, self._native.stage, answer, context)
                 finally:
                     self._lock.release()
@@ -241,7 +226,7 @@ class Producer:
         if keys is None and properties is None and unique_key is None and not delay_level and len(self._prefixes) < 10_000:
             self._prefixes[topic, queue_id, tags, flag] = self._native.prefix(name, text, queue_id, flag)
         header = self._header(native.PUT, name, text, len(body), queue_id, flag)
-        context = _Context(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
+        context = PutContext(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
         return self._put_and_wait(header, name, text, body, b"", context, timeout_s)
 
     def _prepare(
@@ -279,7 +264,7 @@ class Producer:
         except Refused as refused:
             return _resolved(PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason))
         header = self._header(native.PUT, name, text, len(body), queue_id, flag)
-        context = _Context(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
+        context = PutContext(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
         return self._submit(header, name, text, body, b"", context, timeout_s)
 
     def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
@@ -317,7 +302,7 @@ class Producer:
             result = PutManyResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
             return _resolved(result) if asynchronous else result
         header = self._header(native.MANY, name, text, len(lengths) + len(joined), queue_id, flag, len(bodies))
-        context = _Context(native.MANY, topic, queue_id, self._store_host, self._sync and wait)
+        context = PutContext(native.MANY, topic, queue_id, self._store_host, self._sync and wait)
         if asynchronous:
             return self._submit(header, name, text, lengths, joined, context, timeout_s)
         return self._put_and_wait(header, name, text, lengths, joined, context, timeout_s)
@@ -359,7 +344,7 @@ class Producer:
             own = len(member.properties_text.encode())
             joint = bool(shared and own and not member.properties_text.endswith("\x02"))
             sizes.append(record_size(len(member.body), len(name), own + joint + len(shared), header.sys_flag))
-        context = _Context(native.BATCH, topic, queue_id, store_host, self._sync and wait, tuple(sizes))
+        context = PutContext(native.BATCH, topic, queue_id, store_host, self._sync and wait, tuple(sizes))
         return self._put_and_wait(header, name, shared, payload, b"", context, timeout_s)
 
     # ---- raw puts: what RocketMQ's store is given by its broker -------------------
@@ -392,7 +377,7 @@ class Producer:
         store = encode_host(store_host) if store_host else self._store_host
         header = self._raw_header(native.PUT, name, text, len(body), queue_id, flag, sys_flag, born_timestamp_ms,
                                   encode_host(born_host), store, reconsume_times, prepared_transaction_offset, clock_ms)
-        context = _Context(native.PUT, topic, queue_id, store, self._sync and wait_store_msg_ok)
+        context = PutContext(native.PUT, topic, queue_id, store, self._sync and wait_store_msg_ok)
         if asynchronous:
             return self._submit(header, name, text, body, b"", context, timeout_s)
         return self._put_and_wait(header, name, text, body, b"", context, timeout_s)
@@ -496,7 +481,7 @@ class Producer:
         native.fill_hosts(header, born_host, store_host)
         return header
 
-    def _put_and_wait(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: _Context,
+    def _put_and_wait(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: PutContext,
                       timeout_s: float | None):
         limit = self._limit_s(timeout_s)
         inside = self._pending.in_own_thread
@@ -512,15 +497,15 @@ class Producer:
             if result is not None:
                 return result
             if inside:
-                return _refused(context, PutStatus.SERVICE_NOT_AVAILABLE,
-                                "a put this large cannot be made in a callback of put_async: make it in another thread")
+                return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                               "a put this large cannot be made in a callback of put_async: make it in another thread")
         future = self._submit(header, name, text, first, second, context, limit)
         try:
             return future.result(limit + (self._flush_timeout_s + _GRACE_S if context.durable else 0))
         except FutureTimeoutError:
-            return _unknown(context, f"submitted, but not answered within {limit:g} s: it may or may not be stored")
+            return unknown_fate(context, f"submitted, but not answered within {limit:g} s: it may or may not be stored")
 
-    def _put_directly(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: _Context):
+    def _put_directly(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: PutContext):
         """One native call from submission to answer; None when it does not fit into the ring. The lock is held."""
         reason = self._ready()
         for _ in range(2):
@@ -533,9 +518,9 @@ class Producer:
             if code != native.CLOSED or session.stage != native.NOT_SUBMITTED:
                 return self._outcome(session, code, session.stage, session.answer(), context)
             reason = self._renew()
-        return _refused(context, PutStatus.SERVICE_NOT_AVAILABLE, reason or "the engine was replaced twice: put again")
+        return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, reason or "the engine was replaced twice: put again")
 
-    def _submit(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: _Context,
+    def _submit(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: PutContext,
                 timeout_s: float | None) -> PutFuture:
         limit = self._limit_s(timeout_s)
         deadline_ns = monotonic_ns() + int(limit * 1e9)
@@ -543,33 +528,33 @@ class Producer:
             context = replace(context, flush_deadline_ns=deadline_ns + int(self._flush_timeout_s * 1e9))
         busy = f"the writer made no room in {limit:g} s; nothing was submitted (`pyengine status` tells how it is)"
         if not self._lock.acquire(timeout=max(limit, 0.001)):
-            return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE,
-                                      f"another thread's put held the producer for {limit:g} s; nothing was submitted"))
+            return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                                     f"another thread's put held the producer for {limit:g} s; nothing was submitted"))
         try:
             reason = self._ready()
             for _ in range(2):
                 if reason:
-                    return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE, reason))
+                    return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, reason))
                 try:
                     code, context = self._submit_now(header, name, text, first, second, context, deadline_ns)
                 except OSError as error:
-                    return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE,
-                                              f"no room for the side object of a large put: {error.strerror}"))
+                    return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                                             f"no room for the side object of a large put: {error.strerror}"))
                 if code == 0:
                     return self._pending.add(self._native.sequence, context)
                 if code == native.BUSY:
-                    return _resolved(_busy(context, self._native))
+                    return _resolved(busy_refusal(context, self._native))
                 if code != native.CLOSED:
-                    return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE, busy))
+                    return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, busy))
                 reason = self._renew()
-            return _resolved(_refused(context, PutStatus.SERVICE_NOT_AVAILABLE,
-                                      reason or "the engine was replaced twice: put again"))
+            return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                                     reason or "the engine was replaced twice: put again"))
         finally:
             self._lock.release()
             if self._over:
                 self._bury()
 
-    def _submit_now(self, header, name, text, first, second, context: _Context, deadline_ns: int) -> tuple[int, _Context]:
+    def _submit_now(self, header, name, text, first, second, context: PutContext, deadline_ns: int) -> tuple[int, PutContext]:
         if native.layout_bytes(name, text, len(first) + len(second)) <= self._native.entry_limit:
             return self._native.submit(header, name, text, first, second, deadline_ns), context
         side = self._write_side(header, name, text, first, second)
@@ -603,7 +588,7 @@ class Producer:
 
     # ---- answers ----------------------------------------------------------------
 
-    def _finish(self, session: native.ProducerSession, code: int, answer: tuple, context: _Context, give_up_ns: int):
+    def _finish(self, session: native.ProducerSession, code: int, answer: tuple, context: PutContext, give_up_ns: int):
         """The result of one pending put; in the answers' thread."""
         if context.side is not None:
             context.side.unlink(missing_ok=True)
@@ -614,61 +599,8 @@ class Producer:
             code = session.wait_flushed(answer[2], deadline_ns)
         return self._outcome(session, code, native.ANSWERED, answer, context)
 
-    def _outcome(self, session: native.ProducerSession, code: int, stage: int, answer: tuple, context: _Context):
-        if code == native.BUSY:
-            return _busy(context, session)
-        if stage == native.NOT_SUBMITTED:
-            return _refused(context, PutStatus.SERVICE_NOT_AVAILABLE,
-                            "the writer made no room in time; nothing was submitted (`pyengine status` tells how it is)")
-        if stage == native.SUBMITTED:
-            return _unknown(context, "submitted, but the session ended before the answer: it may or may not be stored"
-                            if code == native.CLOSED else "submitted, but not answered in time: it may or may not be stored")
-        status = PutStatus(answer[5])
-        reason = REFUSALS.get(answer[6], "")
-        indeterminate = False
-        if code:
-            status = PutStatus.FLUSH_DISK_TIMEOUT
-            indeterminate = code == native.CLOSED
-            reason = {
-                native.FROZEN: "stored, but it could not be made durable: " + control_native.reason(session.control),
-                native.CLOSED: "stored, but the engine went away before it was durable",
-            }.get(code, f"stored, but not durable within {self._flush_timeout_s:g} s")
-        return _result(context, status, answer, reason, indeterminate)
-
-
-def _result(context: _Context, status: PutStatus, answer: tuple, reason: str, indeterminate: bool):
-    _, physical_offset, end_offset, queue_offset, store_timestamp_ms, _, _, count, size_bytes = answer
-    stored = physical_offset >= 0
-    if context.kind == native.MANY:
-        return PutManyResult(status, count if stored else 0, queue_offset, physical_offset, end_offset,
-                             store_timestamp_ms, context.topic, context.queue_id, reason, indeterminate)
-    msg_id = ""
-    if stored and context.sizes:
-        starts = accumulate(context.sizes[:-1], initial=physical_offset)
-        msg_id = ",".join((context.store_host + start.to_bytes(8, "big")).hex().upper() for start in starts)
-    answer = (*answer[:5], int(status), answer[6], count if stored else 0, size_bytes)
-    return PutResult.of_answer(answer, context.topic, context.queue_id, context.store_host, reason, indeterminate, msg_id)
-
-
-def _refused(context: _Context, status: PutStatus, reason: str):
-    if context.kind == native.MANY:
-        return PutManyResult(status, topic=context.topic, queue_id=context.queue_id, reason=reason)
-    return PutResult(status, topic=context.topic, queue_id=context.queue_id, count=0, reason=reason)
-
-
-def _busy(context: _Context, session: native.ProducerSession):
-    limit_ms = session.control.identity.os_page_cache_busy_timeout_ms
-    return _refused(context, PutStatus.OS_PAGECACHE_BUSY,
-                    f"the writer has been in one pass for more than {limit_ms} ms, memory or the disk is slow: put again later "
-                    "(os_page_cache_busy_timeout_ms)")
-
-
-def _unknown(context: _Context, reason: str):
-    if context.kind == native.MANY:
-        return PutManyResult(PutStatus.UNKNOWN_ERROR, topic=context.topic, queue_id=context.queue_id, reason=reason,
-                             indeterminate=True)
-    return PutResult(PutStatus.UNKNOWN_ERROR, topic=context.topic, queue_id=context.queue_id, count=0, reason=reason,
-                     indeterminate=True)
+    def _outcome(self, session: native.ProducerSession, code: int, stage: int, answer: tuple, context: PutContext):
+        return outcome(session, code, stage, answer, context, self._flush_timeout_s)
 
 
 def _resolved(result: object) -> PutFuture:

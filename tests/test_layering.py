@@ -29,8 +29,8 @@ LAYERS = (
     # The sizes of a store come from its files, so its settings stand with the files.
     ("pyengine.storage", "pyengine.config", "pyengine.engine_config"),
     ("pyengine.ipc",),
-    ("pyengine.services", "pyengine.producer", "pyengine.outgoing", "pyengine.pending_puts", "pyengine.transactions",
-     "pyengine.consumer", "pyengine.consumer_groups"),
+    ("pyengine.services", "pyengine.producer", "pyengine.outgoing", "pyengine.pending_puts", "pyengine.put_outcome",
+     "pyengine.transactions", "pyengine.consumer", "pyengine.consumer_groups"),
     ("workers", "pyengine.engine"),
     ("pyengine.spark", "pyspark_pyengine", "pyspark_pyengine_queue"),
     ("pyengine.cli", "pyengine.__main__"),
