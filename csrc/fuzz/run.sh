@@ -45,7 +45,7 @@ for target in "${targets[@]}"; do
         kept=$(mktemp "${TMPDIR:-/tmp}/$target-XXXXXX")
         if [ -e "$work/last" ]; then
             size=$(od -An -tu8 -N8 "$work/last" | tr -d ' ')
-            tail -c +9 "$work/last" | head -c "$size" > "$kept"
+            head -c $((size + 8)) "$work/last" | tail -c +9 > "$kept" # in this order: nobody closes a pipe too early
         else
             cat "$work"/crash-* > "$kept"
         fi
