@@ -72,24 +72,6 @@ void ms_queue_encode_entry(uint8_t *to, int64_t physical_offset, int32_t size_by
     ms_put_64(to + 12, (uint64_t)tags_code);
 }
 
-/* Room before bytes: a pwrite into an unallocated part could still fail when the kernel writes it back. */
-static int allocate_windows(const struct ms_queue_set *set, struct ms_queue *queue, int64_t from, int64_t to)
-{
-    if (to <= queue->allocated_bytes)
-        return 0;
-    int64_t start = from - from % MS_QUEUE_WINDOW_BYTES;
-    if (start < queue->allocated_bytes)
-        start = queue->allocated_bytes;
-    int64_t end = to + MS_QUEUE_WINDOW_BYTES - 1;
-    end -= end % MS_QUEUE_WINDOW_BYTES;
-    if (end > set->file_bytes)
-        end = set->file_bytes;
-    const int why = ms_flush_allocate(queue->fd, start, end - start);
-    if (why == 0)
-        queue->allocated_bytes = end;
-    return why;
-}
-
 static int write_chunk(struct ms_queue_set *set, struct ms_queue_chunk *chunk)
 {
     struct ms_queue *const queue = &set->queues[chunk->queue];
@@ -102,7 +84,8 @@ static int write_chunk(struct ms_queue_set *set, struct ms_queue_chunk *chunk)
     }
     if (!chunk->dirty)
         return 0;
-    why = allocate_windows(set, queue, at, at + bytes);
+    why = ms_flush_allocate_windows(queue->fd, &queue->allocated_bytes, set->file_bytes, MS_QUEUE_WINDOW_BYTES,
+                                    at, at + bytes);
     if (why == 0)
         why = ms_flush_pwrite_all(queue->fd, chunk->entries, bytes, at);
     if (why != 0) {

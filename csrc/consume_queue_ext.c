@@ -13,23 +13,6 @@ void ms_ext_drop(struct ms_ext_set *set, int32_t queue, int32_t run)
     set->runs[run].bytes = 0;
 }
 
-static int allocate(const struct ms_ext_set *set, struct ms_ext_queue *queue, int64_t from, int64_t to)
-{
-    if (to <= queue->allocated_bytes)
-        return 0;
-    int64_t start = from - from % WINDOW_BYTES;
-    if (start < queue->allocated_bytes)
-        start = queue->allocated_bytes;
-    int64_t end = to + WINDOW_BYTES - 1;
-    end -= end % WINDOW_BYTES;
-    if (end > set->file_bytes)
-        end = set->file_bytes;
-    const int why = ms_flush_allocate(queue->fd, start, end - start);
-    if (why == 0)
-        queue->allocated_bytes = end;
-    return why;
-}
-
 int ms_ext_write(struct ms_ext_set *set, int32_t number, int32_t run_number)
 {
     struct ms_ext_run *const run = &set->runs[run_number];
@@ -37,7 +20,8 @@ int ms_ext_write(struct ms_ext_set *set, int32_t number, int32_t run_number)
     if (run->bytes == 0)
         return 0;
     const int64_t at = run->first - queue->file_start;
-    int why = allocate(set, queue, at, at + run->bytes);
+    int why = ms_flush_allocate_windows(queue->fd, &queue->allocated_bytes, set->file_bytes, WINDOW_BYTES,
+                                        at, at + run->bytes);
     if (why == 0)
         why = ms_flush_pwrite_all(queue->fd, run->units, run->bytes, at);
     if (why != 0)

@@ -58,6 +58,24 @@ int ms_flush_allocate(int fd, int64_t offset, int64_t length)
     return -why;
 }
 
+int ms_flush_allocate_windows(int fd, int64_t *allocated_bytes, int64_t file_bytes, int64_t window_bytes,
+                              int64_t from, int64_t to)
+{
+    if (to <= *allocated_bytes)
+        return 0;
+    int64_t start = from - from % window_bytes;
+    if (start < *allocated_bytes)
+        start = *allocated_bytes;
+    int64_t end = to + window_bytes - 1;
+    end -= end % window_bytes;
+    if (end > file_bytes)
+        end = file_bytes;
+    const int why = ms_flush_allocate(fd, start, end - start);
+    if (why == 0)
+        *allocated_bytes = end;
+    return why;
+}
+
 int ms_flush_punch(int fd, int64_t offset, int64_t length)
 {
     int code;

@@ -15,6 +15,10 @@ int ms_flush_start(int fd);
 int ms_flush_pwrite_all(int fd, const uint8_t *from, int64_t length, int64_t at);
 /* Really allocate [offset, offset+length) and extend the file. */
 int ms_flush_allocate(int fd, int64_t offset, int64_t length);
+/* Room for bytes [from, to) of a file of `file_bytes` before they are written: whole windows beyond
+ * *allocated_bytes, which moves. A pwrite into an unallocated part could still fail when the kernel writes it back. */
+int ms_flush_allocate_windows(int fd, int64_t *allocated_bytes, int64_t file_bytes, int64_t window_bytes,
+                              int64_t from, int64_t to);
 /* Give the blocks of [offset, offset+length) back; the length stays, and who has it mapped reads zeros there.
  * -EOPNOTSUPP where the file system cannot. */
 int ms_flush_punch(int fd, int64_t offset, int64_t length);

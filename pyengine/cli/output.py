@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
+
+from pyengine.errors import ExitCode
 
 WIDTH_WITHOUT_TERMINAL = 10_000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -19,6 +21,17 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 def write_json(document: Any) -> None:
     """One document and a newline; plain ASCII where stdout cannot carry more."""
     sys.stdout.write(json_text(document) + "\n")
+
+
+def tell_report(report: Any, as_json: bool, print_report: Callable[[Any], None]) -> ExitCode:
+    """The report of a command that repairs, for programs or people; what it refused on stderr too. Its exit code."""
+    if as_json:
+        write_json(report.to_dict())
+    else:
+        print_report(report)
+    if report.exit_code is ExitCode.CORRUPTION:
+        print(f"error: {report.sentence}", file=sys.stderr)
+    return report.exit_code
 
 
 def json_text(document: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,13 +54,7 @@ def rebuild(
     config = load_config(store, settings)
     with byte_bar("rebuild", None) as show:
         report = rebuild_alone(store, config, selection, progress=show)
-    if as_json:
-        output.write_json(report.to_dict())
-    else:
-        print_report(report)
-    if report.exit_code is ExitCode.CORRUPTION:
-        print(f"error: {report.sentence}", file=sys.stderr)
-    return report.exit_code
+    return output.tell_report(report, as_json, print_report)
 
 
 def rebuild_alone(

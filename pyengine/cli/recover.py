@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,13 +42,7 @@ def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: b
     config = load_config(store, settings)
     with byte_bar("recover", None) as show:
         report = recover_alone(store, config, progress=show, accept_loss=accept_loss)
-    if as_json:
-        output.write_json(report.to_dict())
-    else:
-        print_report(report)
-    if report.exit_code is ExitCode.CORRUPTION:
-        print(f"error: {report.sentence}", file=sys.stderr)
-    return report.exit_code
+    return output.tell_report(report, as_json, print_report)
 
 
 def recover_alone(

@@ -6,10 +6,8 @@ import time
 
 from pyengine._native import ffi, lib
 
-NAP_NS = 20_000
 
-
-def until_above(position, value: int, timeout_ns: int, nap_ns: int = NAP_NS) -> bool:
+def until_above(position, value: int, timeout_ns: int, nap_ns: int) -> bool:
     """True as soon as the `struct ms_position` is above `value`, False after the timeout."""
     return lib.ms_nap_until_above(ffi.addressof(position), value, timeout_ns, nap_ns) == 1
 
