@@ -1,0 +1,84 @@
+"""The replication wire of RocketMQ 4.9 (HAConnection, HAClient): two kinds of frame, nothing else.
+
+    slave -> master   report   i64 how far the slave's log reaches                        8 bytes
+    master -> slave   header   i64 where the body begins, i32 its size; then the body    12 + size
+                      a size of 0 is a heartbeat; it names the next position to be sent
+
+All big-endian. There is no greeting, version, checksum or name. A body is raw bytes of
+the commit log, cut anywhere, but never across the border of a segment. The master is
+silent until the first report has come, which says where to begin; 0 there means "at the
+start of your last segment", any other value is taken as it is. Each later report says
+that the slave has everything below it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pyengine.errors import FormatError
+
+HEADER_BYTES = 12
+REPORT_BYTES = 8
+TRANSFER_BATCH_BYTES_DEFAULT = 32768  # haTransferBatchSize
+REPORT_LAST_SEGMENT = 0  # a first report of 0 asks for the last segment only
+
+_HEADER = struct.Struct(">qi")
+_REPORT = struct.Struct(">q")
+
+
+class Header(NamedTuple):
+    """Of one frame from the master: the body's place in the whole log, and its bytes."""
+
+    offset: int
+    size_bytes: int
+
+    @property
+    def is_heartbeat(self) -> bool:
+        return self.size_bytes == 0
+
+
+def pack_header(offset: int, size_bytes: int) -> bytes:
+    """12 bytes; size 0 makes a heartbeat."""
+    return _HEADER.pack(offset, size_bytes)
+
+
+def pack_header_into(buffer, at: int, offset: int, size_bytes: int) -> None:
+    """The same, at byte `at` of a writable buffer."""
+    _HEADER.pack_into(buffer, at, offset, size_bytes)
+
+
+def unpack_header(buffer, at: int = 0) -> Header:
+    """The header at byte `at`; FormatError for what no master sends: a negative offset or size, or too few bytes."""
+    try:
+        header = Header(*_HEADER.unpack_from(buffer, at))
+    except struct.error as error:
+        raise FormatError(f"a frame's header has {HEADER_BYTES} bytes, {max(0, len(buffer) - at)} are there") from error
+    if header.offset < 0 or header.size_bytes < 0:
+        raise FormatError(f"a frame of {header.size_bytes} bytes for offset {header.offset}: no master sends that")
+    return header
+
+
+def pack_report(offset: int) -> bytes:
+    """8 bytes."""
+    return _REPORT.pack(offset)
+
+
+def unpack_report(buffer, at: int = 0) -> int:
+    """The report at byte `at`; FormatError when it is negative or too short."""
+    try:
+        (offset,) = _REPORT.unpack_from(buffer, at)
+    except struct.error as error:
+        raise FormatError(f"a report has {REPORT_BYTES} bytes, {max(0, len(buffer) - at)} are there") from error
+    if offset < 0:
+        raise FormatError(f"a report of {offset}: no slave's log ends there")
+    return offset
+
+
+def frame_bounds(start: int, end: int, batch_bytes: int, segment_bytes: int) -> Iterator[Header]:
+    """How [start, end) is cut into frames: none longer than `batch_bytes`, none across a segment's border."""
+    while start < end:
+        stop = min(end, start + batch_bytes, start - start % segment_bytes + segment_bytes)
+        yield Header(start, stop - start)
+        start = stop

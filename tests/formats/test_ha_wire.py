@@ -1,0 +1,61 @@
+"""The replication wire: RocketMQ's bytes, and nothing that no peer sends is taken."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pyengine.errors import FormatError
+from pyengine.formats import ha_wire
+
+
+def test_a_frame_is_what_rocketmq_sends():
+    assert ha_wire.pack_header(4096, 3) + b"abc" == bytes.fromhex("0000000000001000" "00000003" "616263")
+    assert ha_wire.pack_header(1 << 40, 0) == bytes.fromhex("0000010000000000" "00000000")
+    assert ha_wire.pack_report(4096) == bytes.fromhex("0000000000001000")
+
+
+def test_frames_are_read_as_they_were_packed():
+    buffer = bytearray(64)
+    ha_wire.pack_header_into(buffer, 5, (1 << 62) + 7, 32768)
+    header = ha_wire.unpack_header(buffer, 5)
+    assert header == ((1 << 62) + 7, 32768)
+    assert not header.is_heartbeat
+    assert ha_wire.unpack_header(ha_wire.pack_header(9, 0)).is_heartbeat
+    assert ha_wire.unpack_report(b"--" + ha_wire.pack_report(77), 2) == 77
+
+
+@pytest.mark.parametrize("offset, size_bytes", [(-1, 5), (0, -1), (-(1 << 63), 0), (5, -(1 << 31))])
+def test_a_header_that_no_master_sends_is_refused(offset, size_bytes):
+    with pytest.raises(FormatError, match="no master sends"):
+        ha_wire.unpack_header(ha_wire.pack_header(offset, size_bytes))
+
+
+def test_a_report_that_no_slave_sends_is_refused():
+    with pytest.raises(FormatError, match="no slave"):
+        ha_wire.unpack_report(ha_wire.pack_report(-1))
+
+
+def test_too_few_bytes_are_refused():
+    with pytest.raises(FormatError, match="12 bytes, 11 are there"):
+        ha_wire.unpack_header(bytes(11))
+    with pytest.raises(FormatError, match="8 bytes, 3 are there"):
+        ha_wire.unpack_report(bytes(11), 8)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stretch_of_the_log_is_cut_into_frames_that_no_border_crosses(seed):
+    rng = random.Random(seed)
+    segment_bytes, batch_bytes = rng.choice((64, 100, 4096)), rng.choice((1, 7, 64, 5000))
+    start = rng.randrange(3 * segment_bytes)
+    end = start + rng.randrange(5 * segment_bytes)
+    frames = list(ha_wire.frame_bounds(start, end, batch_bytes, segment_bytes))
+    position = start
+    for offset, size_bytes in frames:
+        assert offset == position, f"seed {seed}"
+        assert 0 < size_bytes <= batch_bytes
+        assert offset // segment_bytes == (offset + size_bytes - 1) // segment_bytes
+        assert size_bytes == batch_bytes or offset + size_bytes == end or (offset + size_bytes) % segment_bytes == 0
+        position += size_bytes
+    assert position == end
