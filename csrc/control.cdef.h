@@ -14,7 +14,7 @@
  * line prefetcher pairs them).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 2
+#define MS_CONTROL_LAYOUT_VERSION 3
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -93,7 +93,11 @@ struct ms_identity {
     int32_t sysv_semaphore_id;   /* SEM_UNDO count of living producers; -1 none */
     int32_t reserved;
     int64_t lock_modified_ns;    /* mtime of `lock` as we left it: RocketMQ rewrites the file at each start */
-    int8_t pad[80];
+    int64_t slave_timeout_ms;    /* longest wait of a put for `confirm` */
+    int64_t ha_slave_fallbehind_max_bytes; /* a put farther ahead of `confirm` does not wait for it */
+    uint32_t min_in_sync_replicas; /* slaves that must have a byte before it is confirmed */
+    uint32_t replicates;         /* 1: a replicator runs */
+    int8_t pad[56];
 };
 
 struct ms_state {
@@ -192,6 +196,14 @@ struct ms_flusher_lines {
     int8_t pad[56];
 };
 
+/* How the replicator stands; which slaves there are stands in an object of its own (replication.cdef.h). */
+struct ms_replicator_lines {
+    uint32_t slaves_connected;   /* master: links whose slave has said where it stands */
+    uint32_t linked;             /* slave: 1 while its master's bytes arrive and agree with its own */
+    int64_t master_end;          /* slave: end of its master's log as last heard; 0 never */
+    int8_t pad[112];
+};
+
 /* A number that waiters sleep on (futex); read-only for them. */
 struct ms_sequence {
     uint32_t value;
@@ -224,15 +236,17 @@ struct ms_control {
     struct ms_position committed;    /* committer (writer without pool) */
     struct ms_position flushed;      /* flusher */
     struct ms_position reput_from;   /* reputter */
-    struct ms_position confirm;      /* replicator */
-    struct ms_position received;     /* replicator, slave role */
+    struct ms_position confirm;      /* replicator: enough slaves have it; on a slave, what it reported to have */
+    struct ms_position received;     /* replicator, slave role: came from the master, part of a record perhaps */
     struct ms_sequence flush_seq;    /* flusher after flushed moved; whoever freezes */
     struct ms_sequence arrival_seq;  /* reputter after reput_from moved */
     struct ms_sequence session_seq;  /* supervisor after the session table changed */
+    struct ms_sequence confirm_seq;  /* replicator after confirm moved */
     struct ms_writer_lines writer;
     struct ms_position slot_pass;    /* writer: number of the committed pass */
     struct ms_allocator_line allocator;
     struct ms_flusher_lines flusher;
+    struct ms_replicator_lines replicator;
     uint8_t index_progress[256];     /* reputter: struct ms_index_progress */
     struct ms_worker workers[10];
     struct ms_pool_buffer pool[64];
@@ -255,6 +269,7 @@ struct ms_doorbells {
     struct ms_doorbell latch[10];    /* by kind of worker */
     struct ms_doorbell flush_waiters;   /* number of sleepers on flush_seq */
     struct ms_doorbell arrival_waiters; /* number of sleepers on arrival_seq */
+    struct ms_doorbell confirm_waiters; /* number of sleepers on confirm_seq */
 };
 
 /* Offsets and sizes as the compiler sees them, for dump and tests. */

@@ -38,7 +38,6 @@ REFUSED_KEYS = {
     "storePathRootDir": "the store is the directory that the command names",
     "duplicationEnable": "this engine has no duplication mode",
     "enableDLegerCommitLog": "this engine does not speak the raft protocol",
-    "haMasterAddress": "there is no replication to other hosts",
 }
 
 

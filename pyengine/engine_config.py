@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pyengine.storage.geometry import Geometry
 
 DAY_MS = 86_400_000
+HA_PORT = 10_912  # RocketMQ's default
 INDEX_HEADER_BYTES = 40
 INDEX_SLOT_BYTES = 4
 INDEX_ENTRY_BYTES = 20
 DELAY_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
 
-_NO_REPLICA = "there is no replication to other hosts"
 _ONE_BY_ONE = "each level is delivered in order, one message after the other"
 _POSITION = "the flusher follows the position itself, not a count of pages"
 
@@ -115,6 +115,50 @@ class EngineConfig:
         group="writing")
     replay_clock: bool = setting(
         False, "Let a replay set the store's clock, so that stored times repeat.", group="writing")
+
+    # -- replication
+    ha_listen_port: int = setting(
+        0, "Port where a master waits for slaves. 0: 10912 with SYNC_MASTER, and with ASYNC_MASTER no replication.",
+        key="haListenPort", low=0, high=65_535, group="replication")
+    ha_listen_host: str = setting(
+        "127.0.0.1", "Address that a master listens at. Nobody is asked who he is there: let only slaves reach it.",
+        group="replication")
+    ha_master_address: str = setting(
+        "", "With SLAVE: host:port of the master's HA port.", key="haMasterAddress", group="replication")
+    slave_timeout_ms: int = setting(
+        3000, "With SYNC_MASTER: a put that slaves have not confirmed after this time gets FLUSH_SLAVE_TIMEOUT; the message "
+        "is stored.", key="slaveTimeout", unit="ms", low=1, high=DAY_MS, group="replication")
+    min_in_sync_replicas: int = setting(
+        1, "Slaves that must have a message before it counts as confirmed.", low=1, high=16, group="replication")
+    ha_slave_fallbehind_max_bytes: int = setting(
+        268_435_456, "With SYNC_MASTER: where slaves are farther behind, puts get SLAVE_NOT_AVAILABLE at once; the message is "
+        "stored.", key="haSlaveFallbehindMax", unit="bytes", low=0, high=INT32_MAX, group="replication")
+    dispatch_at: str = setting(
+        "committed", "Messages become visible in their queues once they are readable (committed, as in RocketMQ), or only once "
+        "slaves have confirmed them (replicated).", choices=("committed", "replicated"), group="replication")
+    sync_from: str = setting(
+        "last", "Where a new slave begins: at its master's last segment, as in RocketMQ, or at the first.",
+        choices=("last", "first"), group="replication")
+    ack_level: str = setting(
+        "auto", "When a slave acknowledges: once it has written (as RocketMQ) or once it has flushed. auto: flushed with "
+        "SYNC_FLUSH, else written.", choices=("auto", "written", "flushed"), group="replication")
+    ha_compare_bytes: int = setting(
+        1 << 20, "How much of its log's end a slave compares with its master's each time it connects.", unit="bytes",
+        low=0, high=INT32_MAX, group="replication")
+    ha_cut: str = setting(
+        "unconfirmed", "What a slave whose log differs from its master's may lose at its start, into quarantine: only what was "
+        "never confirmed, or anything.", choices=("unconfirmed", "any"), group="replication")
+    ha_connections_max: int = setting(
+        16, "Most links to a master at a time.", low=1, high=256, group="replication")
+    ha_transfer_batch_size_bytes: int = setting(
+        32_768, "Longest piece of the log in one frame.", key="haTransferBatchSize", unit="bytes", low=1, high=1 << 24,
+        group="replication")
+    ha_send_heartbeat_interval_ms: int = setting(
+        5000, "After so long without sending, either side says that it is there.", key="haSendHeartbeatInterval",
+        unit="ms", low=1, high=DAY_MS, group="replication")
+    ha_housekeeping_interval_ms: int = setting(
+        20_000, "A link that was silent for so long is closed.", key="haHousekeepingInterval", unit="ms", low=1,
+        high=DAY_MS, group="replication")
 
     # -- queues, index, recovery
     message_index_enable: bool = setting(
@@ -250,23 +294,6 @@ class EngineConfig:
     debug_lock_enable: bool = setting(
         False, "Report on the put lock.", key="debugLockEnable", inert="one process appends: no lock",
         group="accepted")
-    slave_timeout_ms: int = setting(
-        3000, "Longest wait for a slave's confirmation.", key="slaveTimeout", unit="ms", low=1, high=DAY_MS,
-        inert=_NO_REPLICA, group="accepted")
-    ha_listen_port: int = setting(
-        10912, "Port for slaves.", key="haListenPort", low=1, high=65_535, inert=_NO_REPLICA, group="accepted")
-    ha_send_heartbeat_interval_ms: int = setting(
-        5000, "Pause between two heartbeats.", key="haSendHeartbeatInterval", unit="ms", low=1, high=DAY_MS,
-        inert=_NO_REPLICA, group="accepted")
-    ha_housekeeping_interval_ms: int = setting(
-        20_000, "Silence after which a link is closed.", key="haHousekeepingInterval", unit="ms", low=1, high=DAY_MS,
-        inert=_NO_REPLICA, group="accepted")
-    ha_transfer_batch_size_bytes: int = setting(
-        32_768, "Bytes of one transfer.", key="haTransferBatchSize", unit="bytes", low=1, high=INT32_MAX,
-        inert=_NO_REPLICA, group="accepted")
-    ha_slave_fallbehind_max_bytes: int = setting(
-        268_435_456, "How far a slave may be behind.", key="haSlaveFallbehindMax", unit="bytes", low=0,
-        high=INT32_MAX, inert=_NO_REPLICA, group="accepted")
     enable_schedule_message_stats: bool = setting(
         True, "Count delayed messages.", key="enableScheduleMessageStats",
         inert="delayed messages are counted like others, by topic", group="accepted")
@@ -297,8 +324,36 @@ class EngineConfig:
         if self.session_ring_bytes & (self.session_ring_bytes - 1):
             raise ConfigError(f"session_ring_bytes = {self.session_ring_bytes} is not a power of two")
         _check_host(self.store_host)
+        self._check_replication()
         delay_levels_ms(self.message_delay_level)
         delete_hours(self.delete_when)
+
+    def _check_replication(self) -> None:
+        if self.ha_master_address:
+            host, colon, port = self.ha_master_address.rpartition(":")
+            if not (colon and host.strip("[]") and port.isascii() and port.isdecimal() and 0 < int(port) <= 65_535):
+                raise ConfigError(f"ha_master_address = {self.ha_master_address} is no address: give host:port, as in "
+                                  "10.0.0.1:10912 or [::1]:10912")
+        if self.dispatch_at == "replicated" and self.ha_port == 0 and self.broker_role != "SLAVE":
+            raise ConfigError("dispatch_at = replicated needs a master with slaves: set ha_listen_port, or nothing would ever "
+                              "become visible")
+
+    @property
+    def ha_port(self) -> int:
+        """The port at which slaves are waited for; 0 where nobody listens."""
+        if self.broker_role == "SLAVE":
+            return 0
+        return self.ha_listen_port or (HA_PORT if self.broker_role == "SYNC_MASTER" else 0)
+
+    @property
+    def replicates(self) -> bool:
+        """Whether the engine has a replicator: a master that listens, or a slave that has a master."""
+        return self.ha_port != 0 or self.broker_role == "SLAVE" and self.ha_master_address != ""
+
+    @property
+    def acks_flushed(self) -> bool:
+        """Whether a slave acknowledges only what it has flushed."""
+        return self.ack_level == "flushed" or self.ack_level == "auto" and self.flush_disk_type == "SYNC_FLUSH"
 
     @property
     def geometry(self) -> Geometry:

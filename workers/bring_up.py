@@ -131,7 +131,10 @@ def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_i
         spin_writer_us=spin_writer_us, spin_producer_us=spin_producer_us,
         sessions_max=min(config.sessions_max, native.SESSION_SLOTS), pool_buffers=pool_buffers,
         replay_clock=int(config.replay_clock), role=ROLES[config.broker_role], created_ms=now_ms(),
-        sysv_semaphore_id=semaphore_id, lock_modified_ns=lock_modified_ns(root))
+        sysv_semaphore_id=semaphore_id, lock_modified_ns=lock_modified_ns(root),
+        dispatch_at=int(config.dispatch_at == "replicated" and config.broker_role != "SLAVE"),
+        slave_timeout_ms=config.slave_timeout_ms, ha_slave_fallbehind_max_bytes=config.ha_slave_fallbehind_max_bytes,
+        min_in_sync_replicas=config.min_in_sync_replicas, replicates=int(config.replicates))
 
 
 def _create_queue_table(memory: EngineMemory, report: RecoveryReport) -> None:

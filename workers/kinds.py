@@ -26,7 +26,7 @@ class Kind:
     """One kind of worker.
 
     `number` stands in shared memory and in the lock byte. `modes` are the write paths
-    in which it runs. `stop_rank`: orderly stops go up this rank, each kind finishing
+    in which it runs; `replicating`: only where there is a master or a slave. `stop_rank`: orderly stops go up this rank, each kind finishing
     what the ones before it have published. A worker whose heartbeat is older than
     `silent_s` is killed and restarted; disks may stall, so those that sync are given longer.
     """
@@ -35,6 +35,7 @@ class Kind:
     stop_rank: int
     silent_s: float = 30.0
     modes: frozenset[int] = EVERY_MODE
+    replicating: bool = False
 
     @property
     def name(self) -> str:
@@ -67,9 +68,9 @@ RESTART_PAUSE_S_MAX = 10.0
 HEALTHY_AFTER_S = 10.0  # a worker that lived this long starts with a clean slate
 
 
-def kinds_for(mode: int) -> tuple[Kind, ...]:
-    """The kinds that run in a write path, in the order of starting."""
-    return tuple(kind for kind in KINDS if mode in kind.modes)
+def kinds_for(mode: int, replicates: bool) -> tuple[Kind, ...]:
+    """The kinds that run in a write path, with or without replication, in the order of starting."""
+    return tuple(kind for kind in KINDS if mode in kind.modes and (replicates or not kind.replicating))
 
 
 def restart_pause_s(crashes: int) -> float:

@@ -46,7 +46,7 @@ from pyengine.storage.abort_file import remove_abort_file
 from pyengine.storage.topic_config import TopicConfigs
 from workers.bring_up import bring_up, make_pool_buffer, missing_pool_buffers, prepare_root
 from workers.children import Children
-from workers.kinds import kinds_for
+from workers.kinds import Kind, kinds_for
 from workers.notify import notify, watchdog_interval_s
 from workers.queue_growth import grow_queue_table
 from workers.worker import ERROR, WARNING, check_packages, say
@@ -148,7 +148,7 @@ class Supervisor:
         heart = Heartbeat(self._memory.control.workers[native.SUPERVISOR])
         heart.state(native.WORKER_READY)
         degraded = self._memory.state == native.STATE_DEGRADED
-        kinds = () if degraded or self._arguments.no_children else kinds_for(self._memory.identity.mode)
+        kinds = () if degraded or self._arguments.no_children else self._kinds()
         children = Children(self._root, self._memory, lock, self._selector, kinds, config.overrides(), self._say)
         bridge = _LatchBridge(self._memory, self._selector)
         server = SessionServer(self._memory, self._selector, Sessions(self._memory))
@@ -197,6 +197,9 @@ class Supervisor:
                 until_s = min(until_s, now_s + self._watchdog_s)
             self._pump(until_s - time.monotonic())
 
+    def _kinds(self) -> tuple[Kind, ...]:
+        return kinds_for(self._memory.identity.mode, bool(self._memory.identity.replicates))
+
     def _pump(self, seconds: float) -> None:
         for key, _ in self._selector.select(max(0.0, min(seconds, TICK_S))):
             key.data()
@@ -220,7 +223,7 @@ class Supervisor:
         self._wait_for_producers(min(deadline_s, time.monotonic() + PRODUCERS_WAIT_S))
         if self._arguments.no_children:
             children = Children(self._root, self._memory, lock, self._selector,
-                                [kind for kind in kinds_for(self._memory.identity.mode)
+                                [kind for kind in self._kinds()
                                  if lock.kind_taken(kind.number)], {}, self._say)
             children.start()
         problems = children.stop(self._pump, deadline_s)

@@ -19,7 +19,7 @@ from pyengine.config import load_config
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
 from workers.bring_up import MODES
-from workers.kinds import EVERY_MODE, KINDS, Kind, WorkerExit
+from workers.kinds import EVERY_MODE, KINDS, Kind, WorkerExit, kinds_for
 from workers.supervisor import STOP_TIMEOUT_S
 
 STORE = "/var/lib/pyengine/%i"
@@ -65,6 +65,11 @@ KeyringMode=private
 UMask=0077
 """
 
+# What speaks on the network: with this host only. A drop-in with IPAddressAllow= names the others that may be reached.
+NETWORK_HARDENING = HARDENING.replace("PrivateNetwork=yes\n", "").replace(
+    "IPAddressDeny=any\n", "IPAddressDeny=any\nIPAddressAllow=localhost\n").replace(
+    "RestrictAddressFamilies=AF_UNIX\n", "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX\n")
+
 
 def unit_files() -> dict[str, str]:
     """Every file by its name."""
@@ -109,10 +114,10 @@ def _store_unit() -> tuple[str, str]:
         "store", "Message log %i: store (recovery, sessions)",
         "# Owns the store: recovers it, is ready once workers may attach. If it dies alone, the workers go on, and the\n"
         "# next one takes them over without recovery; so nothing is bound to it. It is the last to stop, and removes\n"
-        "# `abort` only if all of the workers finished what was published.\n",
+        "# `abort` only if all of the workers finished what was published. A slave's asks its master where to begin.\n",
         "", f"@PYTHON@ -P -m workers.supervisor {STORE} --no-children", STORE_SILENT_S,
         f"TimeoutStartSec=infinity\nTimeoutStopSec={STOP_TIMEOUT_S:g}\n"
-        f"RestartPreventExitStatus={int(WorkerExit.USAGE)} {DAMAGE}\n")
+        f"RestartPreventExitStatus={int(WorkerExit.USAGE)} {DAMAGE}\n", NETWORK_HARDENING)
     return STORE_UNIT, text
 
 
@@ -120,16 +125,18 @@ def _worker_unit(kind: Kind) -> tuple[str, str]:
     later = [worker_unit(other) for other in KINDS if other.stop_rank > kind.stop_rank]
     after = " ".join(name.replace("@.", "@%i.") for name in (STORE_UNIT, *later))
     condition = ""
-    if kind.modes != EVERY_MODE:
+    if kind.modes != EVERY_MODE or kind.replicating:
         condition = f"ExecCondition=@PYTHON@ -P -m workers.unit_files --runs {kind.name} {STORE}\n"
     text = _service(
         kind.name, f"Message log %i: {kind.name}", "", f"After={after}\n",
         f"@PYTHON@ -P -m {kind.module} {STORE}", kind.silent_s,
-        f"{condition}TimeoutStartSec=90\nTimeoutStopSec={WORKER_STOP_S}\nRestartPreventExitStatus={int(WorkerExit.USAGE)}\n")
+        f"{condition}TimeoutStartSec=90\nTimeoutStopSec={WORKER_STOP_S}\nRestartPreventExitStatus={int(WorkerExit.USAGE)}\n",
+        NETWORK_HARDENING if kind.replicating else HARDENING)
     return worker_unit(kind), text
 
 
-def _service(name: str, description: str, why: str, order: str, command: str, silent_s: float, times: str) -> str:
+def _service(name: str, description: str, why: str, order: str, command: str, silent_s: float, times: str,
+             hardening: str) -> str:
     return f"""{MADE}{why}
 [Unit]
 Description={description}
@@ -158,12 +165,10 @@ LimitMEMLOCK=infinity
 LimitNOFILE=1048576
 OOMScoreAdjust=-500
 
-{HARDENING}"""
+{hardening}"""
 
 
 def _metrics_unit() -> str:
-    hardening = HARDENING.replace("PrivateNetwork=yes\n", "").replace(
-        "RestrictAddressFamilies=AF_UNIX\n", "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX\n")
     return f"""{MADE}
 # Not a part of the engine: answers Prometheus out of shared memory. METRICS_LISTEN in the settings' file moves it.
 
@@ -183,17 +188,16 @@ SyslogIdentifier=pyengine-metrics
 Restart=always
 RestartSec=5s
 
-{hardening}IPAddressAllow=localhost
-
+{NETWORK_HARDENING}
 [Install]
 WantedBy=pyengine@%i.target
 """
 
 
 def runs(kind_name: str, root: Path) -> bool:
-    """Whether this kind runs in the mode that the store's settings give."""
-    mode = MODES[load_config(root, {}).mode]
-    return any(kind.name == kind_name and mode in kind.modes for kind in KINDS) \
+    """Whether this kind runs with the mode and the role that the store's settings give."""
+    config = load_config(root, {})
+    return any(kind.name == kind_name for kind in kinds_for(MODES[config.mode], config.replicates)) \
         or kind_name == KIND_NAMES[native.SUPERVISOR]
 
 

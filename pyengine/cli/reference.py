@@ -20,6 +20,7 @@ from pyengine.engine_config import KEPT_NAMES, SETTINGS
 GROUPS = {
     "files": "Sizes of files, fixed at creation",
     "writing": "Writing",
+    "replication": "Replication",
     "dispatch": "Queues, index, recovery",
     "reading": "Reading",
     "cleaning": "Deleting old messages, and the room on the disk",

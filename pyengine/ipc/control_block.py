@@ -65,6 +65,10 @@ class Identity:
     created_ms: int = 0
     sysv_semaphore_id: int = -1
     lock_modified_ns: int = 0
+    slave_timeout_ms: int = 3000
+    ha_slave_fallbehind_max_bytes: int = 256 << 20
+    min_in_sync_replicas: int = 1
+    replicates: int = 0
 
     def write(self, block) -> None:
         """Fill `struct ms_identity`, which nobody reads before it is published."""
@@ -163,7 +167,7 @@ class EngineMemory:
     def retire(self) -> None:
         """Tell everybody who has this memory mapped that it is over, and wake all sleepers."""
         native.store(self.control.state, "retired", 1)
-        for number in (self.control.flush_seq, self.control.arrival_seq, self.control.session_seq):
+        for number in (self.control.flush_seq, self.control.arrival_seq, self.control.session_seq, self.control.confirm_seq):
             sequence.shout(number)
 
     def make_topic_stats(self, topics: int) -> None:

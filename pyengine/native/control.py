@@ -164,6 +164,12 @@ def publish_flushed(control, bells, flushed: int, store_timestamp_ms: int) -> No
     lib.ms_control_publish_flushed(control, bells, flushed, store_timestamp_ms)
 
 
+def publish_confirm(control, bells, confirm: int) -> None:
+    """The replicator: move `confirm`, raise confirm_seq, wake the puts that wait for it."""
+    store_position(control.confirm, confirm)
+    lib.ms_sequence_raise(ffi.addressof(control.confirm_seq), ffi.addressof(bells.confirm_waiters))
+
+
 def freeze(control, kind: int, error_number: int, reason: str) -> bool:
     """Turn the store read-only in every process, for good; True when this call was the first to do so.
 

@@ -23,6 +23,7 @@ STRUCTS = {
     "struct ms_undo": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_writer_lines": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_flusher_lines": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_replicator_lines": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_session_slot": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_queue_slot": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_session": lib.MS_SESSION_LAYOUT_VERSION,
@@ -60,7 +61,7 @@ def test_a_changed_layout_has_a_new_version():
 def test_every_field_of_one_writer_has_its_own_line():
     control = layout()["struct ms_control"]["fields"]
     for name in ("wrote", "committed", "flushed", "reput_from", "flush_seq", "arrival_seq", "writer", "slot_pass",
-                 "allocator", "flusher", "workers"):
+                 "allocator", "flusher", "replicator", "confirm_seq", "workers"):
         assert control[name] % lib.MS_LINE_BYTES == 0, name
 
 

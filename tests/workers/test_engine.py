@@ -78,7 +78,7 @@ def test_ctrl_c_in_a_terminal_does_not_reach_the_workers_first(root):
     """A terminal signals a whole process group; supervisor and workers are in others."""
     with pyengine.Engine(root, **SMALL) as engine:
         groups = {os.getpgid(pid) for pid in (engine.pid, *(int(line.split()[0]) for line in children_of(engine.pid)))}
-        assert os.getpgrp() not in groups and len(groups) == 1 + len(kinds_for(native.MODE_MAPPED))
+        assert os.getpgrp() not in groups and len(groups) == 1 + len(kinds_for(native.MODE_MAPPED, False))
 
 
 def children_of(pid):
