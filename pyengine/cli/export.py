@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, level_option, store_command
+from pyengine.cli.options import existing_store, store_command
 from pyengine.cli.progress import byte_bar
-from pyengine.config import FIXED_NAMES, load_config
-from pyengine.errors import UsageError
+from pyengine.cli.spark_session import level_option, master_option, size_options, spark_session
 
 
 @click.command()
@@ -26,11 +25,12 @@ from pyengine.errors import UsageError
 @click.option("--overwrite", is_flag=True, help="Replace an export that stands in DEST.")
 @click.option("--partitioned", is_flag=True, help="Folders topic=.../date=... in DEST.")
 @click.option("--incremental", is_flag=True, help="Go on where the last run into DEST ended.")
+@master_option
 @level_option
 def export(
     store: Path, settings: dict[str, str], as_json: bool, dest: Path, file_format: str, topics: tuple[str, ...],
     columns: str | None, compression: str, overwrite: bool, partitioned: bool, incremental: bool,
-    level: str | None,
+    master: str | None, level: str | None,
 ) -> None:
     """Write the log into the folder DEST as Parquet files.
 
@@ -46,17 +46,15 @@ def export(
       pyengine export STORE lake --partitioned --incremental
     """
     root = existing_store(store)
-    options = {name: str(getattr(load_config(root, settings), name)) for name in FIXED_NAMES}
+    options = size_options(root, settings)
     if level is not None:
         options["readLevel"] = level
     if columns is not None:
         options["columns"] = columns
-    _require_spark()
-    from pyengine.spark.export import export_parquet
-    from pyengine.spark.register import borrowed_session
-
     begun_s = time.monotonic()
-    with borrowed_session("pyengine export") as spark, byte_bar("exporting", None) as show:
+    with spark_session("pyengine export", master) as spark, byte_bar("exporting", None) as show:
+        from pyengine.spark.export import export_parquet
+
         done = export_parquet(spark, root, dest, topics or None, compression=compression, overwrite=overwrite,
                               partitioned=partitioned, incremental=incremental, progress=show, **options)
     seconds = time.monotonic() - begun_s
@@ -65,12 +63,3 @@ def export(
                            "bytes": done.bytes, "seconds": seconds})
         return
     print(f"{done.messages:,} messages in {done.files} files ({output.size_text(done.bytes)}) in {seconds:.1f} s: {done.dest}")
-
-
-def _require_spark() -> None:
-    try:
-        import pandas  # noqa: F401
-        import pyarrow  # noqa: F401
-        import pyspark  # noqa: F401
-    except ImportError as error:
-        raise UsageError(f"{error.name} is not installed: pip install '.[spark]'") from error

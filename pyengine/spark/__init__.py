@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyengine.spark.export import export_parquet
-    from pyengine.spark.jobs import skipped_ranges, stats
+    from pyengine.spark.jobs import skipped_ranges
+    from pyengine.spark.message_stats import collect_stats, stats
     from pyengine.spark.register import register, session
 
 _WHERE = {
@@ -22,7 +23,8 @@ _WHERE = {
     "session": "pyengine.spark.register",
     "export_parquet": "pyengine.spark.export",
     "skipped_ranges": "pyengine.spark.jobs",
-    "stats": "pyengine.spark.jobs",
+    "collect_stats": "pyengine.spark.message_stats",
+    "stats": "pyengine.spark.message_stats",
 }
 __all__ = sorted(_WHERE)
 

@@ -26,35 +26,8 @@ if TYPE_CHECKING:
 Part = LogRange | QueuePart
 Work = Callable[[int, Part], "Iterator[pyarrow.RecordBatch]"]
 
-STATS_SCHEMA = (
-    "topic STRING, partition INT, messages BIGINT, bodyBytes BIGINT, bytes BIGINT, "
-    "firstOffset BIGINT, lastOffset BIGINT, firstTimestamp TIMESTAMP, lastTimestamp TIMESTAMP"
-)
 SKIPPED_SCHEMA = "physicalOffset BIGINT, bytes BIGINT, reason STRING"
 _LOOK_S = 0.2
-_STATS_COLUMNS = ("topic", "partition", "offset", "timestamp", "bodySize", "size")
-
-
-def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None,
-          **options: object) -> DataFrame:
-    """One row for each queue: messages, bytes, first and last offset and time, counted in the workers.
-
-    With `verifyCRC="true"` every body is checked on the way, and damage fails the query.
-    """
-    from pyspark.sql import functions as f
-
-    given = given_options(store, topics, options) | {"columns": ",".join(_STATS_COLUMNS)}
-    read = read_options(given)
-    parts = run_in_workers(spark, functools.partial(_count, read, chosen_columns(read)), plan(read), STATS_SCHEMA)
-    return parts.groupBy("topic", "partition").agg(
-        f.sum("messages").alias("messages"),
-        f.sum("bodyBytes").alias("bodyBytes"),
-        f.sum("bytes").alias("bytes"),
-        f.min("firstOffset").alias("firstOffset"),
-        f.max("lastOffset").alias("lastOffset"),
-        f.min("firstTimestamp").alias("firstTimestamp"),
-        f.max("lastTimestamp").alias("lastTimestamp"),
-    )
 
 
 def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None,
@@ -91,10 +64,12 @@ def watched(spark: SparkSession, total_bytes: int, progress: Callable[[int, int]
     tracker = spark.sparkContext.statusTracker()
 
     def watch() -> None:
+        furthest = 0
         while not over.wait(_LOOK_S):
             stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-            for stage in filter(None, stages):
-                progress(total_bytes * stage.numCompletedTasks // stage.numTasks, total_bytes)
+            for stage in filter(None, stages):  # the workers' stage, then perhaps a short one that puts sums together
+                furthest = max(furthest, total_bytes * stage.numCompletedTasks // stage.numTasks)
+                progress(furthest, total_bytes)
 
     watcher = threading.Thread(target=watch, name="progress", daemon=True)
     watcher.start()
@@ -120,21 +95,6 @@ def batches_of(options: ReadOptions, columns: list[Column], part: Part) -> tuple
     return schema, read_partition(options, select(options), columns, part, schema)
 
 
-def _count(options: ReadOptions, columns: list[Column], number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
-    """One part's row for each queue in it."""
-    import pyarrow
-
-    _, batches = batches_of(options, columns, part)
-    sums: list[pyarrow.Table] = []
-    for batch in batches:
-        sums.append(_sums_of(pyarrow.Table.from_batches([batch]), _OF_ROWS))
-        if len(sums) == _SUMS_HELD:  # a store may have very many queues
-            sums = [_sums_of(pyarrow.concat_tables(sums), _OF_SUMS)]
-    if sums:
-        found = _sums_of(pyarrow.concat_tables(sums), _OF_SUMS)
-        yield from found.select(_STATS_NAMES).combine_chunks().to_batches()
-
-
 def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
     """One part's damaged places."""
     import pyarrow
@@ -149,27 +109,3 @@ def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Par
         yield pyarrow.RecordBatch.from_arrays(
             [pyarrow.array(offsets, pyarrow.int64()), pyarrow.array(lengths, pyarrow.int64()), pyarrow.array(reasons)],
             ["physicalOffset", "bytes", "reason"])
-
-
-# result's name, column of the rows, how they are put together, how partial results are
-_STATS = (
-    ("messages", "size", "count", "sum"),
-    ("bodyBytes", "bodySize", "sum", "sum"),
-    ("bytes", "size", "sum", "sum"),
-    ("firstOffset", "offset", "min", "min"),
-    ("lastOffset", "offset", "max", "max"),
-    ("firstTimestamp", "timestamp", "min", "min"),
-    ("lastTimestamp", "timestamp", "max", "max"),
-)
-_STATS_KEYS = ("topic", "partition")
-_STATS_NAMES = [*_STATS_KEYS, *(name for name, *_ in _STATS)]
-_OF_ROWS = tuple((name, column, how) for name, column, how, _ in _STATS)
-_OF_SUMS = tuple((name, name, how) for name, _, _, how in _STATS)
-_SUMS_HELD = 64
-
-
-def _sums_of(table: pyarrow.Table, wanted: tuple[tuple[str, str, str], ...]) -> pyarrow.Table:
-    """One row for each queue: (result's name, column, how) each."""
-    found = table.group_by(list(_STATS_KEYS)).aggregate([(column, how) for _, column, how in wanted])
-    names = {f"{column}_{how}": name for name, column, how in wanted}
-    return found.rename_columns([names.get(name, name) for name in found.column_names])

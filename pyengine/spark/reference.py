@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from pyengine.spark.message_stats import FIGURES
 from pyengine.spark.options import OPTIONS
 from pyengine.spark.queue_view import ENTRY_COLUMNS, OWN_OPTIONS, QUEUE_COLUMNS, SHARED_OPTIONS
 from pyengine.spark.schema import COLUMNS, PROPERTY_PREFIX
@@ -40,9 +41,15 @@ def queue_section() -> str:
     return f"Options are {shared}, as above, the sizes, and\n\n{own}\n\n{tables}"
 
 
+def stats_table() -> str:
+    lines = ["| column | type | meaning |", "|---|---|---|"]
+    return "\n".join(lines + [f"| `{one.name}` | {one.type} | {one.meaning} |" for one in FIGURES])
+
+
 def with_tables(page: str) -> str:
     """The page with the tables as they are now."""
-    for name, table in (("columns", column_table()), ("options", option_table()), ("queues", queue_section())):
+    tables = {"columns": column_table(), "options": option_table(), "queues": queue_section(), "stats": stats_table()}
+    for name, table in tables.items():
         before, begin, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- end of {name} -->")
         page = before + begin + table + "\n" + end + after

@@ -54,12 +54,12 @@ def session(app: str = "pyengine", cores: int | None = None, settings: Mapping[s
 
 
 @contextlib.contextmanager
-def borrowed_session(app: str) -> Iterator[SparkSession]:
-    """The running session, or a new one that ends with the block."""
+def borrowed_session(app: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """The running session, or a new one that ends with the block (`settings` as for `session`)."""
     from pyspark.sql import SparkSession
 
     was_running = SparkSession.getActiveSession() is not None
-    spark = session(app)
+    spark = session(app, settings=settings)
     try:
         yield spark
     finally:

@@ -1,4 +1,4 @@
-"""Bulk jobs in the workers: an export holds every row, is whole or not there, and statistics add up."""
+"""Bulk jobs in the workers: an export holds every row, is whole or not there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fix_golden import unpack
 from pyengine.errors import UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.spark.export import SUCCESS, export_parquet
-from pyengine.spark.jobs import skipped_ranges, stats
+from pyengine.spark.jobs import skipped_ranges
 from spark import oracle
 from spark.logs import write_log
 
@@ -83,19 +83,6 @@ def test_an_export_that_fails_leaves_no_half_file_and_no_success(spark, tmp_path
     with pytest.raises(Exception, match="the log is damaged at 4096: zeroes"):
         export_parquet(spark, tmp_path / "store", tmp_path / "out", maxPartitionBytes=4096)
     assert not list((tmp_path / "out").glob(".part-*")) and not (tmp_path / "out" / SUCCESS).exists()
-
-
-def test_statistics_add_up(spark, root):
-    messages = oracle.log_messages(root)
-    found = {(row["topic"], row["partition"]): row
-             for row in stats(spark, root, verifyCRC=True, maxPartitionBytes=50_000).collect()}
-    assert found.keys() == {(m.topic, m.queue_id) for m in messages}
-    for (topic, queue_id), row in found.items():
-        mine = [m for m in messages if (m.topic, m.queue_id) == (topic, queue_id)]
-        assert row["messages"] == len(mine)
-        assert (row["bytes"], row["bodyBytes"]) == (sum(m.size_bytes for m in mine), sum(len(m.body) for m in mine))
-        assert (row["firstOffset"], row["lastOffset"]) == (min(m.queue_offset for m in mine), max(m.queue_offset for m in mine))
-    assert stats(spark, root, ["nobody"]).collect() == []
 
 
 def test_what_a_read_skips_is_told(spark, tmp_path):

@@ -1,0 +1,115 @@
+"""Statistics of messages: by queue, topic, hour and day they are what the pure-Python parser counts, however the log is cut."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from damage import flip
+from fix_cli import run
+from fix_golden import unpack
+from pyengine.errors import UsageError
+from pyengine.formats.message import Message
+from pyengine.formats.paths import StorePaths
+from pyengine.spark.message_stats import BY, collect_stats, stats
+from spark import oracle
+from spark.logs import write_log
+
+pytestmark = [pytest.mark.spark, pytest.mark.java]
+
+HOUR_MS = 3_600_000
+FIGURES = {
+    "messages": len,
+    "body_bytes": lambda mine: sum(len(m.body) for m in mine),
+    "bytes": lambda mine: sum(m.size_bytes for m in mine),
+    "largest": lambda mine: max(m.size_bytes for m in mine),
+    "delayed": lambda mine: sum("DELAY" in m.properties for m in mine),
+    "transactional": lambda mine: sum(m.sys_flag & 0xC != 0 for m in mine),
+    "compressed": lambda mine: sum(m.sys_flag & 1 for m in mine),
+    "retried": lambda mine: sum(m.reconsume_times > 0 for m in mine),
+    "first_timestamp_ms": lambda mine: min(m.store_timestamp_ms for m in mine),
+    "last_timestamp_ms": lambda mine: max(m.store_timestamp_ms for m in mine),
+}
+
+
+def keys_of(by: str, m: Message) -> tuple[str, int | None, int | None]:
+    """(topic, queue id, beginning of the hour or day) as a row of these statistics has them."""
+    step_ms = {"hour": HOUR_MS, "day": 24 * HOUR_MS}.get(by)
+    return m.topic, m.queue_id if by == "queue" else None, step_ms and m.store_timestamp_ms // step_ms * step_ms
+
+
+def counted(messages: list[Message], by: str) -> list[tuple]:
+    """What the rows must hold, in their order."""
+    groups = defaultdict(list)
+    for message in messages:
+        groups[keys_of(by, message)].append(message)
+    found = []
+    for key, mine in sorted(groups.items()):
+        offsets = [m.queue_offset for m in mine] if by == "queue" else []
+        found.append((*key, *(figure(mine) for figure in FIGURES.values()), min(offsets, default=None),
+                      max(offsets, default=None)))
+    return found
+
+
+def collected(spark, root: Path, by: str, **options: object) -> list[tuple]:
+    return [(row.topic, row.queue_id, row.time_ms, *(getattr(row, name) for name in FIGURES), row.first_offset, row.last_offset)
+            for row in collect_stats(spark, root, by=by, **options)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """A log of three days with every kind of message that is counted apart."""
+    place = tmp_path_factory.mktemp("stats")
+    kinds = [{}, {"properties": "DELAY\x013\x02"}, {"sys_flag": 4}, {"sys_flag": 8 | 1}, {"sys_flag": 12},
+             {"reconsume_times": 2}, {"properties": "TAGS\x01a\x02"}]
+    write_log(place, [{
+        "topic": f"T{n % 3}", "queue_id": n % 2, "queue_offset": n // 6, "body": b"x" * (n % 50),
+        "store_timestamp_ms": 1_700_000_000_123 + n * 11 * 60_000, **kinds[n % len(kinds)],
+    } for n in range(300)])
+    return place
+
+
+@pytest.mark.parametrize("by", BY)
+def test_rows_are_what_the_parser_counts(spark, root, by):
+    wanted = counted(oracle.log_messages(root), by)
+    assert len(wanted) >= 3
+    assert collected(spark, root, by, maxPartitionBytes=5000, batchRows=7, verifyCRC=True) == wanted
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("most", [1, 311, 4096, 1 << 20])
+@pytest.mark.parametrize("recipe", ["pool-roll", "delay", "tx", "lmq", "ipv6", "cleaned"])
+def test_golden_stores_in_parts_of_any_size(spark, tmp_path, recipe, most):
+    store = unpack(recipe, tmp_path)
+    size_bytes = sum(path.stat().st_size for path in (store / "commitlog").iterdir())
+    for by in BY:
+        wanted = counted(oracle.log_messages(store), by)
+        assert collected(spark, store, by, maxPartitionBytes=max(most, size_bytes // 20)) == wanted
+
+
+def test_what_is_wrong_is_said_and_damage_is_no_number(spark, root, tmp_path):
+    with pytest.raises(UsageError, match="by 'week': choose one of queue, topic, hour, day"):
+        stats(spark, root, by="week")
+    assert stats(spark, root, ["nobody"]).collect() == []
+    offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 300}] * 60)
+    flip(StorePaths(tmp_path).commit_log_segment(4096), offsets[15] - 4096 + 120)  # in a body
+    assert sum(row.messages for row in collect_stats(spark, tmp_path)) == 60
+    with pytest.raises(Exception, match="the log is damaged at"):
+        collect_stats(spark, tmp_path, verifyCRC=True)
+    assert sum(row.messages for row in collect_stats(spark, tmp_path, verifyCRC=True, onCorrupt="skip")) == 59
+
+
+def test_the_command(spark, root):
+    messages = oracle.log_messages(root)
+    done = run("stats", root, "--by", "hour", "--topic", "T1", "--json")
+    assert done.code == 0, done.stderr
+    mine = [m for m in messages if m.topic == "T1" and m.sys_flag & 0xC in (0, 8)]  # of a topic, what its consumers see
+    assert (done.document["by"], done.document["messages"]) == ("hour", len(mine))
+    assert [(row["time_ms"], row["messages"]) for row in done.document["rows"]] == \
+        [(row[2], row[3]) for row in counted(mine, "hour")]
+    table = run("stats", root).stdout
+    assert "T0" in table and "T2" in table and "300 messages" in table
+    assert "2023-11-14T22" in run("stats", root, "--by", "hour").stdout
+    assert run("stats", root / "nothing").code == 2
