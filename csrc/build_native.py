@@ -27,6 +27,7 @@ CONCEPTS = (
     "session",
     "session_guard",
     "cleaning",
+    "replication",
     "new_file",
     "crc32",
     "record",

@@ -10,6 +10,7 @@
 | `topic-stats` | messages and bytes by topic | reputter |
 | `queues-<generation>` | next queue offsets | supervisor at start, then the writer |
 | `cleaning` | holds on segments, disk use, requests to clean | readers, cleaner, `pyengine clean` |
+| `replication` | links to slaves or to the master | replicator |
 | `pool-<i>` | one buffer of the pool | writer |
 | `session-<slot>-<generation>` | one producer's ring | that producer and the writer |
 | `side-<slot>-<generation>-<sequence>` | one entry too big for the ring | that producer |
@@ -40,6 +41,7 @@ BELLS = "bells"
 STORE_STATS = "store-stats"
 TOPIC_STATS = "topic-stats"
 CLEANING = "cleaning"
+REPLICATION = "replication"
 SOCKET = "socket"
 DEFAULT_SHM_DIRECTORY = "/dev/shm"
 

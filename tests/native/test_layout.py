@@ -38,6 +38,8 @@ STRUCTS = {
     "struct ms_latency": lib.MS_STATS_LAYOUT_VERSION,
     "struct ms_topic_stats": lib.MS_TOPIC_STATS_LAYOUT_VERSION,
     "struct ms_topic_count": lib.MS_TOPIC_STATS_LAYOUT_VERSION,
+    "struct ms_replication": lib.MS_REPLICATION_LAYOUT_VERSION,
+    "struct ms_link": lib.MS_REPLICATION_LAYOUT_VERSION,
 }
 
 

@@ -1,0 +1,71 @@
+#include "replication.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "atomics.h"
+
+int64_t ms_replication_bytes(void)
+{
+    return (int64_t)sizeof(struct ms_replication);
+}
+
+void ms_replication_format(struct ms_replication *replication, uint64_t epoch)
+{
+    replication->epoch = epoch;
+    replication->links_max = MS_LINKS_MAX;
+    replication->layout_version = MS_REPLICATION_LAYOUT_VERSION;
+    ms_store_release(&replication->magic, MS_REPLICATION_MAGIC);
+}
+
+int ms_replication_check(const struct ms_replication *replication, int64_t mapped_bytes)
+{
+    if (mapped_bytes < (int64_t)sizeof(replication->magic) + (int64_t)sizeof(replication->layout_version))
+        return -EMSGSIZE;
+    if (ms_load_acquire(&replication->magic) != MS_REPLICATION_MAGIC)
+        return -EPROTO;
+    if (replication->layout_version != MS_REPLICATION_LAYOUT_VERSION || replication->links_max != MS_LINKS_MAX)
+        return -EBADMSG;
+    return mapped_bytes < (int64_t)sizeof(*replication) ? -EMSGSIZE : 0;
+}
+
+static void copy_text(int8_t *to, size_t room, const char *from)
+{
+    size_t length = strnlen(from, room - 1);
+    memcpy(to, from, length);
+    memset(to + length, 0, room - length);
+}
+
+void ms_replication_write_texts(uint32_t *text_seq, int8_t *address, int8_t *said, const char *new_address,
+                                const char *new_said)
+{
+    uint32_t before = ms_load_relaxed(text_seq) | 1u; /* odd already: its writer was killed in here */
+    ms_store_relaxed(text_seq, before);
+    ms_fence();
+    copy_text(address, MS_LINK_ADDRESS_BYTES, new_address);
+    copy_text(said, MS_LINK_SAID_BYTES, new_said);
+    ms_store_release(text_seq, before + 1u);
+}
+
+int ms_replication_read_texts(const uint32_t *text_seq, const int8_t *address, const int8_t *said, char *to_address,
+                              char *to_said)
+{
+    uint32_t before = ms_load_acquire(text_seq);
+    memcpy(to_address, address, MS_LINK_ADDRESS_BYTES);
+    memcpy(to_said, said, MS_LINK_SAID_BYTES);
+    ms_fence_acquire();
+    to_address[MS_LINK_ADDRESS_BYTES - 1] = to_said[MS_LINK_SAID_BYTES - 1] = '\0';
+    return (before & 1u) != 0 || ms_load_relaxed(text_seq) != before ? -EAGAIN : 0;
+}
+
+void ms_replication_clear(struct ms_replication *replication)
+{
+    for (uint32_t i = 0; i < MS_LINKS_MAX; i++) {
+        struct ms_link *link = &replication->links[i];
+        ms_store_release(&link->state, (uint32_t)MS_LINK_NONE);
+        ms_replication_write_texts(&link->text_seq, link->address, link->said, "", "");
+    }
+    ms_store_release(&replication->listening_port, (int64_t)0);
+    if ((ms_load_relaxed(&replication->text_seq) & 1u) != 0)
+        ms_replication_write_texts(&replication->text_seq, replication->address, replication->said, "", "");
+}

@@ -1,0 +1,67 @@
+/* The replicator's links, for those who look: who is connected, since when, how far it is.
+ *
+ * Who: created by the supervisor at start beside the control block; written by the
+ * replicator alone, in either role (a master has one link for each slave, a slave has
+ * link 0 to its master); read by status, top and metrics. Nothing is decided by it.
+ * Blocks on: nothing. After a crash: the links of a dead replicator stand here until the
+ * next one clears them; a text may be half written then (text_seq is odd) and is cleared too.
+ */
+#define MS_REPLICATION_LAYOUT_VERSION 1
+#define MS_LINKS_MAX 256
+#define MS_LINK_ADDRESS_BYTES 64
+#define MS_LINK_SAID_BYTES 192
+
+/* State of a link. */
+#define MS_LINK_NONE 0
+#define MS_LINK_CONNECTING 1    /* slave: trying, or waiting before the next try */
+#define MS_LINK_READY 2         /* connected; the slave has not said where it stands */
+#define MS_LINK_HANDSHAKE 3     /* slave: what it has is being compared with what the master sends */
+#define MS_LINK_TRANSFER 4      /* bytes go over as they are written */
+#define MS_LINK_SHUTDOWN 5      /* about to be closed, `said` has why */
+
+struct ms_link {
+    uint32_t state;              /* MS_LINK_*; stored last when a link comes up, first when it goes */
+    uint32_t text_seq;           /* odd while address or said is being written */
+    int64_t since_ms;            /* wall clock at which it was connected */
+    int64_t start;               /* where the transfer on this connection began, -1 not yet */
+    int64_t sent;                /* master: sent up to here; slave: received up to here */
+    int64_t acked;               /* the last report, -1 none */
+    int64_t acked_ms;            /* wall clock of it */
+    uint64_t bytes;              /* sent or received on this connection */
+    uint64_t frames;
+    int8_t pad[64];
+    int8_t address[64];          /* host:port of the other side; UTF-8, NUL-terminated */
+    int8_t said[192];            /* what is wrong, or what it does; UTF-8, NUL-terminated */
+};
+
+struct ms_replication {
+    uint64_t magic;              /* stored last, with release: "MSREPLIC" */
+    uint32_t layout_version;
+    uint32_t links_max;
+    uint64_t epoch;
+    uint64_t connections;        /* taken (master) or made (slave) since the engine started */
+    uint64_t refused;            /* master: closed because there were too many; slave: tries that failed */
+    uint64_t closed;             /* ended for a reason that stands in said, not by our own stop */
+    int64_t said_ms;             /* wall clock of it */
+    uint32_t text_seq;
+    uint32_t reserved;
+    int64_t listening_port;      /* master: where slaves may connect, 0 not yet */
+    int8_t pad[56];
+    int8_t address[64];          /* address and said: of the link that ended last */
+    int8_t said[192];
+    struct ms_link links[256];
+};
+
+int64_t ms_replication_bytes(void);
+/* For the supervisor, over zeros: no link; the magic last. */
+void ms_replication_format(struct ms_replication *replication, uint64_t epoch);
+/* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
+int ms_replication_check(const struct ms_replication *replication, int64_t mapped_bytes);
+/* The replicator, before it makes a link: whatever a dead one left is gone. */
+void ms_replication_clear(struct ms_replication *replication);
+/* The replicator: both texts at once, so that nobody reads one of them half. Longer ones are cut. */
+void ms_replication_write_texts(uint32_t *text_seq, int8_t *address, int8_t *said, const char *new_address,
+                                const char *new_said);
+/* Anybody: copies of both (64 and 192 bytes, NUL-terminated); 0, or -EAGAIN when they were written meanwhile. */
+int ms_replication_read_texts(const uint32_t *text_seq, const int8_t *address, const int8_t *said, char *to_address,
+                              char *to_said);

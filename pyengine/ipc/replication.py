@@ -1,0 +1,204 @@
+"""The replicator's links: who is connected, since when, how far.
+
+    supervisor   create_replication(folder, epoch)
+    replicator   Replication(folder, writable=True) ... link = replication.open_link(address) ... link.close(why)
+    status       with Replication(folder) as replication: replication.links()
+
+A master has one link for each slave, a slave has one, to its master. Nothing is decided
+by what stands here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc import shared_objects
+from pyengine.ipc.shared_objects import SharedFolder, SharedObject
+from pyengine.native import control as native_control
+from pyengine.native import replication as native
+from pyengine.native.replication import (
+    LINK_CONNECTING,
+    LINK_HANDSHAKE,
+    LINK_NONE,
+    LINK_READY,
+    LINK_SHUTDOWN,
+    LINK_TRANSFER,
+)
+
+LINK_STATE_NAMES = {LINK_CONNECTING: "connecting", LINK_READY: "ready", LINK_HANDSHAKE: "handshake",
+                    LINK_TRANSFER: "transfer", LINK_SHUTDOWN: "shutdown"}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLook:
+    """One link as it stood at one moment. Positions are -1 where nothing was said yet; times are wall clock ms."""
+
+    address: str
+    state: str
+    since_ms: int
+    start: int
+    sent: int
+    acked: int
+    acked_ms: int
+    bytes: int
+    frames: int
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationLook:
+    """What happened to all links since the engine started, and the end of the last one."""
+
+    connections: int
+    refused: int
+    closed: int
+    listening_port: int
+    last_address: str
+    last_said: str
+    last_said_ms: int
+
+
+def create_replication(folder: SharedFolder, epoch: int) -> None:
+    """The supervisor, before it publishes the control block."""
+    with folder.create(shared_objects.REPLICATION, native.REPLICATION_BYTES) as shared:
+        native.format_replication(native.view(shared.memory), epoch)
+
+
+class Link:
+    """One link, as the replicator keeps it up to date. Every method is one or two plain stores."""
+
+    def __init__(self, owner: Replication, number: int, address: str, state: int) -> None:
+        self._owner = owner
+        self._number = number
+        self._block = block = owner.block.links[number]
+        self.address = address
+        native.write_texts(block, address, "")
+        for field, value in (("since_ms", _now_ms()), ("start", -1), ("sent", -1), ("acked", -1), ("acked_ms", 0),
+                             ("bytes", 0), ("frames", 0)):
+            native_control.store(block, field, value)
+        native_control.store(block, "state", state)
+
+    def state(self, state: int, said: str = "") -> None:
+        """A new state, and a sentence for who looks."""
+        native.write_texts(self._block, self.address, said)
+        native_control.store(self._block, "state", state)
+
+    def start(self, offset: int) -> None:
+        """Where the transfer on this connection begins."""
+        native_control.store(self._block, "start", offset)
+        native_control.store(self._block, "sent", offset)
+
+    def sent(self, offset: int, size_bytes: int, frames: int) -> None:
+        """Sent (or received) up to `offset`; `size_bytes` and `frames` more than before."""
+        block = self._block
+        native_control.store(block, "sent", offset)
+        native_control.store(block, "bytes", block.bytes + size_bytes)
+        native_control.store(block, "frames", block.frames + frames)
+
+    def acked(self, offset: int) -> None:
+        """The last report."""
+        native_control.store(self._block, "acked", offset)
+        native_control.store(self._block, "acked_ms", _now_ms())
+
+    def close(self, said: str = "") -> None:
+        """The link is gone; with a sentence if that was not our own wish."""
+        native_control.store(self._block, "state", LINK_NONE)
+        if said:
+            self._owner.note_end(self.address, said)
+        self._owner.give_back(self._number)
+
+
+class Replication:
+    """The shared object as one process has it mapped; `block` is its `struct ms_replication *`."""
+
+    def __init__(self, folder: SharedFolder, *, writable: bool = False) -> None:
+        """EngineUnavailableError when it is not there, of another layout, or of another user."""
+        shared = folder.attach(shared_objects.REPLICATION, writable=writable)
+        self._take(native.view(shared.memory), shared)
+        try:
+            native.check(self.block, shared.size_bytes)
+        except EngineUnavailableError:
+            self.close()
+            raise
+        if writable:
+            native.clear(self.block)
+
+    def _take(self, block, shared: SharedObject | None) -> None:
+        self.block = block
+        self._shared = shared
+        self._free = list(range(native.LINKS_MAX - 1, -1, -1))
+
+    @classmethod
+    def private(cls) -> Replication:
+        """An object of this process alone, for tests and where the shared one cannot be had."""
+        replication = cls.__new__(cls)
+        replication._take(native.private(), None)
+        return replication
+
+    # ---- the replicator ---------------------------------------------------------
+
+    def open_link(self, address: str, state: int = LINK_READY) -> Link | None:
+        """A new link; None when all are taken."""
+        if not self._free:
+            return None
+        return Link(self, self._free.pop(), address, state)
+
+    def give_back(self, number: int) -> None:
+        """For Link.close()."""
+        self._free.append(number)
+
+    def count(self, field: str) -> None:
+        """One more of `connections`, `refused` or `closed`."""
+        native_control.store(self.block, field, native_control.load(self.block, field) + 1)
+
+    def listening(self, port: int) -> None:
+        """A master takes slaves at this port now."""
+        native_control.store(self.block, "listening_port", port)
+
+    def note_end(self, address: str, said: str) -> None:
+        """Keep why the last link ended."""
+        self.count("closed")
+        native.write_texts(self.block, address, said)
+        native_control.store(self.block, "said_ms", _now_ms())
+
+    # ---- who looks --------------------------------------------------------------
+
+    def links(self) -> list[LinkLook]:
+        """Every link that stands now."""
+        return [look for block in self.block.links if (look := _look(block)) is not None]
+
+    def look(self) -> ReplicationLook:
+        """The figures of all of them together."""
+        block = self.block
+        address, said = native.read_texts(block)
+        numbers = [native_control.load(block, field)
+                   for field in ("connections", "refused", "closed", "listening_port", "said_ms")]
+        return ReplicationLook(*numbers[:4], address, said, numbers[4])
+
+    def close(self) -> None:
+        self.block = None
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
+
+    def __enter__(self) -> Replication:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _look(block) -> LinkLook | None:
+    state = native_control.load(block, "state")
+    if state not in LINK_STATE_NAMES:
+        return None
+    address, said = native.read_texts(block)
+    numbers = {field: native_control.load(block, field)
+               for field in ("since_ms", "start", "sent", "acked", "acked_ms", "bytes", "frames")}
+    return LinkLook(address=address, state=LINK_STATE_NAMES[state], said=said, **numbers)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

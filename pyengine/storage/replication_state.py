@@ -1,0 +1,76 @@
+"""What a store remembers of replication between runs: `config/replication.json`.
+
+`{"role": ..., "confirm": ...}`: in which role it ran last, and how far its log was
+confirmed (on a slave: how far it had acknowledged). A store that joins a master may cut
+what stands above `confirm`, and nothing below (docs/replication.md). It may lag behind by
+a second, and is never ahead. One process writes it while the engine runs: the replicator.
+RocketMQ ignores the file.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pyengine.errors import FormatError
+from pyengine.formats.json_config import decode_config, encode_config
+from pyengine.formats.paths import StorePaths
+from pyengine.storage.config_file import read_config
+from pyengine.storage.new_file import write_config
+
+NAME = "replication.json"
+ROLES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
+_INT64_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationState:
+    """The role a store ran in last, and how far its log was confirmed."""
+
+    role: str
+    confirm: int
+
+    @property
+    def was_master(self) -> bool:
+        return self.role != "SLAVE"
+
+
+class ReadState(NamedTuple):
+    """What the file says, None where there is none to be used; a sentence about a bad one."""
+
+    state: ReplicationState | None
+    said: str
+
+
+class ReplicationStateFile:
+    """The file of one store. Holds nothing open between calls."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.path = StorePaths(root).config / NAME
+        self._keep_backup = True
+
+    def read(self) -> ReadState:
+        """A bad file keeps nobody from starting: `.bak` stands in, whose `confirm` is older, which is safe."""
+        state, said, from_backup = read_config(self.path, _decode)
+        self._keep_backup = not from_backup
+        return ReadState(state, said)
+
+    def write(self, state: ReplicationState) -> None:
+        """Replace the file, durable; the old one stays as `.bak`. Raises DiskFullError, DiskError or FlushError."""
+        text = encode_config({"role": state.role, "confirm": state.confirm})
+        write_config(self.path, text.encode(), keep_backup=self._keep_backup)
+        self._keep_backup = True
+
+
+def _decode(text: str) -> ReplicationState:
+    document: Any = decode_config(text)
+    try:
+        role, confirm = document["role"], document["confirm"]
+    except (KeyError, TypeError) as error:
+        raise FormatError(f"no role and confirmed position: {error!r}") from error
+    if role not in ROLES:
+        raise FormatError(f"{role!r} is no role")
+    if type(confirm) is not int or not 0 <= confirm <= _INT64_MAX:
+        raise FormatError(f"{confirm!r} is no position in a log")
+    return ReplicationState(role, confirm)

@@ -1,0 +1,96 @@
+"""The replicator's links as others see them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc import shared_objects
+from pyengine.ipc.replication import Replication, create_replication
+from pyengine.ipc.shared_objects import SharedFolder
+from pyengine.native import replication as native
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = SharedFolder(tmp_path / "pyengine-0123456789abcdef")
+    folder.make()
+    return folder
+
+
+def test_links_come_and_go(folder):
+    create_replication(folder, 3)
+    with Replication(folder, writable=True) as writer, Replication(folder) as reader:
+        assert reader.links() == []
+        first, second = writer.open_link("127.0.0.1:1111"), writer.open_link("[::1]:2222", native.LINK_CONNECTING)
+        first.start(4096)
+        first.sent(8192, 4096, 2)
+        first.sent(9000, 808, 1)
+        first.acked(8192)
+        first.state(native.LINK_TRANSFER, "follows")
+        looks = {look.address: look for look in reader.links()}
+        look = looks["127.0.0.1:1111"]
+        assert (look.state, look.start, look.sent, look.acked, look.bytes, look.frames, look.said) == \
+            ("transfer", 4096, 9000, 8192, 4904, 3, "follows")
+        assert look.since_ms > 0 and look.acked_ms >= look.since_ms
+        assert (looks["[::1]:2222"].state, looks["[::1]:2222"].acked) == ("connecting", -1)
+        second.close("no answer")
+        first.close()
+        assert reader.links() == []
+        total = reader.look()
+        assert (total.closed, total.last_address, total.last_said) == (1, "[::1]:2222", "no answer")
+
+
+def test_a_link_that_is_used_again_knows_nothing_of_the_one_before(folder):
+    create_replication(folder, 1)
+    with Replication(folder, writable=True) as writer:
+        old = writer.open_link("a:1")
+        old.start(5)
+        old.acked(5)
+        old.state(native.LINK_TRANSFER, "follows")
+        old.close()
+        writer.open_link("b:2")
+        (look,) = writer.links()
+        assert (look.address, look.state, look.start, look.acked, look.bytes, look.said) == ("b:2", "ready", -1, -1, 0, "")
+
+
+def test_there_are_no_more_links_than_room(folder):
+    create_replication(folder, 1)
+    with Replication(folder, writable=True) as writer:
+        links = [writer.open_link(str(number)) for number in range(native.LINKS_MAX)]
+        assert writer.open_link("one more") is None
+        links[7].close()
+        assert writer.open_link("one more") is not None
+        assert len(writer.links()) == native.LINKS_MAX
+
+
+def test_the_next_replicator_clears_what_a_dead_one_left(folder):
+    create_replication(folder, 1)
+    with Replication(folder, writable=True) as dead:
+        dead.open_link("a:1").state(native.LINK_TRANSFER, "follows")
+        dead.block.links[0].text_seq |= 1  # killed while it wrote
+        dead.block.text_seq |= 1
+    with Replication(folder) as reader:
+        assert reader.links()[0].address == ""  # never a text half written
+        with Replication(folder, writable=True) as successor:
+            assert reader.links() == []
+            successor.open_link("b:2").close("gone")
+        assert reader.look().last_said == "gone"
+
+
+def test_texts_are_cut_between_characters(folder):
+    create_replication(folder, 1)
+    with Replication(folder, writable=True) as writer:
+        link = writer.open_link("x" * 200)
+        link.state(native.LINK_SHUTDOWN, "ä" * 200 + "\0")
+        (look,) = writer.links()
+        assert look.address == "x" * 63
+        assert look.said == "ä" * 95
+
+
+def test_something_else_is_refused(folder):
+    with pytest.raises(EngineUnavailableError):
+        Replication(folder)
+    folder.create(shared_objects.REPLICATION, native.REPLICATION_BYTES).close()
+    with pytest.raises(EngineUnavailableError, match="not ours"):
+        Replication(folder)

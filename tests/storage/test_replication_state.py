@@ -1,0 +1,47 @@
+"""config/replication.json: the role and the confirmed position survive, a bad file stops nobody."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+
+
+def test_what_was_written_is_read(tmp_path):
+    file = ReplicationStateFile(tmp_path)
+    assert file.read() == (None, "")
+    file.write(ReplicationState("SYNC_MASTER", 4096))
+    file.write(ReplicationState("SLAVE", 1 << 40))
+    state, said = ReplicationStateFile(tmp_path).read()
+    assert (state, said) == (ReplicationState("SLAVE", 1 << 40), "")
+    assert not state.was_master
+    assert ReplicationState("ASYNC_MASTER", 0).was_master
+    assert json.loads(file.path.read_text()) == {"role": "SLAVE", "confirm": 1 << 40}
+
+
+@pytest.mark.parametrize("bad", ["", "{", "[]", "{}", '{"role": "SLAVE", "confirm": -1}', '{"role": "SLAVE", "confirm": true}',
+                                 '{"role": "KING", "confirm": 5}', '{"role": ["SLAVE"], "confirm": 5}',
+                                 '{"role": "SLAVE", "confirm": 9223372036854775808}'])
+def test_for_a_bad_file_the_one_before_stands_in(tmp_path, bad):
+    file = ReplicationStateFile(tmp_path)
+    file.write(ReplicationState("SLAVE", 100))
+    file.write(ReplicationState("SLAVE", 200))
+    file.path.write_text(bad)
+    state, said = file.read()
+    assert state == ReplicationState("SLAVE", 100)
+    assert "replication.json" in said
+    file.write(ReplicationState("SLAVE", 300))  # and the bad one does not become the one before
+    file.path.write_text("")
+    assert file.read().state == ReplicationState("SLAVE", 100)
+
+
+def test_two_bad_files_are_no_state(tmp_path):
+    file = ReplicationStateFile(tmp_path)
+    file.write(ReplicationState("SLAVE", 100))
+    file.write(ReplicationState("SLAVE", 200))
+    for path in (file.path, file.path.with_name("replication.json.bak")):
+        path.write_text("?")
+    state, said = file.read()
+    assert state is None and "nothing of it is used" in said
