@@ -43,6 +43,7 @@ CONCEPTS = (
     "light_queues",
     "writer",
     "log_tail",
+    "raw_append",
     "consume_queue_ext",
     "consume_queue",
     "index_file",

@@ -41,6 +41,11 @@
 #define MS_STATE_DEGRADED 4
 #define MS_STATE_STOPPING 5
 
+/* Role of the store. */
+#define MS_ROLE_ASYNC_MASTER 0
+#define MS_ROLE_SYNC_MASTER 1
+#define MS_ROLE_SLAVE 2
+
 /* How acknowledged bytes reach the file: the write path. */
 #define MS_MODE_MAPPED 0
 #define MS_MODE_POOL 1
@@ -88,7 +93,7 @@ struct ms_identity {
     uint32_t pool_buffers;
     uint32_t replay_clock;       /* 1: the writer takes the store time from the entry */
     uint32_t dispatch_at;        /* 0: committed (as 4.9), 1: confirm */
-    uint32_t role;               /* 0 ASYNC_MASTER, 1 SYNC_MASTER, 2 SLAVE */
+    uint32_t role;               /* MS_ROLE_* */
     int64_t created_ms;
     int32_t sysv_semaphore_id;   /* SEM_UNDO count of living producers; -1 none */
     int32_t reserved;

@@ -21,7 +21,7 @@ int ms_entry_dissect(const uint8_t *copy, uint64_t bytes, struct ms_taken *taken
         return head->payload_bytes > sizeof *head && head->payload_bytes <= MS_SIDE_BYTES_MAX;
     if (head->payload_bytes > bytes - payload_at)
         return 0;
-    if (head->kind == MS_ENTRY_PUT || head->kind == MS_ENTRY_BATCH)
+    if (head->kind == MS_ENTRY_PUT || head->kind == MS_ENTRY_BATCH || head->kind == MS_ENTRY_RAW)
         return 1;
     if (head->kind != MS_ENTRY_MANY || head->count == 0)
         return 0;

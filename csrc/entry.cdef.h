@@ -30,4 +30,6 @@
 #define MS_REFUSED_TOO_LARGE 19  /* its records together are larger than a pass may be */
 #define MS_REFUSED_LIGHT_QUEUE_NAME 20 /* a name in INNER_MULTI_DISPATCH */
 #define MS_REFUSED_LIGHT_QUEUES_FULL 21
+#define MS_REFUSED_OFFSET 22     /* raw records that do not begin where the log ends */
+#define MS_REFUSED_RAW 24        /* raw bytes that are not whole records of this place, or not from the replicator */
 #define MS_REFUSED_UNWRITABLE 23 /* a folder of the store has become read-only */

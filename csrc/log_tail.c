@@ -104,3 +104,19 @@ int ms_tail_append(struct ms_writer *writer, struct ms_record_template *record, 
     writer->position += bytes;
     return 0;
 }
+
+int ms_tail_copy(struct ms_writer *writer, const uint8_t *from, int64_t bytes)
+{
+    while (bytes > 0) {
+        /* A blank may be as long as a segment; what is gathered is not. */
+        int64_t piece = writer->current.memory == NULL && bytes > writer->stage_bytes_max ? writer->stage_bytes_max : bytes;
+        uint8_t *place = take_place(writer, piece);
+        if (place == NULL)
+            return -EIO;
+        memcpy(place, from, (size_t)piece);
+        writer->position += piece;
+        from += piece;
+        bytes -= piece;
+    }
+    return 0;
+}

@@ -20,6 +20,7 @@
 #define MS_ENTRY_MANY 2          /* `count` records sharing everything but the body */
 #define MS_ENTRY_BATCH 3         /* RocketMQ's putMessages: members in its client encoding, one segment */
 #define MS_ENTRY_SIDE 4          /* the real entry is in the side object `sequence` */
+#define MS_ENTRY_RAW 5           /* whole records as a master made them; they begin at prepared_transaction_offset */
 
 /* After the header: topic, properties, then PUT: the body; MANY: count uint32
  * lengths (padded to 8), then the bodies end to end; BATCH: the members; SIDE:

@@ -10,6 +10,7 @@
 #include "entry.h"
 #include "futex.h"
 #include "log_tail.h"
+#include "raw_append.h"
 #include "record.h"
 #include "session_guard.h"
 #include "undo.h"
@@ -183,24 +184,27 @@ static int close_session(struct ms_writer *writer, struct ms_writer_session *own
     return 0;
 }
 
-/* Whether the store takes puts at all, then RocketMQ's checks in its order, as far as they need no text
- * arithmetic (that is the producer's); 0 or the status, with *detail. */
-static uint32_t check_entry(const struct ms_writer *writer, const struct ms_taken *taken, uint32_t *detail)
+/* Whether the store takes puts at all, raw records among them, then RocketMQ's checks in its order, as far
+ * as they need no text arithmetic (that is the producer's); 0 or the status, with *detail. */
+static uint32_t check_entry(const struct ms_writer *writer, const struct ms_writer_session *own,
+                            const struct ms_taken *taken, uint32_t *detail)
 {
     const struct ms_control *control = writer->control;
     uint32_t refuse_puts = ms_load_acquire(&control->state.refuse_puts);
     uint32_t state = ms_load_acquire(&control->state.state);
     /* Not `state` alone: who freezes may be killed before it says so there. */
     int read_only = ms_load_acquire(&control->state.frozen) != 0 || state == MS_STATE_READ_ONLY || state == MS_STATE_DEGRADED;
-    *detail = refuse_puts & 1 ? MS_REFUSED_STOPPING
-            : refuse_puts & 4 ? MS_REFUSED_SLAVE
+    int raw = taken->head.kind == MS_ENTRY_RAW;
+    *detail = raw && !ms_raw_is_allowed(writer, own) ? MS_REFUSED_RAW
+            : refuse_puts & 1 ? MS_REFUSED_STOPPING
+            : refuse_puts & 4 && !raw ? MS_REFUSED_SLAVE
             : read_only ? MS_REFUSED_READ_ONLY
             : refuse_puts & 2 ? MS_REFUSED_DISK_FULL
             : refuse_puts & 8 ? MS_REFUSED_UNWRITABLE
                               : MS_REFUSED_NO;
     if (*detail != MS_REFUSED_NO)
         return SERVICE_NOT_AVAILABLE;
-    return ms_entry_check(taken, detail);
+    return raw ? PUT_OK : ms_entry_check(taken, detail);
 }
 
 static int64_t store_time(const struct ms_writer *writer, const struct ms_entry *head)
@@ -272,6 +276,17 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
     writer->put_messages += count;
     writer->put_bytes += (uint64_t)(writer->position - what.physical_offset);
     ms_put_meter_take(&writer->meter, head->submitted_ns, (uint64_t)(writer->position - what.physical_offset), count);
+    answer(writer, own, &what);
+    return 0;
+}
+
+/* The same for records that come with everything. Queue offsets are the master's: nobody puts here. */
+static int execute_raw(struct ms_writer *writer, struct ms_writer_session *own, const struct ms_taken *taken)
+{
+    struct ms_completion what = {.sequence = taken->head.sequence, .queue_offset = -1, .status = PUT_OK};
+    if (ms_raw_append(writer, taken, &what) != 0)
+        return MS_RUN_FROZEN;
+    ms_put_meter_take(&writer->meter, taken->head.submitted_ns, taken->payload_bytes, what.count);
     answer(writer, own, &what);
     return 0;
 }
@@ -348,7 +363,7 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
     if (taken.head.sequence != sequence)
         return close_session(writer, own, MS_REFUSED_SEQUENCE);
     uint32_t detail = MS_REFUSED_NO;
-    uint32_t status = check_entry(writer, &taken, &detail);
+    uint32_t status = check_entry(writer, own, &taken, &detail);
     writer->light.count = 0;
     if (status == PUT_OK && writer->light.enabled && taken.head.kind == MS_ENTRY_PUT) {
         status = prepare_light_queues(writer, &taken, &detail);
@@ -361,7 +376,7 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
     struct ms_measure measure = {.segment_bytes = writer->segment_bytes, .max_message_bytes = writer->max_message_bytes,
                                  .room = ms_tail_room(writer)};
     if (status == PUT_OK) {
-        status = ms_entry_measure(&taken, &measure);
+        status = taken.head.kind == MS_ENTRY_RAW ? ms_raw_measure(writer, &taken, &measure) : ms_entry_measure(&taken, &measure);
         detail = measure.detail;
     }
     uint32_t rolls = measure.rolls;
@@ -381,7 +396,9 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
     }
     if (status == PUT_OK && writer->rolled + rolls > MS_AHEAD_MAX)
         return MS_RUN_ROLLED;
-    int why = status == PUT_OK ? execute(writer, own, &taken, measure.sum) : refuse(writer, own, sequence, status, detail);
+    int why = status != PUT_OK                 ? refuse(writer, own, sequence, status, detail)
+            : taken.head.kind == MS_ENTRY_RAW  ? execute_raw(writer, own, &taken)
+                                               : execute(writer, own, &taken, measure.sum);
     if (why != 0)
         return why;
     own->head += bytes;
@@ -443,6 +460,7 @@ static int commit_pass(struct ms_writer *writer)
             wake_fenced(writer, MS_COMMITTER);
         else
             wake_fenced(writer, MS_REPUTTER);
+        wake_fenced(writer, MS_REPLICATOR); /* a master's, without a pool */
     }
     writer->entries = 0;
     return MS_RUN_TIME;

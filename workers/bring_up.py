@@ -38,7 +38,7 @@ from pyengine.storage.recovery_report import RecoveryReport, RecoveryState
 from pyengine.storage.store_checkpoint import read_checkpoint
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
-ROLES = {"ASYNC_MASTER": 0, "SYNC_MASTER": 1, "SLAVE": 2}
+ROLES = {"ASYNC_MASTER": native.ASYNC_MASTER, "SYNC_MASTER": native.SYNC_MASTER, "SLAVE": native.SLAVE}
 FIRST_GENERATION = 1
 QUEUE_SLOTS_MIN = 4096
 POOL_AT_ONCE_BYTES = 256 << 20  # so much of the pool is made before READY, the rest while the engine runs

@@ -25,6 +25,7 @@ PUT: int = lib.MS_ENTRY_PUT
 MANY: int = lib.MS_ENTRY_MANY
 BATCH: int = lib.MS_ENTRY_BATCH
 SIDE: int = lib.MS_ENTRY_SIDE
+RAW: int = lib.MS_ENTRY_RAW
 SIDE_BYTES_MAX: int = lib.MS_SIDE_BYTES_MAX
 COMPLETIONS: int = lib.MS_COMPLETIONS
 
@@ -115,6 +116,23 @@ class ProducerSession:
         """Publish an entry and return at once; 0 (then `sequence` is its number) or AGAIN, BUSY, CLOSED."""
         return lib.ms_producer_submit(
             self._producer, header, topic, properties, first, len(first), second, len(second), deadline_ns)
+
+    def submit_raw(self, records, physical_offset: int, deadline_ns: int) -> int:
+        """Publish whole records that a master stamped, to be appended at `physical_offset`; a slave's replicator only.
+
+        `records` is a buffer: one segment's at most, a blank only as the last. 0 (then `sequence` is
+        the entry's number) or AGAIN, BUSY, CLOSED. ValueError when it does not fit into the ring.
+        """
+        with memoryview(records) as view:
+            if layout_bytes(b"", b"", view.nbytes) > self.entry_limit:
+                raise ValueError(f"{view.nbytes:,} bytes do not fit into an entry of this session")
+            header = new_header()
+            header.kind = RAW
+            header.payload_bytes = view.nbytes
+            header.prepared_transaction_offset = physical_offset
+            with ffi.from_buffer("uint8_t[]", view) as data:
+                return lib.ms_producer_submit(
+                    self._producer, header, b"", b"", data, view.nbytes, ffi.NULL, 0, deadline_ns)
 
     def submit_side(self, header, deadline_ns: int) -> int:
         """Publish that the next entry stands in its side object of header.payload_bytes; 0 or AGAIN, CLOSED."""

@@ -37,6 +37,8 @@ REFUSALS: dict[int, str] = {
     lib.MS_REFUSED_UNWRITABLE: "a folder of the store cannot be written: mount it read-write or give the right back; puts are "
                                "accepted again by themselves (`pyengine status` names it)",
     lib.MS_REFUSED_SLAVE: "this store is a slave: put to its master",
+    lib.MS_REFUSED_OFFSET: "raw records must begin where the log ends",
+    lib.MS_REFUSED_RAW: "raw bytes must be whole records of their place, and come from the replicator of a slave",
     lib.MS_REFUSED_NO_SEGMENT: "the next segment could not be made; `pyengine status` names the cause (often a full disk)",
     lib.MS_REFUSED_BATCH: "a batch must not be a transaction message and its members must be well formed",
     lib.MS_REFUSED_QUEUE_ID: "the queue id must not be negative",

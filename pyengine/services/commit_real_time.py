@@ -95,6 +95,8 @@ class CommitRealTimeService:
         native.store_position(self._control.committed, end)
         self._committed = end
         self._memory.wake(native.REPUTTER)
+        if self._memory.identity.replicates:
+            self._memory.wake(native.REPLICATOR)
         if end % self._segment_bytes == 0:
             self._free_full_buffers()
         return True

@@ -66,6 +66,8 @@ class PutMessageService:
         self._table_object, self._table = memory.open_queue_table(self._generation)
         self._forget_dead_pass()
         semaphores = {kind: memory.latch(kind).semaphore for kind in (native.WRITER, *WAKES)}
+        if self._identity.replicates and self._identity.role != native.SLAVE and self._identity.mode != native.MODE_POOL:
+            semaphores[native.REPLICATOR] = memory.latch(native.REPLICATOR).semaphore
         self._writer = Writer(self._control, memory.bells, self._table, semaphores, self._identity.spin_writer_us,
                               config.zero_ahead_bytes)
         store_stats.count_puts(self._writer.pointer, memory.counters)

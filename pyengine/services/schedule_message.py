@@ -56,7 +56,6 @@ SESSION_AHEAD_MS = 1500         # a session is opened so long before it is neede
 SESSION_IDLE_NS = 10_000_000_000
 DRAIN_NS = 2_000_000_000       # an orderly stop waits so long for the last deliveries to be flushed
 DRAIN_STEP_S = 0.02
-SLAVE = 2
 NEVER_NS = (1 << 63) - 1
 _NEVER_POSSIBLE = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 
@@ -122,7 +121,7 @@ class ScheduleMessageService:
         self._report = report
         self._clock_ms = clock_ms
         self._clock_ns = clock_ns
-        self._is_idle = bool(memory.identity.replay_clock) or memory.identity.role == SLAVE
+        self._is_idle = bool(memory.identity.replay_clock) or memory.identity.role == native.SLAVE
         self._watermark = DispatchedWatermark(memory)
         self._reader = StoreReader(root, watermark=self._watermark, **config.overrides())
         self._offsets = DelayOffsets(root)
