@@ -1,0 +1,236 @@
+"""What comes from a master, put together again: frames out of bytes, whole records out of frames.
+
+    cutter = FrameCutter(segment_bytes)
+    stream = RecordStream(begin, own_end, log, segment_bytes, entry_bytes_max)
+    for offset, piece in cutter.feed(bytes off the wire): stream.take(offset, piece)
+    while (run := stream.whole()): append it ...; stream.drop(run)
+
+Pure: no socket, no clock, no store but the own log, which is read. Bytes below the own
+end are compared with it, bytes beyond are kept until they make whole records: lengths,
+CRC and own offset right, no border of a segment crossed, a blank that fills its segment.
+Whatever else comes is an error that says what it was; nothing of it was let through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pyengine.errors import EngineError, FormatError
+from pyengine.formats.ha_wire import HEADER_BYTES, unpack_header
+from pyengine.formats.record_case import CaseLabel
+from pyengine.formats.record_layout import BEGIN
+from pyengine.native.scan import walk
+from pyengine.storage.own_log import OwnLog
+
+BUFFER_BYTES_FIRST = 1 << 20
+RUN_BYTES = 1 << 20  # so much at once goes to the writer, and one record more
+
+
+class BadStreamError(EngineError):
+    """The master sends what is no continuation of a log of records."""
+
+
+class LogsDifferError(EngineError):
+    """The master's log is another one from `offset` on, or from before it."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"the master's log is another one from offset {offset} on")
+        self.offset = offset
+
+
+class Run(NamedTuple):
+    """Whole records [offset, end) of one segment; `records` is their bytes until the next call."""
+
+    offset: int
+    end: int
+    records: memoryview
+
+
+class FrameCutter:
+    """Frames out of a stream that was cut anywhere."""
+
+    def __init__(self, segment_bytes: int) -> None:
+        self._segment_bytes = segment_bytes
+        self._head = bytearray()
+        self._offset = 0
+        self._left = 0  # bytes of the body that are still to come
+
+    def feed(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """(offset, bytes) of each piece of a body, in order; an empty piece is a heartbeat.
+
+        BadStreamError for a header that no master sends: nothing behind it can be understood.
+        """
+        at = 0
+        while at < len(data):
+            if self._left:
+                piece = data[at : at + self._left]
+                offset = self._offset
+                self._offset += len(piece)
+                self._left -= len(piece)
+                at += len(piece)
+                yield offset, piece
+                continue
+            if not self._head and len(data) - at >= HEADER_BYTES:
+                head, start = data, at
+                at += HEADER_BYTES
+            else:
+                wanted = HEADER_BYTES - len(self._head)
+                self._head += data[at : at + wanted]
+                at += wanted
+                if len(self._head) < HEADER_BYTES:
+                    return
+                head, start = bytes(self._head), 0
+                self._head.clear()
+            self._offset, self._left = self._header(head, start)
+            if not self._left:
+                yield self._offset, data[:0]
+
+    def _header(self, head, start: int) -> tuple[int, int]:
+        try:
+            offset, size_bytes = unpack_header(head, start)
+        except FormatError as error:
+            raise BadStreamError(str(error)) from None
+        if offset % self._segment_bytes + size_bytes > self._segment_bytes:
+            raise BadStreamError(
+                f"a frame of {size_bytes} bytes at {offset} crosses the border of a segment: are the master's segments of "
+                f"another size than {self._segment_bytes} (mapped_file_size_commit_log_bytes)?")
+        return offset, size_bytes
+
+
+class RecordStream:
+    """The log of a master from `begin` on, as it arrives.
+
+    `begin` and `own_end` are borders between records of the own log `log`, but that a
+    stream from byte 1 on (where 0 would mean something else on the wire) may begin at 1:
+    byte 0 of a log is always 0. `record_bytes_max`: the longest record or blank that can be appended.
+    """
+
+    def __init__(self, begin: int, own_end: int, log: OwnLog, segment_bytes: int, record_bytes_max: int) -> None:
+        self.position = begin
+        self.own_end = own_end
+        self._log = log
+        self._segment_bytes = segment_bytes
+        self._record_bytes_max = record_bytes_max
+        self._compared_from = 0 if begin == 1 else begin
+        self._buffer = bytearray(BUFFER_BYTES_FIRST)
+        self._base = max(self._compared_from, own_end)  # where in the log the buffer's first byte stands
+        self._checked = self._base                      # whole records up to here
+        self._closed = False                            # the record before `_checked` is a blank
+        self._filled = self._base
+        if begin == 1 and own_end == 0:
+            self._filled += 1
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What has come and was not dropped."""
+        return self._filled - self._base
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether everything below the own end has been compared."""
+        return self.position >= self.own_end
+
+    @property
+    def is_between_records(self) -> bool:
+        """Whether what has come ends where a record does."""
+        return self._filled == self._checked
+
+    def take(self, offset: int, piece: memoryview) -> None:
+        """The next bytes of the stream; nothing for a heartbeat. BadStreamError, LogsDifferError."""
+        if offset != self.position:
+            raise BadStreamError(f"the master goes on at {offset}, not at {self.position}")
+        if offset < self.own_end:
+            compared = piece[: self.own_end - offset]
+            self._compare(offset, compared)
+            self.position += len(compared)
+            piece = piece[len(compared) :]
+        if len(piece):
+            self._keep(piece)
+            self.position += len(piece)
+
+    def whole(self) -> Run | None:
+        """The next whole records, some of them or all; None when more has to come first. BadStreamError."""
+        self._check()
+        if self._checked == self._base:
+            return None
+        return Run(self._base, self._checked, memoryview(self._buffer)[: self._checked - self._base])
+
+    def drop(self, run: Run) -> None:
+        """A run was appended: its bytes go, and `own_end` moves behind it."""
+        run.records.release()
+        size = run.end - self._base
+        rest = self._filled - run.end
+        self._buffer[:rest] = self._buffer[size : size + rest]
+        self._base = run.end
+        self.own_end = run.end
+        self._closed = False
+
+    # ---- below the own end ------------------------------------------------------
+
+    def _compare(self, offset: int, piece: memoryview) -> None:
+        at = 0
+        while at < len(piece):
+            own = self._log.piece(offset + at, len(piece) - at)
+            theirs = piece[at : at + len(own)]
+            if own != theirs:
+                different = offset + at + _first_difference(own, theirs)
+                if not self._log.is_filler(different, self._compared_from):
+                    raise LogsDifferError(different)
+            at += len(own)
+
+    # ---- beyond it --------------------------------------------------------------
+
+    def _keep(self, piece: memoryview) -> None:
+        used = self._filled - self._base
+        if used + len(piece) > len(self._buffer):
+            larger = bytearray(max(2 * len(self._buffer), used + len(piece)))
+            larger[:used] = memoryview(self._buffer)[:used]
+            self._buffer = larger
+        self._buffer[used : used + len(piece)] = piece
+        self._filled += len(piece)
+
+    def _check(self) -> None:
+        """Move `_checked` over what is whole, up to the end of a run: its length, a blank, or what is not whole yet."""
+        start = self._checked
+        if self._closed or start - self._base >= RUN_BYTES:
+            return
+        segment_end = start - start % self._segment_bytes + self._segment_bytes
+        end = min(self._filled, segment_end)
+        stop = min(end, self._base + RUN_BYTES)
+        found = walk(self._buffer, self._base, start, stop, limit=end)
+        self._checked = at = found.end_offset
+        if segment_end - at < BEGIN.size:
+            raise BadStreamError(f"the record before {at} leaves no room for a blank in its segment")
+        if found.reason == CaseLabel.RANGE_END:
+            return
+        if found.reason not in (CaseLabel.OVERRUN, CaseLabel.BLANK):
+            raise BadStreamError(f"what came for offset {at} is no record ({found.reason})")
+        size, _ = BEGIN.unpack_from(self._buffer, at - self._base)
+        room = segment_end - at
+        if found.reason == CaseLabel.BLANK:
+            if size != room:
+                raise BadStreamError(
+                    f"the segment's end is said to be {size} bytes behind {at}, not {room}: are the master's segments of "
+                    f"another size than {self._segment_bytes} (mapped_file_size_commit_log_bytes)?")
+        elif size > room - BEGIN.size:
+            raise BadStreamError(f"what came for offset {at} is no record: {size} bytes do not fit into its segment")
+        if size > self._record_bytes_max:
+            raise BadStreamError(f"the record at {at} has {size} bytes, {self._record_bytes_max} can be taken at a time")
+        if found.reason == CaseLabel.BLANK and self._filled >= segment_end:
+            if at > self._base and segment_end - self._base > self._record_bytes_max:
+                self._closed = True  # the blank comes alone, in a run of its own
+            else:
+                self._checked, self._closed = segment_end, True
+
+
+def _first_difference(one: memoryview, other: memoryview) -> int:
+    """The first place where two buffers of one length differ; they do."""
+    low, high = 0, len(one)  # equal below `low`, different somewhere below `high`
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
