@@ -4,7 +4,8 @@ Each concept X is a trio: X.cdef.h (what Python sees: plain declarations, no
 directives but #define NAME INTEGER), X.h (include guard, static asserts), X.c.
 cdef() and the compiler read the same X.cdef.h, so they cannot disagree.
 
-Set PYENGINE_SANITIZE=address to build with ASan and UBSan (tests/test_sanitizers.py does).
+Set PYENGINE_SANITIZE=address to build with ASan and UBSan (tests/test_sanitizers.py does), and
+PYENGINE_BUILD_FAILPOINTS=1 to build with the failpoints of the C code (tests/faults/mutants.py does).
 """
 
 import os
@@ -18,6 +19,7 @@ SOURCE_FOLDER = os.path.relpath(HERE, os.getcwd())
 
 # Concepts in order of dependence: a struct must be declared before it is used.
 CONCEPTS = (
+    "failpoint",
     "control",
     "latch",
     "flush",
@@ -73,6 +75,7 @@ def make_builder() -> FFI:
         sources=[os.path.join(SOURCE_FOLDER, f"{concept}.c") for concept in CONCEPTS],
         include_dirs=[str(HERE)],
         extra_compile_args=compile_flags,
+        define_macros=[("MS_FAILPOINTS", "1")] if os.environ.get("PYENGINE_BUILD_FAILPOINTS") == "1" else [],
         extra_link_args=link_flags,
         libraries=["rt", "pthread"],
         depends=sorted(str(path) for path in HERE.glob("*.h")),

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "atomics.h"
+#include "failpoint.h"
 
 int64_t ms_cleaning_bytes(void)
 {
@@ -77,6 +78,7 @@ void ms_cleaning_shut(struct ms_cleaning *cleaning, int64_t end)
     if (end > ms_load_relaxed(&cleaning->removing_end))
         ms_store_release(&cleaning->removing_end, end);
     ms_fence();
+    MS_FAILPOINT("removing_end_moved");
 }
 
 int32_t ms_hold_find(const struct ms_cleaning *cleaning, int32_t from, int64_t end)

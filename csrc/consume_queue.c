@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "atomics.h"
+#include "failpoint.h"
 #include "bytes.h"
 #include "flush.h"
 
@@ -86,8 +87,10 @@ static int write_chunk(struct ms_queue_set *set, struct ms_queue_chunk *chunk)
         return 0;
     why = ms_flush_allocate_windows(queue->fd, &queue->allocated_bytes, set->file_bytes, MS_QUEUE_WINDOW_BYTES,
                                     at, at + bytes);
+    MS_FAILPOINT("queue_room_allocated");
     if (why == 0)
         why = ms_flush_pwrite_all(queue->fd, chunk->entries, bytes, at);
+    MS_FAILPOINT("queue_entries_written");
     if (why != 0) {
         set->failed_queue = chunk->queue;
     } else if (queue->counted != NULL && chunk->fresh > 0) {

@@ -2,6 +2,7 @@
 #include "consume_queue_ext.h"
 
 #include "bytes.h"
+#include "failpoint.h"
 #include "flush.h"
 
 #define WINDOW_BYTES 65536
@@ -24,6 +25,7 @@ int ms_ext_write(struct ms_ext_set *set, int32_t number, int32_t run_number)
                                         at, at + run->bytes);
     if (why == 0)
         why = ms_flush_pwrite_all(queue->fd, run->units, run->bytes, at);
+    MS_FAILPOINT("ext_units_written");
     if (why != 0)
         ms_ext_drop(set, number, run_number);
     run->bytes = 0;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "atomics.h"
+#include "failpoint.h"
 #include "futex.h"
 
 int64_t ms_control_bytes(void)
@@ -60,12 +61,16 @@ int ms_control_freeze(struct ms_control *control, uint32_t kind, int32_t error_n
     uint32_t expected = 0;
     int first = ms_compare_exchange(&control->state.frozen, &expected, 1);
     if (first) {
+        MS_FAILPOINT("freeze_claimed");
         control->state.frozen_kind = kind;
         control->state.frozen_errno = error_number;
         strncpy((char *)control->state.reason, reason, sizeof control->state.reason - 1);
+        MS_FAILPOINT("freeze_reasoned");
         ms_store_release(&control->state.state, MS_STATE_READ_ONLY);
+        MS_FAILPOINT("freeze_stated");
         ms_store_release(&control->state.frozen, 2u);
     }
+    MS_FAILPOINT("freeze_complete");
     ms_add(&control->flush_seq.value, 1);
     ms_futex_wake_all(&control->flush_seq.value);
     return first;
@@ -107,9 +112,13 @@ void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells 
     struct ms_flush_slot *slot = &control->flusher.slot[(pass + 1) & 1];
     ms_store_relaxed(&slot->flushed, flushed);
     ms_store_relaxed(&slot->store_timestamp_ms, store_timestamp_ms);
+    MS_FAILPOINT("flush_slot_filled");
     ms_store_release(&control->flusher.slot_pass, pass + 1);
+    MS_FAILPOINT("flush_pair_published");
     ms_store_release(&control->flushed.value, flushed);
+    MS_FAILPOINT("flushed_published");
     ms_add(&control->flush_seq.value, 1);
+    MS_FAILPOINT("flush_seq_raised");
     /* A waiter counts itself, fences, and looks at flushed: either it sees the new
      * value or this sees the waiter. */
     ms_fence();

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "failpoint.h"
 #include "property.h"
 #include "record.h"
 #include "utf8.h"
@@ -191,14 +192,18 @@ int ms_dispatch_run(struct ms_dispatch *d, const uint8_t *view, int64_t base_off
         ms_property_routing(record.properties, record.properties_bytes, &routing);
         if (ms_record_is_queued(&record) && (found = to_queues(d, &record, &routing, offset)) != 0)
             break;
+        MS_FAILPOINT("dispatch_queued");
         if (d->index_enabled && (found = to_index(d, &record, &routing, offset)) != 0)
             break;
+        MS_FAILPOINT("dispatch_indexed");
         d->last_store_timestamp_ms = record.store_timestamp_ms;
         d->messages++;
         offset += record.size_bytes;
         found = MS_CASE_RANGE_END;
     }
+    MS_FAILPOINT("dispatch_gathered");
     const int why = ms_queue_write_gathered(&d->queues);
+    MS_FAILPOINT("dispatch_written");
     if (why != 0 && found != MS_DISPATCH_FAILED)
         found = fail(d, why);
     d->reached = found == MS_DISPATCH_FAILED ? start : offset;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "atomics.h"
+#include "failpoint.h"
 #include "futex.h"
 #include "latch.h"
 
@@ -16,8 +17,10 @@ static int sync_segment(struct ms_group_commit *group, int64_t base)
     if (at == group->count)
         return MS_GROUP_SEGMENT;
     struct ms_flusher_lines *lines = &group->control->flusher;
+    MS_FAILPOINT("group_sync_begins");
     int64_t began_ns = ms_monotonic_ns();
     int failed = fdatasync(group->fd[at]) != 0 ? errno : 0;
+    MS_FAILPOINT("group_sync_done");
     uint64_t took_ns = (uint64_t)(ms_monotonic_ns() - began_ns);
     ms_store_relaxed(&lines->syncs, lines->syncs + 1);
     ms_store_relaxed(&lines->sync_ns_total, lines->sync_ns_total + took_ns);
@@ -62,7 +65,9 @@ int ms_group_commit_once(struct ms_group_commit *group)
         if (failed != 0)
             return -failed;
     }
+    MS_FAILPOINT("group_synced");
     ms_control_publish_flushed(control, group->bells, target, time);
+    MS_FAILPOINT("group_published");
     /* Behind the producers, who have waited long enough. In a stream the writer wakes up while they do. */
     int64_t now_ns = ms_monotonic_ns();
     int stream = now_ns - group->last_ns < MS_GROUP_STREAM_NS;

@@ -3,13 +3,9 @@
 #include <string.h>
 
 #include "atomics.h"
+#include "failpoint.h"
 #include "bytes.h"
 #include "utf8.h"
-
-/* Tests look at the files after each store of a put, as a kill would leave them. */
-#ifndef MS_KILL_POINT
-#define MS_KILL_POINT(name) ((void)0)
-#endif
 
 enum { AT_BEGIN_TIME = 0, AT_END_TIME = 8, AT_BEGIN_OFFSET = 16, AT_END_OFFSET = 24, AT_SLOT_COUNT = 32, AT_COUNT = 36 };
 
@@ -85,37 +81,37 @@ int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *pro
     memcpy(progress->old_header, base, MS_INDEX_HEADER_BYTES);
     ms_store_release(&progress->putting, (uint64_t)1);
     ms_compiler_fence();
-    MS_KILL_POINT("undo");
+    MS_FAILPOINT("index_undo_written");
 
     ms_put_32(entry, (uint32_t)key_hash);
-    MS_KILL_POINT("hash");
+    MS_FAILPOINT("index_hash_written");
     ms_put_64(entry + 4, (uint64_t)physical_offset);
     ms_put_32(entry + 12, seconds_since(ms_get_i64(base + AT_BEGIN_TIME), store_timestamp_ms));
     ms_put_32(entry + 16, (uint32_t)head);
     ms_compiler_fence();
-    MS_KILL_POINT("entry");
+    MS_FAILPOINT("index_entry_written");
     ms_put_32(head_at, (uint32_t)number);
     ms_compiler_fence();
-    MS_KILL_POINT("slot");
+    MS_FAILPOINT("index_slot_written");
     if (number == 1) {
         ms_put_64(base + AT_BEGIN_OFFSET, (uint64_t)physical_offset);
         ms_put_64(base + AT_BEGIN_TIME, (uint64_t)store_timestamp_ms);
     }
-    MS_KILL_POINT("begin");
+    MS_FAILPOINT("index_begin_written");
     if (head == 0)
         ms_put_32(base + AT_SLOT_COUNT, ms_get_u32(base + AT_SLOT_COUNT) + 1);
     ms_compiler_fence();
-    MS_KILL_POINT("slot count");
+    MS_FAILPOINT("index_slots_counted");
     ms_put_32(base + AT_COUNT, (uint32_t)number + 1);
     ms_compiler_fence();
-    MS_KILL_POINT("count");
+    MS_FAILPOINT("index_entry_counted");
     ms_put_64(base + AT_END_OFFSET, (uint64_t)physical_offset);
     ms_compiler_fence();
-    MS_KILL_POINT("end offset");
+    MS_FAILPOINT("index_end_offset_written");
     ms_put_64(base + AT_END_TIME, (uint64_t)store_timestamp_ms);
-    MS_KILL_POINT("end time");
+    MS_FAILPOINT("index_end_time_written");
     ms_store_release(&progress->putting, (uint64_t)0);
-    MS_KILL_POINT("done");
+    MS_FAILPOINT("index_put_done");
     return 0;
 }
 
@@ -125,7 +121,9 @@ int ms_index_roll_back(const struct ms_index_file *file, struct ms_index_progres
         progress->slot < 0 || progress->slot >= file->slots)
         return 0;
     ms_put_32(slot_at(file, progress->slot), (uint32_t)progress->old_head);
+    MS_FAILPOINT("index_slot_put_back");
     memcpy(file->base, progress->old_header, MS_INDEX_HEADER_BYTES);
+    MS_FAILPOINT("index_header_put_back");
     ms_store_release(&progress->putting, (uint64_t)0);
     return 1;
 }
@@ -135,6 +133,7 @@ void ms_index_inherit(const struct ms_index_file *file, const struct ms_index_he
     uint8_t *const base = file->base;
     ms_put_64(base + AT_BEGIN_TIME, (uint64_t)predecessor->end_timestamp_ms);
     ms_put_64(base + AT_END_TIME, (uint64_t)predecessor->end_timestamp_ms);
+    MS_FAILPOINT("index_inherits");
     ms_put_64(base + AT_BEGIN_OFFSET, (uint64_t)predecessor->end_physical_offset);
     ms_put_64(base + AT_END_OFFSET, (uint64_t)predecessor->end_physical_offset);
 }

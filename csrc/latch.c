@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "atomics.h"
+#include "failpoint.h"
 #include "futex.h"
 
 /* More tokens than wakers are a liar's; what is left of them costs early wake-ups only. */
@@ -36,8 +37,10 @@ void ms_latch_wakeup_fenced(struct ms_doorbell *bell, void *semaphore)
 {
     if (ms_load_relaxed(&bell->has_notified) != 0)
         return;
-    if (ms_exchange(&bell->has_notified, 1u) == 0)
+    if (ms_exchange(&bell->has_notified, 1u) == 0) {
+        MS_FAILPOINT("bell_taken");
         sem_post(semaphore);
+    }
 }
 
 void ms_latch_arm(struct ms_doorbell *bell, void *semaphore)
@@ -46,6 +49,7 @@ void ms_latch_arm(struct ms_doorbell *bell, void *semaphore)
     for (int i = 0; i < DRAIN_MAX && sem_trywait(semaphore) == 0; i++)
         ;
     ms_exchange(&bell->has_notified, 0u);
+    MS_FAILPOINT("latch_armed");
 }
 
 void ms_latch_disarm(struct ms_doorbell *bell)

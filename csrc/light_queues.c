@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "failpoint.h"
 #include "property.h"
 #include "topic.h"
 #include "undo.h"
@@ -149,5 +150,6 @@ void ms_light_advance(struct ms_light_queues *light, struct ms_control *control,
     for (uint32_t i = 0; i < light->count; i++) {
         ms_undo_remember(control, queues, light->table_slot[i], pass);
         queues->slot[light->table_slot[i]].next_offset++;
+        MS_FAILPOINT("light_queue_advanced");
     }
 }

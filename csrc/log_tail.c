@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "atomics.h"
+#include "failpoint.h"
 #include "flush.h"
 
 /* Allocated blocks that were never written cost a change of the file's map with the sync that
@@ -19,6 +20,7 @@ static int write_zeros_ahead(struct ms_writer *writer, int64_t end)
     if (bytes > segment_end - end)
         bytes = segment_end - end;
     writer->zeroed_end = end + bytes;
+    MS_FAILPOINT("tail_zeros_due");
     return ms_flush_pwrite_all(writer->current.fd, writer->zeros, bytes, end - writer->current.base);
 }
 
@@ -27,6 +29,7 @@ int ms_tail_write(struct ms_writer *writer)
 {
     if (writer->stage_bytes == 0)
         return 0;
+    MS_FAILPOINT("tail_gathered");
     int why = ms_flush_pwrite_all(writer->current.fd, writer->stage, writer->stage_bytes,
                                   writer->stage_from - writer->current.base);
     if (why == 0)
@@ -39,6 +42,7 @@ int ms_tail_write(struct ms_writer *writer)
         writer->error_number = -why;
         return why;
     }
+    MS_FAILPOINT("tail_written");
     writer->stage_from += writer->stage_bytes;
     writer->stage_bytes = 0;
     return 0;
@@ -50,6 +54,7 @@ static uint8_t *take_place(struct ms_writer *writer, int64_t bytes)
     if (writer->current.memory != NULL) {
         ms_store_release(&writer->control->writer.intent_end, writer->position + bytes);
         ms_compiler_fence(); /* intent first, bytes after */
+        MS_FAILPOINT("tail_intended");
         return writer->current.memory + (writer->position - writer->current.base);
     }
     if (writer->stage_bytes + bytes > writer->stage_bytes_max && ms_tail_write(writer) != 0)
@@ -57,6 +62,7 @@ static uint8_t *take_place(struct ms_writer *writer, int64_t bytes)
     if (writer->stage_bytes == 0)
         writer->stage_from = writer->position;
     ms_store_release(&writer->control->writer.intent_end, writer->position + bytes);
+    MS_FAILPOINT("tail_stage_intended");
     uint8_t *place = writer->stage + writer->stage_bytes;
     writer->stage_bytes += bytes;
     return place;
@@ -77,6 +83,7 @@ int ms_tail_roll(struct ms_writer *writer)
         if (place == NULL)
             return -EIO;
         ms_record_encode_blank(place, (int32_t)room);
+        MS_FAILPOINT("tail_blank_encoded");
         if (writer->current.memory == NULL && ms_tail_write(writer) != 0)
             return -EIO;
         writer->position += room;
@@ -87,6 +94,7 @@ int ms_tail_roll(struct ms_writer *writer)
     if (writer->current.base >= 0)
         writer->finished[writer->rolled++] = writer->current;
     writer->current = writer->ahead[0];
+    MS_FAILPOINT("tail_rolled");
     writer->ahead_count--;
     memmove(&writer->ahead[0], &writer->ahead[1], writer->ahead_count * sizeof writer->ahead[0]);
     return 0;
@@ -101,6 +109,7 @@ int ms_tail_append(struct ms_writer *writer, struct ms_record_template *record, 
         return -EIO;
     record->physical_offset = writer->position;
     ms_record_encode(place, record);
+    MS_FAILPOINT("tail_record_encoded");
     writer->position += bytes;
     return 0;
 }

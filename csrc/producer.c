@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "atomics.h"
+#include "failpoint.h"
 #include "futex.h"
 #include "latch.h"
 
@@ -125,7 +126,9 @@ static void publish(struct ms_producer *producer, uint64_t bytes)
     int32_t cpu = sched_getcpu();
     if (producer->session->producer_cpu != cpu) /* the writer reads that line in each pass */
         ms_store_relaxed(&producer->session->producer_cpu, cpu);
+    MS_FAILPOINT("producer_entry_filled");
     ms_store_release(&producer->session->tail, producer->tail);
+    MS_FAILPOINT("producer_entry_published");
     ms_latch_wakeup(&producer->bells->latch[MS_WRITER], producer->writer_semaphore);
 }
 

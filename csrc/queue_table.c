@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "atomics.h"
+#include "failpoint.h"
 
 int64_t ms_queue_table_bytes(uint32_t slots)
 {
@@ -44,7 +45,9 @@ static int64_t find(struct ms_queue_table *table, uint32_t hash, const uint8_t *
             slot->next_offset = 0;
             slot->pass = 0;
             memcpy(slot->topic, topic, topic_bytes);
+            MS_FAILPOINT("queue_slot_filled");
             ms_store_release(&slot->key_bytes, topic_bytes);
+            MS_FAILPOINT("queue_slot_claimed");
             table->used++;
             return at;
         }
@@ -83,6 +86,7 @@ int ms_queue_table_copy(struct ms_queue_table *to, const struct ms_queue_table *
         if (found < 0)
             return -ENOSPC;
         to->slot[found].next_offset = slot->next_offset;
+        MS_FAILPOINT("queue_table_copying");
     }
     return 0;
 }

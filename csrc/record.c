@@ -1,6 +1,7 @@
 #include "record.h"
 
 #include "crc32.h"
+#include "failpoint.h"
 #include "utf8.h"
 
 #define FIXED_BYTES 75 /* of a record, besides hosts and the three texts */
@@ -50,7 +51,9 @@ int64_t ms_record_encode(uint8_t *to, const struct ms_record_template *t)
     ms_put_32(at, (uint32_t)t->reconsume_times);
     ms_put_64(at + 4, (uint64_t)t->prepared_transaction_offset);
     ms_put_32(at + 12, (uint32_t)t->body_bytes);
+    MS_FAILPOINT("record_head_encoded");
     at = t->body == body ? body + t->body_bytes : append(body, t->body, t->body_bytes);
+    MS_FAILPOINT("record_body_encoded");
     *at++ = (uint8_t)t->topic_bytes;
     at = append(at, t->topic, t->topic_bytes);
     ms_put_16(at, (uint16_t)t->properties_bytes);

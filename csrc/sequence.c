@@ -2,6 +2,7 @@
 #include "sequence.h"
 
 #include "atomics.h"
+#include "failpoint.h"
 #include "futex.h"
 
 #define BLIND_STEP_NS 10000000
@@ -14,6 +15,7 @@ uint32_t ms_sequence_load(const struct ms_sequence *sequence)
 void ms_sequence_raise(struct ms_sequence *sequence, const struct ms_doorbell *sleepers)
 {
     ms_add(&sequence->value, 1);
+    MS_FAILPOINT("sequence_raised");
     /* A sleeper counts itself, fences, and looks at the number: either it sees
      * the new one or this sees the sleeper. */
     ms_fence();

@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 #include "atomics.h"
+#include "failpoint.h"
 #include "control.h"
 #include "queue_table.h"
 
@@ -20,8 +21,10 @@ static inline void ms_undo_remember(struct ms_control *control, struct ms_queue_
     struct ms_undo *const undo = &control->undo;
     undo->old_offset[undo->count] = queue->next_offset;
     undo->table_slot[undo->count] = table_slot;
+    MS_FAILPOINT("undo_filled");
     ms_store_release(&undo->count, undo->count + 1);
     ms_compiler_fence(); /* undo first, change after */
+    MS_FAILPOINT("undo_counted");
     queue->pass = pass;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "atomics.h"
+#include "failpoint.h"
 #include "entry.h"
 #include "futex.h"
 #include "log_tail.h"
@@ -56,8 +57,10 @@ void ms_writer_open(struct ms_writer *writer)
         own->head = known ? account->head : 0;
         own->acked = known ? account->acked : 0;
     }
+    MS_FAILPOINT("writer_state_taken");
     /* A writer killed behind its commit point has not published these yet. */
     ms_store_release(&control->wrote.value, slot->wrote);
+    MS_FAILPOINT("writer_wrote_published");
     if (writer->mode != MS_MODE_POOL)
         ms_store_release(&control->committed.value, slot->wrote);
     ms_store_release(&control->writer.pass_started_ms, 0);
@@ -75,6 +78,7 @@ int ms_writer_roll_back(struct ms_control *control, struct ms_queue_table *queue
         struct ms_queue_slot *slot = &queues->slot[undo->table_slot[i]];
         slot->next_offset = undo->old_offset[i];
         slot->pass = 0;
+        MS_FAILPOINT("rollback_queue_put_back");
     }
     return 1;
 }
@@ -82,8 +86,11 @@ int ms_writer_roll_back(struct ms_control *control, struct ms_queue_table *queue
 void ms_writer_rolled_back(struct ms_control *control)
 {
     ms_store_release(&control->undo.count, 0u);
+    MS_FAILPOINT("rollback_undo_emptied");
     ms_store_release(&control->undo.pass, (uint64_t)0);
+    MS_FAILPOINT("rollback_undo_closed");
     ms_store_release(&control->writer.intended_pass, (uint64_t)0);
+    MS_FAILPOINT("rollback_done");
 }
 
 /* Behind a fence: the answer is stored first, then we look who sleeps for it. */
@@ -97,8 +104,11 @@ static void publish_session(const struct ms_writer_session *own)
 {
     struct ms_session *session = own->session;
     ms_store_release(&session->head, own->head);
+    MS_FAILPOINT("session_head_published");
     ms_store_release(&session->acked, own->acked);
+    MS_FAILPOINT("session_acked_published");
     ms_store_release(&session->acked_seq, (uint32_t)own->acked);
+    MS_FAILPOINT("session_answer_published");
 }
 
 void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms_session *session, uint64_t generation, uint64_t ring_bytes)
@@ -142,9 +152,13 @@ static void begin_pass(struct ms_writer *writer)
     struct ms_control *control = writer->control;
     writer->pass = (uint64_t)ms_load_relaxed(&control->slot_pass.value) + 1;
     ms_store_release(&control->writer.intent_end, writer->position);
+    MS_FAILPOINT("pass_intent_reset");
     ms_store_release(&control->undo.count, 0u);
+    MS_FAILPOINT("pass_undo_emptied");
     ms_store_release(&control->undo.pass, writer->pass);
+    MS_FAILPOINT("pass_undo_opened");
     ms_store_release(&control->writer.intended_pass, writer->pass);
+    MS_FAILPOINT("pass_intended");
     ms_store_relaxed(&control->writer.pass_started_ms, ms_wall_ms());
     ms_compiler_fence();
     ms_put_meter_begin(&writer->meter);
@@ -155,10 +169,12 @@ static void answer(struct ms_writer *writer, struct ms_writer_session *own, cons
     struct ms_completion *slot = &own->session->completion[what->sequence % MS_COMPLETIONS];
     uint64_t sequence = what->sequence;
     *slot = *what;
+    MS_FAILPOINT("answer_filled");
     ms_store_release(&slot->sequence, sequence);
     own->acked = sequence;
     own->touched = 1;
     writer->entries++;
+    MS_FAILPOINT("answer_given");
 }
 
 static int refuse(struct ms_writer *writer, struct ms_writer_session *own, uint64_t sequence, uint32_t status, uint32_t detail)
@@ -180,6 +196,7 @@ static int close_session(struct ms_writer *writer, struct ms_writer_session *own
     own->touched = 1;
     ms_store_relaxed(&slot->bad_entry, why);
     ms_store_release(&own->session->closed, why);
+    MS_FAILPOINT("session_closed");
     ms_compare_exchange(&slot->state, &open, MS_SESSION_DEAD);
     return 0;
 }
@@ -238,6 +255,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
         queue = &writer->queues->slot[at];
         queue_offset = queue->next_offset;
         ms_undo_remember(writer->control, writer->queues, (uint32_t)at, writer->pass);
+        MS_FAILPOINT("pass_queue_remembered");
     }
     struct ms_record_template record = {
         .queue_id = head->queue_id, .flag = head->flag, .sys_flag = head->sys_flag,
@@ -262,6 +280,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
         int64_t bytes = ms_record_bytes(record.sys_flag, record.topic_bytes, record.properties_bytes, record.body_bytes);
         if (ms_tail_append(writer, &record, bytes) != 0)
             return MS_RUN_FROZEN;
+        MS_FAILPOINT("pass_record_appended");
         if (count == 0) {
             what.physical_offset = writer->position - bytes;
             what.size_bytes = (uint32_t)(head->kind == MS_ENTRY_BATCH ? sum : bytes);
@@ -269,6 +288,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
     }
     if (counts) {
         queue->next_offset = queue_offset + count;
+        MS_FAILPOINT("pass_queue_advanced");
         ms_light_advance(&writer->light, writer->control, writer->queues, writer->pass);
     }
     what.end_offset = writer->position;
@@ -426,9 +446,11 @@ static int commit_pass(struct ms_writer *writer)
         return MS_RUN_FROZEN;
     struct ms_commit_slot *slot = &control->slots[writer->pass & 1];
     int grew = writer->position != ms_load_relaxed(&control->wrote.value);
+    MS_FAILPOINT("pass_ready");
     /* Relaxed, not plain: ms_control_committed_slot may look on, and look again. */
     ms_store_relaxed(&slot->wrote, writer->position);
     ms_store_relaxed(&slot->store_timestamp_ms, writer->store_timestamp_ms);
+    MS_FAILPOINT("commit_slot_begun");
     slot->queue_table_generation = writer->queues->generation;
     slot->put_messages = writer->put_messages;
     slot->put_bytes = writer->put_bytes;
@@ -438,16 +460,22 @@ static int commit_pass(struct ms_writer *writer)
         slot->sessions[i].generation = writer->sessions[i].generation;
     }
     slot->sessions_high = writer->sessions_high;
+    MS_FAILPOINT("commit_slot_filled");
     ms_store_release(&control->slot_pass.value, (int64_t)writer->pass); /* the commit point */
+    MS_FAILPOINT("commit_point");
     ms_store_release(&control->wrote.value, writer->position);
+    MS_FAILPOINT("wrote_published");
     if (writer->mode != MS_MODE_POOL)
         ms_store_release(&control->committed.value, writer->position);
+    MS_FAILPOINT("committed_published");
     ms_store_relaxed(&control->writer.pass_started_ms, 0);
     if (grew && writer->mode == MS_MODE_SYNC)
         wake(writer, MS_FLUSHER); /* first: a producer waits for the disk, not for us */
+    MS_FAILPOINT("pass_published");
     for (uint32_t i = 0; i < writer->sessions_high; i++)
         if (writer->sessions[i].touched && writer->sessions[i].session != NULL)
             publish_session(&writer->sessions[i]);
+    MS_FAILPOINT("answers_published");
     ms_fence(); /* one for all: positions and answers first, then who sleeps */
     for (uint32_t i = 0; i < writer->sessions_high; i++) {
         struct ms_writer_session *own = &writer->sessions[i];
@@ -455,6 +483,7 @@ static int commit_pass(struct ms_writer *writer)
             wake_session(own->session);
         own->touched = 0;
     }
+    MS_FAILPOINT("producers_woken");
     if (grew) {
         if (writer->mode == MS_MODE_POOL)
             wake_fenced(writer, MS_COMMITTER);
@@ -462,6 +491,7 @@ static int commit_pass(struct ms_writer *writer)
             wake_fenced(writer, MS_REPUTTER);
         wake_fenced(writer, MS_REPLICATOR); /* a master's, without a pool */
     }
+    MS_FAILPOINT("pass_done");
     writer->entries = 0;
     return MS_RUN_TIME;
 }

@@ -30,6 +30,7 @@ from pyengine.ipc.store_lock import StoreLock, lock_modified_ns
 from pyengine.native import control as native
 from pyengine.native import queue_table
 from pyengine.native.calibrate import spin_us
+from pyengine.native.failpoint import failpoint
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.log_files import list_log
 from pyengine.storage.new_file import make_folders
@@ -87,6 +88,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         report = recover(root, config.geometry, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))
         if report.state is RecoveryState.RECOVERED:
             raise_epoch(root)  # from here on nobody believes the memory that is left
+            failpoint("epoch_raised")
         elif left.undrained_bytes:
             raise CorruptionError(f"{report.sentence} {left.undrained_bytes:,} acknowledged bytes stand only in the "
                                   f"shared memory of the dead engine: keep the machine up until that is decided.")
@@ -106,10 +108,13 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         attach_count.remove(semaphore_id)
         folder.sweep()
         raise
+    failpoint("memory_made")
     _set_positions(memory, root, report)
     if report.state is RecoveryState.RECOVERED:
         create_abort_file(root)
+        failpoint("engine_opened")
         _publish(memory, native.STATE_RUNNING, "")
+        failpoint("engine_published")
     else:
         _publish(memory, native.STATE_DEGRADED, report.sentence)
     if config.broker_role == "SLAVE":

@@ -12,6 +12,7 @@ from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import queue_table
+from pyengine.native.failpoint import failpoint
 
 SLOTS_MAX = 1 << 24
 
@@ -42,6 +43,8 @@ def grow_queue_table(memory: EngineMemory) -> str:
             queue_table.format_table(queue_table.view(made.memory), slots, generation + 1)
     except EngineError as error:
         return str(error)
+    failpoint("table_made")
     native.store(memory.control.state, "queue_table_generation_offered", generation + 1)
+    failpoint("table_offered")
     memory.wake(native.WRITER)
     return ""

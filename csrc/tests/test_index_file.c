@@ -10,13 +10,13 @@
 #define STEPS_MAX 16
 
 static void kill_point(const char *name);
-#define MS_KILL_POINT(name) kill_point(name)
+#define MS_FAILPOINT(name) kill_point(name)
 #include "../index_file.c"
 
 struct life {
     uint8_t file[FILE_BYTES];
     struct ms_index_progress progress;
-    char step[16];
+    char step[32];
 };
 
 static uint8_t file_bytes[FILE_BYTES] __attribute__((aligned(8)));
@@ -106,7 +106,7 @@ static void test_lost_progress_keeps_chains(void)
     CHECK(ms_index_put(&file, &area, 7, 103, 1700000000000) == 0);
     recording = 0;
     for (int i = 0; i < life_count; i++) {
-        if (strcmp(lives[i].step, "slot") != 0)
+        if (strcmp(lives[i].step, "index_slot_written") != 0)
             continue;
         memcpy(file_bytes, lives[i].file, FILE_BYTES);
         memset(&area, 0, sizeof area);

@@ -18,6 +18,7 @@ from pyengine.ipc.shared_objects import session_name
 from pyengine.native import control as native
 from pyengine.native import sequence
 from pyengine.native import session as native_session
+from pyengine.native.failpoint import failpoint
 from pyengine.native.session import RING_BYTES_MIN
 
 RING_BYTES_MAX = 1 << 30
@@ -61,10 +62,13 @@ class Sessions:
             view = native_session.view(shared.memory)
             native_session.format_session(view, ring_bytes, slot, generation, self._memory.identity.epoch)
             descriptor = os.dup(shared.descriptor)
+        failpoint("session_object_made")
         line.pid, line.uid, line.start_time_ms = pid, uid, start_ms
         line.ring_bytes, line.bad_entry = ring_bytes, 0
         native.store(line, "generation", generation)
+        failpoint("session_row_filled")
         native.compare_and_swap(line, "state", native.SESSION_FREE, native.SESSION_OPEN)
+        failpoint("session_opened")
         self._changed()
         return OpenSession(slot, generation, ring_bytes, size, descriptor)
 
@@ -83,6 +87,7 @@ class Sessions:
             return False
         if not native.compare_and_swap(line, "state", native.SESSION_OPEN, native.SESSION_DEAD):
             return False
+        failpoint("session_marked_dead")
         self._changed()
         return True
 

@@ -26,6 +26,7 @@ from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import cpu
+from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.page_warmer import PageWarmer
 from pyengine.storage.derived_room import leave_room
@@ -94,7 +95,9 @@ class AllocateMappedFileService:
         if native.load(self._line, "error_number"):
             native.store(self._line, "error_number", 0)
             self._report("segments can be made again")
+        failpoint("segment_made")
         native.store(self._line, "ready_end", start + self._segment_bytes)
+        failpoint("segment_ready")
         self._memory.wake(native.WRITER)
         self._memory.wake(native.FLUSHER)  # it opens the segment before anything is written to it
         return True
@@ -151,6 +154,7 @@ class AllocateMappedFileService:
         if self._warmer is not None:
             self._warmer.close()
         native.store(self._line, "ready_end", first)  # first: nobody may count on what goes now
+        failpoint("spare_given_up")
         folders = set()
         for start in reversed(range(first, ready_end, self._segment_bytes)):
             path = self._paths.commit_log_segment(start)
@@ -159,6 +163,7 @@ class AllocateMappedFileService:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise DiskError(f"cannot remove {error.filename}: {error.strerror}", errno=error.errno or 0) from error
+            failpoint("spare_unlinked")
         for folder in folders:
             sync_folder(folder)
         return False

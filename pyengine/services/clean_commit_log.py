@@ -20,6 +20,7 @@ from pyengine.formats.paths import StorePaths, parse_segment_name, segment_name
 from pyengine.ipc.cleaning import holders
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
 from pyengine.services.clean_rules import Decision, deletable_end, next_to_go
 from pyengine.services.cleaning_clock import CleaningClock
 from pyengine.storage.file_removal import give_back, unlink_durably
@@ -121,11 +122,15 @@ class CleanCommitLogService:
 
     def _delete(self, segment: int) -> Iterator[float]:
         line, end = self._cleaning, segment + self._segment_bytes
+        failpoint("segment_let_go")
         descriptor = unlink_durably(self._paths.commit_log_segment(segment))
+        failpoint("segment_removed")
         native.store_position(self._control.min_offset, end)
+        failpoint("min_moved")
         native.store(line, "removing_since_ns", 0)
         native.store(line, "removed_segments", native.load(line, "removed_segments") + 1)
         native.store(line, "removed_bytes", native.load(line, "removed_bytes") + self._segment_bytes)
+        failpoint("removal_counted")
         self._said = ""
         yield from give_back(descriptor)
 

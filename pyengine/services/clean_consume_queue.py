@@ -14,6 +14,7 @@ from pathlib import Path
 from pyengine.config import EngineConfig
 from pyengine.formats.paths import StorePaths
 from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
 from pyengine.storage.expired_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
 from pyengine.storage.file_removal import give_back, unlink_durably
 
@@ -52,5 +53,6 @@ class CleanConsumeQueueService:
 
     def _delete(self, path: Path, counter: str) -> Iterator[float]:
         descriptor = unlink_durably(path)
+        failpoint("derived_file_removed")
         native.store(self._cleaning, counter, native.load(self._cleaning, counter) + 1)
         yield from give_back(descriptor)

@@ -28,6 +28,7 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
 from pyengine.native import nap, scan
+from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import pwrite_all
 from pyengine.services.freeze import freeze
 from pyengine.services.pace import Pace
@@ -84,8 +85,10 @@ class CommitRealTimeService:
         try:
             if end > start:
                 self._write(view, base, start, end)
+                failpoint("pool_piece_written")
             if walked.reason == "blank":
                 self._write(view, base, end, end + BLANK_HEADER_BYTES)
+                failpoint("pool_blank_written")
                 end = base + self._segment_bytes
         except DiskError as error:
             freeze(self._memory, native.COMMITTER, error)
@@ -93,6 +96,7 @@ class CommitRealTimeService:
         if end <= start:
             raise InvariantError(f"pool buffer {number}: {walked.reason} at {start}, below wrote = {wrote}")
         native.store_position(self._control.committed, end)
+        failpoint("pool_committed")
         self._committed = end
         self._memory.wake(native.REPUTTER)
         if self._memory.identity.replicates:
@@ -141,6 +145,7 @@ class CommitRealTimeService:
             base = native.load(self._control.pool[number], "segment_base")
             if base >= 0 and base + self._segment_bytes <= self._committed:
                 native.compare_and_swap(self._control.pool[number], "segment_base", base, NO_SEGMENT)
+                failpoint("pool_buffer_freed")
                 freed = True
         if freed:
             self._memory.wake(native.WRITER)

@@ -32,6 +32,7 @@ from pyengine.formats.index_file import unpack_header
 from pyengine.formats.paths import StorePaths, is_index_name, segment_name
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import fdatasync, fsync, monotonic_ns
 from pyengine.services.freeze import freeze
 from pyengine.storage.dispatcher import touched_queues
@@ -102,12 +103,16 @@ class FlushConsumeQueueService:
         flushed, flushed_ms = native.flush_pair(self._control)
         logics_ms = self._sync_queues(native.load(self._line, "position"), target)
         index_ms = self._sync_index(final=final)
+        failpoint("derived_synced")
         native.store(self._line, "position", target)
+        failpoint("derived_noted")
         self._write_checkpoint(Checkpoint(
             max(self._checkpoint.physic_msg_timestamp_ms, flushed_ms),
             max(self._checkpoint.logics_msg_timestamp_ms, logics_ms),
             max(self._checkpoint.index_msg_timestamp_ms, index_ms)))
+        failpoint("checkpoint_noted")
         self._write_watermark(flushed, final=final)
+        failpoint("watermark_noted")
 
     # -- queues
 

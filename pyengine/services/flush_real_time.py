@@ -14,6 +14,7 @@ from pyengine.errors import FlushError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import scan, store_stats
+from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import fdatasync, monotonic_ns
 from pyengine.services.freeze import freeze
 from pyengine.services.unflushed_segments import UnflushedSegments
@@ -31,6 +32,7 @@ def take_over(memory: EngineMemory) -> int:
     lines = memory.control.flusher
     incarnation = native.load(lines, "incarnation") + 1
     native.store(lines, "incarnation", incarnation)
+    failpoint("flusher_taken_over")
     memory.wake(native.WRITER)
     return incarnation
 
@@ -97,6 +99,7 @@ class FlushRealTimeService:
         time_ms = last_store_time(self._memory, self._root, self._flushed, target)
         lines = self._control.flusher
         for start in self._segments.between(self._flushed, target):
+            failpoint("timed_sync_begins")
             began_ns = monotonic_ns()
             try:
                 fdatasync(self._segments.descriptors[start], self._segments.path(start))
@@ -108,7 +111,9 @@ class FlushRealTimeService:
             native.store(lines, "syncs", native.load(lines, "syncs") + 1)
             native.store(lines, "sync_ns_total", native.load(lines, "sync_ns_total") + took_ns)
             native.store(lines, "sync_ns_max", max(native.load(lines, "sync_ns_max"), took_ns))
+        failpoint("timed_synced")
         native.publish_flushed(self._control, self._memory.bells, target, time_ms)
+        failpoint("timed_published")
         self._flushed = target
         return True
 

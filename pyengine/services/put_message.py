@@ -27,6 +27,7 @@ from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
 from pyengine.native import cpu, flush, queue_table, session, session_guard, store_stats
 from pyengine.native import writer as pass_
+from pyengine.native.failpoint import failpoint
 from pyengine.native.writer import Segment, Writer
 from pyengine.services.freeze import freeze
 from pyengine.services.unflushed_segments import UnflushedSegments
@@ -85,6 +86,7 @@ class PutMessageService:
 
     def _forget_dead_pass(self) -> None:
         if pass_.roll_back(self._control, self._table):
+            failpoint("dead_pass_put_back")
             wrote, _ = native.committed_slot(self._control)
             intent_end = native.load(self._control.writer, "intent_end")
             start = wrote
@@ -94,6 +96,7 @@ class PutMessageService:
                 self._zero(base, start, end)
                 self._beat()
                 start = end
+            failpoint("dead_pass_zeroed")
         pass_.rolled_back(self._control)
 
     def _zero(self, base: int, start: int, end: int) -> None:
@@ -151,6 +154,7 @@ class PutMessageService:
         for number in range(self._identity.pool_buffers):
             if native.load(self._control.pool[number], "segment_base") == -1:
                 native.compare_and_swap(self._control.pool[number], "segment_base", -1, base)
+                failpoint("pool_buffer_taken")
                 return number
         return None
 
@@ -183,6 +187,7 @@ class PutMessageService:
         wanted_end = self._writer.next_base + (needed - self._writer.ahead_count) * self._size
         if wanted_end > native.load(self._control.writer, "wanted_end"):
             native.store(self._control.writer, "wanted_end", wanted_end)
+        failpoint("segment_wanted")
         self._memory.wake(native.ALLOCATOR)
         waited_for_pool = False
         deadline_s = time.monotonic() + SEGMENT_WAIT_S
@@ -210,6 +215,7 @@ class PutMessageService:
             if mapping is not None:
                 _unmap(mapping)
         self._follow()
+        failpoint("segment_rolled")
         self._memory.wake(native.ALLOCATOR)
         self._attach_ahead(1)
 
@@ -243,6 +249,7 @@ class PutMessageService:
         view = session.view(shared.memory)
         session_guard.add(slot, view, shared.size_bytes)
         self._writer.attach_session(slot, view, generation, ring_bytes)
+        failpoint("session_attached")
 
     def _give_up(self, slot: int) -> None:
         """The session's object is of no use: it ends, as if its producer had."""
@@ -256,7 +263,9 @@ class PutMessageService:
                     continue
                 self._detach_session(slot)
             generation = native.load(self._control.sessions[slot], "generation")
+            failpoint("session_detached")
             self._memory.folder.unlink(shared_objects.session_name(slot, generation))
+            failpoint("session_unlinked")
             native.compare_and_swap(self._control.sessions[slot], "state", native.SESSION_DEAD, native.SESSION_FREE)
             self._dying.discard(slot)
 
@@ -299,7 +308,9 @@ class PutMessageService:
             return False
         shared, table = self._memory.open_queue_table(offered)
         queue_table.copy(table, self._table)
+        failpoint("table_copied")
         self._writer.use_table(table)
+        failpoint("table_used")
         old_name, old = shared_objects.queues_name(self._generation), self._table_object
         self._generation, self._table_object, self._table = offered, shared, table
         self._memory.folder.unlink(old_name)
@@ -334,7 +345,9 @@ class PutMessageService:
         except FlushError as error:
             freeze(self._memory, native.WRITER, error)
             return
+        failpoint("flusher_vouched")
         native.store(self._control.writer, "verified_flusher", incarnation)
+        failpoint("flusher_verified")
         self._memory.wake(native.FLUSHER)
 
     def _start_over(self) -> None:

@@ -22,6 +22,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
 from pyengine.native import nap, sequence, store_stats
+from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.pace import Pace
 from pyengine.storage.dispatcher import Dispatcher
@@ -112,7 +113,9 @@ class ReputMessageService:
             self._failing = ""
         self._retry_ns = 0
         self._reput_from = reached
+        failpoint("batch_dispatched")
         native.store_position(self._control.reput_from, reached)
+        failpoint("reput_from_moved")
         sequence.raise_(self._control.arrival_seq, self._memory.bells.arrival_waiters)
         self._behind = reached - start >= BEHIND_BYTES
         self._pace.worked()

@@ -38,6 +38,7 @@ from pyengine.formats.delivery import delivery_of
 from pyengine.formats.message import Message
 from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.pending_puts import PutFuture
 from pyengine.producer import Producer
@@ -279,6 +280,7 @@ class ScheduleMessageService:
                     self._be_refused(level, result)
                     return False
             level.under_way.popleft()
+            failpoint("delivery_answered")
             self._step(level, step, result)
         return False
 
@@ -382,6 +384,7 @@ class ScheduleMessageService:
                 wait_store_msg_ok=False, asynchronous=True)
         except UsageError as error:  # a field that no put can have, a host with a negative port
             return _Step(cursor + 1, reason=str(error))
+        failpoint("delivery_submitted")
         return _Step(cursor + 1, future)
 
     def _wait_with(self, why: str) -> None:
@@ -425,6 +428,7 @@ class ScheduleMessageService:
                                  if level.durable or level.number in self._written}
         if table == self._written:
             return False
+        failpoint("deliveries_durable")
         try:
             self._offsets.write(table)
         except DiskError as error:
@@ -434,5 +438,6 @@ class ScheduleMessageService:
                 self._report(f"how far delayed messages are delivered cannot be noted: {error}; "
                              "after a crash they are delivered again from the last note on")
             return False
+        failpoint("deliveries_noted")
         self._written = table
         return True

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pyengine.errors import DiskError
 from pyengine.formats.paths import StorePaths
+from pyengine.native.failpoint import failpoint
 from pyengine.storage.new_file import sync_folder
 
 
@@ -26,6 +27,7 @@ def create_abort_file(root: Path | str) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
     except OSError as error:
         raise DiskError(f"cannot create {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+    failpoint("abort_created")
     sync_folder(path.parent)
 
 
@@ -38,4 +40,5 @@ def remove_abort_file(root: Path | str) -> None:
         return
     except OSError as error:
         raise DiskError(f"cannot remove {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+    failpoint("abort_removed")
     sync_folder(path.parent)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pyengine.errors import DiskError, DiskFullError, FlushError
+from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import start_writing
 
 
@@ -18,7 +19,9 @@ def write_at(path: Path, content: bytes | memoryview, position: int) -> None:
     descriptor = open_file(path, os.O_WRONLY)
     try:
         pwrite_all(descriptor, content, position, path)
+        failpoint("bytes_written")
         sync_descriptor(descriptor, path)
+        failpoint("bytes_durable")
     finally:
         os.close(descriptor)
 

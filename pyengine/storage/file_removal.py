@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pyengine.errors import DiskError
+from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import punch
 from pyengine.storage.new_file import sync_folder
 
@@ -43,12 +44,14 @@ def unlink_durably(path: Path) -> int:
         if descriptor >= 0:
             os.close(descriptor)
         raise DiskError(f"cannot delete {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+    failpoint("removal_unlinked")
     try:
         sync_folder(path.parent)
     except DiskError:
         if descriptor >= 0:
             os.close(descriptor)
         raise
+    failpoint("removal_durable")
     return descriptor
 
 
@@ -68,6 +71,7 @@ def give_back(descriptor: int, *, step_bytes: int = STEP_BYTES, clock: Callable[
                 return
             if code:
                 raise DiskError(f"cannot free the blocks of a deleted file: {os.strerror(code)}", errno=code)
+            failpoint("removal_step_done")
             if at + step_bytes < size_bytes:
                 yield max(PAUSE_S_MIN, SHARE * (clock() - began_s))
     finally:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from pyengine.native.failpoint import failpoint
 from pyengine.storage.durable_writes import open_file, pwrite_all, sync_descriptor
 
 _CHUNK_BYTES = 1 << 20
@@ -52,8 +53,10 @@ def clear_file_from(path: Path, start: int) -> int:
                 page = chunk[at : at + _PAGE_BYTES]
                 if _used(page):
                     pwrite_all(descriptor, bytes(len(page)), position + at, path)
+                    failpoint("zeros_page_written")
         if end > start:
             os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+            failpoint("zeros_written")
             sync_descriptor(descriptor, path)
         return end - start
     finally:

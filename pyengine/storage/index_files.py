@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 from pyengine.errors import DiskError, DiskFullError, StoreRefusedError
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.formats.paths import is_index_name
+from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import allocate
 from pyengine.native.index_file import ALL_KEYS, IndexMapping, forget, is_putting
 from pyengine.storage.new_file import create_file
@@ -71,6 +72,7 @@ class IndexFiles:
         if self._current is not None:
             predecessor = self._current.header()
         name = self._create(int(names[-1]) if names else None)
+        failpoint("index_file_made")
         current = self._map(name)
         if predecessor is not None:
             current.inherit(predecessor)

@@ -24,6 +24,7 @@ from typing import Literal, NoReturn
 
 from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError
 from pyengine.formats.log_folders import log_folders
+from pyengine.native.failpoint import failpoint
 from pyengine.native.new_file import link_unnamed, rename_exclusive
 
 Allocation = Literal["full", "none"] | int
@@ -65,19 +66,24 @@ def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True) 
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
         try:
+            failpoint("config_opened")
             _write_all(descriptor, content)
+            failpoint("config_written")
             _sync_file(descriptor, path)
+            failpoint("config_synced")
         finally:
             os.close(descriptor)
         if keep_backup:
             _keep_backup(path)
         os.rename(temporary, path)
+        failpoint("config_renamed")
     except OSError as error:
         _raise(error, f"cannot write {path}", path)
     finally:
         with contextlib.suppress(OSError):  # still there only if something failed
             os.unlink(temporary)
     sync_folder(path.parent)
+    failpoint("config_durable")
 
 
 def make_folders(folder: Path | str) -> None:
@@ -92,6 +98,7 @@ def make_folders(folder: Path | str) -> None:
     for made in reversed(missing):
         try:
             os.mkdir(made, FOLDER_MODE)
+            failpoint("folder_made")
         except FileExistsError:
             if not made.is_dir():
                 raise DiskError(f"{made} is not a directory", errno=errno.ENOTDIR, path=str(made)) from None
@@ -155,6 +162,7 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
                 raise _TmpfileRefusedError from error
             _raise(error, f"cannot create {folder / name}", folder / name)
         try:
+            failpoint("new_file_unnamed")
             _give_length(descriptor, size_bytes, allocate, folder / name)
             try:
                 link_unnamed(descriptor, folder_fd, name)
@@ -162,6 +170,7 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
                 if error.errno == errno.ENOENT:  # no /proc
                     raise _TmpfileRefusedError from error
                 _raise(error, f"cannot create {folder / name}", folder / name)
+            failpoint("new_file_linked")
             _sync_or_unlink(folder, folder / name)
         except BaseException:
             os.close(descriptor)
@@ -187,9 +196,11 @@ def _create_in_sibling(folder: Path, name: str, size_bytes: int, allocate: Alloc
                 unfinished.unlink()
             descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
             _give_length(descriptor, size_bytes, allocate, target)
+            failpoint("sibling_file_made")
             _rename_new(unfinished, target)
         except OSError as error:
             _raise(error, f"cannot create {target}", target)
+        failpoint("sibling_file_renamed")
         _sync_or_unlink(folder, target)
         return descriptor
     except BaseException:
@@ -218,12 +229,15 @@ def _rename_new(unfinished: Path, target: Path) -> None:
 def _give_length(descriptor: int, size_bytes: int, allocate: Allocation, path: Path) -> None:
     try:
         os.ftruncate(descriptor, size_bytes)
+        failpoint("new_file_sized")
         blocks_bytes = size_bytes if allocate == "full" else 0 if allocate == "none" else min(allocate, size_bytes)
         if blocks_bytes:
             os.posix_fallocate(descriptor, 0, blocks_bytes)
+            failpoint("new_file_allocated")
     except OSError as error:
         _raise(error, f"cannot create {path} with {size_bytes} bytes", path)
     _sync_file(descriptor, path)
+    failpoint("new_file_synced")
 
 
 def _sync_file(descriptor: int, path: Path) -> None:
@@ -243,6 +257,7 @@ def _sync_or_unlink(folder: Path, path: Path) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
         raise
+    failpoint("new_file_durable")
 
 
 def _keep_backup(path: Path) -> None:
@@ -258,7 +273,9 @@ def _keep_backup(path: Path) -> None:
         spare.write_bytes(path.read_bytes())
         with open(spare, "rb") as copied:
             _sync_file(copied.fileno(), spare)
+    failpoint("config_backup_linked")
     os.rename(spare, path.with_name(path.name + ".bak"))
+    failpoint("config_backup_renamed")
     with contextlib.suppress(FileNotFoundError):  # rename() does nothing when both already are one file
         spare.unlink()
 

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from pyengine.errors import DiskError, DiskFullError
 from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.native.failpoint import failpoint
 from pyengine.storage.new_file import make_folders, sync_folder, write_config
 
 _COPY_BYTES = 1 << 20
@@ -70,6 +71,7 @@ class Quarantine:
                             copy.write(chunk)
                         copy.flush()
                         os.fsync(copy.fileno())
+                    failpoint("quarantine_copied")
                     self._write_note(target, segment.name, start, end - start, digest, reason)
         self.pieces.append(QuarantinedPiece(target, start, end - start, reason))
 
@@ -98,6 +100,7 @@ class Quarantine:
             target = self._folder / f"{name}.{number}"
         size_bytes = path.stat().st_size if path.is_file() else 0
         self._write_note(target, path.name, physical_offset, size_bytes, None, reason)
+        failpoint("quarantine_noted")
         try:
             os.rename(path, target)
         except OSError as error:
@@ -108,6 +111,7 @@ class Quarantine:
                 shutil.copytree(path, target) if path.is_dir() else shutil.copy2(path, target)
                 _sync_tree(target)
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+        failpoint("quarantine_moved")
         sync_folder(self._folder)
         sync_folder(path.parent)
         self.pieces.append(QuarantinedPiece(target, physical_offset, size_bytes, reason))

@@ -30,6 +30,7 @@ from pyengine.errors import DiskFullError, ExitCode, NotAStoreError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL
 from pyengine.formats.paths import StorePaths
+from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import abort_file_exists, remove_abort_file
 from pyengine.storage.dispatch_start import dispatch_start, record_start
@@ -177,6 +178,7 @@ class _Recovery:
         ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
         self._notes += clamp_offsets(self._root, ends, before_change=lambda: self._on_step("consumer offsets"))
         self._notes += clamp_delay_offsets(self._root, ends, before_change=lambda: self._on_step("delay offsets"))
+        failpoint("recovery_done")
         return self._report(log, plan, queues, RecoveryState.RECOVERED, changed)
 
     # -- decide -------------------------------------------------------------------
@@ -247,13 +249,16 @@ class _Recovery:
             self._sync_log(log, plan)
             sweep_unfinished(self._root)
             return False
+        failpoint("recovery_planned")
         sweep_unfinished(self._root)
         self._remove_spares(plan)
         self._on_step("marker")
         write_marker(self._root, RecoveryMarker(plan.path, plan.log.scan.scan_from, plan.dispatch_from))
+        failpoint("recovery_marked")
         if watermark is not None and end < watermark.flushed:
             self._on_step("accept-loss")
             write_watermark(self._root, replace(watermark, flushed=end))
+            failpoint("recovery_loss_accepted")
         self._change_log(log, plan)
         self._change_queues_and_index(plan)
         self._dispatched_from = self._dispatch(log, plan)
@@ -289,15 +294,19 @@ class _Recovery:
             else:
                 segment.path.unlink(missing_ok=True)
                 sync_folder(segment.path.parent)
+            failpoint("recovery_segment_gone")
         for start, content in plan.log.drains:
             self._on_step("drain")
             base = start - start % log.size_bytes
             write_at(self._segment_path(base, log.size_bytes), content, start - base)
+            failpoint("recovery_drained")
         if plan.log.tail is not TailDecision.LEAVE and holder is not None:
             self._on_step("clear tail")
             segment = log.segments[holder]
             clear_file_from(segment.path, end - segment.start_offset)
+        failpoint("recovery_tail_cleared")
         self._sync_log(log, plan)
+        failpoint("recovery_log_done")
 
     def _segment_path(self, base: int, size_bytes: int) -> Path:
         path = self._paths.commit_log_segment(base)
@@ -321,9 +330,11 @@ class _Recovery:
             if cut.changes_something:
                 self._on_step("cut queue")
                 apply_cut(cut)
+                failpoint("recovery_queue_cut")
         if plan.index.deleted:
             self._on_step("delete index")
             delete_index_files(plan.index.deleted)
+            failpoint("recovery_index_deleted")
 
     def _dispatch(self, log: LogView, plan: _Plan) -> int:
         """Bring queues and index up to the log and make them durable; returns where that began."""
@@ -337,6 +348,7 @@ class _Recovery:
                 raise DiskFullError(
                     f"{error}. The log is whole up to offset {end} and stays as it is; its queues and index need room: "
                     "free some and recover again", errno=error.errno, path=error.path) from error
+        failpoint("recovery_dispatched")
         self._on_step("sync derived")
         unsynced_from = min(start, plan.log.scan.scan_from)
         for queue in list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes):
@@ -349,6 +361,7 @@ class _Recovery:
         for path in list_index_files(self._root):
             if read_index_header(path).end_timestamp_ms > synced_ms or start < end:
                 sync_file(path)
+        failpoint("recovery_derived_synced")
         return start
 
     def _dispatch_from(self, log: LogView, plan: _Plan, start: int) -> QueueGap | None:
@@ -410,14 +423,18 @@ class _Recovery:
             restore_queue_times(self._root, self._geometry, rebuilt)
         self._on_step("checkpoint")
         write_checkpoint(self._root, self._true_checkpoint(plan))
+        failpoint("recovery_checkpoint_written")
         if watermark is not None and watermark.flushed != plan.log.end_offset:
             self._on_step("watermark")
             write_watermark(self._root, replace(watermark, flushed=plan.log.end_offset))
+            failpoint("recovery_watermark_written")
         self._on_step("abort")
         remove_abort_file(self._root)
+        failpoint("recovery_abort_removed")
         self._on_step("remove marker")
         remove_rebuild_marker(self._root)
         remove_marker(self._root)
+        failpoint("recovery_marker_removed")
 
     def _true_checkpoint(self, plan: _Plan) -> Checkpoint:
         """All of the log, the queues and the full index files are synced now: their newest times, never ahead."""

@@ -17,6 +17,7 @@ from pyengine.errors import DiskError, FlushError
 from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint, unpack_checkpoint
 from pyengine.formats.constants import CHECKPOINT_BYTES
 from pyengine.formats.paths import StorePaths
+from pyengine.native.failpoint import failpoint
 from pyengine.storage.new_file import write_config
 
 
@@ -52,10 +53,12 @@ def write_checkpoint(root: Path | str, checkpoint: Checkpoint) -> None:
             return
         if os.pwrite(descriptor, content, 0) != len(content):
             raise DiskError(f"short write to {path}", path=str(path))
+        failpoint("checkpoint_written")
         try:
             os.fdatasync(descriptor)
         except OSError as error:
             raise FlushError(f"fdatasync of {path} failed: {error.strerror}",
                              errno=error.errno or 0, path=str(path)) from error
+        failpoint("checkpoint_synced")
     finally:
         os.close(descriptor)

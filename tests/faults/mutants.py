@@ -2,8 +2,9 @@
 
 MUTANTS is the table. All of them are in one build, a copy of the sources outside the checkout; which
 of them is broken in a process is said by the environment variable PYENGINE_BROKEN, and without it the
-build is sound. `text` must stand exactly once in its file, so that a mutant whose line has moved on
-is noticed at once; `becomes` asks BROKEN whether it is on.
+build is sound. It has the failpoints of the C code too (pyengine/native/failpoints.py). `text` must stand
+exactly once in its file, so that a mutant whose line has moved on is noticed at once; `becomes` asks
+BROKEN whether it is on.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def build(folder: Path) -> Path:
         path = root / name
         path.write_text("extern char *getenv(const char *name);\n" + path.read_text())
     subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=root, check=True, capture_output=True, text=True
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=root, check=True, capture_output=True, text=True,
+        env=os.environ | {"PYENGINE_BUILD_FAILPOINTS": "1"},
     )
     return root
 

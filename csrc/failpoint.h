@@ -1,0 +1,17 @@
+#ifndef MS_FAILPOINT_H
+#define MS_FAILPOINT_H
+
+#include <stdint.h>
+
+#include "failpoint.cdef.h"
+
+/* A step of the table; nothing at all in an ordinary build. */
+#ifndef MS_FAILPOINT
+#ifdef MS_FAILPOINTS
+#define MS_FAILPOINT(name) ms_failpoint_reach(name)
+#else
+#define MS_FAILPOINT(name) ((void)0)
+#endif
+#endif
+
+#endif

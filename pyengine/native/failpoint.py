@@ -1,0 +1,124 @@
+"""Reaching a failpoint: nothing, unless this process was told to die or to stand still there (csrc/failpoint.cdef.h).
+
+PYENGINE_FAILPOINT says what is armed:
+
+    name:nth:kill           this process is killed when it reaches the step for the nth time (SIGKILL)
+    name:nth:stop           ... is stopped (SIGSTOP); it goes on with SIGCONT
+    name@kind:nth:kill      only a process of that kind: a worker's, `supervisor`, or a command of pyengine
+    /path                   a file of FILE_BYTES that the processes share: it strikes one of them, once,
+                            and can be armed again while they run (`Board`)
+
+The steps stand in failpoints.py. Those in C are in a build made with PYENGINE_BUILD_FAILPOINTS=1 only.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from pathlib import Path
+
+from pyengine._native import ffi, lib
+from pyengine.errors import UsageError
+from pyengine.native.failpoints import FAILPOINTS
+
+VARIABLE = "PYENGINE_FAILPOINT"
+FILE_BYTES = 4096
+_ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+_is_used = False
+_kept: list[object] = []
+
+
+def failpoint(name: str) -> None:
+    """This step was reached."""
+    if _is_used:
+        lib.ms_failpoint_reach(name.encode())
+
+
+class Board:
+    """One armed failpoint in a file that processes share; they find it by PYENGINE_FAILPOINT=path."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Makes the file if it is not there."""
+        self.path = Path(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, FILE_BYTES)
+            self._mapping = mmap.mmap(descriptor, FILE_BYTES)
+        finally:
+            os.close(descriptor)
+        self._point = ffi.cast("struct ms_failpoint *", ffi.from_buffer(self._mapping))
+
+    def arm(self, name: str, nth: int = 1, action: str = "kill", process: str = "") -> None:
+        """From now on the nth passing of the step, by a process of that kind, kills or stops it."""
+        self.disarm()
+        _fill(self._point, name, nth, action, process)
+
+    def disarm(self) -> None:
+        """Nothing strikes any more."""
+        lib.ms_store_u32(ffi.addressof(self._point, "state"), lib.MS_FAILPOINT_IDLE)
+
+    @property
+    def struck_pid(self) -> int:
+        """The process that was struck since it was armed, 0 while none was."""
+        struck = lib.ms_load_u32(ffi.addressof(self._point, "state")) == lib.MS_FAILPOINT_STRUCK
+        return self._point.pid if struck else 0
+
+    def use(self, process: str) -> None:
+        """This very process looks at the board from now on, as one of the kind `process`."""
+        _use(self._point, process, self)
+
+
+def _use(point, process: str, keep: object) -> None:
+    global _is_used
+    _kept.append((point, keep))
+    lib.ms_failpoint_use(point, process.encode()[:31])
+    _is_used = True
+
+
+def _fill(point, name: str, nth: int, action: str, process: str) -> None:
+    known = FAILPOINTS.get(name)
+    if known is None or action not in _ACTIONS or nth < 1:
+        raise UsageError(f"no failpoint {name}:{nth}:{action}: the names stand in pyengine/native/failpoints.py, "
+                         "passings count from 1, and the last word is kill or stop")
+    if known.in_c and not lib.ms_failpoint_built():
+        raise UsageError(f"the failpoint {name} is in C: build with PYENGINE_BUILD_FAILPOINTS=1 to have it")
+    point.nth, point.hits, point.pid, point.signal = nth, 0, 0, _ACTIONS[action]
+    ffi.memmove(point.name, name.encode().ljust(64, b"\0"), 64)
+    ffi.memmove(point.process, process.encode()[:31].ljust(32, b"\0"), 32)
+    lib.ms_store_u32(ffi.addressof(point, "state"), lib.MS_FAILPOINT_ARMED)
+
+
+def own_kind() -> str:
+    """What this process is: `writer` of `-m workers.writer`, `recover` of `-m pyengine recover`, else the module's last name."""
+    try:
+        words = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    if "-m" not in words:
+        return ""
+    module, *rest = words[words.index("-m") + 1:] or [""]
+    if module == "pyengine":
+        return next((word for word in rest if not word.startswith("-")), "")
+    return module.rpartition(".")[2]
+
+
+def _read_environment() -> None:
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return
+    if text.startswith("/"):
+        Board(text).use(own_kind())
+        return
+    try:
+        where, nth, action = text.split(":")
+        name, _, process = where.partition("@")
+        point = ffi.new("struct ms_failpoint *")
+        _fill(point, name, int(nth), action, process)
+    except ValueError:
+        raise UsageError(f"{VARIABLE}={text}: write name:nth:kill, name:nth:stop, name@kind:nth:kill or the path of a file") from None
+    _use(point, own_kind(), point)
+
+
+_read_environment()
