@@ -23,6 +23,7 @@ void ms_producer_attach(struct ms_producer *producer)
     producer->sequence = 0;
     producer->oldest_unread = 1;
     producer->spin_us = producer->control->identity.spin_producer_us;
+    producer->slave_timeout_ns = producer->control->identity.slave_timeout_ms * 1000000;
 }
 
 uint64_t ms_producer_entry_limit(const struct ms_producer *producer)
@@ -196,19 +197,22 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
     }
 }
 
-int ms_producer_wait_flushed(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns)
+/* Sleep until `position` reached end_offset; 0, AGAIN, CLOSED, or FROZEN where that ends it. */
+static int wait_for_position(const struct ms_producer *producer, const struct ms_position *position,
+                             const struct ms_sequence *moved, struct ms_doorbell *sleepers, int frozen_ends_it,
+                             int64_t end_offset, int64_t deadline_ns)
 {
     const struct ms_control *control = producer->control;
-    uint32_t *waiters = &producer->bells->flush_waiters.has_notified;
+    uint32_t *waiters = &sleepers->has_notified;
     int why = 0;
-    if (ms_load_acquire(&control->flushed.value) >= end_offset)
+    if (ms_load_acquire(&position->value) >= end_offset)
         return 0;
     ms_add(waiters, 1u);
     for (;;) {
-        uint32_t seen = ms_load_acquire(&control->flush_seq.value);
-        if (ms_load_acquire(&control->flushed.value) >= end_offset)
+        uint32_t seen = ms_load_acquire(&moved->value);
+        if (ms_load_acquire(&position->value) >= end_offset)
             break;
-        if (ms_load_acquire(&control->state.frozen) != 0) {
+        if (frozen_ends_it && ms_load_acquire(&control->state.frozen) != 0) {
             why = MS_PRODUCER_FROZEN;
             break;
         }
@@ -221,13 +225,44 @@ int ms_producer_wait_flushed(struct ms_producer *producer, int64_t end_offset, i
             why = MS_PRODUCER_AGAIN;
             break;
         }
-        ms_futex_wait(&control->flush_seq.value, seen, left < LOOK_NS ? left : LOOK_NS);
+        ms_futex_wait(&moved->value, seen, left < LOOK_NS ? left : LOOK_NS);
     }
     ms_add(waiters, (uint32_t)-1);
     return why;
 }
 
-/* From the submission on: the answer, then durability if that is asked for. */
+/* HAService.isSlaveOK */
+static int slaves_may_confirm(const struct ms_control *control, int64_t end_offset)
+{
+    return ms_load_acquire(&control->replicator.slaves_connected) >= control->identity.min_in_sync_replicas &&
+           end_offset - ms_load_acquire(&control->confirm.value) < control->identity.ha_slave_fallbehind_max_bytes;
+}
+
+int ms_producer_wait_kept(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
+                          int64_t slave_deadline_ns)
+{
+    const struct ms_control *control = producer->control;
+    int no_slave = (how & MS_PUT_CONFIRMED) != 0 && ms_load_acquire(&control->confirm.value) < end_offset &&
+                   !slaves_may_confirm(control, end_offset);
+    int late = 0;
+    if (how & MS_PUT_DURABLE) {
+        late = wait_for_position(producer, &control->flushed, &control->flush_seq, &producer->bells->flush_waiters, 1,
+                                 end_offset, flush_deadline_ns);
+        if (late != 0 && late != MS_PRODUCER_AGAIN)
+            return late;
+    }
+    if (no_slave)
+        return MS_PRODUCER_NO_SLAVE;
+    if (how & MS_PUT_CONFIRMED) {
+        int why = wait_for_position(producer, &control->confirm, &control->confirm_seq, &producer->bells->confirm_waiters, 0,
+                                    end_offset, slave_deadline_ns);
+        if (why != 0)
+            return why == MS_PRODUCER_AGAIN ? MS_PRODUCER_UNCONFIRMED : why;
+    }
+    return late;
+}
+
+/* From the submission on: the answer, then durability and confirmation if they are asked for. */
 static int wait_for_put(struct ms_producer *producer, int64_t deadline_ns, int how)
 {
     producer->stage = MS_STAGE_SUBMITTED;
@@ -237,9 +272,11 @@ static int wait_for_put(struct ms_producer *producer, int64_t deadline_ns, int h
     if (why != 0)
         return why;
     producer->stage = MS_STAGE_ANSWERED;
-    if (!(how & MS_PUT_DURABLE) || producer->answer.status != 0)
+    if (!(how & (MS_PUT_DURABLE | MS_PUT_CONFIRMED)) || producer->answer.status != 0)
         return 0;
-    return ms_producer_wait_flushed(producer, producer->answer.end_offset, ms_monotonic_ns() + producer->flush_timeout_ns);
+    int64_t now_ns = ms_monotonic_ns();
+    return ms_producer_wait_kept(producer, producer->answer.end_offset, how, now_ns + producer->flush_timeout_ns,
+                                 now_ns + producer->slave_timeout_ns);
 }
 
 int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,

@@ -10,6 +10,8 @@
 #define MS_PRODUCER_AGAIN -11     /* -EAGAIN: the deadline passed */
 #define MS_PRODUCER_CLOSED -32    /* -EPIPE: the session was closed or the engine was replaced */
 #define MS_PRODUCER_FROZEN -5     /* -EIO: the store is frozen, durability will not come */
+#define MS_PRODUCER_NO_SLAVE -107 /* -ENOTCONN: stored, but too few slaves are connected, or near enough, to confirm it */
+#define MS_PRODUCER_UNCONFIRMED -110 /* -ETIMEDOUT: stored, but slaves did not confirm it by the deadline */
 #define MS_PRODUCER_BUSY -16      /* -EBUSY: the writer's pass lasts too long; nothing was submitted */
 
 /* How far a put came. */
@@ -29,6 +31,7 @@ struct ms_producer {
     uint64_t oldest_unread;      /* answers from here on must not be overwritten */
     int64_t timeout_ns;          /* until the writer's answer */
     int64_t flush_timeout_ns;    /* from the answer to durability */
+    int64_t slave_timeout_ns;    /* from the answer to confirmation */
     int32_t spin_us;
     uint32_t slot;
     uint32_t generation;
@@ -54,10 +57,14 @@ void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *to
                    const uint8_t *first, uint64_t first_bytes, const uint8_t *second, uint64_t second_bytes);
 /* 0 and *answer once `sequence` is answered; AGAIN, CLOSED. */
 int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns, struct ms_completion *answer);
-/* 0 once `flushed` reached end_offset; AGAIN, CLOSED, FROZEN. */
-int ms_producer_wait_flushed(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns);
 #define MS_PUT_DURABLE 1         /* wait for `flushed` too */
 #define MS_PUT_SOLE 2            /* no other answer of this session is still to be read */
+#define MS_PUT_CONFIRMED 4       /* wait for `confirm` too */
+/* 0 once `flushed` (DURABLE) and `confirm` (CONFIRMED) reached end_offset, each by its own deadline. FROZEN,
+ * CLOSED; NO_SLAVE, UNCONFIRMED; AGAIN: only the disk was late. As in CommitLog.putMessage, where the slaves'
+ * outcome replaces the disk's. */
+int ms_producer_wait_kept(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
+                          int64_t slave_deadline_ns);
 /* What all messages of one topic, queue, flag and properties share, as it stands at the head
  * of their entries: header (hosts and sysFlag of producer->header), topic, properties, padding.
  * Returns its bytes; `to` has ms_entry_layout_bytes(topic_bytes, properties_bytes, 0). */
@@ -65,7 +72,7 @@ uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, con
                             const uint8_t *properties, uint32_t properties_bytes, int32_t queue_id, int32_t flag);
 /* One ordinary message behind such a prefix, submitted and waited for: the fast path. Uses
  * the producer's timeouts and leaves the outcome in producer->stage and producer->answer.
- * 0 or AGAIN, BUSY, CLOSED, FROZEN. */
+ * 0 or AGAIN, BUSY, CLOSED, FROZEN, NO_SLAVE, UNCONFIRMED. */
 int ms_producer_put(struct ms_producer *producer, const uint8_t *prefix, const uint8_t *body, uint32_t body_bytes, int how);
 /* The same for an entry of any kind, header given whole but for entry_bytes and sequence. */
 int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,

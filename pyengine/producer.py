@@ -78,8 +78,8 @@ class Producer:
 
     __slots__ = (
         "_open_session", "_store_host", "_born_host", "_host_flags", "_delay_levels", "_lock", "_session", "_pid", "_topics",
-        "_tags", "_prefixes", "_closed", "_over", "_native", "_sync", "_max_message_bytes", "_timeout_s", "_flush_timeout_s",
-        "_pending", "_waiting", "_fast_put", "_fast_answer", "_fast_bytes_max", "_how_durable",
+        "_tags", "_prefixes", "_closed", "_over", "_native", "_waits", "_max_message_bytes", "_timeout_s", "_flush_timeout_s",
+        "_pending", "_waiting", "_fast_put", "_fast_answer", "_fast_bytes_max", "_how", "_slave_timeout_s",
         "_root", "_transactions", "__weakref__")
 
     def __init__(self, open_session: Callable[[], ProducerSession], *, store_host: str = "127.0.0.1:10911",
@@ -110,10 +110,13 @@ class Producer:
         self._root = session.root
         end = native.ProducerSession(session.control, session.bells, session.session, session.writer_latch.semaphore,
                                      session.slot, session.generation)
-        self._sync = identity.mode == control_native.MODE_SYNC
+        self._waits = ((native.DURABLE if identity.mode == control_native.MODE_SYNC else 0)
+                       | (native.CONFIRMED if identity.role == control_native.SYNC_MASTER else 0))
+        self._how = self._waits | native.SOLE
         self._max_message_bytes = identity.max_message_bytes
         self._timeout_s = identity.put_timeout_ms / 1000
         self._flush_timeout_s = identity.sync_flush_timeout_ms / 1000
+        self._slave_timeout_s = identity.slave_timeout_ms / 1000
         end.set_constants(self._born_host, self._store_host, self._host_flags)
         end.set_timeouts(self._timeout_s, self._flush_timeout_s)
         self._native = end  # whole: prefixes are made without the lock
@@ -122,7 +125,6 @@ class Producer:
         # put() takes these without looking them up in the session.
         self._fast_put, self._fast_answer = self._native.put, self._native.answer
         self._fast_bytes_max = min(self._max_message_bytes, self._native.entry_limit - 65536)
-        self._how_durable = native.DURABLE | native.SOLE if self._sync else native.SOLE
 
     def _renew(self) -> str:
         """The session is over: open another; the reason when that fails. The lock is held."""
@@ -191,7 +193,8 @@ class Producer:
 
         `keys`: words for query_message, as one text with blanks or as several. `unique_key`
         is stored as UNIQ_KEY, by which doubles can be recognised. `delay_level` 1..n puts
-        it off (message_delay_level). `wait=False`: in sync mode do not wait for the disk.
+        it off (message_delay_level). `wait=False`: wait neither for the disk (sync mode) nor for slaves
+        (SYNC_MASTER).
         `timeout_s` bounds the wait for the writer's answer (default put_timeout_ms).
         RocketMQ: DefaultMessageStore.putMessage.
         """
@@ -202,12 +205,12 @@ class Producer:
                     and self._lock.acquire(False)):
                 try:
                     if not self._waiting and self._session is not None and not self._closed:
-                        code = self._fast_put(prefix, body, len(body), self._how_durable if wait else native.SOLE)
+                        code = self._fast_put(prefix, body, len(body), self._how if wait else native.SOLE)
                         answer = self._fast_answer()
                         if not (code or answer[5]):
                             return _fast_result((answer, topic, queue_id, self._store_host, "", False, ""))
                         if code != native.CLOSED or self._native.stage != native.NOT_SUBMITTED:
-                            context = PutContext(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
+                            context = PutContext(native.PUT, topic, queue_id, self._store_host, self._waits if wait else 0)
                             return self._outcome(self._native, code, self._native.stage, answer, context)
                 finally:
                     self._lock.release()
@@ -226,7 +229,7 @@ class Producer:
         if keys is None and properties is None and unique_key is None and not delay_level and len(self._prefixes) < 10_000:
             self._prefixes[topic, queue_id, tags, flag] = self._native.prefix(name, text, queue_id, flag)
         header = self._header(native.PUT, name, text, len(body), queue_id, flag)
-        context = PutContext(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
+        context = PutContext(native.PUT, topic, queue_id, self._store_host, self._waits if wait else 0)
         return self._put_and_wait(header, name, text, body, b"", context, timeout_s)
 
     def _prepare(
@@ -264,7 +267,7 @@ class Producer:
         except Refused as refused:
             return _resolved(PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason))
         header = self._header(native.PUT, name, text, len(body), queue_id, flag)
-        context = PutContext(native.PUT, topic, queue_id, self._store_host, self._sync and wait)
+        context = PutContext(native.PUT, topic, queue_id, self._store_host, self._waits if wait else 0)
         return self._submit(header, name, text, body, b"", context, timeout_s)
 
     def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
@@ -302,7 +305,7 @@ class Producer:
             result = PutManyResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
             return _resolved(result) if asynchronous else result
         header = self._header(native.MANY, name, text, len(lengths) + len(joined), queue_id, flag, len(bodies))
-        context = PutContext(native.MANY, topic, queue_id, self._store_host, self._sync and wait)
+        context = PutContext(native.MANY, topic, queue_id, self._store_host, self._waits if wait else 0)
         if asynchronous:
             return self._submit(header, name, text, lengths, joined, context, timeout_s)
         return self._put_and_wait(header, name, text, lengths, joined, context, timeout_s)
@@ -344,7 +347,7 @@ class Producer:
             own = len(member.properties_text.encode())
             joint = bool(shared and own and not member.properties_text.endswith("\x02"))
             sizes.append(record_size(len(member.body), len(name), own + joint + len(shared), header.sys_flag))
-        context = PutContext(native.BATCH, topic, queue_id, store_host, self._sync and wait, tuple(sizes))
+        context = PutContext(native.BATCH, topic, queue_id, store_host, self._waits if wait else 0, tuple(sizes))
         return self._put_and_wait(header, name, shared, payload, b"", context, timeout_s)
 
     # ---- raw puts: what RocketMQ's store is given by its broker -------------------
@@ -377,7 +380,7 @@ class Producer:
         store = encode_host(store_host) if store_host else self._store_host
         header = self._raw_header(native.PUT, name, text, len(body), queue_id, flag, sys_flag, born_timestamp_ms,
                                   encode_host(born_host), store, reconsume_times, prepared_transaction_offset, clock_ms)
-        context = PutContext(native.PUT, topic, queue_id, store, self._sync and wait_store_msg_ok)
+        context = PutContext(native.PUT, topic, queue_id, store, self._waits if wait_store_msg_ok else 0)
         if asynchronous:
             return self._submit(header, name, text, body, b"", context, timeout_s)
         return self._put_and_wait(header, name, text, body, b"", context, timeout_s)
@@ -501,7 +504,7 @@ class Producer:
                                "a put this large cannot be made in a callback of put_async: make it in another thread")
         future = self._submit(header, name, text, first, second, context, limit)
         try:
-            return future.result(limit + (self._flush_timeout_s + _GRACE_S if context.durable else 0))
+            return future.result(limit + (max(self._flush_timeout_s, self._slave_timeout_s) + _GRACE_S if context.waits else 0))
         except FutureTimeoutError:
             return unknown_fate(context, f"submitted, but not answered within {limit:g} s: it may or may not be stored")
 
@@ -514,7 +517,8 @@ class Producer:
             session = self._native
             if native.layout_bytes(name, text, len(first) + len(second)) > session.entry_limit:
                 return None
-            code = session.put_entry(header, name, text, first, second, context.durable, not self._waiting)
+            code = session.put_entry(header, name, text, first, second,
+                                     context.waits | (0 if self._waiting else native.SOLE))
             if code != native.CLOSED or session.stage != native.NOT_SUBMITTED:
                 return self._outcome(session, code, session.stage, session.answer(), context)
             reason = self._renew()
@@ -524,8 +528,9 @@ class Producer:
                 timeout_s: float | None) -> PutFuture:
         limit = self._limit_s(timeout_s)
         deadline_ns = monotonic_ns() + int(limit * 1e9)
-        if context.durable:
-            context = replace(context, flush_deadline_ns=deadline_ns + int(self._flush_timeout_s * 1e9))
+        if context.waits:
+            context = replace(context, flush_deadline_ns=deadline_ns + int(self._flush_timeout_s * 1e9),
+                              slave_deadline_ns=monotonic_ns() + int(self._slave_timeout_s * 1e9))
         busy = f"the writer made no room in {limit:g} s; nothing was submitted (`pyengine status` tells how it is)"
         if not self._lock.acquire(timeout=max(limit, 0.001)):
             return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
@@ -594,9 +599,10 @@ class Producer:
             context.side.unlink(missing_ok=True)
         if code:
             return self._outcome(session, code, native.SUBMITTED, answer, context)
-        if context.durable and answer[5] == 0:
-            deadline_ns = min(context.flush_deadline_ns, give_up_ns or context.flush_deadline_ns)
-            code = session.wait_flushed(answer[2], deadline_ns)
+        if context.waits and answer[5] == 0:
+            give_up_ns = give_up_ns or context.flush_deadline_ns
+            code = session.wait_kept(answer[2], context.waits, min(context.flush_deadline_ns, give_up_ns),
+                                     min(context.slave_deadline_ns, give_up_ns))
         return self._outcome(session, code, native.ANSWERED, answer, context)
 
     def _outcome(self, session: native.ProducerSession, code: int, stage: int, answer: tuple, context: PutContext):

@@ -25,9 +25,10 @@ class PutContext:
     topic: str
     queue_id: int
     store_host: bytes
-    durable: bool
+    waits: int                      # for what: native.producer.DURABLE, CONFIRMED, both or 0
     sizes: Sequence[int] = ()       # batch: of each record, for the message ids
     flush_deadline_ns: int = 0
+    slave_deadline_ns: int = 0
     side: Path | None = None
 
 
@@ -46,13 +47,34 @@ def outcome(session: native.ProducerSession, code: int, stage: int, answer: tupl
     reason = REFUSALS.get(answer[6], "")
     indeterminate = False
     if code:
-        status = PutStatus.FLUSH_DISK_TIMEOUT
+        status = _LATE.get(code, PutStatus.FLUSH_DISK_TIMEOUT)
         indeterminate = code == native.CLOSED
-        reason = {
-            native.FROZEN: "stored, but it could not be made durable: " + control_native.reason(session.control),
-            native.CLOSED: "stored, but the engine went away before it was durable",
-        }.get(code, f"stored, but not durable within {flush_timeout_s:g} s")
+        reason = _why_late(session, code, context, flush_timeout_s)
     return _result(context, status, answer, reason, indeterminate)
+
+
+_LATE = {native.NO_SLAVE: PutStatus.SLAVE_NOT_AVAILABLE, native.UNCONFIRMED: PutStatus.FLUSH_SLAVE_TIMEOUT}
+
+
+def _why_late(session: native.ProducerSession, code: int, context: PutContext, flush_timeout_s: float) -> str:
+    """What kept a stored message from being durable or confirmed."""
+    control = session.control
+    if code == native.FROZEN:
+        return "stored, but it could not be made durable: " + control_native.reason(control)
+    if code == native.CLOSED:
+        kept = "durable" if context.waits & native.DURABLE else "confirmed"
+        return f"stored, but the engine went away before it was {kept}"
+    if code == native.UNCONFIRMED:
+        return (f"stored, but not confirmed by slaves within {control.identity.slave_timeout_ms} ms (slave_timeout_ms); "
+                "`pyengine status` shows how far they are")
+    if code == native.NO_SLAVE:
+        connected = control_native.load(control.replicator, "slaves_connected")
+        needed = control.identity.min_in_sync_replicas
+        if connected < needed:
+            return f"stored, but {connected} of {needed} slaves are connected: nobody confirmed it"
+        return ("stored, but slaves are farther behind than ha_slave_fallbehind_max_bytes: it was not waited for "
+                "(`pyengine status` shows how far they are)")
+    return f"stored, but not durable within {flush_timeout_s:g} s"
 
 
 def _result(context: PutContext, status: PutStatus, answer: tuple, reason: str, indeterminate: bool):

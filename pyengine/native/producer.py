@@ -13,6 +13,8 @@ AGAIN: int = lib.MS_PRODUCER_AGAIN
 CLOSED: int = lib.MS_PRODUCER_CLOSED
 FROZEN: int = lib.MS_PRODUCER_FROZEN
 BUSY: int = lib.MS_PRODUCER_BUSY
+NO_SLAVE: int = lib.MS_PRODUCER_NO_SLAVE
+UNCONFIRMED: int = lib.MS_PRODUCER_UNCONFIRMED
 
 NOT_SUBMITTED: int = lib.MS_STAGE_NOT_SUBMITTED
 SUBMITTED: int = lib.MS_STAGE_SUBMITTED
@@ -20,6 +22,7 @@ ANSWERED: int = lib.MS_STAGE_ANSWERED
 
 DURABLE: int = lib.MS_PUT_DURABLE
 SOLE: int = lib.MS_PUT_SOLE
+CONFIRMED: int = lib.MS_PUT_CONFIRMED
 
 PUT: int = lib.MS_ENTRY_PUT
 MANY: int = lib.MS_ENTRY_MANY
@@ -68,9 +71,9 @@ class ProducerSession:
         self.generation = generation
         self.entry_limit: int = lib.ms_producer_entry_limit(producer)
         self.put: Callable[..., int] = partial(lib.ms_producer_put, producer)
-        """put(prefix, body, body_bytes, how): one ordinary message, waited for; 0 or AGAIN, BUSY, CLOSED, FROZEN.
-        See prefix(), stage and answer(). `how`: DURABLE waits for `flushed`; SOLE says that no other
-        answer is still to be read."""
+        """put(prefix, body, body_bytes, how): one ordinary message, waited for; 0 or AGAIN, BUSY, CLOSED, FROZEN,
+        NO_SLAVE, UNCONFIRMED. See prefix(), stage and answer(). `how`: DURABLE waits for `flushed`, CONFIRMED
+        for `confirm`; SOLE says that no other answer is still to be read."""
         self.answer: Callable[[], tuple] = partial(
             ANSWER.unpack, memoryview(ffi.buffer(ffi.addressof(producer, "answer"), ANSWER.size)))
         """answer(): the last put's answer, a tuple in the order of ANSWER."""
@@ -105,10 +108,8 @@ class ProducerSession:
         lib.ms_producer_prefix(self._producer, image, topic, len(topic), properties, len(properties), queue_id, flag)
         return bytes(ffi.buffer(image))
 
-    def put_entry(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, durable: bool,
-                  sole: bool) -> int:
-        """An entry of any kind, waited for; 0 or AGAIN, BUSY, CLOSED, FROZEN. `sole` as SOLE."""
-        how = (DURABLE if durable else 0) | (SOLE if sole else 0)
+    def put_entry(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, how: int) -> int:
+        """An entry of any kind, waited for: returns and `how` as for put()."""
         return lib.ms_producer_put_entry(
             self._producer, header, topic, properties, first, len(first), second, len(second), how)
 
@@ -146,9 +147,10 @@ class ProducerSession:
             return why, ()
         return 0, ANSWER.unpack(ffi.buffer(answer, ANSWER.size))
 
-    def wait_flushed(self, end_offset: int, deadline_ns: int) -> int:
-        """0 once everything below `end_offset` is durable; AGAIN, CLOSED, FROZEN. Any thread."""
-        return lib.ms_producer_wait_flushed(self._producer, end_offset, deadline_ns)
+    def wait_kept(self, end_offset: int, how: int, flush_deadline_ns: int, slave_deadline_ns: int) -> int:
+        """0 once everything below `end_offset` is durable (DURABLE) and confirmed (CONFIRMED). AGAIN: not durable in
+        time; NO_SLAVE, UNCONFIRMED; FROZEN, CLOSED. Any thread."""
+        return lib.ms_producer_wait_kept(self._producer, end_offset, how, flush_deadline_ns, slave_deadline_ns)
 
     def set_oldest_unread(self, sequence: int) -> None:
         """Answers from `sequence` on are still to be read: they are not overwritten."""
