@@ -9,6 +9,7 @@ is created.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -34,8 +35,10 @@ from pyengine.native.failpoint import failpoint
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.log_files import list_log
 from pyengine.storage.new_file import make_folders
+from pyengine.storage.own_log import OwnLog
 from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.recovery_report import RecoveryReport, RecoveryState
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.store_checkpoint import read_checkpoint
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
@@ -110,6 +113,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         raise
     failpoint("memory_made")
     _set_positions(memory, root, report)
+    _set_confirmed(memory, root, config, report.end_offset)
     if report.state is RecoveryState.RECOVERED:
         create_abort_file(root)
         failpoint("engine_opened")
@@ -206,6 +210,24 @@ def _set_positions(memory: EngineMemory, root: Path, report: RecoveryReport) -> 
     native.store(control.writer, "intent_end", end)
     native.store(control.allocator, "ready_end", segments[-1].start_offset + size if segments else end - end % size)
     native.store(control.workers[native.CHECKPOINTER], "position", end)
+
+
+def _set_confirmed(memory: EngineMemory, root: Path, config: EngineConfig, end: int) -> None:
+    """`confirm` where it was noted last, and dispatch no further where that bounds it; the rest is in queues unseen."""
+    identity, control = memory.identity, memory.control
+    file = ReplicationStateFile(root)
+    noted = file.read().state
+    dispatch_at = "replicated" if identity.dispatch_at else "committed"
+    if dispatch_at != (noted.dispatch_at if noted else "committed"):
+        file.write(ReplicationState(config.broker_role, noted.confirm if noted else 0, dispatch_at))
+    if not identity.replicates:
+        return
+    confirm = min(end, noted.confirm) if noted else 0
+    native.store_position(control.confirm, confirm)
+    if identity.dispatch_at and confirm < end:
+        start = max(confirm, native.load_position(control.min_offset))
+        with contextlib.closing(OwnLog(root, identity.segment_bytes)) as log:
+            native.store_position(control.reput_from, log.border_below(start))
 
 
 def _publish(memory: EngineMemory, state: int, reason: str) -> None:

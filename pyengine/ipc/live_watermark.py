@@ -56,7 +56,10 @@ class LiveWatermark:
         with self._lock:
             if not self._attached():
                 return self._files.queue_limit(level)
-            return min(self._position(level), native.load_position(self._control.reput_from))
+            limit = min(self._position(level), native.load_position(self._control.reput_from))
+            if self._control.identity.dispatch_at:  # at an orderly stop queues are written to the log's end
+                limit = min(limit, native.load_position(self._control.confirm))
+            return limit
 
     @property
     def is_live(self) -> bool:
@@ -71,7 +74,7 @@ class LiveWatermark:
 
     def _position(self, level: ReadLevel) -> int:
         identity = self._control.identity
-        if level is ReadLevel.REPLICATED and native.load_position(self._control.confirm) == 0:
+        if level is ReadLevel.REPLICATED and not identity.replicates:
             raise UsageError("nothing is replicated here: choose the level flushed, committed or written")
         if level is ReadLevel.WRITTEN and identity.mode == native.MODE_POOL:
             level = ReadLevel.COMMITTED

@@ -162,7 +162,12 @@ class ReputMessageService:
         return IDLE_PAUSE_S
 
     def drain(self) -> bool:
-        """Dispatch to the end; gives up where it does not work."""
+        """Dispatch to the log's end; gives up where it does not work.
+
+        Whatever bounded it before: a store that was stopped in order lacks nothing, and readers heed
+        `confirm` themselves (ipc/live_watermark.py, storage/read_level.py).
+        """
+        self._limit = self._control.committed
         return self._advance()
 
     def close(self) -> None:

@@ -71,7 +71,8 @@ class DispatchedWatermark:
         return native.load_position(self._control.committed)
 
     def queue_limit(self, level: ReadLevel) -> int:
-        return min(native.load_position(self._control.reput_from), self.limit(level))
+        confirmed = [native.load_position(self._control.confirm)] if self._control.identity.dispatch_at else []
+        return min(native.load_position(self._control.reput_from), self.limit(level), *confirmed)
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from pyengine.errors import UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.results import ReadLevel
 from pyengine.storage.log_end import LogEnd
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.segment_files import SegmentFolder
 from pyengine.storage.watermark import read_watermark
 
@@ -64,17 +65,23 @@ class FilesWatermark:
     While nobody has the store open, what is in the files is all there will be: `written`,
     `committed` and `flushed` end at the log's end. While an engine has it open, `flushed`
     is what the engine last noted on the disk; while another process has, it cannot be
-    told. `replicated` never can.
+    told. `replicated` is what was last noted as confirmed, where anything was. Queues end
+    there too in a store whose engine kept them there (dispatch_at=replicated): recovery
+    has written the rest, which is for nobody to see.
     """
 
     def __init__(self, root: str | os.PathLike[str], commit_log: SegmentFolder) -> None:
         self._root = root
         self._end = LogEnd(root, commit_log)
         self._lock = threading.Lock()
+        self._noted: tuple[tuple[int, int] | None, ReplicationState | None] = (None, None)
 
     def limit(self, level: ReadLevel) -> int:
         if level is ReadLevel.REPLICATED:
-            raise UsageError("the level `replicated` needs a running engine: choose flushed, committed or written")
+            noted = self._replication()
+            if noted is None:
+                raise UsageError("nothing is replicated here: choose the level flushed, committed or written")
+            return min(noted.confirm, self._find_end())
         if level is not ReadLevel.FLUSHED:
             return self._find_end()
         use = store_use(self._root)
@@ -89,7 +96,23 @@ class FilesWatermark:
         return min(durable.flushed, self._find_end())
 
     def queue_limit(self, level: ReadLevel) -> int:
+        noted = self._replication()
+        if noted is not None and noted.dispatch_at == "replicated":
+            return min(self.limit(level), noted.confirm)
         return self.limit(level)
+
+    def _replication(self) -> ReplicationState | None:
+        """config/replication.json, read again when it was replaced."""
+        file = ReplicationStateFile(self._root)
+        try:
+            found = os.stat(file.path)
+        except OSError:
+            return None
+        place = found.st_ino, found.st_mtime_ns
+        with self._lock:
+            if self._noted[0] != place:
+                self._noted = place, file.read().state
+            return self._noted[1]
 
     def _find_end(self) -> int:
         with self._lock:

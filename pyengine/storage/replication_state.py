@@ -1,16 +1,17 @@
 """What a store remembers of replication between runs: `config/replication.json`.
 
 `{"role": ..., "confirm": ...}`: in which role it ran last, and how far its log was
-confirmed (on a slave: how far it had acknowledged). A store that joins a master may cut
+confirmed (on a slave: how far it had acknowledged); `"dispatchAt": "replicated"` beside
+them where its queues end there. A store that joins a master may cut
 what stands above `confirm`, and nothing below (docs/replication.md). It may lag behind by
-a second, and is never ahead. One process writes it while the engine runs: the replicator.
-RocketMQ ignores the file.
+a second, and is never ahead. One process writes it while the engine runs, the replicator;
+before that, its supervisor. RocketMQ ignores the file.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pyengine.errors import FormatError
@@ -21,15 +22,17 @@ from pyengine.storage.new_file import write_config
 
 NAME = "replication.json"
 ROLES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
+DISPATCH_AT = ("committed", "replicated")
 _INT64_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicationState:
-    """The role a store ran in last, and how far its log was confirmed."""
+    """The role a store ran in last, and how far its log was confirmed; `dispatch_at` None, written: as it stands there."""
 
     role: str
     confirm: int
+    dispatch_at: str | None = field(default=None, compare=False)
 
     @property
     def was_master(self) -> bool:
@@ -49,28 +52,37 @@ class ReplicationStateFile:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.path = StorePaths(root).config / NAME
         self._keep_backup = True
+        self._dispatch_at: str | None = None
 
     def read(self) -> ReadState:
         """A bad file keeps nobody from starting: `.bak` stands in, whose `confirm` is older, which is safe."""
         state, said, from_backup = read_config(self.path, _decode)
         self._keep_backup = not from_backup
+        self._dispatch_at = (state and state.dispatch_at) or DISPATCH_AT[0]
         return ReadState(state, said)
 
     def write(self, state: ReplicationState) -> None:
         """Replace the file, durable; the old one stays as `.bak`. Raises DiskFullError, DiskError or FlushError."""
-        text = encode_config({"role": state.role, "confirm": state.confirm})
-        write_config(self.path, text.encode(), keep_backup=self._keep_backup)
+        if self._dispatch_at is None:
+            self.read()
+        self._dispatch_at = state.dispatch_at or self._dispatch_at
+        document: dict[str, Any] = {"role": state.role, "confirm": state.confirm}
+        if self._dispatch_at != DISPATCH_AT[0]:
+            document["dispatchAt"] = self._dispatch_at
+        write_config(self.path, encode_config(document).encode(), keep_backup=self._keep_backup)
         self._keep_backup = True
 
 
 def _decode(text: str) -> ReplicationState:
     document: Any = decode_config(text)
     try:
-        role, confirm = document["role"], document["confirm"]
-    except (KeyError, TypeError) as error:
+        role, confirm, dispatch_at = document["role"], document["confirm"], document.get("dispatchAt", DISPATCH_AT[0])
+    except (AttributeError, KeyError, TypeError) as error:
         raise FormatError(f"no role and confirmed position: {error!r}") from error
     if role not in ROLES:
         raise FormatError(f"{role!r} is no role")
     if type(confirm) is not int or not 0 <= confirm <= _INT64_MAX:
         raise FormatError(f"{confirm!r} is no position in a log")
-    return ReplicationState(role, confirm)
+    if dispatch_at not in DISPATCH_AT:
+        raise FormatError(f"{dispatch_at!r} is no place to dispatch at")
+    return ReplicationState(role, confirm, dispatch_at)

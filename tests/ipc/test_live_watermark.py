@@ -10,6 +10,8 @@ from pyengine.formats.paths import StorePaths
 from pyengine.ipc.live_watermark import LiveWatermark
 from pyengine.native import control as native
 from pyengine.results import ReadLevel
+from pyengine.storage.read_level import FilesWatermark
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.store_reader import open_store
 
 SEGMENT_BYTES = 65536
@@ -19,8 +21,8 @@ SEGMENT_BYTES = 65536
 def store(make_owner):
     """make(mode) -> (owner, end of the one record that the log holds)."""
 
-    def make(mode: int = native.MODE_MAPPED):
-        owner = make_owner(mode=mode)
+    def make(mode: int = native.MODE_MAPPED, **identity):
+        owner = make_owner(mode=mode, **identity)
         record = encode_record(topic="T", body=b"x" * 500)
         log = StorePaths(owner.root).commit_log
         log.mkdir()
@@ -52,6 +54,43 @@ def test_each_level_is_its_counter(store, mode, written):
     assert live.limit(ReadLevel.FLUSHED) == 300
     live.close()
     assert live.limit(ReadLevel.FLUSHED) == 300
+
+
+def test_replicated_is_what_slaves_have_confirmed_be_it_nothing(store):
+    owner, _ = store(replicates=1)
+    owner.publish()
+    live = watermark_of(owner)
+    assert live.limit(ReadLevel.REPLICATED) == 0
+    native.store_position(owner.control.confirm, 120)
+    assert live.limit(ReadLevel.REPLICATED) == live.queue_limit(ReadLevel.REPLICATED) == 120
+    assert live.queue_limit(ReadLevel.COMMITTED) > 120, "queues are not bounded unless dispatch_at says so"
+    live.close()
+
+
+def test_queues_end_at_what_is_confirmed_where_the_engine_says_so(store):
+    owner, end = store(replicates=1, dispatch_at=1)
+    native.store_position(owner.control.confirm, end - 1)
+    owner.publish()
+    live = watermark_of(owner)
+    assert live.queue_limit(ReadLevel.COMMITTED) == end - 1
+    assert live.limit(ReadLevel.COMMITTED) == end
+    live.close()
+
+
+def test_without_an_engine_queues_end_where_it_was_noted(store):
+    owner, end = store()
+    with open_store(owner.root) as reader:
+        files = FilesWatermark(owner.root, reader.commit_log)
+    assert files.queue_limit(ReadLevel.COMMITTED) == end
+    with pytest.raises(UsageError, match="nothing is replicated"):
+        files.limit(ReadLevel.REPLICATED)
+    noted = ReplicationStateFile(owner.root)
+    noted.write(ReplicationState("SYNC_MASTER", end - 7))
+    assert (files.queue_limit(ReadLevel.COMMITTED), files.limit(ReadLevel.REPLICATED)) == (end, end - 7)
+    noted.write(ReplicationState("SYNC_MASTER", end - 5, "replicated"))
+    assert (files.queue_limit(ReadLevel.COMMITTED), files.limit(ReadLevel.COMMITTED)) == (end - 5, end)
+    noted.write(ReplicationState("SYNC_MASTER", end + 5, "replicated"))
+    assert files.queue_limit(ReadLevel.COMMITTED) == files.limit(ReadLevel.REPLICATED) == end
 
 
 def test_the_files_decide_once_the_engine_is_gone(store):

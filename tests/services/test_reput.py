@@ -11,11 +11,13 @@ from waiting import eventually
 from ready_store import SEGMENT, store_with_writer
 from pyengine.errors import DiskFullError
 from pyengine.formats.paths import StorePaths
+from pyengine.ipc.live_reader import open_store as open_live_store
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import sequence
 from pyengine.services import reput_message
 from pyengine.services.reput_message import ReputMessageService
+from pyengine.services.schedule_message import DispatchedWatermark
 from pyengine.storage.store_reader import open_store
 
 
@@ -183,6 +185,25 @@ def test_confirm_bounds_dispatch_where_the_engine_says_so(make_owner):
     assert not service.work()
     native.store_position(owner.control.confirm, writer.end)
     assert service.work() and reput_from(owner) == writer.end
+    service.close()
+
+
+def test_at_a_stop_queues_are_written_beyond_confirm_and_nobody_sees_it(make_owner):
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, dispatch_at=1, replicates=1)
+    service = service_of(owner)
+    writer.put(b"confirmed")
+    confirm = writer.end
+    writer.put(b"not yet")
+    native.store_position(owner.control.confirm, confirm + 1)
+    assert service.work() and reput_from(owner) == confirm, "half a record is not confirmed"
+    while service.drain():
+        pass
+    assert reput_from(owner) == writer.end
+    with open_live_store(owner.root) as store:
+        assert store.queue_range("T", 0) == (0, 1)
+        assert DispatchedWatermark(owner.memory).queue_limit(store.default_level) == confirm + 1
+        native.store_position(owner.control.confirm, writer.end)
+        assert store.queue_range("T", 0) == (0, 2)
     service.close()
 
 

@@ -21,8 +21,21 @@ def test_what_was_written_is_read(tmp_path):
     assert json.loads(file.path.read_text()) == {"role": "SLAVE", "confirm": 1 << 40}
 
 
+def test_where_queues_end_stays_noted_until_somebody_says_otherwise(tmp_path):
+    file = ReplicationStateFile(tmp_path)
+    file.write(ReplicationState("SYNC_MASTER", 10))
+    assert file.read().state.dispatch_at == "committed"
+    file.write(ReplicationState("SYNC_MASTER", 20, "replicated"))
+    file.write(ReplicationState("SYNC_MASTER", 30))
+    ReplicationStateFile(tmp_path).write(ReplicationState("SLAVE", 40))  # one that has read nothing
+    assert json.loads(file.path.read_text()) == {"role": "SLAVE", "confirm": 40, "dispatchAt": "replicated"}
+    assert file.read().state.dispatch_at == "replicated"
+    file.write(ReplicationState("SLAVE", 50, "committed"))
+    assert ReplicationStateFile(tmp_path).read().state.dispatch_at == "committed"
+
+
 @pytest.mark.parametrize("bad", ["", "{", "[]", "{}", '{"role": "SLAVE", "confirm": -1}', '{"role": "SLAVE", "confirm": true}',
-                                 '{"role": "KING", "confirm": 5}', '{"role": ["SLAVE"], "confirm": 5}',
+                                 '{"role": "KING", "confirm": 5}', '{"role": "SLAVE", "confirm": 5, "dispatchAt": "never"}', '{"role": ["SLAVE"], "confirm": 5}',
                                  '{"role": "SLAVE", "confirm": 9223372036854775808}'])
 def test_for_a_bad_file_the_one_before_stands_in(tmp_path, bad):
     file = ReplicationStateFile(tmp_path)

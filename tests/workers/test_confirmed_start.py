@@ -1,0 +1,107 @@
+"""A start with dispatch_at=replicated: `confirm` and dispatch go on where they were noted, whatever queues hold."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+
+import pytest
+
+import pyengine
+from fix_engine import SMALL
+from pyengine.config import load_config
+from pyengine.ipc import attach_count
+from pyengine.ipc.live_reader import open_store
+from pyengine.ipc.store_lock import StoreLock
+from pyengine.native import control as native
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from workers.bring_up import bring_up
+
+MASTER = {"broker_role": "SYNC_MASTER", "dispatch_at": "replicated"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("confirmed") / "store"
+    with pyengine.Engine(root, **SMALL) as engine, engine.connect() as producer:
+        places = [producer.put("T", bytes([number]) * 100) for number in range(3)]
+        size = places[1].physical_offset - places[0].physical_offset
+    return root, [place.physical_offset + size for place in places]
+
+
+@pytest.fixture
+def store(made, tmp_path):
+    """(root, ends of its three records), stopped in order; everything is in its queue."""
+    root, ends = made
+    return shutil.copytree(root, tmp_path / "store"), ends
+
+
+@contextlib.contextmanager
+def brought_up(root, **settings):
+    """The memory of an engine without workers, as a start leaves it."""
+    config = load_config(root, settings, {})
+    with StoreLock(root, create=True) as lock:
+        lock.own()
+        memory = bring_up(root, config, lock).memory
+        try:
+            yield memory
+        finally:
+            semaphore, folder = memory.identity.sysv_semaphore_id, memory.folder
+            memory.close()
+            attach_count.remove(semaphore)
+            folder.sweep()
+
+
+def position(memory, name):
+    return native.load_position(getattr(memory.control, name))
+
+
+def seen(root):
+    with open_store(root) as reader:
+        return reader.queue_range("T", 0)[1]
+
+
+@pytest.mark.parametrize(("beyond", "visible"), [(0, 1), (7, 1), (-1, 0)])
+def test_what_was_not_confirmed_stays_unseen_although_recovery_has_dispatched_it(store, beyond, visible):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("SYNC_MASTER", ends[0] + beyond))
+    assert seen(root) == 3
+    with brought_up(root, **MASTER) as memory:
+        assert position(memory, "confirm") == ends[0] + beyond
+        assert position(memory, "reput_from") == ([0] + ends)[visible], "at the border of a record"
+        assert position(memory, "wrote") == ends[2]
+        assert seen(root) == visible
+        native.store_position(memory.control.reput_from, ends[2])
+        assert seen(root) == visible, "not even where queues were written on"
+    assert seen(root) == visible, "nor without an engine"
+
+
+def test_a_store_that_nobody_has_confirmed_shows_nothing(store):
+    root, _ = store
+    with brought_up(root, **MASTER) as memory:
+        assert (position(memory, "confirm"), position(memory, "reput_from"), seen(root)) == (0, 0, 0)
+    assert ReplicationStateFile(root).read().state == ReplicationState("SYNC_MASTER", 0)
+
+
+def test_confirm_is_never_beyond_the_log(store):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("SLAVE", ends[2] + 1000))
+    with brought_up(root, broker_role="SYNC_MASTER") as memory:
+        assert position(memory, "confirm") == position(memory, "reput_from") == ends[2]
+
+
+def test_with_the_setting_gone_everything_is_seen_again(store):
+    root, ends = store
+    with brought_up(root, **MASTER):
+        assert seen(root) == 0
+    with brought_up(root, broker_role="SYNC_MASTER") as memory:
+        assert position(memory, "reput_from") == ends[2] and seen(root) == 3
+    assert seen(root) == 3
+
+
+@pytest.mark.parametrize("settings", [{}, {"broker_role": "SLAVE"}])
+def test_without_replication_nothing_is_noted_and_nothing_bounded(store, settings):
+    root, ends = store
+    with brought_up(root, **settings) as memory:
+        assert (position(memory, "confirm"), position(memory, "reput_from")) == (0, ends[2])
+    assert not ReplicationStateFile(root).path.exists()
