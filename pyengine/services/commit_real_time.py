@@ -48,6 +48,7 @@ class CommitRealTimeService:
         self._control = memory.control
         self._paths = StorePaths(root)
         self._segment_bytes = memory.identity.segment_bytes
+        self._replicates = memory.identity.replicates != 0
         self._interval_s = config.commit_interval_commit_log_ms / 1000
         self._buffers: dict[int, SharedObject] = {}
         self._base = NO_SEGMENT

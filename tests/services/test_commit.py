@@ -28,7 +28,7 @@ def committed(owner):
 
 @pytest.fixture
 def rig(make_owner):
-    owner = make_owner(mode=native.MODE_POOL, pool_buffers=3)
+    owner = make_owner(mode=native.MODE_POOL, pool_buffers=3, replicates=1)
     for number in range(3):
         with owner.folder.create(shared_objects.pool_name(number), SEGMENT) as made:
             made.memory[:] = b"\xee" * SEGMENT  # stale bytes of an earlier segment
@@ -48,13 +48,14 @@ def rig(make_owner):
 
 def test_a_put_on_an_idle_store_is_committed_in_one_round(rig):
     owner, writer, service = rig
-    latch = owner.memory.latch(native.REPUTTER)
-    latch.arm()
+    latches = [owner.memory.latch(kind) for kind in (native.REPUTTER, native.REPLICATOR)]
+    for latch in latches:
+        latch.arm()
     writer.put(b"hello")
     assert service.work()
     assert committed(owner) == writer.end
     assert writer.on_disk() == bytes(writer.log)
-    assert latch.wait(10), "the reputter is woken"
+    assert all(latch.wait(10) for latch in latches), "reputter and replicator are woken"
     assert not service.work()
 
 

@@ -1,0 +1,62 @@
+"""Keeps `config/replication.json` up to date while a replicator runs, at most once a second.
+
+A file that is durable costs the disk milliseconds; a thread of its own pays them, so that
+no acknowledgement waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from pyengine.errors import EngineError
+from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory
+from pyengine.native import control as native
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+
+INTERVAL_S = 1.0
+
+
+class ReplicationNotes:
+    """Notes the role and the confirmed position of one engine."""
+
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], report: Callable[[str], None]) -> None:
+        self._control = memory.control
+        self._role = ROLE_NAMES[memory.identity.role]
+        self._file = ReplicationStateFile(root)
+        self._report = report
+        self._written, _ = self._file.read()
+        self._said = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._go, name="notes", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _go(self) -> None:
+        while not self._stop.wait(INTERVAL_S):
+            self.note()
+
+    def note(self) -> bool:
+        """Write the file if it can say more than it does; whether it was written."""
+        state = ReplicationState(self._role, native.load_position(self._control.confirm))
+        if state == self._written:
+            return False
+        try:
+            self._file.write(state)
+        except EngineError as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                self._report(f"how far the log is confirmed cannot be noted: {error}")
+            return False
+        self._written = state
+        self._said = ""
+        return True
+
+    def close(self) -> None:
+        """The last note."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.note()
