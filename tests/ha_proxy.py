@@ -1,0 +1,182 @@
+"""A bad network between a master and its slaves: it cuts, delays, splits, swallows and corrupts, by a seed.
+
+    with FaultProxy(master_port, seed=7) as proxy:
+        slave.connect(proxy.port)
+        proxy.to_slave = Faults(split_bytes_max=100, delay_s_max=0.002, corrupt_bytes_mean=1 << 20)
+        proxy.cut()                      # every connection, now
+        proxy.hold(); proxy.release()    # nothing passes, but nobody is told
+        proxy.to_slave = CLEAN
+
+Changes count for what is forwarded from then on. Each connection and direction has a
+random generator of its own, made from the seed, so that the same bytes meet the same faults.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import random
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+
+READ_BYTES = 65536
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST, what is under way is lost
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What one direction suffers. A mean is the expected number of bytes between two such faults; 0 is never."""
+
+    split_bytes_max: int = 0      # pieces of 1 to so many bytes
+    delay_s_max: float = 0.0      # before each piece
+    corrupt_bytes_mean: int = 0   # one bit is flipped
+    swallow_bytes_mean: int = 0   # a piece is lost from the middle of the stream, which TCP never does
+    cut_bytes_mean: int = 0       # the connection is reset, in the middle of whatever passes
+
+
+CLEAN = Faults()
+
+
+class FaultProxy:
+    """Listens at `port`, connects each caller to the master at `target_port`."""
+
+    def __init__(self, target_port: int, *, seed: int = 0, host: str = "127.0.0.1") -> None:
+        self.seed = seed
+        self.to_slave = self.to_master = CLEAN
+        self.done: collections.Counter[str] = collections.Counter()  # faults by name, and "connections"
+        self._target = (host, target_port)
+        self._passing = threading.Event()
+        self._passing.set()
+        self._lock = threading.Lock()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._going = True
+        self._listener = socket.create_server((host, 0))
+        self.port = self._listener.getsockname()[1]
+        self._threads = [threading.Thread(target=self._accept, name="proxy", daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def address(self) -> str:
+        return f"{self._target[0]}:{self.port}"
+
+    def target(self, port: int) -> None:
+        """From now on callers are connected to another master."""
+        self._target = (self._target[0], port)
+
+    def cut(self, *, reset: bool = True) -> None:
+        """End every connection: by RST, which loses what is under way, or by FIN."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        self.done["cut"] += len(pairs)
+        for pair in pairs:
+            for end in pair:
+                _end(end, reset=reset)
+
+    def hold(self) -> None:
+        """Nothing passes any more in either direction; connections stay up."""
+        self._passing.clear()
+
+    def release(self) -> None:
+        """What was held goes on."""
+        self._passing.set()
+
+    def close(self) -> None:
+        self._going = False
+        self.release()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> FaultProxy:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while self._going:
+            try:
+                slave, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                master = socket.create_connection(self._target, timeout=5)
+            except OSError:
+                slave.close()
+                continue
+            master.settimeout(None)
+            number = self.done["connections"]
+            self.done["connections"] += 1
+            for end in (slave, master):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._pairs.append((slave, master))
+            for name, source, sink in (("to_slave", master, slave), ("to_master", slave, master)):
+                pipe = threading.Thread(target=self._forward, args=(name, source, sink, number), daemon=True)
+                self._threads.append(pipe)
+                pipe.start()
+
+    def _forward(self, name: str, source: socket.socket, sink: socket.socket, number: int) -> None:
+        rng = random.Random(f"{self.seed} {number} {name}")
+        try:
+            while data := source.recv(READ_BYTES):
+                for piece in self._pieces(data, rng, getattr(self, name)):
+                    self._passing.wait()
+                    if piece:
+                        sink.sendall(piece)
+        except _Cut:
+            self.done["cut"] += 1
+            for end in (source, sink):
+                _end(end, reset=True)
+        except OSError:
+            pass
+        finally:
+            with self._lock:
+                self._pairs = [pair for pair in self._pairs if source not in pair]
+            for end in (source, sink):
+                _end(end, reset=False)
+
+    def _pieces(self, data: bytes, rng: random.Random, faults: Faults):
+        at = 0
+        while at < len(data):
+            size = rng.randint(1, faults.split_bytes_max) if faults.split_bytes_max else len(data)
+            piece = bytearray(data[at:at + size])
+            at += len(piece)
+            if faults.delay_s_max:
+                threading.Event().wait(rng.uniform(0, faults.delay_s_max))
+            if _strikes(rng, faults.cut_bytes_mean, len(piece)):
+                yield bytes(piece[:rng.randrange(len(piece))])
+                raise _Cut
+            if _strikes(rng, faults.swallow_bytes_mean, len(piece)):
+                self.done["swallow"] += 1
+                continue
+            if _strikes(rng, faults.corrupt_bytes_mean, len(piece)):
+                self.done["corrupt"] += 1
+                piece[rng.randrange(len(piece))] ^= 1 << rng.randrange(8)
+            yield bytes(piece)
+
+
+class _Cut(Exception):
+    """This connection is to end here."""
+
+
+def _strikes(rng: random.Random, mean_bytes: int, size_bytes: int) -> bool:
+    return mean_bytes > 0 and rng.random() < min(1.0, size_bytes / mean_bytes)
+
+
+def _end(end: socket.socket, *, reset: bool) -> None:
+    """Also wakes the thread that reads from it; closing alone would not."""
+    with contextlib.suppress(OSError):
+        if reset:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        else:
+            end.shutdown(socket.SHUT_RDWR)
+    if reset:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RD)
+        end.close()
