@@ -26,6 +26,7 @@ CONCEPTS = (
     "queue_table",
     "store_stats",
     "topic_stats",
+    "obstacles",
     "session",
     "session_guard",
     "cleaning",

@@ -26,6 +26,7 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
+from pyengine.native import obstacles
 from pyengine.native.flush import monotonic_ns
 from workers.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
 
@@ -66,6 +67,7 @@ class Children:
         self._children = {kind.number: _Child(kind) for kind in kinds}
         self._restarting = True
         self._seen_s = time.monotonic()
+        self._down = ""
         self.halted = ""  # a sentence: the engine cannot run
 
     # ---- start ------------------------------------------------------------------
@@ -126,10 +128,11 @@ class Children:
             if code:
                 self._say(f"{name} (pid {pid}) ended with {_why(code)}")
             return
-        if code == WorkerExit.BOOT_FAILED:
+        if code == WorkerExit.BOOT_FAILED or code == WorkerExit.NOT_NOW and not child.was_ready:
             child.boot_failures += 1
             if not child.was_ready or child.boot_failures >= BOOT_FAILURES_MAX:
-                self.halted = self.halted or f"the {name} cannot start; its message stands in the log above"
+                why = obstacles.read(self._memory.obstacles, child.kind.number).removeprefix("cannot start: ")
+                self.halted = self.halted or f"the {name} cannot start: {why or 'its message stands in the log above'}"
                 return
         else:
             child.boot_failures = 0
@@ -138,13 +141,22 @@ class Children:
         child.due_s = time.monotonic() + pause_s
         line = self._memory.control.workers[child.kind.number]
         native.store(line, "restarts", native.load(line, "restarts") + 1)
-        self._say(f"{name} (pid {pid}) ended with {_why(code)}; starting it again"
-                  + (f" in {pause_s:g} s" if pause_s else ""))
+        said = f"{name} (pid {pid}) ended with {_why(code)}; starting it again" + (f" in {pause_s:g} s" if pause_s else "")
+        self._say(said)
+        self._say_down(said)
         if not pause_s:
             self._start(child)
 
+    def _say_down(self, text: str) -> None:
+        """For `status`; a worker that cannot even attach says nothing there itself."""
+        if text != self._down:
+            self._down = text
+            obstacles.say(self._memory.obstacles, native.SUPERVISOR, text)
+
     def tick(self) -> None:
         """Start what is due, kill what is silent."""
+        if self._down and self.all_ready:
+            self._say_down("")
         now_s = time.monotonic()
         slept_s, self._seen_s = now_s - self._seen_s, now_s
         for child in self._children.values():

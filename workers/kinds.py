@@ -19,6 +19,7 @@ class WorkerExit(enum.IntEnum):
     USAGE = 2        # wrong arguments
     TWIN = 5         # another worker of its kind is alive
     BOOT_FAILED = 70  # it could not come up; the supervisor halts instead of restarting it for ever
+    NOT_NOW = 75      # it could not come up for want of something that may come back (room, descriptors, memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ Exit codes: workers.kinds.WorkerExit. An uncaught exception is a crash: exit 1, 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import faulthandler
 import os
 import signal
@@ -28,12 +30,13 @@ from pathlib import Path
 import pyengine
 import workers
 from pyengine.config import load_config, parse_set
-from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError
+from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.store_lock import StoreLock, living_kinds
 from pyengine.native import control as native
+from pyengine.native import obstacles
 from pyengine.services import Service
 from workers.kinds import WorkerExit
 from workers.notify import notify, watchdog_interval_s
@@ -43,6 +46,8 @@ ERROR, WARNING, INFO = 3, 4, 6
 OWNER_WAIT_S = 30.0
 LOOK_STEP_S = 0.02
 # While stopping too: the supervisor starts a worker that died once more, to finish.
+# Causes that may be gone at the next try.
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 SERVING_STATES = (native.STATE_RUNNING, native.STATE_READ_ONLY, native.STATE_STOPPING)
 
 
@@ -68,6 +73,7 @@ class Worker:
         self.heart = Heartbeat(memory.control.workers[kind])
         self.incarnation = self.heart.begin(os.getpid(), process_start_ms(os.getpid()) or 0)
         self._asked_to_stop = False
+        self._obstacle = obstacles.read(memory.obstacles, kind)
         self._watchdog_s = watchdog_interval_s()
         self._watchdog_due_s = 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -85,7 +91,14 @@ class Worker:
         """Tell the supervisor, and systemd if it is there, that this worker does its work from now on."""
         self.heart.state(native.WORKER_READY)
         self.memory.wake(native.SUPERVISOR)
+        self.say_obstacle("")
         notify("READY=1")
+
+    def say_obstacle(self, text: str) -> None:
+        """For `status`: what keeps this worker from its work; "" for nothing any more."""
+        if text != self._obstacle:
+            self._obstacle = text
+            obstacles.say(self.memory.obstacles, self.kind, text)
 
     def beat(self, *, worked: bool = False) -> None:
         """Heartbeat; once a round, so that it tells of progress."""
@@ -109,6 +122,7 @@ class Worker:
                     armed = False
                 self.beat(worked=True)
                 continue
+            self.say_obstacle(getattr(service, "obstacle", ""))
             self.beat()
             if not armed:
                 self.latch.arm()
@@ -135,7 +149,8 @@ def say(kind: int, text: str, level: int = INFO) -> None:
         lines = f"<{level}>" + text.replace("\n", f"\n<{level}>")
     else:
         lines = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z {KIND_NAMES[kind]}[{os.getpid()}] {text}"
-    print(lines, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a log that cannot be written, on a full disk perhaps, stops nobody
+        print(lines, file=sys.stderr, flush=True)
 
 
 def _stderr_is_journal() -> bool:
@@ -229,19 +244,40 @@ def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[st
     except StoreBusyError as error:
         say(kind, str(error), ERROR)
         return WorkerExit.TWIN
-    except EngineError as error:
-        say(kind, f"cannot start: {error}", ERROR)
-        return WorkerExit.BOOT_FAILED
+    except (EngineError, OSError) as error:
+        if not may_pass(error) and not isinstance(error, EngineError):
+            raise
+        why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
+        say(kind, f"cannot start: {why}", ERROR)
+        return WorkerExit.NOT_NOW if may_pass(error) else WorkerExit.BOOT_FAILED
     served = False
     try:
         serve(worker)
         served = True
     except BootFailedError as error:
+        worker.say_obstacle(f"cannot start: {error}")
         say(kind, f"cannot start: {error}", ERROR)
-        return WorkerExit.BOOT_FAILED
+        return WorkerExit.NOT_NOW if may_pass(error) else WorkerExit.BOOT_FAILED
+    except Exception as error:
+        why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
+        worker.say_obstacle(f"it ended and is started again: {why}")
+        if not may_pass(error):
+            raise
+        say(kind, why, ERROR)
+        return WorkerExit.NOT_NOW
     finally:
         worker.close(failed=not served)
     return WorkerExit.CLEAN
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the cause of an error is something that may be gone at the next try: no room, no descriptor, no memory."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (OSError, DiskError)) and cause.errno in PASSING:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _serve(worker: Worker, make_service: Callable[[Worker], Service]) -> None:

@@ -25,6 +25,7 @@ from pyengine.ipc.statistics import Statistics, put_totals, read_statistics
 from pyengine.ipc.store_lock import living_kinds, look
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
+from pyengine.native import obstacles as native_obstacles
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import ReadLevel
 from pyengine.storage.abort_file import abort_file_exists
@@ -72,7 +73,9 @@ def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
 def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str, Any], Statistics | None]:
     control, identity = memory.control, memory.identity
     state = memory.state
-    workers = [_worker(control.workers[kind], kind, kind in living) for kind in range(len(KIND_NAMES))]
+    obstacles = _obstacles(memory)
+    workers = [_worker(control.workers[kind], kind, kind in living) | {"obstacle": obstacles[kind]}
+               for kind in range(len(KIND_NAMES))]
     positions = {"min": native.load_position(control.min_offset)}
     positions |= {name: native.load_position(getattr(control, name)) for name in POSITIONS}
     sessions = _sessions(control)
@@ -90,7 +93,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
         "role": ROLE_NAMES[identity.role],
         "mode": MODE_NAMES[identity.mode],
         "read_only": read_only,
-        "reason": native.reason(control) or _why(refused, living, disk),
+        "reason": native.reason(control) or _why(refused, living, disk) or _first(obstacles),
         "positions": positions,
         "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
         "sessions": len(sessions),
@@ -170,6 +173,19 @@ def _why(refused: int, living: list[int], disk: dict[str, Any]) -> str:
     if native.SUPERVISOR not in living:
         return "no supervisor is running: dead workers are not restarted; `pyengine start` takes over"
     return ""
+
+
+def _obstacles(memory: EngineMemory) -> list[str]:
+    """By kind: what keeps that worker from its work."""
+    try:
+        block = memory.open_obstacles()
+    except EngineUnavailableError:
+        return [""] * len(KIND_NAMES)
+    return [native_obstacles.read(block, kind) for kind in range(len(KIND_NAMES))]
+
+
+def _first(obstacles: list[str]) -> str:
+    return next((f"{KIND_NAMES[kind]}: {text}" for kind, text in enumerate(obstacles) if text), "")
 
 
 def _mean_ms(total_ns: int, count: int) -> float:

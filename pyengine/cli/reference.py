@@ -137,7 +137,7 @@ def shared_memory_page() -> str:
     """docs/shared_memory.md: every field of the control block and the statistics as C has laid them out, and who writes it."""
     from pyengine._native import ffi
     from pyengine.cli.dump_control import layout
-    from pyengine.native import store_stats, topic_stats
+    from pyengine.native import obstacles, store_stats, topic_stats
     from pyengine.native.control import CONTROL_BYTES, LAYOUT_VERSION
 
     lines = [
@@ -153,10 +153,11 @@ def shared_memory_page() -> str:
             ("Statistics", "struct ms_store_stats", store_stats.LAYOUT_VERSION, "store_stats",
              {"put": "writer", "sync": "flusher", "dispatch": "reputter", "history": "supervisor"}),
             ("Statistics by topic", "struct ms_topic_stats", topic_stats.LAYOUT_VERSION, "topic_stats",
-             {"used": "reputter", "others": "reputter", "slot[]": "reputter"})):
+             {"used": "reputter", "others": "reputter", "slot[]": "reputter"}),
+            ("Obstacles", "struct ms_obstacles", obstacles.LAYOUT_VERSION, "obstacles", {"worker[]": "that worker"})):
         lines += ["", f"## {title}", "",
                   f"The object `{source.replace('_', '-')}` beside the control block, layout {version}; meanings stand in "
-                  f"`csrc/{source}.cdef.h` and [statistics.md](statistics.md).", "",
+                  f"`csrc/{source}.cdef.h`{'' if source == 'obstacles' else ' and [statistics.md](statistics.md)'}.", "",
                   "| offset | bytes | field | written by | elements |", "|---:|---:|---|---|---|"]
         lines += [f"| {place.offset} | {place.size_bytes} | `{place.path}` | "
                   f"{owners.get(place.path.split('.')[0], 'supervisor, before it is published')} | {place.repeats} |"

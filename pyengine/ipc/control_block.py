@@ -23,7 +23,7 @@ from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
 from pyengine.native import control as native
-from pyengine.native import queue_table, sequence, store_stats, topic_stats
+from pyengine.native import obstacles, queue_table, sequence, store_stats, topic_stats
 from pyengine.native.latch import Latch
 
 SESSION_SLOTS = native.SESSION_SLOTS
@@ -112,6 +112,8 @@ class EngineMemory:
         bells = folder.create(shared_objects.BELLS, native.DOORBELLS_BYTES)
         with folder.create(shared_objects.STORE_STATS, store_stats.STATS_BYTES) as shared:
             store_stats.format_stats(store_stats.view(shared.memory))
+        with folder.create(shared_objects.OBSTACLES, obstacles.OBSTACLES_BYTES) as shared:
+            obstacles.format_obstacles(obstacles.view(shared.memory))
         shared_objects.create_semaphores(folder.short_id)
         memory = cls(folder, control, bells)
         identity.write(memory.control.identity)
@@ -205,9 +207,26 @@ class EngineMemory:
         except EngineUnavailableError:
             return store_stats.private()
 
+    def open_obstacles(self, *, writable: bool = False) -> object:
+        """`struct ms_obstacles *`, usable until close_statistics(); EngineUnavailableError says why not."""
+        shared = self.folder.attach(shared_objects.OBSTACLES, writable=writable)
+        self._stats_objects.append(shared)
+        found = obstacles.view(shared.memory)
+        obstacles.check(found, shared.size_bytes)
+        return found
+
+    @cached_property
+    def obstacles(self) -> object:
+        """Where a worker says what keeps it from its work; lines of its own if the shared ones cannot be had."""
+        try:
+            return self.open_obstacles(writable=True)
+        except EngineUnavailableError:
+            return obstacles.private()
+
     def close_statistics(self) -> None:
-        """Let go of what open_store_stats, open_topic_stats and `counters` gave."""
+        """Let go of what open_store_stats, open_topic_stats, open_obstacles, `counters` and `obstacles` gave."""
         self.__dict__.pop("counters", None)
+        self.__dict__.pop("obstacles", None)
         for shared in self._stats_objects:
             shared.close()
         self._stats_objects.clear()

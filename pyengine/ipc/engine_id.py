@@ -15,7 +15,7 @@ the original's objects, even before anybody gave it a new UUID.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -24,6 +24,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyengine.errors import DiskError
 from pyengine.storage.new_file import FILE_MODE, make_folders, sync_folder, write_config
 
 
@@ -108,20 +109,29 @@ def _read(path: Path) -> tuple[EngineId, int, int] | None:
 def _write(path: Path, value: uuid.UUID) -> EngineId:
     make_folders(path.parent)
     temporary = path.with_name(path.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
     try:
-        status = os.fstat(descriptor)  # the rename below keeps the inode
-        document = {"uuid": str(value), "device": status.st_dev, "inode": status.st_ino}
-        os.write(descriptor, json.dumps(document).encode() + b"\n")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.rename(temporary, path)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        try:
+            status = os.fstat(descriptor)  # the rename below keeps the inode
+            document = {"uuid": str(value), "device": status.st_dev, "inode": status.st_ino}
+            text = json.dumps(document).encode() + b"\n"
+            if os.write(descriptor, text) != len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, path)
+    except OSError as error:
+        raise DiskError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     sync_folder(path.parent)
     return EngineId(value, status.st_dev, status.st_ino)
 
 
 def _read_number(path: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
+    """What stands there; 0 without a usable file. DiskError when that cannot be told now: an epoch never goes back."""
+    try:
         return int(path.read_bytes())
-    return 0
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+        return 0
+    except OSError as error:
+        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error

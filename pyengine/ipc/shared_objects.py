@@ -8,6 +8,7 @@
 | `bells` | doorbells | everybody, advisory |
 | `store-stats` | counters and latency buckets | each part one worker |
 | `topic-stats` | messages and bytes by topic | reputter |
+| `obstacles` | what keeps each worker from its work | each worker its line |
 | `queues-<generation>` | next queue offsets | supervisor at start, then the writer |
 | `cleaning` | holds on segments, disk use, requests to clean | readers, cleaner, `pyengine clean` |
 | `replication` | links to slaves or to the master | replicator |
@@ -40,6 +41,7 @@ CONTROL = "control"
 BELLS = "bells"
 STORE_STATS = "store-stats"
 TOPIC_STATS = "topic-stats"
+OBSTACLES = "obstacles"
 CLEANING = "cleaning"
 REPLICATION = "replication"
 SOCKET = "socket"

@@ -8,7 +8,8 @@ A service is driven by its worker (workers/worker.py):
     sleep at most service.pause_s()
 
 and, on the way out, `drain()` until it is False, then `close()`. Services are built on
-ipc and storage, so a test drives them in its own process.
+ipc and storage, so a test drives them in its own process. A service that can be kept from its
+work says by what in `obstacle`, for `status`; "" when nothing does.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ class AllocateMappedFileService:
             self._warmer = PageWarmer(root, self._segment_bytes, whole=config.warm_mapped_file_enable,
                                       populated_end=native.load(self._line, "populated_end"))
         self._retry_ns = 0
+        self.obstacle = ""
         self._wrote = -1
         cpu.step_behind()
         self._moved_ns = 0
@@ -85,8 +86,9 @@ class AllocateMappedFileService:
             self._create(start)
         except DiskError as error:
             number = error.errno or errno.EIO
-            if native.load(self._line, "error_number") != number:
-                self._report(f"cannot make the next segment: {error}; trying again each {RETRY_NS / 1e9:g} s")
+            said, self.obstacle = self.obstacle, f"cannot make the next segment: {error}; trying again each {RETRY_NS / 1e9:g} s"
+            if said != self.obstacle:
+                self._report(self.obstacle)
             native.store(self._line, "error_number", number)
             native.add(self._line, "error_count")
             self._retry_ns = now_ns + RETRY_NS
@@ -94,6 +96,7 @@ class AllocateMappedFileService:
             return False
         if native.load(self._line, "error_number"):
             native.store(self._line, "error_number", 0)
+            self.obstacle = ""
             self._report("segments can be made again")
         failpoint("segment_made")
         native.store(self._line, "ready_end", start + self._segment_bytes)

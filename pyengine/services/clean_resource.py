@@ -48,7 +48,7 @@ class CleanResourceService:
         self._steps: Iterator[float] | None = None
         self._due_ns = self._clock.monotonic_ns() + self._interval_ns
         self._resume_ns = 0
-        self._failing = ""
+        self.obstacle = ""
 
     def work(self) -> bool:
         """One step, if it is due."""
@@ -79,8 +79,8 @@ class CleanResourceService:
         line = self._control.workers[native.CLEANER]
         if why:
             native.store(line, "error_count", native.load(line, "error_count") + 1)
-        if why != self._failing:
-            self._failing = why
+        if why != self.obstacle:
+            self.obstacle = why
             self._report(f"old files cannot be deleted: {why}; trying again each {self._interval_ns / 1e9:g} s" if why
                          else "old files can be deleted again")
 

@@ -70,7 +70,7 @@ class FlushConsumeQueueService:
         self._checkpoint = read_checkpoint(root)
         self._watermark = -1
         self._synced_index = ""  # the newest index file that is synced for good
-        self._failing = ""
+        self.obstacle = ""
 
     def work(self) -> bool:
         """A round, if it is due."""
@@ -89,13 +89,13 @@ class FlushConsumeQueueService:
         except FlushError as error:
             freeze(self._memory, native.CHECKPOINTER, error)
         except DiskError as error:
-            if self._failing != str(error):
-                self._failing = str(error)
+            if self.obstacle != str(error):
+                self.obstacle = str(error)
                 self._report(f"checkpoint and watermark stand still: {error}")
             native.store(self._line, "error_count", native.load(self._line, "error_count") + 1)
         else:
-            if self._failing:
-                self._failing = ""
+            if self.obstacle:
+                self.obstacle = ""
                 self._report("checkpoint and watermark move again")
 
     def _round(self, *, final: bool) -> None:

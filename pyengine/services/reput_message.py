@@ -67,7 +67,7 @@ class ReputMessageService:
         self._view: mmap.mmap | None = None
         self._behind = False
         self._retry_ns = 0
-        self._failing = ""
+        self.obstacle = ""
         if memory.identity.mode == native.MODE_SYNC:
             self._pace = Pace(SYNC_NAP_NS, SYNC_QUIET_NS)
         else:
@@ -108,9 +108,9 @@ class ReputMessageService:
             self._fail(f"the record at {start} cannot be dispatched ({self._dispatcher.stopped_by}), "
                        f"although everything below {end} is committed")
             return False
-        if self._failing:
+        if self.obstacle:
             self._report("dispatching works again")
-            self._failing = ""
+            self.obstacle = ""
         self._retry_ns = 0
         self._reput_from = reached
         failpoint("batch_dispatched")
@@ -149,8 +149,8 @@ class ReputMessageService:
 
     def _fail(self, why: str) -> None:
         """Derived data can wait: puts go on, and it is tried again each second."""
-        if why != self._failing:
-            self._failing = why
+        if why != self.obstacle:
+            self.obstacle = why
             self._report(f"queues and index stand still: {why}")
         line = self._control.workers[native.REPUTTER]
         native.store(line, "error_count", native.load(line, "error_count") + 1)

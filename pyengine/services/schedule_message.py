@@ -131,6 +131,8 @@ class ScheduleMessageService:
         self._save_due_ns = 0
         self._written: dict[int, int] = {}
         self._said = ""
+        self._waits_for = ""
+        self._unsaved = ""
         self._producer: Producer | None = None
         self._used_ns = 0
         self._retry_ns = 0
@@ -167,6 +169,7 @@ class ScheduleMessageService:
             try:
                 more = self._deliver_levels()
                 self._be_ready()
+                self._waits_for = self._waits_for if self._retry_ns else ""
             except EngineError as error:  # a folder or a file that cannot be read now
                 self._wait_with(str(error))
         else:
@@ -178,6 +181,11 @@ class ScheduleMessageService:
         if self._producer is not None and not more and now_ns >= self._used_ns + SESSION_IDLE_NS:
             self._end_session()
         return more and not self._retry_ns
+
+    @property
+    def obstacle(self) -> str:
+        """What delayed messages wait for, or why it cannot be noted how far they are delivered."""
+        return self._waits_for or self._unsaved
 
     def pause_s(self) -> float:
         if self._is_idle:
@@ -390,9 +398,12 @@ class ScheduleMessageService:
 
     def _wait_with(self, why: str) -> None:
         self._retry_ns = self._clock_ns() + RETRY_NS
-        if why != self._said and self._memory.state == native.STATE_RUNNING:
+        if self._memory.state != native.STATE_RUNNING:
+            return
+        self._waits_for = f"delayed messages wait: {why}"
+        if why != self._said:
             self._said = why
-            self._report(f"delayed messages wait: {why}")
+            self._report(self._waits_for)
 
     # ---- session ----------------------------------------------------------------
 
@@ -434,11 +445,12 @@ class ScheduleMessageService:
             self._offsets.write(table)
         except DiskError as error:
             self._save_due_ns = self._clock_ns() + self._save_interval_ns
-            if str(error) != self._said:
-                self._said = str(error)
-                self._report(f"how far delayed messages are delivered cannot be noted: {error}; "
-                             "after a crash they are delivered again from the last note on")
+            said, self._unsaved = self._unsaved, (f"how far delayed messages are delivered cannot be noted: {error}; "
+                                                  "after a crash they are delivered again from the last note on")
+            if said != self._unsaved:
+                self._report(self._unsaved)
             return False
         failpoint("deliveries_noted")
         self._written = table
+        self._unsaved = ""
         return True

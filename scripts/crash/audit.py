@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -63,8 +63,8 @@ def still_kept(store: Path, rows: Sequence[dict]) -> list[dict]:
     return [row for row in rows if is_kept(row)]
 
 
-def audit(store: Path, rows: Sequence[dict], level: str = "committed") -> Audit:
-    """Reads every queue to its end and looks up every acknowledged message there."""
+def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: Collection[str] | None = None) -> Audit:
+    """Reads every queue (of `topics` only, if given) to its end and looks up every acknowledged message there."""
     found = Audit(acknowledged=len(rows))
     promised = {(row["topic"], row["queue_id"], row["queue_offset"]): row for row in rows}
     if len(promised) != len(rows):
@@ -73,7 +73,7 @@ def audit(store: Path, rows: Sequence[dict], level: str = "committed") -> Audit:
     seen: set[tuple[str, int]] = set()
     with pyengine.open_store(store) as reader:
         for topic, queue_ids in reader.topics().items():
-            for queue_id in queue_ids:
+            for queue_id in queue_ids if topics is None or topic in topics else ():
                 at, end = reader.queue_range(topic, queue_id)
                 while at < end:
                     got = reader.get_message(topic, queue_id, at, max_messages=PULL, level=level)

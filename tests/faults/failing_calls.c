@@ -1,7 +1,10 @@
-/* failing_calls.c - LD_PRELOAD shim: one chosen system call on the files below a folder fails, once.
+/* failing_calls.c - LD_PRELOAD shim: chosen system calls on the files below some folders fail.
  *
- * For tests only. fail_at(folder, call, n, error) arms it: the n-th such call from now on (from 1) fails with that
- * errno; SHORT instead lets a write take half of its bytes. fail_count() tells how many came. Nothing is armed at first.
+ * For tests only. Nothing is armed at first; SHORT as errno lets a write take half of its bytes. Two ways to arm it:
+ * In the process itself, fail_at(folder, call, n, error): the n-th such call from now on (from 1) fails, once;
+ * fail_count() tells how many came. From outside, while it runs: the file that PYENGINE_FAILING_PLAN names holds a
+ * struct plan (failing_engine.py writes it), folders are those of PYENGINE_FAILING_FOLDERS, parted by colons. Each
+ * process looks there whether it is meant (`kind`: X of `-m workers.X`) and counts in it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -9,7 +12,9 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -18,29 +23,62 @@
 #define SHORT (-1)
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
-static char root[PATH_MAX], call[32];
-static size_t root_length;
-static long wanted, count;
-static int wanted_error;
+struct plan {
+	char kind[32];
+	char call[32];
+	int64_t first; /* the first call to fail, from 1; 0: nothing is armed */
+	int64_t last;
+	int64_t came;
+	int64_t failed;
+	int32_t error;
+};
+
+static char folders[2 * PATH_MAX], kind[32];
+static struct plan own_plan, *plan = &own_plan;
+
+__attribute__((constructor)) static void find_plan(void)
+{
+	const char *path = getenv("PYENGINE_FAILING_PLAN"), *below = getenv("PYENGINE_FAILING_FOLDERS");
+	char line[4096] = {0};
+	int fd = path ? REAL(openat64)(AT_FDCWD, path, O_RDWR | O_CLOEXEC) : -1;
+	if (fd < 0 || !below)
+		return;
+	struct plan *shared = REAL(mmap64)(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	close(fd);
+	fd = REAL(openat64)(AT_FDCWD, "/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+	const ssize_t n = read(fd, line, sizeof line - 1);
+	close(fd);
+	for (char *word = line; word < line + n; word += strlen(word) + 1)
+		if (!strncmp(word, "workers.", 8))
+			snprintf(kind, sizeof kind, "%s", word + 8);
+	snprintf(folders, sizeof folders, "%s", below);
+	if (shared != MAP_FAILED)
+		plan = shared;
+}
 
 void fail_at(const char *folder, const char *name, long n, int error)
 {
-	snprintf(root, sizeof root, "%s", folder);
-	root_length = strlen(root);
-	snprintf(call, sizeof call, "%s", name);
-	wanted = n;
-	wanted_error = error;
-	count = 0;
+	snprintf(folders, sizeof folders, "%s", folder);
+	memset(plan, 0, sizeof *plan);
+	snprintf(plan->call, sizeof plan->call, "%s", name);
+	plan->error = error;
+	plan->first = plan->last = n;
 }
 
 long fail_count(void)
 {
-	return count;
+	return plan->came;
 }
 
-static int below_root(const char *path)
+static int below(const char *path)
 {
-	return root_length && !strncmp(path, root, root_length) && (path[root_length] == '/' || !path[root_length]);
+	for (const char *folder = folders; *folder; folder += *folder == ':') {
+		const size_t length = strcspn(folder, ":");
+		if (!strncmp(path, folder, length) && (path[length] == '/' || !path[length]))
+			return 1;
+		folder += length;
+	}
+	return 0;
 }
 
 static int own(int fd)
@@ -52,23 +90,32 @@ static int own(int fd)
 	if (n < 0)
 		return 0;
 	path[n] = 0;
-	return below_root(path);
+	return below(path);
 }
 
 static int own_path(int folder, const char *path)
 {
-	return path[0] == '/' || folder == AT_FDCWD ? below_root(path) : own(folder);
+	return path[0] == '/' || folder == AT_FDCWD ? below(path) : own(folder);
+}
+
+static int armed(const char *name)
+{
+	return __atomic_load_n(&plan->first, __ATOMIC_ACQUIRE) && !strcmp(name, plan->call) && !strcmp(plan->kind, kind);
 }
 
 /* The error that this call is to end with, 0 for none. */
-static int due(const char *name)
+static int due(void)
 {
-	return wanted && !strcmp(name, call) && ++count == wanted ? wanted_error : 0;
+	const int64_t n = __atomic_add_fetch(&plan->came, 1, __ATOMIC_RELAXED);
+	if (n < plan->first || n > plan->last)
+		return 0;
+	__atomic_add_fetch(&plan->failed, 1, __ATOMIC_RELAXED);
+	return plan->error;
 }
 
 #define FAILS(name, mine)                        \
 	do {                                     \
-		int error_ = wanted && !strcmp(name, call) && (mine) ? due(name) : 0; \
+		int error_ = armed(name) && (mine) ? due() : 0; \
 		if (error_) {                    \
 			errno = error_;          \
 			return -1;               \
@@ -97,7 +144,7 @@ OPEN(openat64, FOLDER_ARGUMENT, folder)
 
 ssize_t pwrite64(int fd, const void *bytes, size_t n, off64_t at)
 {
-	int error = wanted && !strcmp(call, "pwrite") && own(fd) ? due("pwrite") : 0;
+	int error = armed("pwrite") && own(fd) ? due() : 0;
 	if (error > 0) {
 		errno = error;
 		return -1;
@@ -108,7 +155,7 @@ ssize_t pwrite(int fd, const void *bytes, size_t n, off_t at) { return pwrite64(
 
 ssize_t write(int fd, const void *bytes, size_t n)
 {
-	int error = wanted && !strcmp(call, "write") && own(fd) ? due("write") : 0;
+	int error = armed("write") && own(fd) ? due() : 0;
 	if (error > 0) {
 		errno = error;
 		return -1;
@@ -137,7 +184,7 @@ int ftruncate(int fd, off_t size) { return ftruncate64(fd, size); }
 
 int posix_fallocate64(int fd, off64_t at, off64_t n)
 {
-	int error = wanted && !strcmp(call, "fallocate") && own(fd) ? due("fallocate") : 0;
+	int error = armed("fallocate") && own(fd) ? due() : 0;
 	return error ? error : REAL(posix_fallocate64)(fd, at, n);
 }
 int posix_fallocate(int fd, off_t at, off_t n) { return posix_fallocate64(fd, at, n); }
@@ -180,7 +227,7 @@ int rmdir(const char *path) { return unlinkat(AT_FDCWD, path, AT_REMOVEDIR); }
 
 void *mmap64(void *at, size_t n, int protection, int flags, int fd, off64_t from)
 {
-	int error = wanted && !strcmp(call, "mmap") && fd >= 0 && own(fd) ? due("mmap") : 0;
+	int error = armed("mmap") && fd >= 0 && own(fd) ? due() : 0;
 	if (error) {
 		errno = error;
 		return MAP_FAILED;
@@ -188,3 +235,10 @@ void *mmap64(void *at, size_t n, int protection, int flags, int fd, off64_t from
 	return REAL(mmap64)(at, n, protection, flags, fd, from);
 }
 void *mmap(void *at, size_t n, int protection, int flags, int fd, off_t from) { return mmap64(at, n, protection, flags, fd, from); }
+
+/* No file tells whose memory it is: every one of the process counts. */
+int mlock(const void *at, size_t n)
+{
+	FAILS("mlock", 1);
+	return REAL(mlock)(at, n);
+}

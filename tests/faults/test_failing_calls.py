@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from faults.failing_calls import build_shim
 from pyengine.errors import ExitCode
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.recovery import recover
 
-SOURCE = Path(__file__).with_name("failing_calls.c")
+RIG = Path(__file__).with_name("fail_each_call.py")
 CALLS = ("open", "pwrite", "write", "fsync", "ftruncate", "fallocate", "link", "rename", "mkdir", "unlink", "mmap")
 SHORT_FORM = [[call, "ENOSPC" if call in ("fallocate", "link", "mkdir") else "EIO"] for call in CALLS] + [["pwrite", "SHORT"], ["write", "SHORT"]]
 FIRST_CALLS = 3
@@ -24,10 +25,7 @@ LONG_FORM = [[call, name] for call in CALLS for name in ("EIO", "ENOSPC", "EROFS
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    library = tmp_path_factory.mktemp("shim") / "failing.so"
-    command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return library
+    return build_shim(tmp_path_factory.mktemp("shim"))
 
 
 @pytest.fixture
@@ -42,7 +40,7 @@ def killed(build_store):
 
 def fail_each(shim, store, folder, cases, limit) -> list[dict]:
     sources = Path(__file__).parents[2]
-    command = [sys.executable, "-P", str(SOURCE.with_name("fail_each_call.py")), str(store.root), str(folder), json.dumps(cases), str(limit)]
+    command = [sys.executable, "-P", str(RIG), str(store.root), str(folder), json.dumps(cases), str(limit)]
     environ = os.environ | {"LD_PRELOAD": str(shim), "PYTHONPATH": str(sources), "NO_COLOR": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=7000)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -6,6 +6,9 @@ import json
 import os
 import shutil
 
+import pytest
+
+from pyengine.errors import DiskError
 from pyengine.ipc import engine_id
 from pyengine.ipc.engine_id import engine_id_path, ensure_engine_id, raise_epoch, read_engine_id, read_epoch
 
@@ -70,3 +73,14 @@ def test_epochs_grow_and_survive_the_loss_of_the_file(root):
     assert read_epoch(root) == 2, "the backup is one behind"
     assert raise_epoch(root) == 3
     assert read_epoch(root) == 3
+
+
+def test_an_epoch_that_cannot_be_read_now_is_no_epoch_of_0(root, monkeypatch):
+    raise_epoch(root)
+
+    def fails(path):
+        raise OSError(24, "Too many open files", str(path))
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", fails)
+    with pytest.raises(DiskError, match="cannot read .*epoch: Too many open files"):
+        raise_epoch(root)

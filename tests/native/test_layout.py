@@ -40,6 +40,8 @@ STRUCTS = {
     "struct ms_topic_count": lib.MS_TOPIC_STATS_LAYOUT_VERSION,
     "struct ms_replication": lib.MS_REPLICATION_LAYOUT_VERSION,
     "struct ms_link": lib.MS_REPLICATION_LAYOUT_VERSION,
+    "struct ms_obstacles": lib.MS_OBSTACLES_LAYOUT_VERSION,
+    "struct ms_obstacle": lib.MS_OBSTACLES_LAYOUT_VERSION,
 }
 
 

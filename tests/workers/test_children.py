@@ -14,9 +14,10 @@ import pytest
 
 from fix_owner import CHECKOUT
 from pyengine.native import control as native
+from pyengine.native import obstacles
 from waiting import eventually
 from workers.children import Children, child_environment
-from workers.kinds import KINDS
+from workers.kinds import KINDS, WorkerExit
 
 FLUSHER = next(kind for kind in KINDS if kind.number == native.FLUSHER)
 COMMITTER = next(kind for kind in KINDS if kind.number == native.COMMITTER)
@@ -114,6 +115,27 @@ def test_a_worker_that_cannot_come_up_halts_instead_of_being_tried_for_ever(rig)
     made.go_until(lambda: made.children.halted, "halted")
     assert made.children.halted.startswith("the committer cannot start")
     assert native.load(line(made, COMMITTER), "restarts") == 0
+
+
+def test_a_worker_that_lacks_room_or_descriptors_is_tried_for_as_long_as_it_takes(rig, monkeypatch):
+    """Six times, where five boot failures of another cause halt the engine; and status knows."""
+    monkeypatch.setattr("workers.kinds.RESTART_PAUSE_S_STEP", 0.0)
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    real, left = subprocess.Popen, iter(range(6))
+
+    def popen(command, **named):
+        for _ in left:
+            return real([sys.executable, "-c", f"raise SystemExit({int(WorkerExit.NOT_NOW)})"], **named)
+        return real(command, **named)
+
+    monkeypatch.setattr("workers.children.subprocess.Popen", popen)
+    os.kill(native.load(line(made), "pid"), signal.SIGKILL)
+    made.go_until(lambda: native.load(line(made), "restarts") == 7, "tried again")
+    assert "exit code 75" in obstacles.read(made.owner.memory.obstacles, native.SUPERVISOR) and not made.children.halted
+    made.go_until(lambda: made.children.all_ready, "ready again")
+    assert obstacles.read(made.owner.memory.obstacles, native.SUPERVISOR) == ""
 
 
 def test_a_living_worker_of_somebody_else_is_adopted(rig):

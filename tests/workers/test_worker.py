@@ -16,7 +16,9 @@ from fix_owner import CHECKOUT
 from waiting import eventually
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
+from pyengine.native import obstacles
 from workers.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
+from workers.worker import say
 
 KIND = native.CLEANER
 # A worker whose service counts rounds and drains three times; it fails as the second argument says.
@@ -29,10 +31,15 @@ class Service:
     def __init__(self, attached):
         if how == "fail-boot":
             raise DiskError("no disk today")
+        if how == "fail-boot-full":
+            raise DiskError("no room today", errno=28)
         self.left = 3
     def work(self):
         if how == "fail-work":
             raise ValueError("a defect")
+        if how == "fail-work-files":
+            raise OSError(24, "Too many open files", "somewhere")
+        self.obstacle = "something in the way" if how == "fail-slow" else ""
         return False
     def pause_s(self):
         return 0.05
@@ -97,14 +104,38 @@ def test_a_retired_engine_ends_its_workers(make_owner):
 @pytest.mark.parametrize(("how", "code", "says", "state"), [
     ("fail-boot", WorkerExit.BOOT_FAILED, "cannot start: no disk today", native.WORKER_FAILED),
     ("fail-work", 1, "a defect", native.WORKER_FAILED),
+    ("fail-boot-full", WorkerExit.NOT_NOW, "cannot start: no room today", native.WORKER_FAILED),
+    ("fail-work-files", WorkerExit.NOT_NOW, "Too many open files: somewhere", native.WORKER_FAILED),
 ])
 def test_a_worker_that_fails_says_why(make_owner, how, code, says, state):
     owner = make_owner()
     owner.publish()
     child = owner.spawn("", how, script=SCRIPT)
     assert child.wait(timeout=30) == code
-    assert says in child.stderr.read()
+    said = child.stderr.read()
+    assert says in said and ("Traceback" in said) == (code == 1)
     assert native.load(owner.worker(KIND), "state") == state
+    assert says in obstacles.read(owner.memory.obstacles, KIND)
+
+
+def test_a_worker_says_what_keeps_it_from_its_work(make_owner):
+    owner = make_owner()
+    owner.publish()
+    owner.spawn("", "fail-slow", script=SCRIPT)
+    eventually(lambda: obstacles.read(owner.memory.obstacles, KIND) == "something in the way", "said")
+
+
+def test_a_log_that_cannot_be_written_stops_nobody(monkeypatch):
+    asked = []
+
+    class Full:
+        def write(self, text):
+            asked.append(text)
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    say(KIND, "the disk is full")
+    assert asked
 
 
 def untouched(owner):

@@ -1,0 +1,15 @@
+#ifndef MS_OBSTACLES_H
+#define MS_OBSTACLES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "obstacles.cdef.h"
+
+#define MS_OBSTACLES_MAGIC 0x4d534f4253544143ull /* "MSOBSTAC" */
+
+_Static_assert(offsetof(struct ms_obstacles, worker) == 128, "lines behind the head");
+_Static_assert(sizeof(struct ms_obstacle) == 512, "a worker has cache lines of its own");
+_Static_assert(sizeof(((struct ms_obstacle *)0)->text) == MS_OBSTACLE_TEXT_BYTES, "text");
+
+#endif

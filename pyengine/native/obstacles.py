@@ -1,0 +1,52 @@
+"""What keeps each worker from its work, in shared memory (csrc/obstacles.cdef.h)."""
+
+from __future__ import annotations
+
+import errno
+
+from pyengine._native import ffi, lib
+from pyengine.errors import EngineUnavailableError
+
+OBSTACLES_BYTES: int = lib.ms_obstacles_bytes()
+LAYOUT_VERSION: int = lib.MS_OBSTACLES_LAYOUT_VERSION
+TEXT_BYTES: int = lib.MS_OBSTACLE_TEXT_BYTES
+
+
+def view(memory) -> object:
+    """`struct ms_obstacles *` over a mapping that the caller keeps alive, not yet checked."""
+    return ffi.cast("struct ms_obstacles *", ffi.from_buffer(memory))
+
+
+def private() -> object:
+    """Lines of this process alone, for a worker that finds no shared ones."""
+    obstacles = ffi.new("struct ms_obstacles *")
+    lib.ms_obstacles_format(obstacles)
+    return obstacles
+
+
+def format_obstacles(obstacles) -> None:
+    """The supervisor, over zeros: nothing is in anybody's way."""
+    lib.ms_obstacles_format(obstacles)
+
+
+def check(obstacles, mapped_bytes: int) -> None:
+    """EngineUnavailableError, naming what is wrong, unless this is a whole object of our layout."""
+    code = lib.ms_obstacles_check(obstacles, mapped_bytes)
+    if code == -errno.EBADMSG:
+        raise EngineUnavailableError(
+            f"the workers' obstacles have another layout than {LAYOUT_VERSION}: use the version of the running engine")
+    if code:
+        raise EngineUnavailableError("the workers' obstacles are too short or not ours")
+
+
+def say(obstacles, kind: int, text: str) -> None:
+    """The worker of that kind: what keeps it from its work, "" for nothing any more."""
+    data = text.replace("\0", " ").encode("utf-8", "replace")[: TEXT_BYTES - 1].decode("utf-8", "ignore").encode()
+    lib.ms_obstacle_say(obstacles, kind, data)
+
+
+def read(obstacles, kind: int) -> str:
+    """What that worker said last."""
+    into = ffi.new("char[]", TEXT_BYTES)
+    lib.ms_obstacle_read(obstacles, kind, into)
+    return ffi.string(into).decode("utf-8", "replace")

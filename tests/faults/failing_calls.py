@@ -1,0 +1,17 @@
+"""Builds failing_calls.c, under which chosen system calls fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("failing_calls.c")
+
+
+def build_shim(folder: Path) -> Path:
+    """CalledProcessError carries the compiler's words."""
+    library = folder / "failing.so"
+    command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return library

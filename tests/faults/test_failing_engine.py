@@ -1,0 +1,94 @@
+"""A failing disk under a running engine: a clear reason, no false acknowledgement, and afterwards everything goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from faults.failing_calls import build_shim
+
+RIG = Path(__file__).with_name("fail_engine.py")
+CHECKOUT = Path(__file__).parents[2]
+# One of each sort: a log that cannot be opened, made, noted, dispatched, synced.
+SHORT_FORM = [
+    ["writer", "open", "EMFILE", "once"],
+    ["allocator", "fallocate", "ENOSPC", "lasting"],
+    ["checkpointer", "rename", "EIO", "once"],
+    ["reputter", "pwrite", "ENOSPC", "lasting"],
+    ["flusher", "fsync", "EIO", "once"],
+]
+CALLS_OF = {
+    "writer": ("open", "pwrite", "mmap", "mlock"),
+    "committer": ("open", "pwrite", "mmap"),
+    "flusher": ("open", "fsync", "mmap"),
+    "reputter": ("open", "pwrite", "fallocate", "mmap", "ftruncate", "link", "mkdir", "fsync"),
+    "allocator": ("open", "fallocate", "ftruncate", "fsync", "link", "mmap"),
+    "checkpointer": ("open", "write", "fsync", "rename", "link", "mmap"),
+    "scheduler": ("open", "mmap", "write", "fsync", "rename", "link"),
+    "cleaner": ("open", "unlink", "fsync", "fallocate"),
+    "supervisor": ("open", "fallocate", "mmap", "write"),
+}
+ERRORS = ("EIO", "ENOSPC", "EROFS", "EINTR", "EMFILE", "ENOMEM")
+WITH_SHORT = ("pwrite", "write")
+START_CALLS = ("open", "fallocate", "mmap", "mkdir", "fsync", "pwrite", "write", "link", "rename", "unlink", "ftruncate")
+N_LONG = 8
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    return build_shim(tmp_path_factory.mktemp("shim"))
+
+
+def fail_engine(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int, seed: str) -> list[dict]:
+    """The rig's rows; the last one is its summary."""
+    path = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "scripts", CHECKOUT / "tests")))
+    command = [sys.executable, "-P", str(RIG), str(shim), str(folder), mode, json.dumps(cases), str(limit), seed]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=10_000)
+    print(done.stdout[-8000:], done.stderr[-4000:])
+    assert done.returncode == 0
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def held(rows: list[dict]) -> dict:
+    """The summary, once nothing was wrong."""
+    *rows, last = rows
+    bad = [(row["kind"], row["call"], row["errno"], row["how"], row["n"], row["bad"]) for row in rows if row["bad"]]
+    assert (bad, last["summary"]["bad"]) == ([], [])
+    return last["summary"]
+
+
+def test_a_disk_that_fails_is_told_and_survived(shim, tmp_path, seed):
+    rows = fail_engine(shim, tmp_path, "sync", SHORT_FORM, 1, seed)
+    summary = held(rows)
+    assert all(row["came"] for row in rows[:-1]) and summary["acknowledged"] > 0 and summary["restarts"] == 1
+    assert [row["kind"] for row in rows[:-1] if row["read_only"]] == ["flusher"]
+    assert "allocator: cannot make the next segment" in rows[1]["reason"] and "the disk is full" in rows[1]["reason"]
+    assert "reputter: write queue" in rows[3]["reason"] and "No space left" in rows[3]["reason"]
+    assert "read-only from now on" in rows[4]["reason"] and "Input/output error" in rows[4]["reason"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(10_000)
+@pytest.mark.parametrize("kind", CALLS_OF)
+@pytest.mark.parametrize("mode", ["sync", "async", "pool"])
+def test_every_call_of_every_worker_fails_in_turn(shim, tmp_path, seed, mode, kind):
+    if kind == "committer" and mode != "pool":
+        pytest.skip("a committer runs in pool mode only")
+    cases = [[kind, call, name, how] for call in CALLS_OF[kind] for name in (*ERRORS, *(("SHORT",) if call in WITH_SHORT else ()))
+             for how in ("once", "lasting") if how == "once" or name in ("ENOSPC", "EMFILE")]
+    held(fail_engine(shim, tmp_path, mode, cases, N_LONG, seed))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(10_000)
+@pytest.mark.parametrize("how", ["start", "stop"])
+def test_every_call_of_a_start_and_a_stop_fails_in_turn(shim, tmp_path, seed, how):
+    cases = [["supervisor", call, name, how] for call in START_CALLS for name in ("EIO", "ENOSPC")]
+    cases += [[kind, call, "EMFILE" if call == "open" else "EIO", how] for kind, calls in CALLS_OF.items()
+              if kind not in ("supervisor", "committer") for call in calls]
+    held(fail_engine(shim, tmp_path, "async", cases, N_LONG, seed))
