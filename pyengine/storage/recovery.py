@@ -1,6 +1,7 @@
 """Bring a stopped store to order: the conductor (DefaultMessageStore.recover; docs/recovery.md).
 
     look      refuse what RocketMQ would refuse; nothing is changed
+    cut       finish a cut of the log that was decided before (storage/cut_log.py)
     decide    end of the log, queues to cut, index files to drop, where to dispatch from
     degraded? damage below our own watermark: report it, change nothing
     spares    segments of zeros behind the end: on a full disk they are room for the rest
@@ -33,6 +34,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import abort_file_exists, remove_abort_file
+from pyengine.storage.cut_log import carry_out_cut, read_cut
 from pyengine.storage.dispatch_start import dispatch_start, record_start
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
 from pyengine.storage.durable_writes import being_written, sync_file, write_at
@@ -146,6 +148,7 @@ class _Recovery:
         self._quarantine = Quarantine(root)
         self._notes: list[str] = []
         self._dispatched_from: int | None = None
+        self._was_cut = False
 
     def run(self, shared: SharedState | None, accept_loss: bool) -> RecoveryReport:
         if not _looks_like_a_store(self._paths):
@@ -155,6 +158,11 @@ class _Recovery:
         segments = list_log(self._root, size_bytes)
         if not accept_loss:
             require_all_folders(self._root, segments, size_bytes)
+        cut = read_cut(self._root)
+        if cut is not None:
+            self._notes.append(carry_out_cut(self._root, size_bytes, cut, self._quarantine, self._on_step))
+            self._was_cut, shared = True, None
+            segments, reading = list_log(self._root, size_bytes), read_watermark(self._root)
         log = LogView(
             segments,
             size_bytes,
@@ -237,6 +245,7 @@ class _Recovery:
         end = plan.log.end_offset
         has_work = (
             plan.path is RecoveryPath.ABNORMAL
+            or self._was_cut
             or plan.log.changes_something
             or any(cut.changes_something for cut in plan.cuts)
             or bool(plan.index.deleted)
