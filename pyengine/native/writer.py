@@ -20,6 +20,9 @@ SCRATCH_BYTES_MIN = 2 * 1024 * 1024
 STAGE_BYTES = 8 * 1024 * 1024  # at least, and the largest record fits: none is written in pieces
 RECORD_ALLOWANCE_BYTES: int = lib.MS_RECORD_ALLOWANCE_BYTES
 
+REFUSED_OFFSET: int = lib.MS_REFUSED_OFFSET
+REFUSED_RAW: int = lib.MS_REFUSED_RAW
+
 # What each refusal says to the user (MS_REFUSED_*): the sentence tells what to change.
 REFUSALS: dict[int, str] = {
     lib.MS_REFUSED_NO: "",

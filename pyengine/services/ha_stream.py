@@ -3,7 +3,7 @@
     cutter = FrameCutter(segment_bytes)
     stream = RecordStream(begin, own_end, log, segment_bytes, entry_bytes_max)
     for offset, piece in cutter.feed(bytes off the wire): stream.take(offset, piece)
-    while (run := stream.whole()): append it ...; stream.drop(run)
+    while (run := stream.whole()): append it ...; stream.drop(run.end)
 
 Pure: no socket, no clock, no store but the own log, which is read. Bytes below the own
 end are compared with it, bytes beyond are kept until they make whole records: lengths,
@@ -156,15 +156,14 @@ class RecordStream:
             return None
         return Run(self._base, self._checked, memoryview(self._buffer)[: self._checked - self._base])
 
-    def drop(self, run: Run) -> None:
-        """A run was appended: its bytes go, and `own_end` moves behind it."""
-        run.records.release()
-        size = run.end - self._base
-        rest = self._filled - run.end
+    def drop(self, end: int) -> None:
+        """A run was appended, up to there: its bytes go, and `own_end` moves behind it."""
+        size = end - self._base
+        rest = self._filled - end
         self._buffer[:rest] = self._buffer[size : size + rest]
-        self._base = run.end
-        self.own_end = run.end
-        self._closed = False
+        self._base = self.own_end = end
+        if end == self._checked:
+            self._closed = False
 
     # ---- below the own end ------------------------------------------------------
 

@@ -1,0 +1,110 @@
+"""A master in a thread of the test: it holds bytes, speaks the wire like RocketMQ or like this engine, and can misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+
+from pyengine.formats.ha_wire import REPORT_BYTES, frame_bounds, pack_header, unpack_report
+
+ROCKETMQ = "rocketmq"
+OURS = "ours"
+
+
+class ScriptedMaster:
+    """Serves [min_offset, min_offset + len(content)), one slave at a time.
+
+    `manner`: RocketMQ answers any first report, with heartbeats alone where it has nothing; this
+    engine names its end or its beginning and closes. `reports` are all that came, by
+    connection. Before each frame `script(master, sock, offset, body)` may send something else
+    instead (then it returns True).
+    """
+
+    def __init__(self, content: bytes, segment_bytes: int, manner: str, *, min_offset: int = 0, frame_bytes: int = 1000,
+                 heartbeat_s: float = 0.02, script=None) -> None:
+        self.content = bytearray(content)
+        self.min_offset = min_offset
+        self.segment_bytes = segment_bytes
+        self.manner = manner
+        self.frame_bytes = frame_bytes
+        self.heartbeat_s = heartbeat_s
+        self.script = script
+        self.is_silent = False
+        self.reports: list[list[int]] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._going = True
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def end(self) -> int:
+        return self.min_offset + len(self.content)
+
+    @property
+    def last_report(self) -> int:
+        return self.reports[-1][-1] if self.reports and self.reports[-1] else -1
+
+    def _serve(self) -> None:
+        while self._going:
+            if not select.select([self._listening], [], [], 0.02)[0]:
+                continue
+            connected, _ = self._listening.accept()
+            self.reports.append([])
+            with connected, contextlib.suppress(OSError):
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._follow(connected)
+
+    def _follow(self, connected: socket.socket) -> None:
+        position, half = -1, b""
+        heard_s = 0.0
+        while self._going:
+            if select.select([connected], [], [], 0 if position >= 0 else 0.02)[0]:
+                data = connected.recv(4096)
+                if not data:
+                    return
+                half += data
+                while len(half) >= REPORT_BYTES:
+                    self.reports[-1].append(unpack_report(half))
+                    half = half[REPORT_BYTES:]
+            if self.is_silent or not self.reports[-1]:
+                continue
+            if position < 0:
+                position = self.reports[-1][0]
+                if position == 0:
+                    position = max(self.min_offset, self.end - self.end % self.segment_bytes)
+                elif self.manner == OURS and not self.min_offset <= position <= self.end:
+                    connected.sendall(pack_header(self.end if position > self.end else self.min_offset, 0))
+                    return
+                if self.manner == OURS and position == self.end:
+                    connected.sendall(pack_header(position, 0))
+                heard_s = time.monotonic()
+            if self.min_offset <= position < self.end:
+                for header in frame_bounds(position, self.end, self.frame_bytes, self.segment_bytes):
+                    at = header.offset - self.min_offset
+                    body = bytes(self.content[at : at + header.size_bytes])
+                    if self.script is None or not self.script(self, connected, header.offset, body):
+                        connected.sendall(pack_header(*header) + body)
+                    position = header.offset + header.size_bytes
+                if self.manner == OURS:
+                    connected.sendall(pack_header(position, 0))
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > self.heartbeat_s:
+                connected.sendall(pack_header(position, 0))
+                heard_s = time.monotonic()
+            else:
+                select.select([connected], [], [], self.heartbeat_s / 4)
+
+    def close(self) -> None:
+        self._going = False
+        self._thread.join()
+        self._listening.close()
+
+    def __enter__(self) -> ScriptedMaster:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
