@@ -3,7 +3,8 @@
 `load_config(root)` reads all sources and gives an EngineConfig that remembers where
 each value came from. A store's file sizes are fixed at creation: they stand in its
 engine.toml, or, for a store that RocketMQ made, are worked out from its files; any
-other value for them is refused. Nothing here writes but `keep_sizes`.
+other value for them is refused. Nothing here writes but `keep_sizes` and
+`set_in_file`.
 
 Names: RocketMQ's in snake_case with the unit appended, or RocketMQ's own camelCase
 key (`mapedFile...` and `mappedFile...` alike). Case, `_`, `-` and `.` do not matter,
@@ -132,8 +133,6 @@ def load_config(
 
 def read_file(path: Path) -> dict[str, Value]:
     """The settings in an engine.toml; empty if there is no such file. Keys are flat: a table is refused."""
-    import tomllib
-
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
@@ -142,6 +141,13 @@ def read_file(path: Path) -> dict[str, Value]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    return read_text(text, path)
+
+
+def read_text(text: str, path: Path) -> dict[str, Value]:
+    """The settings in the text of an engine.toml; ConfigError names `path`."""
+    import tomllib
+
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -182,6 +188,33 @@ def keep_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
     fresh = heading + write_toml(missing) + kept_heading + write_toml(kept)
     write_config(path, (fresh + ("\n" if lines else "") + "".join(lines)).encode())
     return True
+
+
+def set_in_file(path: Path, values: Mapping[str, Value], without: tuple[str, ...] = ()) -> None:
+    """Let an engine.toml say `values`, and nothing of the settings in `without`; all else stays as the user wrote it.
+
+    A crash leaves the old file or the new one. ConfigError where the file is written in a way that
+    cannot be changed line by line: nothing is changed then.
+    """
+    from pyengine.storage.new_file import write_config
+
+    present = read_file(path)
+    gone = values.keys() | set(without)
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = [line for line in text.splitlines(keepends=True) if _name_of_line(line) not in gone]
+    if lines and not lines[-1].endswith("\n"):
+        lines.append("\n")
+    changed = "".join(lines) + write_toml(values)
+    wanted = {name: value for name, value in present.items() if name not in gone} | dict(values)
+    try:
+        same = read_text(changed, path) == wanted
+    except ConfigError:
+        same = False
+    if not same:
+        raise ConfigError(f"{path} is written in a way that this command does not change: let it say "
+                          + ", ".join(f"{name} = {value}" for name, value in values.items())
+                          + "".join(f", leave {name} out" for name in without))
+    write_config(path, changed.encode())
 
 
 def _name_of_line(line: str) -> str | None:

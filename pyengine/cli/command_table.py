@@ -22,6 +22,7 @@ COMMANDS = (
     Row("status", "pyengine.cli.status", "status", "Run a store"),
     Row("top", "pyengine.cli.top", "top", "Run a store"),
     Row("metrics", "pyengine.cli.metrics", "metrics", "Run a store"),
+    Row("promote", "pyengine.cli.promote", "promote", "Run a store"),
     Row("clean", "pyengine.cli.clean", "clean", "Run a store"),
     Row("put", "pyengine.cli.put", "put", "Write and read"),
     Row("ingest", "pyengine.cli.ingest", "ingest", "Write and read"),

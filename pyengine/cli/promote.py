@@ -1,0 +1,194 @@
+"""`pyengine promote`: make a slave the master."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyengine.cli import output
+from pyengine.cli.how_started import Start, StartedBy, how_started
+from pyengine.cli.options import existing_store, store_command
+from pyengine.config import config_path, load_config, set_in_file
+from pyengine.errors import EngineError, StoreBusyError
+from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory
+from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.store_lock import Ownership, StoreLock, living_kinds
+from pyengine.native import control as native
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+
+SLAVE = "SLAVE"
+LOOK_S = 0.05
+STILL_S = 0.5          # a slave that gets nothing for so long, although it is linked, has everything
+UNLINKED_WAIT_S = 1.0  # for the writer to append what had arrived before the master was lost
+OF_A_SLAVE = ("broker_role", "ha_master_address")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a slave is. `master_end`: the newest that was heard of its master since it started, 0 nothing."""
+
+    linked: bool
+    end: int
+    master_end: int
+
+    @property
+    def missing_bytes(self) -> int:
+        return max(0, self.master_end - self.end)
+
+
+@click.command()
+@store_command
+@click.option("--role", type=click.Choice(["ASYNC_MASTER", "SYNC_MASTER"]), default="ASYNC_MASTER", show_default=True,
+              help="What it becomes.")
+@click.option("--force", is_flag=True, help="Also where bytes of its master are known to be missing, or still arrive.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=10.0, show_default=True,
+              help="Longest wait for a slave that is still getting bytes, in seconds.")
+def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, force: bool, timeout_s: float) -> None:
+    """Turn a slave into a master, which takes puts.
+
+    A stopped slave gets its new role in config/engine.toml, and its master's address is
+    taken out. One that runs is stopped in order and started again with the settings it
+    had. It must have everything that is known of its master's log; nobody can tell what a
+    lost master had beyond that. Nothing makes the old master a slave, or stops it: look
+    that it takes no more puts. docs/replication.md has the way back.
+
+    Exit codes: 0 it is a master now; 1 refused, or its engine could not be started again;
+    5 it runs under systemd, in the foreground, or embedded in a program: the sentence
+    says what to do.
+
+    \b
+    Examples:
+      pyengine promote STORE
+      pyengine promote STORE --role SYNC_MASTER --json
+    """
+    root = existing_store(store)
+    notes: list[str] = []
+    if living_kinds(root):
+        document = _promote_running(root, settings, role, force, timeout_s, notes)
+    else:
+        _promote_stopped(root, settings, role, notes)
+        document = {"running": False}
+        notes.append("it does not run, so nobody can tell how far its master's log went")
+        if load_config(root, settings).broker_role != role:
+            notes.append(f"broker_role is also set by --set or the environment, which win: leave it out there, or give {role}")
+    document = {"store": str(root), "role": role, "was": SLAVE, **document, "notes": notes}
+    if as_json:
+        output.write_json(document)
+        return
+    print(f"{root} is a master now ({role})" + (f", running (pid {document['pid']})" if document["running"] else
+                                                "; `pyengine start` runs it as one"))
+    for note in notes:
+        print(f"note: {note}")
+
+
+def _promote_running(root: Path, settings: dict[str, str], role: str, force: bool, timeout_s: float,
+                     notes: list[str]) -> dict[str, Any]:
+    from pyengine.engine import start_engine, stop_engine
+
+    with EngineMemory.attach(find_folder(root), writable=False) as memory:
+        if ROLE_NAMES[memory.identity.role] != SLAVE:
+            raise EngineError(f"{root} is a master already ({ROLE_NAMES[memory.identity.role]})")
+        start = how_started(root, memory)
+        if start.by is not StartedBy.BACKGROUND:
+            raise StoreBusyError(_by_hand(root, start, role))
+        kept = {name: value for name, value in start.settings.items() if name not in OF_A_SLAVE} | settings
+        kept["broker_role"] = role
+        load_config(root, kept)  # what cannot run as a master is refused while it runs as a slave
+        standing = _wait_until_caught_up(memory.control, timeout_s)
+    _judge(standing, force, notes)
+    stop_engine(root)
+    with _owned(root):
+        _write_role(root, role, notes)
+    try:
+        ready = start_engine(root, kept)
+    except EngineError as error:
+        raise EngineError(f"{root} is a master now ({role}), but its engine did not start again: {error}") from error
+    if ready["state"] != "running":
+        notes.append(str(ready["reason"]))
+    return {"running": ready["state"] == "running", "pid": ready["pid"], "end": standing.end,
+            "master_end": standing.master_end or None, "was_linked": standing.linked, "missing_bytes": standing.missing_bytes}
+
+
+def _by_hand(root: Path, start: Start, role: str) -> str:
+    if start.by is StartedBy.UNITS:
+        name = root.absolute().name
+        return (f"{root} runs under systemd. Take PYENGINE_BROKER_ROLE and PYENGINE_HA_MASTER_ADDRESS out of its settings "
+                f"(/etc/pyengine/{name}.env), then: systemctl stop pyengine@{name}.target pyengine-store@{name}.service && "
+                f"pyengine promote {root} --role {role} && systemctl start pyengine@{name}.target")
+    told = "stop the program that embeds it" if start.by is StartedBy.EMBEDDED else f"stop it (kill -TERM {start.pid})"
+    return (f"{root} was started by {start.by.value}, which this command cannot do for you: {told}, then `pyengine promote "
+            f"{root} --role {role}`, then start it as before, without broker_role and ha_master_address")
+
+
+def _standing(control: Any) -> Standing:
+    return Standing(native.load(control.replicator, "linked") != 0, native.load_position(control.wrote),
+                    native.load(control.replicator, "master_end"))
+
+
+def _wait_until_caught_up(control: Any, timeout_s: float) -> Standing:
+    """Until nothing that is known is missing and, while linked, nothing has come for STILL_S; or until the timeout."""
+    began_s = still_since_s = time.monotonic()
+    standing = _standing(control)
+    while True:
+        now_s = time.monotonic()
+        limit_s = timeout_s if standing.linked else min(timeout_s, UNLINKED_WAIT_S)
+        still = not standing.linked or now_s - still_since_s >= STILL_S
+        if (not standing.missing_bytes and still) or now_s - began_s >= limit_s:
+            return standing
+        time.sleep(LOOK_S)
+        before, standing = standing, _standing(control)
+        if (standing.end, standing.master_end) != (before.end, before.master_end):
+            still_since_s = time.monotonic()
+
+
+def _judge(standing: Standing, force: bool, notes: list[str]) -> None:
+    """EngineError where something is known to be missing and `force` does not go over it; else notes what is known."""
+    if standing.missing_bytes:
+        text = (f"{standing.missing_bytes:,} bytes are missing here: it ends at {standing.end}, its master was heard of at "
+                f"{standing.master_end}")
+        if not force:
+            raise EngineError(f"{text}. Wait until it is caught up (`pyengine status`), or give --force to go on without them")
+        notes.append(text)
+    if standing.linked:
+        notes.append("its master was still there and does not know: see that it takes no puts, then start it as a slave of "
+                     "this one")
+    elif not standing.master_end:
+        notes.append("it has heard nothing of its master since it started, so nobody can tell how far that one's log went")
+    else:
+        notes.append(f"its master was heard of last at {standing.master_end}; nobody can tell what came after that")
+
+
+def _promote_stopped(root: Path, settings: dict[str, str], role: str, notes: list[str]) -> None:
+    """EngineError where it is no slave; it may have been told so in engine.toml, or at its last start only."""
+    with _owned(root):
+        configured = load_config(root, settings).broker_role
+        noted = ReplicationStateFile(root).read().state
+        last = noted.role if noted else configured
+        if SLAVE not in (last, configured):
+            raise EngineError(f"{root} is no slave: its role is {last}")
+        _write_role(root, role, notes)
+
+
+@contextlib.contextmanager
+def _owned(root: Path) -> Iterator[None]:
+    """StoreBusyError while any process has the store."""
+    with StoreLock(root, create=True) as lock:
+        if lock.own() is Ownership.ADOPTED:
+            raise StoreBusyError(f"{root} still has living workers, though no supervisor: `pyengine start {root}` takes them over")
+        yield
+
+
+def _write_role(root: Path, role: str, notes: list[str]) -> None:
+    """The settings first: a crash in between leaves a master that knows itself for one at its first start."""
+    file = ReplicationStateFile(root)
+    noted = file.read()
+    if noted.said:
+        notes.append(noted.said)
+    set_in_file(config_path(root), {"broker_role": role}, ("ha_master_address",))
+    file.write(ReplicationState(role, noted.state.confirm if noted.state else 0))

@@ -1,0 +1,185 @@
+"""`pyengine promote`: what it writes, what it starts again with, what it refuses, and what it says of what is missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from broker_lock import held_by_a_broker
+from fix_cli import changes, command_line, environment, picture, run
+from fix_engine import SMALL
+from waiting import eventually
+
+from pyengine.cli.how_started import Start, StartedBy, _started_by
+from pyengine.cli.promote import Standing, _by_hand, _judge, _wait_until_caught_up
+from pyengine.config import EngineConfig, config_path, keep_sizes, read_file, set_in_file
+from pyengine.engine import supervisor_pid
+from pyengine.errors import ConfigError, EngineError
+from pyengine.native import control as native
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from workers.supervisor import parse_arguments
+
+SLAVE = {"broker_role": "SLAVE"}
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """stopped(text, role) -> root of a store whose engine.toml says `text`, and that ran as `role` last."""
+    def make(text: str, role: str | None = "SLAVE", confirm: int = 77):
+        root = tmp_path / "store"
+        (root / "commitlog").mkdir(parents=True)
+        (root / "config").mkdir()
+        keep_sizes(root, EngineConfig(**SMALL))
+        config_path(root).write_text(config_path(root).read_text() + text)
+        if role:
+            ReplicationStateFile(root).write(ReplicationState(role, confirm))
+        return root
+    return make
+
+
+def test_a_stopped_slave_is_told_its_new_role_and_the_rest_of_its_settings_stays(stopped):
+    root = stopped('# mine\nbrokerRole = "SLAVE"   # for now\nha_master_address = "10.0.0.1:10912"\nspin = 0')
+    before = read_file(config_path(root))
+    done = run("promote", root, "--role", "SYNC_MASTER", "--json")
+    assert done.code == 0, done
+    assert (done.document["role"], done.document["was"], done.document["running"]) == ("SYNC_MASTER", "SLAVE", False)
+    assert before.pop("ha_master_address") == "10.0.0.1:10912"
+    assert read_file(config_path(root)) == before | {"broker_role": "SYNC_MASTER"}
+    assert "# mine\n" in config_path(root).read_text()
+    assert ReplicationStateFile(root).read().state == ReplicationState("SYNC_MASTER", 77)
+    again = run("promote", root)
+    assert again.code == 1 and "is no slave" in again.stderr
+
+
+@pytest.mark.parametrize("role", ["SLAVE", None])
+def test_a_slave_that_knows_it_from_one_side_only_is_one(stopped, role, monkeypatch):
+    root = stopped("" if role else 'broker_role = "SLAVE"\n', role)
+    monkeypatch.setenv("PYENGINE_BROKER_ROLE", "SLAVE")
+    done = run("promote", root)
+    assert done.code == 0 and "the environment, which win" in done.stdout
+    assert read_file(config_path(root))["broker_role"] == "ASYNC_MASTER"
+
+
+@pytest.mark.parametrize("role", ["SYNC_MASTER", None])
+def test_a_master_is_not_promoted(stopped, role):
+    root = stopped("spin = 0\n", role)
+    before = picture(root)
+    refused = run("promote", root)
+    assert refused.code == 1 and f"its role is {role or 'ASYNC_MASTER'}" in refused.stderr
+    assert set(changes(before, picture(root))) <= {".", "lock"}
+
+
+def test_a_store_that_a_broker_has_open_is_left_alone(stopped):
+    root = stopped("")
+    (root / "lock").touch()
+    with held_by_a_broker(root):
+        before = picture(root)
+        refused = run("promote", root)
+        assert refused.code == 5 and not changes(before, picture(root))
+
+
+def test_a_running_slave_goes_on_as_a_master_with_its_settings(make_engine, monkeypatch):
+    one = make_engine(ha_master_address="", osPageCacheBusyTimeOutMills="1234", **SLAVE)
+    monkeypatch.setenv("PYENGINE_SLAVE_TIMEOUT_MS", "4321")
+    one.start()
+    monkeypatch.delenv("PYENGINE_SLAVE_TIMEOUT_MS")
+    assert run("put", one.root, "--topic", "T", "x").code != 0
+    supervisor = one.pid("supervisor")
+    done = run("promote", one.root, "--json")
+    assert done.code == 0, done
+    with one.memory() as memory:
+        one.semaphores.add(memory.identity.sysv_semaphore_id)
+        identity = memory.identity
+        assert (identity.role, identity.os_page_cache_busy_timeout_ms, identity.slave_timeout_ms) == (0, 1234, 4321)
+    assert done.document["pid"] == one.pid("supervisor") != supervisor
+    assert run("put", one.root, "--topic", "T", "x").code == 0
+    again = run("promote", one.root)
+    assert again.code == 1 and "is a master already" in again.stderr
+    assert read_file(config_path(one.root))["broker_role"] == "ASYNC_MASTER", "and stays one"
+
+
+def test_what_could_not_run_as_a_master_is_left_as_it_is(make_engine):
+    one = make_engine(dispatch_at="replicated", **SLAVE)
+    one.start()
+    supervisor = one.pid("supervisor")
+    refused = run("promote", one.root)
+    assert refused.code == 2 and "ha_listen_port" in refused.stderr
+    assert one.pid("supervisor") == supervisor and "broker_role" not in read_file(config_path(one.root))
+
+
+@pytest.mark.parametrize(("words", "by", "told"), [
+    (["--report-fd", "5"], StartedBy.BACKGROUND, None),
+    ([], StartedBy.FOREGROUND, "kill -TERM 42"),
+    (["--report-fd", "5", "--stop-on-eof"], StartedBy.EMBEDDED, "stop the program"),
+    (["--no-children"], StartedBy.UNITS, "systemctl stop pyengine@store.target pyengine-store@store.service && pyengine promote"),
+])
+def test_who_keeps_an_engine_stands_in_its_supervisors_command_line(words, by, told):
+    root = Path("/srv/store")
+    assert _started_by(parse_arguments([str(root), *words, "--set", "broker_role=SLAVE"])) is by
+    if told:
+        sentence = _by_hand(root, Start(42, by, {}), "SYNC_MASTER")
+        assert told in sentence and f"pyengine promote {root} --role SYNC_MASTER" in sentence
+
+
+def test_an_engine_that_somebody_else_keeps_is_left_to_him(make_engine):
+    one = make_engine(**SLAVE)
+    options = [word for name, value in one.settings.items() for word in ("--set", f"{name}={value}")]
+    keeper = subprocess.Popen(command_line("start", one.root, "--foreground", *options), stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, env=environment())
+    try:
+        eventually(lambda: supervisor_pid(one.root) == keeper.pid and "writer" in one.pids() and one.pid("writer"), "it runs")
+        with one.memory() as memory:
+            one.semaphores.add(memory.identity.sysv_semaphore_id)
+        refused = run("promote", one.root)
+        assert refused.code == 5 and f"kill -TERM {keeper.pid}" in refused.stderr
+        assert one.pid("supervisor") == keeper.pid
+    finally:
+        keeper.send_signal(signal.SIGTERM)
+        keeper.wait(60)
+
+
+def standing(owner, **lines):
+    for name, value in lines.items():
+        if name == "wrote":
+            native.store_position(owner.control.wrote, value)
+        else:
+            native.store(owner.control.replicator, name, value)
+    return _wait_until_caught_up(owner.control, 0.01)
+
+
+def test_what_is_missing_is_what_was_heard_of_and_not_written(make_owner):
+    owner = make_owner(role=2)
+    assert standing(owner, wrote=500) == Standing(False, 500, 0)
+    assert standing(owner, master_end=500).missing_bytes == 0
+    found = standing(owner, master_end=900)
+    assert found == Standing(False, 500, 900) and found.missing_bytes == 400
+    with pytest.raises(EngineError, match="400 bytes are missing here: it ends at 500, its master was heard of at 900"):
+        _judge(found, False, [])
+    notes: list[str] = []
+    _judge(found, True, notes)
+    assert "400 bytes are missing" in notes[0] and "heard of last at 900" in notes[1]
+
+
+def test_a_master_that_lives_and_one_that_was_never_heard_of_are_told_apart():
+    linked: list[str] = []
+    _judge(Standing(True, 10, 10), False, linked)
+    silent: list[str] = []
+    _judge(Standing(False, 10, 0), False, silent)
+    assert "takes no puts" in linked[0] and "heard nothing" in silent[0]
+
+
+@pytest.mark.parametrize("text", ['broker_role = """\nSLAVE"""\n', "broker_role = 'SLAVE'\nspin = [0]\n"])
+def test_an_engine_toml_that_cannot_be_changed_line_by_line_is_not_changed(tmp_path, text):
+    path = tmp_path / "engine.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        set_in_file(path, {"broker_role": "ASYNC_MASTER"})
+    assert path.read_text() == text
+
+
+def test_no_store_is_no_slave(tmp_path):
+    assert run("promote", tmp_path / "nothing").code != 0
+    assert not os.listdir(tmp_path)
