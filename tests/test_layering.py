@@ -37,8 +37,8 @@ LAYERS = (
 )
 # Executors need the package and the store's files, nothing that runs.
 SPARK_MAY_IMPORT = ("errors", "settings", "results", "config", "engine_config", "formats", "native", "storage", "spark")
-# The driver asks a running engine how far it may read; loaded only when it plans.
-SPARK_LAZILY = {"pyengine.ipc.live_reader"}
+# The driver asks a running engine how far it may read; loaded only when it plans, or checks.
+SPARK_LAZILY = {"pyengine.ipc.live_reader", "pyengine.ipc.live_check"}
 # Names nothing but a version, and loads its public names when they are first used.
 ROOT_PACKAGE = "pyengine"
 

@@ -1,4 +1,4 @@
-"""What the commands share whose work Spark's workers do: --master, --level, and the session."""
+"""What the commands share whose work Spark's workers do, or may do: --spark, --master, --level, and the session."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ master_option = click.option(
     help="Spark's master: local[N], or a cluster's that sees the store's files under the same path. "
          "All processors of this host if not given.")
 
+spark_option = click.option(
+    "--spark", "on_spark", is_flag=True, help="Let Spark's workers do the reading; --master alone means it too.")
 level_option = click.option(
     "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
     help="How far to read; flushed if not given.")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyengine.spark.jobs import skipped_ranges
     from pyengine.spark.message_stats import collect_stats, stats
     from pyengine.spark.register import register, session
+    from pyengine.spark.store_verify import verify
 
 _WHERE = {
     "register": "pyengine.spark.register",
@@ -25,6 +26,7 @@ _WHERE = {
     "skipped_ranges": "pyengine.spark.jobs",
     "collect_stats": "pyengine.spark.message_stats",
     "stats": "pyengine.spark.message_stats",
+    "verify": "pyengine.spark.store_verify",
 }
 __all__ = sorted(_WHERE)
 

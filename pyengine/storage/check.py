@@ -15,10 +15,12 @@ from pyengine.formats.paths import StorePaths
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.check_acked import check_acked
 from pyengine.storage.check_extensions import check_extensions
-from pyengine.storage.check_index import check_index
-from pyengine.storage.check_log import LogFacts, LogSegments, check_log
+from pyengine.storage.check_index import check_index, index_files_to_check
+from pyengine.storage.check_log import LogFacts, check_log
 from pyengine.storage.check_queues import QueueCheck
 from pyengine.storage.check_report import CheckProgress, CheckReport, Findings, Severity
+from pyengine.storage.check_segments import LogSegments
+from pyengine.storage.check_work import CheckWork
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_recovery import list_index_files
 from pyengine.storage.log_files import list_log, log_exists, shown
@@ -37,11 +39,12 @@ def check(
     limit: int | None = None,
     message_index_enable: bool = True,
     progress: CheckProgress | None = None,
+    work: CheckWork | None = None,
 ) -> CheckReport:
     """Look at everything; the report's exit code is 3 when there is an error among the findings.
 
     `limit` is for a store that an engine has open: its `reput_from`, beyond which
-    nothing is judged. Raises NotAStoreError, UsageError (the list of acknowledged
+    nothing is judged. `work` reads for the check (default: here). Raises NotAStoreError, UsageError (the list of acknowledged
     messages), DiskError. Files that RocketMQ would refuse are findings, not exceptions.
     """
     root = Path(root)
@@ -49,6 +52,7 @@ def check(
     if not log_exists(root) and not any(path.exists() for path in (paths.checkpoint, paths.consume_queue)):
         raise NotAStoreError(f"{root} holds no store: there is no commitlog in it")
     started_s = time.monotonic()
+    work = work or CheckWork()
     report = CheckReport()
     findings = Findings(report)
     reading = read_watermark(root)
@@ -65,18 +69,22 @@ def check(
                        f"{str(error).replace(f'{root}/', '')}; RocketMQ would not open the store")
         report.seconds = time.monotonic() - started_s
         return report
+    index_files = index_files_to_check(root, is_running=is_running) if message_index_enable else []
+    work.begin(log, limit, index_files, geometry.index_layout)
     facts = check_log(
-        root, log, findings, report, limit=limit, watermark=watermark, was_stopped=was_stopped,
+        root, log, work, findings, report, limit=limit, watermark=watermark, was_stopped=was_stopped,
         progress=progress or (lambda done, total: None),
     )
     is_ours = watermark is not None
-    QueueCheck(
-        root, log, facts, findings, report, is_ours=is_ours, was_stopped=was_stopped, is_running=is_running
-    ).check(queues)
+    queue_check = QueueCheck(
+        root, log, facts, work, findings, report, is_ours=is_ours, was_stopped=was_stopped, is_running=is_running
+    )
+    work.log_is_known(log, queues, queue_check.rules, root)
+    queue_check.check(queues)
     check_extensions(root, geometry, log, queues, findings)
     if message_index_enable:
         check_index(
-            root, geometry.index_layout, log, findings, report,
+            root, geometry.index_layout, log, work, findings, report,
             is_ours=is_ours, was_stopped=was_stopped, is_running=is_running,
         )
     if acked is not None:

@@ -18,8 +18,8 @@ from pyengine.formats.consume_queue import ENTRY, is_live
 from pyengine.formats.message import Message, decode_record
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native.scan import classify
-from pyengine.storage.check_log import LogSegments
 from pyengine.storage.check_report import CheckReport, Findings
+from pyengine.storage.check_segments import LogSegments
 
 _FIELDS = {"topic": str, "queue_id": int, "queue_offset": int, "physical_offset": int | None, "body_sha256": str}
 

@@ -11,8 +11,8 @@ from pyengine.formats.consume_queue import ENTRY, is_ext_address
 from pyengine.formats.consume_queue_ext import ConsumeQueueExtUnit
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record_layout import I32, I64, SYS_FLAG_AT, store_timestamp_at
-from pyengine.storage.check_log import LogSegments
 from pyengine.storage.check_report import Findings
+from pyengine.storage.check_segments import LogSegments
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.queue_reader import QueueReader
 from pyengine.storage.queue_recovery import QueueState

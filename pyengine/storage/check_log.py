@@ -13,22 +13,19 @@ What stands at the place where the walk stops:
 from __future__ import annotations
 
 import contextlib
-import mmap
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.formats.record_case import CaseLabel
-from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync, walk
 from pyengine.storage.check_report import CheckProgress, CheckReport, Findings, Severity
+from pyengine.storage.check_segments import LogSegments
+from pyengine.storage.check_work import CheckWork
 from pyengine.storage.file_zeros import used_end
 from pyengine.storage.log_files import shown
 from pyengine.storage.log_recovery import tail_content
-from pyengine.storage.log_scan import SLICE_BYTES
 from pyengine.storage.recovery_cases import Content, End, Owner, TailDecision, tail_case
-from pyengine.storage.segment_files import SegmentFile, map_read_only, mapped
-from pyengine.storage.walk_ahead import walk_pieces
+from pyengine.storage.segment_files import SegmentFile, mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,45 +35,6 @@ class QueueInLog:
     min_queue_offset: int
     max_queue_offset: int
     count: int
-
-
-class LogSegments:
-    """The log's segments up to its end, one mapped at a time."""
-
-    def __init__(self, segments: Sequence[SegmentFile], size_bytes: int) -> None:
-        self.segments = list(segments)
-        self.size_bytes = size_bytes
-        self.end = 0
-        self._mapped: tuple[int, mmap.mmap] | None = None
-        self._starts = {segment.start_offset: segment for segment in self.segments}
-
-    @property
-    def min_offset(self) -> int:
-        return self.segments[0].start_offset if self.segments else 0
-
-    def view_at(self, offset: int) -> tuple[int, int, mmap.mmap] | None:
-        """(start, limit, bytes) of the segment that holds `offset`, None outside the log; limit is not beyond the end."""
-        start = offset - offset % self.size_bytes
-        if start not in self._starts or not 0 <= offset < self.end:
-            return None
-        if self._mapped is None or self._mapped[0] != start:
-            self.close()
-            self._mapped = start, map_read_only(self._starts[start].path)
-        return start, min(self.end, start + self.size_bytes), self._mapped[1]
-
-    def ranges(self, start: int) -> Iterator[tuple[int, int, int, mmap.mmap]]:
-        """(base, from, to, bytes) for each segment of [start, end)."""
-        for segment in self.segments:
-            base = segment.start_offset
-            first, last = max(start, base), min(self.end, base + self.size_bytes)
-            if first < last:
-                with mapped(segment.path) as view:
-                    yield base, first, last, view
-
-    def close(self) -> None:
-        if self._mapped is not None:
-            self._mapped[1].close()
-            self._mapped = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +47,7 @@ class LogFacts:
 
 
 def check_log(
-    root: Path, log: LogSegments, findings: Findings, report: CheckReport, *,
+    root: Path, log: LogSegments, work: CheckWork, findings: Findings, report: CheckReport, *,
     limit: int | None, watermark: int | None, was_stopped: bool, progress: CheckProgress,
 ) -> LogFacts:
     """Walk the log and set its end. `limit`: a running engine's position, beyond which nothing is looked at."""
@@ -105,7 +63,7 @@ def check_log(
         stop = base + log.size_bytes if limit is None else min(base + log.size_bytes, limit)
         if base >= stop and limit is not None:
             break
-        end, reason, last_ms = _walk_segment(segment, log, stop, report, last_ms, progress, total_bytes)
+        end, reason, last_ms = _walk_segment(work, segment, log, stop, report, last_ms, progress, total_bytes)
         if reason != CaseLabel.BLANK:
             break
         is_last = index + 1 == len(log.segments)
@@ -116,24 +74,21 @@ def check_log(
     is_damaged = False
     if limit is None or end < limit:
         is_damaged = _judge_end(root, log, index, end, reason, findings, watermark, was_stopped)
-    return LogFacts(is_damaged, last_ms, _queues_in_log(root, log, findings))
+    return LogFacts(is_damaged, last_ms, _queues_in_log(work, log, findings))
 
 
 def _walk_segment(
-    segment: SegmentFile, log: LogSegments, stop: int, report: CheckReport, last_ms: int, progress: CheckProgress, total: int
+    work: CheckWork, segment: SegmentFile, log: LogSegments, stop: int, report: CheckReport, last_ms: int,
+    progress: CheckProgress, total: int,
 ) -> tuple[int, str, int]:
     at, reason = segment.start_offset, str(CaseLabel.RANGE_END)
-    with mapped(segment.path) as view:
-        view.madvise(mmap.MADV_SEQUENTIAL)
-        pieces = [(min(start + SLICE_BYTES, stop), False) for start in range(segment.start_offset, stop, SLICE_BYTES)]
-        results = walk_pieces(view, segment.start_offset, at, pieces, limit=stop, check_crc=True, check_offset=True)
-        with contextlib.closing(results):  # nothing reads on when `progress` raises
-            for result in results:
-                at, reason = result.end_offset, str(result.reason)
-                report.records += result.records
-                report.messages += result.messages
-                last_ms = result.last_store_timestamp_ms if result.messages else last_ms
-                progress(at - log.min_offset, total)
+    with contextlib.closing(work.walk(log, segment, stop)) as results:  # nothing reads on when `progress` raises
+        for result in results:
+            at, reason = result.end_offset, str(result.reason)
+            report.records += result.records
+            report.messages += result.messages
+            last_ms = result.last_store_timestamp_ms if result.messages else last_ms
+            progress(at - log.min_offset, total)
     return at, reason, last_ms
 
 
@@ -195,11 +150,11 @@ def _whole_record_behind(log: LogSegments, index: int, end: int) -> int | None:
     return None
 
 
-def _queues_in_log(root: Path, log: LogSegments, findings: Findings) -> dict[tuple[str, int], QueueInLog]:
+def _queues_in_log(work: CheckWork, log: LogSegments, findings: Findings) -> dict[tuple[str, int], QueueInLog]:
     """What the log holds for each queue; queue offsets that are missing or doubled are errors."""
     found: dict[tuple[str, int], QueueInLog] = {}
-    for base, start, stop, view in log.ranges(log.min_offset):
-        for queue in touched_queues(view, base, start, stop).queues:
+    for queues in work.touched(log):
+        for queue in queues:
             key = queue.topic, queue.queue_id
             before = found.get(key)
             found[key] = QueueInLog(

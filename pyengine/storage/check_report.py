@@ -105,9 +105,19 @@ class CheckReport:
 class Findings:
     """Collects findings; of one kind only the first FINDINGS_PER_KIND_MAX, the rest is counted."""
 
-    def __init__(self, report: CheckReport) -> None:
-        self._report = report
+    def __init__(self, report: CheckReport | None = None) -> None:
+        """Without a report they are those of a part, which `take` puts to the others."""
+        self._report = report or CheckReport()
         self._by_kind: dict[str, int] = {}
+
+    def take(self, part: Findings) -> None:
+        """All findings of a part behind those that are here."""
+        for finding in part._report.findings:
+            self.add(finding.severity, finding.kind, finding.file, finding.offset, finding.text)
+        for kind, number in part._by_kind.items():
+            more = max(0, number - FINDINGS_PER_KIND_MAX)
+            self._by_kind[kind] += more
+            self._report.left_out += more
 
     def add(self, severity: Severity, kind: str, file: str, offset: int | None, text: str) -> None:
         number = self._by_kind[kind] = self._by_kind.get(kind, 0) + 1
