@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyengine.cli.replication_status import live_replication, noted_replication, why_unlinked
 from pyengine.config import load_config
 from pyengine.errors import EngineUnavailableError
 from pyengine.formats.consume_queue import is_filler
@@ -86,6 +87,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
     wrote, store_timestamp_ms = native.committed_slot(control)
     figures = _figures(memory)
     disk = _disk(memory)
+    replication = live_replication(memory)
     document = {
         # "stopping" is a phase of a running engine
         "state": "running" if state == native.STATE_STOPPING else STATE_NAMES[state],
@@ -93,7 +95,8 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
         "role": ROLE_NAMES[identity.role],
         "mode": MODE_NAMES[identity.mode],
         "read_only": read_only,
-        "reason": native.reason(control) or _why(refused, living, disk) or _first(obstacles),
+        "reason": (native.reason(control) or _why(refused, living, disk) or _first(obstacles)
+                   or why_unlinked(replication)),
         "positions": positions,
         "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
         "sessions": len(sessions),
@@ -117,6 +120,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
         "unclean": False,
         "statistics": _statistics(root, identity.created_ms, figures) if figures is not None else None,
         "schedule_message_offset": _schedule(root, memory),
+        "replication": replication,
     }
     return document, figures
 
@@ -237,24 +241,28 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
         if undrained_bytes:
             reason += f"; {undrained_bytes:,} acknowledged bytes stand in shared memory only and are drained then"
     watermark = read_watermark(root)
+    noted = noted_replication(root)
     return {
         "state": state, "stopping": False, "role": config.broker_role, "mode": config.mode, "read_only": False,
-        "reason": reason or watermark.damage, "positions": _positions_from_files(root, settings, unclean),
+        "reason": reason or watermark.damage, "positions": _positions_from_files(root, settings, unclean, noted),
         "workers": [], "sessions": 0, "producers_attached": 0, "session_list": [], "store": str(root),
         "undrained_bytes": undrained_bytes, "unclean": unclean,
         "statistics": None,
+        "replication": noted,
         "durable_watermark": watermark.watermark.flushed if watermark.watermark else None,
     }
 
 
-def _positions_from_files(root: Path, settings: dict[str, str], unclean: bool) -> dict[str, int]:
+def _positions_from_files(root: Path, settings: dict[str, str], unclean: bool,
+                          noted: dict[str, Any] | None) -> dict[str, int]:
     """What the files say: the log's end is found by reading it; after a crash `reput_from` is where the queues end."""
     from pyengine.storage.store_reader import open_store
 
     with open_store(root, **settings) as store:
         end = store.max_physical_offset(ReadLevel.COMMITTED)
         return {"min": store.min_physical_offset, "wrote": end, "committed": end, "flushed": end,
-                "reput_from": _queued_end(store, end) if unclean else end, "confirm": 0}
+                "reput_from": _queued_end(store, end) if unclean else end,
+                "confirm": min(end, noted["confirm"]) if noted and "confirm" in noted else 0}
 
 
 def _queued_end(store: StoreReader, end: int) -> int:

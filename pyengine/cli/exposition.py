@@ -69,6 +69,8 @@ class Exposition:
         yield from _engine(document)
         yield from _schedule(document["schedule_message_offset"])
         yield from _workers(document["workers"])
+        if document["replication"] is not None:
+            yield from _replication(document["replication"])
         if figures is not None:
             yield from _figures(figures)
             yield from _topics(figures)
@@ -165,6 +167,29 @@ def _schedule(levels: dict[str, dict[str, int]]) -> Iterator[Metric]:
     for level, one in levels.items():
         pending.add_metric((level,), one["pending"])
     yield pending
+
+
+def _replication(replication: dict[str, Any]) -> Iterator[Metric]:
+    """Of a slave its one link, of a master those of its slaves."""
+    if replication["linked"] is None:
+        yield _gauge("pyengine_slaves_connected", "Slaves that have said where they stand.", replication["slaves_connected"])
+        yield _gauge("pyengine_unconfirmed_bytes", "Committed and not yet confirmed by slaves.", replication["unconfirmed_bytes"])
+    else:
+        yield _gauge("pyengine_master_linked", "1 while the master's bytes arrive and agree with the own ones.",
+                     int(replication["linked"]))
+        yield _gauge("pyengine_master_end_bytes", "Newest end of the master's log that was heard of; 0 none.",
+                     replication["master_end"] or 0)
+    for name, text in (("connections", "Connections taken or made."), ("refused", "Connections refused, or tries that failed."),
+                       ("closed", "Connections that ended for a reason.")):
+        if name in replication:
+            yield _counter(f"pyengine_links_{name}", text, replication[name])
+    behind = GaugeMetricFamily("pyengine_link_behind_bytes", "Committed here and not acknowledged on the link.", labels=("address",))
+    size = CounterMetricFamily("pyengine_link_bytes", "Bytes sent or received on the link.", labels=("address",))
+    for link in replication["links"]:
+        size.add_metric((link["address"],), link["bytes"])
+        if link["behind_bytes"] is not None:
+            behind.add_metric((link["address"],), link["behind_bytes"])
+    yield from (behind, size)
 
 
 def _workers(workers: Sequence[dict[str, Any]]) -> Iterator[Metric]:

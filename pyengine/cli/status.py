@@ -9,6 +9,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, store_command
+from pyengine.cli.replication_status import LINK_COLUMNS, link_row, replication_facts
 from pyengine.errors import ExitCode
 
 
@@ -51,6 +52,7 @@ def _print(document: dict[str, Any]) -> None:
             facts += [("not yet drained", output.size_text(document["undrained_bytes"]))]
         if document["clock_back_ms"] > 3000:
             facts += [("clock stepped back", f"{document['clock_back_ms']} ms")]
+        facts += replication_facts(document["replication"])
         if document["statistics"]:
             facts += _figures(document["statistics"])
     output.write_facts(facts)
@@ -61,6 +63,10 @@ def _print(document: dict[str, Any]) -> None:
         output.write_table(("worker", "pid", "state", "restarts", "heartbeat ms ago"), [
             (one["kind"], str(one["pid"]), one["state"], one["restarts"], one["heartbeat_age_ms"])
             for one in document["workers"]])
+    links = (document["replication"] or {}).get("links")
+    if links:
+        print()
+        output.write_table(LINK_COLUMNS, [link_row(one) for one in links])
     if document["session_list"]:
         print()
         output.write_table(("session", "pid", "state", "ring"), [

@@ -12,7 +12,7 @@ from pyengine.cli.engine_status import engine_status, live_status
 from pyengine.ipc.statistics import Statistics
 from pyengine.native import store_stats
 
-RATES = ("put_messages", "put_bytes", "wrote", "committed", "flushed", "reput_from", "syncs", "refused_puts")
+RATES = ("put_messages", "put_bytes", "wrote", "committed", "flushed", "reput_from", "confirm", "syncs", "refused_puts")
 SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pyengine.cli import output
+from pyengine.cli.replication_status import LINK_COLUMNS, link_row, replication_facts
 from pyengine.cli.top_look import Look
 
 TOPICS_SHOWN = 10
@@ -25,6 +26,9 @@ def screen(look: Look) -> RenderableType:
         parts += [Text(), _table(("worker", "pid", "state", "restarts", "errors", "heartbeat ms ago"), [
             (one["kind"], str(one["pid"]), _state(one["state"]), f"{one['restarts']:,}", f"{one['errors']:,}",
              output.number_text(one["heartbeat_age_ms"])) for one in document["workers"]])]
+    links = (document["replication"] or {}).get("links")
+    if links:
+        parts += [Text(), _table(LINK_COLUMNS, [[output.printable(str(cell)) for cell in link_row(one)] for one in links])]
     if look.figures is not None and look.figures.topics:
         parts += [Text(), _topics(look)]
     return Group(*parts)
@@ -47,6 +51,8 @@ def _facts(look: Look) -> RenderableType:
         table.add_row("sync time", f"{_latency(look, 'sync')}   {output.number_text(rates.get('syncs'))}/s")
         table.add_row("dispatched/s", f"{output.number_text(rates.get('dispatched'))}   lag {_latency(look, 'lag')}"
                                       f"   out of order {look.figures.dispatch_out_of_order:,}")
+    for name, text in replication_facts(document["replication"]):
+        table.add_row(name, Text(output.printable(str(text))))
     if "epoch" in document:
         table.add_row("waiting", f"to be durable {output.size_text(document['unflushed_bytes'])}, for queues "
                                  f"{output.size_text(document['behind_bytes'])}, in the pool "

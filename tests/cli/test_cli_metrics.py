@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 from fix_cli import command_line, environment, run
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import pyengine
+from pyengine.cli.exposition import _replication
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import store_stats
@@ -106,10 +109,32 @@ def test_names_and_units_follow_the_rules(owner):
     assert "pyengine_put_duration_seconds" in scrape(owner.root)
 
 
+def replication_text(*, slave: bool) -> str:
+    """What the exposition says of a master's two slaves, or of a slave's master."""
+    registry = CollectorRegistry()
+    document = {
+        "linked": slave or None, "slaves_connected": 2, "unconfirmed_bytes": 7, "master_end": 900, "connections": 5, "refused": 1,
+        "closed": 3, "links": [{"address": "10.0.0.2:4000", "bytes": 55, "behind_bytes": 9},
+                               {"address": "10.0.0.3:4000", "bytes": 0, "behind_bytes": None}]}
+    registry.register(type("Fixed", (), {"collect": lambda self: _replication(document)})())
+    return generate_latest(registry).decode()
+
+
+def test_links_have_their_figures():
+    master, slave = families(replication_text(slave=False)), families(replication_text(slave=True))
+    assert (value(master, "pyengine_slaves_connected"), value(master, "pyengine_unconfirmed_bytes")) == (2, 7)
+    assert (value(slave, "pyengine_master_linked"), value(slave, "pyengine_master_end_bytes")) == (1, 900)
+    assert value(master, "pyengine_links_closed_total") == value(slave, "pyengine_links_closed_total") == 3
+    assert value(master, "pyengine_link_behind_bytes", address="10.0.0.2:4000") == 9
+    assert value(master, "pyengine_link_bytes_total", address="10.0.0.3:4000") == 0
+    assert not master.keys() & {"pyengine_master_linked"} and not slave.keys() & {"pyengine_slaves_connected"}
+
+
 def test_every_name_stands_on_the_page(owner):
     page = PAGE.read_text(encoding="utf-8")
     named = set(re.findall(r"`(pyengine_\w+)`", page))
-    shown = {name + ("_total" if family.type == "counter" else "") for name, family in scrape(owner.root).items()}
+    found = scrape(owner.root) | families(replication_text(slave=False)) | families(replication_text(slave=True))
+    shown = {name + ("_total" if family.type == "counter" else "") for name, family in found.items()}
     assert shown <= named, shown - named
     assert named <= shown | {"pyengine_up"}, named - shown
 

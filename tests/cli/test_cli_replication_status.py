@@ -1,0 +1,135 @@
+"""What `status`, `top` and `dump` say of a master's slaves, of a slave's master, and of a store that stopped."""
+
+from __future__ import annotations
+
+import pytest
+from fix_cli import run
+
+from pyengine.cli.replication_status import live_replication
+from pyengine.ipc.replication import Replication, create_replication
+from pyengine.native import control as native
+from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+
+SYNC_MASTER, SLAVE = 1, 2
+
+
+@pytest.fixture
+def replicating(make_owner):
+    """replicating(role, **identity) -> (owner, its links to fill); the log ends at 4096."""
+    opened: list[Replication] = []
+
+    def make(role: int, **identity):
+        owner = make_owner(role=role, replicates=1, **identity)
+        (owner.root / "commitlog").mkdir()
+        owner.position(4096)
+        create_replication(owner.folder, owner.memory.identity.epoch)
+        opened.append(Replication(owner.folder, writable=True))
+        owner.publish()
+        return owner, opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+def status(owner) -> dict:
+    ran = run("status", owner.root, "--json")
+    assert ran.code == 0, ran
+    return ran.document
+
+
+def test_a_master_shows_each_slave_and_what_is_not_confirmed(replicating):
+    owner, links = replicating(SYNC_MASTER, min_in_sync_replicas=2)
+    native.store_position(owner.control.confirm, 3000)
+    native.store(owner.control.replicator, "slaves_connected", 2)
+    links.listening(10912)
+    near, far = links.open_link("10.0.0.2:4000", LINK_TRANSFER), links.open_link("10.0.0.3:4001", LINK_TRANSFER)
+    near.start(1000)
+    near.sent(4096, 3096, 2)
+    near.acked(4096)
+    far.start(3000)
+    gone = links.open_link("10.0.0.4:4002")
+    gone.close("the reports went back")
+    document = status(owner)
+    assert document["positions"]["confirm"] == 3000 and document["reason"] == ""
+    found = document["replication"]
+    assert (found["slaves_connected"], found["min_in_sync_replicas"], found["unconfirmed_bytes"]) == (2, 2, 1096)
+    assert (found["linked"], found["master_end"], found["listening_port"], found["dispatch_at"]) == (None, None, 10912, "committed")
+    first, second = found["links"]
+    assert (first["address"], first["state"], first["start"], first["sent"], first["acked"], first["behind_bytes"]) == (
+        "10.0.0.2:4000", "transfer", 1000, 4096, 4096, 0)
+    assert first["acked_age_ms"] >= 0 and (first["bytes"], first["frames"]) == (3096, 2)
+    assert (second["acked"], second["acked_age_ms"], second["behind_bytes"]) == (-1, None, 1096)
+    assert found["last_closed"]["said"] == "the reports went back" and found["closed"] == 1
+    for shown in (run("status", owner.root).stdout, run("top", owner.root, "--count", 1).stdout):
+        assert "2 connected, 1.1 KiB not confirmed" in shown and "10.0.0.3:4001" in shown
+
+
+def test_queues_that_end_at_confirm_are_told(replicating):
+    owner, _ = replicating(SYNC_MASTER, dispatch_at=1)
+    assert status(owner)["replication"]["dispatch_at"] == "replicated"
+    assert "0 connected, 4.0 KiB not confirmed, and queues end there" in run("status", owner.root).stdout
+
+
+def test_a_slave_shows_its_master_and_how_far_it_is_behind(replicating):
+    owner, links = replicating(SLAVE)
+    native.refuse_puts(owner.control, native.REFUSE_SLAVE)
+    link = links.open_link("10.0.0.1:10912", LINK_HANDSHAKE)
+    assert status(owner)["reason"] == "it compares its log with its master's"
+    link.state(LINK_TRANSFER)
+    native.store(owner.control.replicator, "linked", 1)
+    native.store(owner.control.replicator, "master_end", 5120)
+    native.store_position(owner.control.received, 4100)
+    document = status(owner)
+    found = document["replication"]
+    assert (document["role"], document["reason"], found["linked"], found["master_end"], found["received"],
+            found["behind_master_bytes"]) == ("SLAVE", "", True, 5120, 4100, 1024)
+    for shown in (run("status", owner.root).stdout, run("top", owner.root, "--count", 1).stdout):
+        assert "10.0.0.1:10912 linked, heard of at 5,120, 1.0 KiB behind" in shown
+
+
+def test_a_slave_without_its_master_says_why(replicating):
+    owner, links = replicating(SLAVE)
+    links.open_link("10.0.0.1:10912", LINK_CONNECTING).state(LINK_CONNECTING, "10.0.0.1:10912: Connection refused")
+    document = status(owner)
+    assert document["reason"] == "it is not linked to its master: 10.0.0.1:10912: Connection refused"
+    assert document["state"] == "running" and not document["read_only"]
+    assert "not linked, nothing heard of it yet" in run("status", owner.root).stdout
+
+
+def test_an_engine_without_replication_shows_none(make_owner):
+    owner = make_owner(role=SLAVE)
+    (owner.root / "commitlog").mkdir()
+    owner.publish()
+    assert status(owner)["replication"] is None and live_replication(owner.memory) is None
+
+
+def test_without_the_shared_object_the_counters_are_shown(make_owner):
+    owner = make_owner(role=SYNC_MASTER, replicates=1)
+    (owner.root / "commitlog").mkdir()
+    owner.publish()
+    found = status(owner)["replication"]
+    assert (found["slaves_connected"], found["links"]) == (0, [])
+    assert run("status", owner.root).code == run("top", owner.root, "--count", 1).code == run("metrics", owner.root, "--once").code == 0
+
+
+def test_a_stopped_store_shows_what_it_noted(make_owner):
+    owner = make_owner()
+    (owner.root / "commitlog").mkdir()
+    ReplicationStateFile(owner.root).write(ReplicationState("SLAVE", 700))
+    owner.memory.retire()
+    owner.lock.close()
+    document = status(owner)
+    assert document["replication"] == {"role": "SLAVE", "confirm": 700, "dispatch_at": "committed", "said": ""}
+    assert document["positions"]["confirm"] == 0, "never beyond the log"
+
+
+def test_the_dump_names_who_writes_each_field(replicating):
+    owner, _ = replicating(SYNC_MASTER)
+    native.store_position(owner.control.confirm, 3000)
+    fields = {one["field"]: one for one in run("dump", owner.root, "control", "--json").document["fields"]}
+    for name in ("confirm.value", "received.value", "confirm_seq.value", "replicator.slaves_connected", "replicator.linked",
+                 "replicator.master_end"):
+        assert fields[name]["owner"] == "replicator", name
+    assert fields["confirm.value"]["value"] == 3000
