@@ -26,6 +26,7 @@ from pyengine.ipc.control_block import EngineMemory, Identity, now_ms
 from pyengine.ipc.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.left_memory import left_memory
+from pyengine.ipc.replication import create_replication
 from pyengine.ipc.shared_objects import SharedFolder, note_run
 from pyengine.ipc.store_lock import StoreLock, lock_modified_ns
 from pyengine.native import control as native
@@ -106,6 +107,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         _create_queue_table(memory, report)
         memory.make_topic_stats(len({topic for topic, _ in report.queue_ends}))
         create_cleaning(folder, memory.identity.epoch)
+        create_replication(folder, memory.identity.epoch)
         _create_pool(memory)
     except BaseException:
         attach_count.remove(semaphore_id)

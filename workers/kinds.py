@@ -53,14 +53,15 @@ class Kind:
 
 # In the order of starting. The supervisor itself is not in it: nobody restarts that.
 KINDS = (
-    Kind(native.FLUSHER, stop_rank=3, silent_s=120.0),
+    Kind(native.FLUSHER, stop_rank=4, silent_s=120.0),
     Kind(native.WRITER, stop_rank=1),
     Kind(native.COMMITTER, stop_rank=2, silent_s=120.0, modes=frozenset((native.MODE_POOL,))),
-    Kind(native.REPUTTER, stop_rank=4, silent_s=120.0),
-    Kind(native.ALLOCATOR, stop_rank=5, silent_s=120.0),
-    Kind(native.CHECKPOINTER, stop_rank=6, silent_s=120.0),
-    Kind(native.SCHEDULER, stop_rank=7, silent_s=120.0),  # puts are refused by then: what it noted last is durable
+    Kind(native.REPUTTER, stop_rank=5, silent_s=120.0),
+    Kind(native.ALLOCATOR, stop_rank=6, silent_s=120.0),
+    Kind(native.CHECKPOINTER, stop_rank=7, silent_s=120.0),
+    Kind(native.SCHEDULER, stop_rank=8, silent_s=120.0),  # puts are refused by then: what it noted last is durable
     Kind(native.CLEANER, stop_rank=0, silent_s=120.0),
+    Kind(native.REPLICATOR, stop_rank=3, silent_s=120.0, replicating=True),  # slaves get the last bytes, too
 )
 
 RESTART_PAUSE_S_FIRST = 0.0

@@ -1,23 +1,36 @@
 """Replicator: RocketMQ's HAService. On a master it serves slaves, on a slave it follows the master.
 
 Promise: bytes go over the wire as they stand in the log, and only what is committed;
-`confirm` moves only over what enough slaves have said they have. Bad bytes on the port cost
-the one who sent them his connection. Its death: slaves connect again to the next one and
-say where they stand; puts that wait for them wait until then, each by its own deadline.
+`confirm` moves only over what enough slaves have said they have. A slave's log grows by
+whole records, through its writer. Bad bytes on the port cost the one who sent them his
+connection. Its death: slaves connect again to the next one and say where they stand; puts
+that wait for them wait until then, each by its own deadline.
 """
 
 from __future__ import annotations
 
 import sys
 
+from pyengine.ipc.replication import Replication
+from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
 from pyengine.services import Service
+from pyengine.services.ha_client import HaClient
 from pyengine.services.ha_service import HAService
 from workers import worker
 
+SESSION_WAIT_S = 2.0
+
 
 def make_service(attached: worker.Worker) -> Service:
-    service = HAService(attached.memory, attached.root, attached.config, lambda text: worker.say(native.REPLICATOR, text))
+    def report(text: str) -> None:
+        worker.say(native.REPLICATOR, text)
+
+    replication = Replication(attached.memory.folder, writable=True)
+    if attached.config.broker_role == "SLAVE":
+        return HaClient(attached.memory, attached.root, attached.config,
+                        lambda ring_bytes: open_session(attached.root, ring_bytes, SESSION_WAIT_S), replication, report)
+    service = HAService(attached.memory, attached.root, attached.config, replication, report)
     service.start()
     return service
 

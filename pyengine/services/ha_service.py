@@ -69,7 +69,7 @@ class ConfirmedPosition:
 class HAService:
     """The replicator of a master."""
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig, replication: Replication,
                  report: Callable[[str], None], *, port: int | None = None,
                  clock_ns: Callable[[], int] = monotonic_ns) -> None:
         """Listens at the configured port, or at `port` (0: any that is free); serves from start() on.
@@ -97,10 +97,7 @@ class HAService:
         self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(self._waker, select.EPOLLIN)
         self._thread = threading.Thread(target=self._serve, name="slaves", daemon=True)
-        try:
-            self._replication = Replication(memory.folder, writable=True)
-        except EngineUnavailableError:
-            self._replication = Replication.private()
+        self._replication = replication
         self._notes = ReplicationNotes(memory, root, report)
         self.port = self._listener.getsockname()[1]
         self._replication.listening(self.port)

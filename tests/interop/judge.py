@@ -157,6 +157,29 @@ class Judge:
         more = {} if commit is None else {"commit": commit}
         return self._ask("offsets", path.parent.parent, {}, path=str(path), **more)
 
+    def ha_open(self, store: Path, settings: Mapping[str, Any], master: str = "") -> Future[dict[str, Any]]:
+        """Opens `store` itself in the role of its settings and lets it run; a SLAVE follows `master` (host:port).
+
+        This and the other ha_ calls answer with `minPhy`, `maxPhy`, `dispatchBehind`, `pushedToSlave`, `connections`.
+        """
+        return self._ask("ha_open", store, settings, master=master)
+
+    def ha_put(self, store: Path, count: int, *, body_bytes: int = 300, seed: int = 1) -> Future[dict[str, Any]]:
+        """So many made-up messages, one after the other, into an open master; adds `statuses`, `okEnd`, times."""
+        return self._ask("ha_put", store, {}, count=count, bodyBytes=body_bytes, seed=seed)
+
+    def ha_look(self, store: Path) -> dict[str, Any]:
+        """How far an open store is, now."""
+        return self._ask("ha_look", store, {}).result(ANSWER_PATIENCE_S)
+
+    def ha_close(self, store: Path) -> dict[str, Any]:
+        """Stops an open store in good order, when its queues have caught up; adds `facts`."""
+        return self._ask("ha_close", store, {}).result(ANSWER_PATIENCE_S)
+
+    def kill(self) -> None:
+        """kill -9: every store that is open in it ends as a broker's does then."""
+        self._process.kill()
+
     def _copy(self, store: Path) -> Path:
         place = Path(tempfile.mkdtemp(prefix=f"{store.name}-", dir=self._scratch))
         # File times matter to the store's look-up by time; copies of sparse files stay sparse.

@@ -44,7 +44,9 @@ class Rig:
         self.service = self.new_service()
 
     def new_service(self) -> HAService:
-        return HAService(self.owner.memory, self.owner.root, self.config, self.said.append, port=0, clock_ns=lambda: self.now_ns)
+        shared = replication.Replication(self.owner.folder, writable=True)
+        return HAService(self.owner.memory, self.owner.root, self.config, shared, self.said.append, port=0,
+                         clock_ns=lambda: self.now_ns)
 
     def slave(self, *reports: int) -> WireSlave:
         self.slaves.append(WireSlave(self.service.port))
@@ -324,7 +326,8 @@ def test_an_orderly_stop_waits_for_a_slave_so_long_and_no_longer(make_rig):
 def test_a_taken_port_is_told(make_rig):
     rig = make_rig()
     with pytest.raises(EngineUnavailableError, match="cannot listen for slaves.*set ha_listen_host and ha_listen_port"):
-        HAService(rig.owner.memory, rig.owner.root, rig.config, rig.said.append, port=rig.service.port)
+        HAService(rig.owner.memory, rig.owner.root, rig.config, replication.Replication.private(), rig.said.append,
+                  port=rig.service.port)
 
 
 def test_a_failure_of_the_slaves_thread_ends_the_worker(make_rig):

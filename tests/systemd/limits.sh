@@ -28,7 +28,7 @@ systemctl start pyengine-metrics@plain.service
 eventually "metrics are a unit too" 'journalctl -u pyengine-metrics@plain.service -o cat | grep -q "^http://127"'
 url=$(journalctl -u pyengine-metrics@plain.service -o cat | grep "^http://127")
 ok "... that answers on the loopback" '"$PYTHON" -c "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())" "$url" | grep -q "^pyengine_put_messages_total [1-9]"'
-for name in store $KINDS committer metrics; do
+for name in store $KINDS committer replicator metrics; do
     echo "exposure $name $(systemd-analyze security --no-pager "pyengine-$name@plain.service" 2>/dev/null | sed -n 's/.*Overall exposure level.*: \([0-9.]*\).*/\1/p')"
 done
 systemctl stop pyengine@plain.target

@@ -58,7 +58,11 @@ def test_a_kind_of_one_mode_is_run_only_there(tmp_path, monkeypatch):
     assert unit_files.runs("writer", tmp_path)
     monkeypatch.setenv("PYENGINE_TRANSIENT_STORE_POOL_ENABLE", "true")
     assert unit_files.runs("committer", tmp_path)
-    assert [unit for unit in unit_files.unit_files() if values(unit, "ExecCondition")] == ["pyengine-committer@.service"]
+    assert not unit_files.runs("replicator", tmp_path)
+    monkeypatch.setenv("PYENGINE_BROKER_ROLE", "SYNC_MASTER")
+    assert unit_files.runs("replicator", tmp_path)
+    assert [unit for unit in unit_files.unit_files() if values(unit, "ExecCondition")] == [
+        "pyengine-committer@.service", "pyengine-replicator@.service"]
 
 
 def install(folder: Path, *more: str, **environment: str) -> subprocess.CompletedProcess:

@@ -70,6 +70,11 @@ public final class Judge {
                 return Writing.of(request);
             case "offsets":
                 return GroupOffsets.of(request);
+            case "ha_open":
+            case "ha_put":
+            case "ha_look":
+            case "ha_close":
+                return Replicating.of(request);
             default:
                 throw new IllegalArgumentException("unknown command " + request.getString("command"));
         }
