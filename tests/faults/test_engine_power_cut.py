@@ -137,8 +137,10 @@ def test_what_was_promised_survives_every_cut(shim, tmp_path, seed, mode):
      (FORGETS_TIMED_SYNC, "async", 200), (FORGETS_TIMED_SYNC, "pool", 200)],
     ids=lambda of: getattr(of, "switch", str(of)),
 )
-def test_a_broken_engine_is_caught(shim, broken_build, tmp_path, seed, mutant: Mutant, mode: str, states: int):
+def test_a_broken_engine_is_caught(shim, broken_build, tmp_path, seed, proof, mutant: Mutant, mode: str, states: int):
     outcome = cut(shim, tmp_path, seed, mode, states, environment(broken_build, mutant), stop_at=1)
+    proof("broken builds", f"power cut: {mutant.name} ({mode})",
+          **{"states until caught": outcome.states, "not caught": int(not outcome.bad)})
     assert outcome.bad, f"an engine that {mutant.name} was not noticed in {outcome.states} states"
     print(outcome.bad[0])
 
@@ -146,6 +148,7 @@ def test_a_broken_engine_is_caught(shim, broken_build, tmp_path, seed, mutant: M
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", MAPPED)
-def test_what_was_promised_survives_thousands_of_cuts(shim, tmp_path, seed, mode):
+def test_what_was_promised_survives_thousands_of_cuts(shim, tmp_path, seed, proof, mode):
     outcome = cut(shim, tmp_path, seed, mode, STATES_LONG, here(), enough=ACKS_LONG)
+    proof("power cut", mode, states=outcome.states, records=outcome.records, acknowledged=outcome.acknowledged, bad=len(outcome.bad))
     assert outcome.bad == []

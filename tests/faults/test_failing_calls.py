@@ -81,6 +81,8 @@ def test_whatever_call_fails_recovery_says_so_and_the_next_one_repairs_all(shim,
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_every_call_fails_in_turn_with_every_error(shim, killed, tmp_path):
+def test_every_call_fails_in_turn_with_every_error(shim, killed, tmp_path, proof):
     seen = fail_each(shim, killed, tmp_path / "scratch", LONG_FORM, 1000)
+    proof("failing disk, recovery", "every call, every error", failed_calls=sum(row["came"] for row in seen),
+          bad=sum(row["again"] not in (ExitCode.OK, ExitCode.REPAIRED) for row in seen))
     assert_all_held(seen, *undisturbed(killed, tmp_path / "undisturbed"))

@@ -62,6 +62,12 @@ def held(rows: list[dict]) -> dict:
     return last["summary"]
 
 
+def tell(proof, what: str, rows: list[dict]) -> None:
+    *rows, last = rows
+    proof("failing disk, engine", what, failed_calls=sum(row["came"] for row in rows), acknowledged=last["summary"]["acknowledged"],
+          bad=sum(bool(row["bad"]) for row in rows) + len(last["summary"]["bad"]))
+
+
 def test_a_disk_that_fails_is_told_and_survived(shim, tmp_path, seed):
     rows = fail_engine(shim, tmp_path, "sync", SHORT_FORM, 1, seed)
     summary = held(rows)
@@ -76,19 +82,23 @@ def test_a_disk_that_fails_is_told_and_survived(shim, tmp_path, seed):
 @pytest.mark.timeout(10_000)
 @pytest.mark.parametrize("kind", CALLS_OF)
 @pytest.mark.parametrize("mode", ["sync", "async", "pool"])
-def test_every_call_of_every_worker_fails_in_turn(shim, tmp_path, seed, mode, kind):
+def test_every_call_of_every_worker_fails_in_turn(shim, tmp_path, seed, proof, mode, kind):
     if kind == "committer" and mode != "pool":
         pytest.skip("a committer runs in pool mode only")
     cases = [[kind, call, name, how] for call in CALLS_OF[kind] for name in (*ERRORS, *(("SHORT",) if call in WITH_SHORT else ()))
              for how in ("once", "lasting") if how == "once" or name in ("ENOSPC", "EMFILE")]
-    held(fail_engine(shim, tmp_path, mode, cases, N_LONG, seed))
+    rows = fail_engine(shim, tmp_path, mode, cases, N_LONG, seed)
+    tell(proof, f"{kind}, {mode}", rows)
+    held(rows)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(10_000)
 @pytest.mark.parametrize("how", ["start", "stop"])
-def test_every_call_of_a_start_and_a_stop_fails_in_turn(shim, tmp_path, seed, how):
+def test_every_call_of_a_start_and_a_stop_fails_in_turn(shim, tmp_path, seed, proof, how):
     cases = [["supervisor", call, name, how] for call in START_CALLS for name in ("EIO", "ENOSPC")]
     cases += [[kind, call, "EMFILE" if call == "open" else "EIO", how] for kind, calls in CALLS_OF.items()
               if kind not in ("supervisor", "committer") for call in calls]
-    held(fail_engine(shim, tmp_path, "async", cases, N_LONG, seed))
+    rows = fail_engine(shim, tmp_path, "async", cases, N_LONG, seed)
+    tell(proof, f"{how} of the engine", rows)
+    held(rows)

@@ -41,10 +41,11 @@ def test_the_same_build_with_nothing_broken_holds(broken_build, tmp_path, rng):
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mutant", [ANSWERS_EARLY, FORGETS_UNDO], ids=lambda mutant: mutant.switch)
-def test_a_broken_writer_is_caught_by_kills_at_any_moment(broken_build, mutant, tmp_path, rng):
+def test_a_broken_writer_is_caught_by_kills_at_any_moment(broken_build, mutant, tmp_path, rng, proof):
     """Not aimed: as the crash scripts kill by default."""
-    for _ in range(TURNS):
+    for turn in range(TURNS):
         done = rounds(broken_build, mutant, tmp_path, rng, "--rounds", str(ROUNDS_LONG))
         if done.returncode != 0:
             break
+    proof("broken builds", f"kills: {mutant.name}", **{"turns until caught": turn + 1, "not caught": int(done.returncode == 0)})
     assert done.returncode == 1, f"not noticed in {TURNS * ROUNDS_LONG} rounds"

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Everything that tries to break the engine, in its long form, and docs/proof.md made of what it counted.
+# usage: scripts/prove_all.sh [--rounds N] [--seed S] [part ...]     exit 0: all held, 1: something did not
+# parts: kills powercut disk corruption fuzz mutants page; without any: all, which takes hours.
+# Each run adds its line to docs/proof.jsonl; a part may be run again and again, with other seeds.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+rounds=100 seed= parts=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --rounds) rounds=$2; shift 2 ;;
+    --seed) seed=$2; shift 2 ;;
+    -*) sed -n '2,5p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+    *) parts+=("$1"); shift ;;
+  esac
+done
+[ ${#parts[@]} -gt 0 ] || parts=(kills powercut disk corruption fuzz mutants page)
+use_project
+cd "$checkout"
+records=${PYENGINE_PROOF:-$checkout/docs/proof.jsonl}
+export PYENGINE_PROOF=$records
+[ -z "$seed" ] || export PYENGINE_SEED=$seed
+failed=0
+
+tests() { "$PYTHON" -m pytest -q --long "$@" || failed=1; }
+
+kills() {
+  local kind modes mode output
+  for kind in writer flusher reputter allocator checkpointer cleaner supervisor producer everything committer; do
+    modes="async pool sync"
+    [ "$kind" = committer ] && modes=pool
+    for mode in $modes; do
+      output=$(scripts/crash_"$kind".sh --mode "$mode" --rounds "$rounds" --json ${seed:+--seed "$seed"}) || failed=1
+      "$PYTHON" -P -m crash.proof add "$records" kills "scripts/crash_$kind.sh --mode $mode --rounds $rounds" <<< "$output"
+    done
+  done
+}
+
+for part in "${parts[@]}"; do
+  case "$part" in
+    kills) kills ;;
+    powercut) tests -m long tests/faults/test_engine_power_cut.py ;;
+    disk) tests -m long tests/faults/test_failing_engine.py tests/faults/test_failing_calls.py ;;
+    corruption) tests -m long tests/faults/test_corruption.py ;;
+    fuzz) tests -m long tests/native/test_c_fuzz.py ;;
+    mutants) tests -k broken tests/faults/test_mutants.py tests/faults/test_engine_power_cut.py ;;
+    page) ;;
+    *) echo "no part is called $part" >&2; exit 2 ;;
+  esac
+done
+[ ! -s "$records" ] || "$PYTHON" -P -m crash.proof page "$records" docs/proof.md
+exit $failed
