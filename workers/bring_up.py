@@ -13,7 +13,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyengine.config import EngineConfig, keep_sizes
@@ -34,6 +34,8 @@ from pyengine.native import queue_table
 from pyengine.native.calibrate import spin_us
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.abort_file import create_abort_file
+from pyengine.services.ha_join import join
+from pyengine.storage.cut_log import Cut, intend_cut
 from pyengine.storage.log_files import list_log
 from pyengine.storage.new_file import make_folders
 from pyengine.storage.own_log import OwnLog
@@ -97,6 +99,8 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
             raise CorruptionError(f"{report.sentence} {left.undrained_bytes:,} acknowledged bytes stand only in the "
                                   f"shared memory of the dead engine: keep the machine up until that is decided.")
         left.discard()
+    if report.state is RecoveryState.RECOVERED and config.broker_role == "SLAVE" and config.replicates:
+        report = _join_master(root, config, report, progress)
     folder = SharedFolder.of(engine_id, config.shm_directory)
     folder.make()
     folder.sweep()
@@ -127,6 +131,18 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         native.refuse_puts(memory.control, native.REFUSE_SLAVE)
     lock.share()
     return BroughtUp(memory, report, time.monotonic() - began_s)
+
+
+def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, progress: Progress | None) -> RecoveryReport:
+    """Where a new slave's log begins, and what of another's goes because its master does not have it (services/ha_join.py)."""
+    found = join(root, config, report.min_offset, report.end_offset)
+    if found.cut_at is not None:
+        intend_cut(root, Cut(found.cut_at, report.end_offset, found.notes[0]))
+        again = recover(root, config.geometry, progress=progress, options=RecoveryOptions.of(config))
+        return replace(again, notes=report.notes + again.notes, quarantined=report.quarantined + again.quarantined)
+    if found.origin is not None:
+        report = replace(report, min_offset=found.origin, end_offset=found.origin)
+    return replace(report, notes=report.notes + found.notes)
 
 
 def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_id: int) -> Identity:

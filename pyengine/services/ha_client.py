@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from pyengine.config import EngineConfig
-from pyengine.errors import CorruptionError, DiskError, EngineError
+from pyengine.errors import EngineError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER, Link, Replication
 from pyengine.ipc.session_client import ProducerSession
@@ -31,8 +31,8 @@ from pyengine.native.writer import REFUSALS, REFUSED_OFFSET, REFUSED_RAW
 from pyengine.results import PutStatus
 from pyengine.services.ha_link import LinkLostError, MasterLink
 from pyengine.services.ha_stream import RUN_BYTES, BadStreamError, FrameCutter, LogsDifferError, RecordStream
+from pyengine.services.replication_notes import ReplicationNotes
 from pyengine.storage.own_log import OwnLog
-from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 RING_BYTES_MIN = 16 << 20
 ENTRY_HEAD_BYTES = 4096
@@ -41,7 +41,7 @@ PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)  # before each try to connect, the las
 READ_STEP_S = 0.2              # so long at most one round waits
 ANSWER_STEP_NS = 5_000_000     # the writer or the flusher is waited for in such steps when nothing comes
 REFUSED_PAUSE_NS = 200_000_000
-SAVE_INTERVAL_NS = 1_000_000_000
+ANSWER_NS_MAX = 1_000_000_000  # an orderly stop waits so long for the entry under way
 HEALTHY_NS = 10_000_000_000     # a link that lasted so long, or brought anything, is tried again at once
 NEVER_NS = 1 << 62
 REJOIN = "restart this slave: it cuts what its master does not have"
@@ -77,9 +77,8 @@ class HaClient:
         self._acks_flushed = config.acks_flushed
         self._segment_bytes = memory.identity.segment_bytes
         self._log = OwnLog(root, self._segment_bytes)
-        self._file = ReplicationStateFile(root)
-        self._saved = self._file.read().state
-        self._save_due_ns = 0
+        self._notes = ReplicationNotes(memory, root, report)
+        self._notes.start()
         self._replication = replication
         self._look: Link | None = None
         self._said = ""
@@ -101,9 +100,10 @@ class HaClient:
 
     def work(self) -> bool:
         now_ns = self._clock_ns()
-        self._save(now_ns)
         try:
-            if self._link is None:
+            if self._memory.state == native.STATE_STOPPING:
+                self._leave()
+            elif self._link is None:
                 if now_ns < self._retry_ns or not self._is_settled():
                     return False
                 self._connect()
@@ -113,7 +113,7 @@ class HaClient:
             self._drop("", 0.0)
         except (LogsDifferError, _MasterIsShortError) as error:
             self._drop(f"{error}: {REJOIN}", PAUSES_S[-1])
-        except (LinkLostError, BadStreamError, CorruptionError, EngineError) as error:
+        except EngineError as error:
             self._drop(str(error))
         return self._link is not None
 
@@ -121,15 +121,7 @@ class HaClient:
         return max(0.01, min(1.0, (self._retry_ns - self._clock_ns()) / 1e9))
 
     def drain(self) -> bool:
-        """The entry under way is finished and reported; then the connection ends."""
-        try:
-            if self._link is not None and self._sequence and not self._refused_until_ns:
-                self._collect(self._clock_ns() + 1_000_000_000)
-            if self._link is not None:
-                self._acknowledge(self._clock_ns())
-        except EngineError as error:
-            self._say(str(error))
-        self._save(None)
+        self._leave()
         return False
 
     def close(self) -> None:
@@ -137,7 +129,20 @@ class HaClient:
         self._end_session()
         if self._look is not None:
             self._look.close()
+        self._notes.close()
         self._log.close()
+
+    def _leave(self) -> None:
+        """The engine stops: the entry under way is finished and reported; then connection and session end."""
+        if self._link is not None:
+            try:
+                if self._sequence:
+                    self._collect(self._clock_ns() + ANSWER_NS_MAX)
+                self._acknowledge(self._clock_ns())
+            finally:
+                self._disconnect()
+                self._be_connecting("the engine stops")
+        self._end_session()
 
     # ---- connecting -----------------------------------------------------------------
 
@@ -407,28 +412,13 @@ class HaClient:
             self._acked = goal
             self._link.report(goal)
             self._sent_ns = now_ns
-            native.publish_confirm(self._control, self._memory.bells, goal)
+            if goal > native.load_position(self._control.confirm):
+                native.publish_confirm(self._control, self._memory.bells, goal)
             if self._look is not None:
                 self._look.acked(goal)
         elif now_ns - self._sent_ns >= self._heartbeat_ns:
             self._link.report(max(self._acked, self._begin))
             self._sent_ns = now_ns
-
-    # ---- config/replication.json ----------------------------------------------------
-
-    def _save(self, now_ns: int | None) -> None:
-        """Note how far was reported; at most once a second, but at once when `now_ns` is None."""
-        if now_ns is not None and now_ns < self._save_due_ns:
-            return
-        state = ReplicationState("SLAVE", native.load_position(self._control.confirm))
-        if state == self._saved:
-            return
-        self._save_due_ns = self._clock_ns() + SAVE_INTERVAL_NS
-        try:
-            self._file.write(state)
-            self._saved = state
-        except DiskError as error:
-            self._say(f"how far its log was confirmed cannot be noted: {error}")
 
 
 class _MasterIsShortError(EngineError):
