@@ -60,7 +60,7 @@ class _ReconnectError(EngineError):
 
 
 class HaClient:
-    """The slave's replicator, as a service. `open_session` gives a session with a ring of at least that many bytes."""
+    """The slave's replicator, as a service. `open_session` gives a session with a ring of so many bytes; `replication` is closed with it."""
 
     def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
                  open_session: Callable[[int], ProducerSession], replication: Replication,
@@ -129,6 +129,7 @@ class HaClient:
         self._end_session()
         if self._look is not None:
             self._look.close()
+        self._replication.close()
         self._notes.close()
         self._log.close()
 
