@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from pyengine.errors import UsageError
 from pyengine.spark.queue_view import QueueRows, plan_view, read_view_options, types_of, view_rows
+from pyengine.spark.versions import arrow_schema_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -51,6 +52,4 @@ class QueueViewReader(DataSourceReader):
         """The rows of one partition."""
         if not isinstance(partition, QueueRows):  # what Spark makes of an empty list of partitions
             return iter(())
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        return view_rows(self.options, partition, to_arrow_schema(self.schema, timezone="UTC"))
+        return view_rows(self.options, partition, arrow_schema_of(self.schema))

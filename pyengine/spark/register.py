@@ -26,18 +26,19 @@ def register(spark: SparkSession) -> SparkSession:
     """Make both formats known to this session; doing it twice does no harm. Returns the session."""
     from pyengine.spark.queue_source import PyEngineQueueSource
     from pyengine.spark.source import PyEngineSource
+    from pyengine.spark.versions import register_source
 
-    spark.dataSource.register(PyEngineSource)
-    spark.dataSource.register(PyEngineQueueSource)
+    register_source(spark, PyEngineSource)
+    register_source(spark, PyEngineQueueSource)
     return spark
 
 
 def session(app: str = "pyengine", cores: int | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
     """The running session, else a new one on this host: `cores` (default: all), loopback only, no web page.
 
-    `settings` go over the defaults. Times are UTC; Python workers run in this very
-    environment. A Java of version 17 or later is looked for (pyengine.spark.java);
-    UsageError if there is none.
+    PYENGINE_SPARK_MASTER in the environment names another master; `settings` go over the
+    defaults. Times are UTC; Python workers run in this very environment. A Java of version
+    17 or later is looked for (pyengine.spark.java); UsageError if there is none.
     """
     from pyspark.sql import SparkSession
 
@@ -71,7 +72,7 @@ def default_settings(cores: int | None = None) -> dict[str, str]:
     """What `session` sets: measured on small hosts, where a session is short and data is local."""
     count = cores or len(os.sched_getaffinity(0))
     return {
-        "spark.master": f"local[{count}]",
+        "spark.master": os.environ.get("PYENGINE_SPARK_MASTER") or f"local[{count}]",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",

@@ -18,6 +18,7 @@ from pyengine.spark.partitions import LogRange, QueuePart
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import chosen_columns, columns_of_schema, schema_text
 from pyengine.spark.selection import select
+from pyengine.spark.versions import arrow_schema_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -64,9 +65,7 @@ class LogReader(DataSourceReader):
         """The rows of one partition, as Arrow batches of exactly the schema that Spark expects."""
         if not isinstance(partition, (LogRange, QueuePart)):  # what Spark makes of an empty list of partitions
             return iter(())
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         from pyengine.spark.task_reader import read_partition
 
-        schema = to_arrow_schema(self.schema, timezone="UTC")
+        schema = arrow_schema_of(self.schema)
         return read_partition(self.options, select(self.options), self.columns, partition, schema)

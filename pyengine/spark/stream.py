@@ -19,15 +19,14 @@ from pyengine.errors import StoreBusyError, UsageError
 from pyengine.spark.options import ReadOptions, read_options
 from pyengine.spark.schema import columns_of_schema
 from pyengine.spark.selection import select
-
-try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError:  # Spark 4.0 and 4.1 have no bounds for a batch and ask for none
-    ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = None
-
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Not known to this Spark."""
-
+from pyengine.spark.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    arrow_schema_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -108,11 +107,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """The rows of one part; as LogReader.read."""
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         from pyengine.spark.task_reader import read_partition
 
-        schema = to_arrow_schema(self.schema, timezone="UTC")
+        schema = arrow_schema_of(self.schema)
         return read_partition(self.options, select(self.options), self.columns, partition, schema)
 
     def stop(self) -> None:
