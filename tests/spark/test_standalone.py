@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from damage import flip
 from fix_golden import unpack
 from pyengine.formats.paths import StorePaths
 from pyengine.spark.options import read_options
@@ -23,6 +24,7 @@ from spark import oracle
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.long, pytest.mark.timeout(1200)]
 
+SEGMENT_BYTES = 16384  # of the golden store `roll`
 SCRIPT = Path(__file__).parents[2] / "scripts" / "spark_cluster.sh"
 # Both executors are there before the first job, so that a job of two tasks has one for each.
 SETTINGS = {
@@ -85,11 +87,9 @@ def stores(tmp_path_factory) -> tuple[Path, Path]:
     """A store, and one of the same shape with a record that is damaged."""
     folder = tmp_path_factory.mktemp("stores")
     whole, damaged = unpack("roll", folder / "whole"), unpack("roll", folder / "damaged")
-    message = oracle.log_messages(damaged)[20]
-    segment = StorePaths(damaged).commit_log_segment(0)
-    data = bytearray(segment.read_bytes())
-    data[message.physical_offset + 4] ^= 1
-    segment.write_bytes(data)
+    offset = oracle.log_messages(damaged)[20].physical_offset
+    start = offset - offset % SEGMENT_BYTES
+    flip(StorePaths(damaged).commit_log_segment(start), offset - start + 4)
     return whole, damaged
 
 
