@@ -20,6 +20,7 @@ from pyengine.config import FIXED_NAMES, SETTINGS, fold
 from pyengine.errors import UsageError
 from pyengine.results import ReadLevel
 from pyengine.settings import BYTE_UNITS
+from pyengine.spark.file_tree import ARROW, AUTO, is_file_system, scheme_of
 from pyengine.storage.tag_filter import parse_subscription
 
 EARLIEST, LATEST = -2, -1  # as in the JSON of Spark's Kafka source
@@ -44,6 +45,7 @@ class ReadOptions:
     """What to read. An offset or time that is None is no bound; `sizes` are settings of the store's files."""
 
     path: str
+    file_system: str = AUTO
     subscribe: tuple[str, ...] = ()
     subscribe_pattern: str | None = None
     assign: dict[str, tuple[int, ...]] | None = None
@@ -72,6 +74,11 @@ class ReadOptions:
     sizes: dict[str, int] = field(default_factory=dict)
 
     @property
+    def is_remote(self) -> bool:
+        """The store is read by ranges over a file system of pyarrow's (spark/file_tree.py), not mapped."""
+        return self.file_system != AUTO or scheme_of(self.path) != ""
+
+    @property
     def is_queue_view(self) -> bool:
         """Topics, queues or queue offsets were chosen: rows are what consumers see. Otherwise: the log's records, all of them."""
         return bool(self.subscribe or self.subscribe_pattern or self.assign or self.starting_offsets or self.ending_offsets)
@@ -95,7 +102,16 @@ def _text(value: str) -> str:
 
 
 def _path(value: str) -> str:
-    return os.path.abspath(_text(value).removeprefix("file://").removeprefix("file:"))
+    if scheme_of(_text(value)) not in ("", "file"):
+        return value
+    return os.path.abspath(value.removeprefix("file://").removeprefix("file:"))
+
+
+def _file_system(value: str) -> str:
+    text = value.strip()
+    if not is_file_system(text):
+        raise ValueError("give auto, arrow, or module:name of a file system that can be imported")
+    return text
 
 
 def _names(value: str) -> tuple[str, ...]:
@@ -276,6 +292,10 @@ OPTIONS = (
     Option("access", "access", _word("auto", "scan", "queue"), "auto",
            "How chosen topics are found: `queue` reads only the records that their consume queues name, `scan` every record's "
            "header; `auto` takes the queues where they are less than a third of a large log."),
+    Option("fileSystem", "file_system", _file_system, "auto",
+           "How the store's files are read: `auto` maps a path of this host and reads a URI by ranges, see [Remote file "
+           "systems](#remote-file-systems); `arrow` reads by ranges always; `module:name` names a file system of pyarrow or "
+           "fsspec."),
     Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", _number(1), "",
            "Streams: at most so many messages in one micro-batch, shared among the queues by what waits in each; a queue with "
            "news gives at least one."),
@@ -309,9 +329,13 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
             raise UsageError(_unknown(name))
     if "path" not in values:
         raise UsageError('give the store\'s root directory: .load("/path/of/store") or .option("path", ...)')
+    if values.get("file_system", AUTO) not in (AUTO, ARROW):  # then the path is one inside it
+        values["path"] = next(str(text) for name, text in given.items() if name.lower() == "path")
     if isinstance(values.get("starting_offsets"), StartingPoint):
         values["starting_point"] = values.pop("starting_offsets")
     _check_together(given, values)
+    if values.get("file_system", AUTO) != AUTO or scheme_of(values["path"]):
+        _check_remote(values, use)
     if use == "batch":
         _check_batch(given, values)
     elif use == "stream":
@@ -370,6 +394,18 @@ def _check_batch(given: Mapping[str, str], values: dict[str, Any]) -> None:
                 raise UsageError(f"option startingOffsets = {text!r}: {STARTING_EXAMPLE}; {topic}: {queue_id}: {offset} is "
                                  f"not allowed")
     values.pop("starting_point", None)
+
+
+def _check_remote(values: dict[str, Any], use: Use) -> None:
+    """Only the log is read over a file system, not its queues, and nobody tells of its growth."""
+    if use == "stream":
+        raise UsageError("a stream needs the store's files under a path of this host, not on a remote file system")
+    if values.get("access") == "queue":
+        raise UsageError("access=queue needs the store's files under a path of this host: over a remote file system the log "
+                         "is scanned")
+    if values.get("fail_on_data_loss", True) and any(values.get(name) for name in ("starting_offsets", "ending_offsets")):
+        raise UsageError("over a remote file system nobody tells whether queues hold the offsets that are asked for: set "
+                         "failOnDataLoss=false to read what there is, or choose times or physical offsets")
 
 
 def _check_stream(values: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Planning a read, once, in the driver: where the log ends now, which bytes and rows are wanted.
 
 Only here is a running engine asked anything: how far the log may be read. What the plan
-holds travels to the tasks, which need the files alone.
+holds travels to the tasks, which need the files alone. Of a store on another file system
+the files tell that, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pyengine.spark.partitions import LogRange, QueuePart, cut
 from pyengine.spark.selection import EVERY_OFFSET, offset_bounds
 
 if TYPE_CHECKING:
+    from pyengine.ipc.live_reader import LiveStoreReader
+    from pyengine.spark.remote_store import RemoteStore
     from pyengine.storage.store_reader import StoreReader
 
 REMEDY = "set failOnDataLoss=false to read what there is"
@@ -29,28 +32,40 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
     Raises DataLossError, NotAStoreError, StoreRefusedError, and UsageError for a level
     that cannot be told.
     """
+    if options.is_remote:
+        from pyengine.spark.file_tree import open_tree
+        from pyengine.spark.remote_store import RemoteStore
+
+        with RemoteStore(open_tree(options.path, options.file_system), options.sizes) as store:
+            return _plan(options, store)
     from pyengine.ipc.live_reader import open_store
-    from pyengine.spark.queue_plan import plan_queues
 
     with open_store(options.path, **options.sizes) as reader:
-        limit = reader.max_physical_offset(options.read_level)
-        starts = reader.commit_log.starts()
-        if not starts:
-            return []
-        segment_bytes = reader.commit_log.size_bytes
-        log_end = starts[-1] + segment_bytes
-        if limit > log_end:
-            raise CorruptionError(f"the log of {options.path} ends at {log_end}, below the level {options.read_level.value} at {limit}: segments are missing")
-        gaps = [a + segment_bytes for a, b in zip(starts, starts[1:]) if b != a + segment_bytes]
-        if gaps and options.fail_on_data_loss:
-            raise DataLossError(f"the log of {options.path} has a gap at {gaps[0]}: a segment is missing between others; {REMEDY}")
-        start, stop = _physical_bounds(options, starts[0], limit)
+        return _plan(options, reader)
+
+
+def _plan(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> list[LogRange | QueuePart]:
+    from pyengine.spark.queue_plan import plan_queues
+
+    limit = reader.max_physical_offset(options.read_level)
+    starts = reader.commit_log.starts()
+    if not starts:
+        return []
+    segment_bytes = reader.commit_log.size_bytes
+    log_end = starts[-1] + segment_bytes
+    if limit > log_end:
+        raise CorruptionError(f"the log of {options.path} ends at {log_end}, below the level {options.read_level.value} at {limit}: segments are missing")
+    gaps = [a + segment_bytes for a, b in zip(starts, starts[1:]) if b != a + segment_bytes]
+    if gaps and options.fail_on_data_loss:
+        raise DataLossError(f"the log of {options.path} has a gap at {gaps[0]}: a segment is missing between others; {REMEDY}")
+    start, stop = _physical_bounds(options, starts[0], limit)
+    if not options.is_remote:
         _check_offsets(options, reader)
         parts = plan_queues(options, reader, start, stop, limit)
         if parts is not None:
             return parts
         start, stop = _narrowed(options, reader, start, stop, limit)
-        return cut(start, stop, limit, segment_bytes, options.max_partition_bytes, options.min_partitions)
+    return cut(start, stop, limit, segment_bytes, options.max_partition_bytes, options.min_partitions)
 
 
 def _physical_bounds(options: ReadOptions, log_start: int, limit: int) -> tuple[int, int]:

@@ -96,6 +96,8 @@ def read_view_options(given: Mapping[str, str]) -> QueueViewOptions:
             raise UsageError(f"option {BY_NAME[name.lower()].name} is one of the format pyengine; pyengine-queue takes "
                              f"{', '.join((*SHARED_OPTIONS, *OWN_OPTIONS))}")
     read = read_options(shared)
+    if read.is_remote:
+        raise UsageError("pyengine-queue needs the store's files under a path of this host, not on a remote file system")
     return QueueViewOptions(read, view, group, _columns(view, read.columns))
 
 

@@ -9,15 +9,14 @@ If they differ the query fails, so no row is ever invented or left out in silenc
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 
 import pyarrow as pa
 
 from pyengine.errors import CorruptionError
 from pyengine.native.columns import RawBatch
-from pyengine.native.scan import classify, sync
 from pyengine.spark.partitions import LogRange
+from pyengine.spark.segment_bytes import Segment, find_record, first_window, judge, more, next_window
 from pyengine.spark.selection import queue_chooser
 from pyengine.spark.task_reader import TaskReader, sentence
 
@@ -30,52 +29,60 @@ class RangeReader(TaskReader):
     def batches(self, part: LogRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of the records that begin in the range, in the log's order."""
         self._scanner = self.scanner(queue_chooser(self.selection))
-        for segment, first, end in part.pieces():
-            view = self.open_segment(segment, part.segment_bytes)
-            if view is None:
+        for start, first, end in part.pieces():
+            segment = self.open_bytes(start, part.segment_bytes)
+            if segment is None:
                 continue
-            for raw in self._scan(view, segment, first, end, part):
-                if self.is_gone(segment):
-                    self.lost(segment)
-                    break
-                yield self.to_batch(raw, schema)
+            try:
+                for raw in self._scan(segment, start, first, end, part):
+                    if self.is_gone(start):
+                        self.lost(start)
+                        break
+                    yield self.to_batch(raw, schema)
+            finally:
+                segment.close()
 
-    def _scan(self, view: mmap.mmap, segment: int, first: int, end: int, part: LogRange) -> Iterator[RawBatch]:
+    def _scan(self, segment: Segment, start: int, first: int, end: int, part: LogRange) -> Iterator[RawBatch]:
         """The raw batches of one piece."""
-        segment_end = segment + part.segment_bytes
+        segment_end = start + part.segment_bytes
         limit = min(part.limit, segment_end)
         scanner = self._scanner
-        position = _begin(view, segment, first, end, limit)
+        position = _begin(segment, start, first, end, limit)
+        upto = end if position is None else first_window(position, end)
         while position is not None and position < end:
-            yield from scanner.scan(view, segment, position, end, limit)
+            have = segment.fill(position, upto, limit)
+            yield from scanner.scan(segment.view, segment.base, position, min(end, have), have)
             position, reason = scanner.position, scanner.reason
+            if more(segment, position, have, reason, limit) and position < end:
+                upto = next_window(position, have, end)
+                continue
             if reason == "range_end":
                 if end == part.end and end < min(part.stop, segment_end):
-                    self._check_border(view, segment, end, position, limit)
+                    self._check_border(segment, end, position, limit, segment_end)
                 return
             if reason == "blank" or (reason == "overrun" and limit < segment_end):
                 return  # what reaches beyond the limit is not there yet
-            if self.is_gone(segment):
-                return self.lost(segment)
+            if self.is_gone(start):
+                return self.lost(start)
             if self.options.on_corrupt == "fail":
-                raise CorruptionError(f"the log is damaged at {position}: {sentence(reason)} "
-                                      f"({self.paths.commit_log_segment(segment)})")
-            following = sync(view, segment, position + 1, end, limit=limit) if position + 1 < end else None
+                raise CorruptionError(f"the log is damaged at {position}: {sentence(reason)} ({self.segment_path(start)})")
+            following = find_record(segment, position + 1, end, limit) if position + 1 < end else None
             self.skip(position, (end if following is None else following) - position, reason)
             position = following
+            upto = end if position is None else first_window(position, end)
 
-    def _check_border(self, view: mmap.mmap, segment: int, border: int, following: int, limit: int) -> None:
+    def _check_border(self, segment: Segment, border: int, following: int, limit: int, segment_end: int) -> None:
         """The task that begins at `border` must find the record at `following`, which this walk has reached."""
         if self.options.on_corrupt == "skip":
             return
-        label = classify(view, following - segment, limit - following, following, check_crc=False)
-        if label in ("range_end", "blank") or (label == "overrun" and limit < segment + len(view)):
+        label = judge(segment, following, limit)
+        if label in ("range_end", "blank") or (label == "overrun" and limit < segment_end):
             expected = None
         elif label == "message":
             expected = following
         else:
             raise CorruptionError(f"the log is damaged at {following}: {sentence(label)}")
-        found = _begin(view, segment, border, min(following + 1, limit), limit)
+        found = find_record(segment, border, limit if segment.is_partial else min(following + 1, limit), limit)
         if found == expected:
             return
         if found is None:
@@ -83,9 +90,9 @@ class RangeReader(TaskReader):
         raise CorruptionError(f"the body that stands at {found} looks like a record of its own: {ADVICE}")
 
 
-def _begin(view: mmap.mmap, segment: int, first: int, end: int, limit: int) -> int | None:
+def _begin(segment: Segment, start: int, first: int, end: int, limit: int) -> int | None:
     """Where the first record of a range begins, None if none does in [first, end)."""
     end = min(end, limit)
     if first >= end:
         return None
-    return first if first == segment else sync(view, segment, first, end, limit=limit)
+    return first if first == start else find_record(segment, first, end, limit)

@@ -15,12 +15,14 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from pyengine.errors import CorruptionError
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native.columns import ChooseQueue, ColumnScanner, RawBatch
 from pyengine.spark.options import INT64_MAX, INT64_MIN, ReadOptions
 from pyengine.spark.partitions import LogRange, QueuePart
 from pyengine.spark.plan import REMEDY, DataLossError
+from pyengine.spark.file_tree import LOG, FileTree, open_tree
 from pyengine.spark.schema import TIMESTAMP_TYPE, Column
+from pyengine.spark.segment_bytes import FetchedSegment, MappedSegment, Segment
 from pyengine.spark.selection import Selection
 from pyengine.storage.arrow import RowFilter, allocate, to_array
 from pyengine.storage.segment_files import map_read_only
@@ -79,6 +81,7 @@ class TaskReader:
         self._scanned = list(dict.fromkeys(column.scanned for column in columns if column.scanned))
         self._place = {name: at for at, name in enumerate(self._scanned)}
         self.skipped: list[Skipped] = []
+        self._tree: FileTree | None = open_tree(options.path, options.file_system) if options.is_remote else None
 
     def skip(self, offset: int, length: int, reason: str) -> None:
         """Note damage that `onCorrupt=skip` passes over, and tell it on the worker's stderr."""
@@ -106,20 +109,33 @@ class TaskReader:
 
     def open_segment(self, segment: int, segment_bytes: int) -> mmap.mmap | None:
         """The segment's bytes, None if it is gone and that is allowed."""
-        path = self.paths.commit_log_segment(segment)
         try:
-            view = map_read_only(path)
+            view = map_read_only(self.paths.commit_log_segment(segment))
         except FileNotFoundError:
             self.lost(segment)
             return None
         if len(view) != segment_bytes:
-            raise CorruptionError(
-                f"{path} has {len(view)} bytes here, not {segment_bytes}: is this a replica that lags, or another store?"
-            )
+            raise self._of_another_length(segment, len(view), segment_bytes)
         return view
+
+    def open_bytes(self, segment: int, segment_bytes: int) -> Segment | None:
+        """The segment to read some ranges of, mapped or fetched; None if it is gone and that is allowed."""
+        if self._tree is None:
+            view = self.open_segment(segment, segment_bytes)
+            return None if view is None else MappedSegment(view, segment)
+        try:
+            file = self._tree.open(f"{LOG}/{segment_name(segment)}")
+        except FileNotFoundError:
+            self.lost(segment)
+            return None
+        if file.size() != segment_bytes:
+            raise self._of_another_length(segment, file.size(), segment_bytes)
+        return FetchedSegment(file, segment)
 
     def is_gone(self, segment: int) -> bool:
         """Whether the segment was deleted: then its pages may have been given back while they were read."""
+        if self._tree is not None:  # what was fetched is ours
+            return False
         try:
             return os.stat(self.paths.commit_log_segment(segment)).st_nlink == 0
         except FileNotFoundError:
@@ -128,8 +144,17 @@ class TaskReader:
     def lost(self, segment: int) -> None:
         """DataLossError, unless what is gone is to be left out."""
         if self.options.fail_on_data_loss:
-            path = self.paths.commit_log_segment(segment)
-            raise DataLossError(f"{path} was deleted after the query was planned; {REMEDY}")
+            raise DataLossError(f"{self.segment_path(segment)} was deleted after the query was planned; {REMEDY}")
+
+    def segment_path(self, segment: int) -> str:
+        """Where it is, for a person."""
+        if self._tree is not None:
+            return f"{self.options.path}/{LOG}/{segment_name(segment)}"
+        return str(self.paths.commit_log_segment(segment))
+
+    def _of_another_length(self, segment: int, found: int, wanted: int) -> CorruptionError:
+        return CorruptionError(f"{self.segment_path(segment)} has {found} bytes here, not {wanted}: is this a replica that lags, "
+                               "or another store?")
 
     def to_batch(self, raw: RawBatch, schema: pa.Schema) -> pa.RecordBatch:
         """The scanned columns as those that were asked for."""

@@ -1,0 +1,166 @@
+"""What planning a read needs to know of a store on another file system: its segments, and where the log ends.
+
+As a StoreReader tells it for a store that nobody has open, but by ranges. Nobody can tell
+over a file system whether an engine runs: a store that was not stopped in order (its
+file `abort` is there) is flushed as far as its engine has noted in config/watermark.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Self
+
+from pyengine.errors import NotAStoreError, StoreRefusedError, UsageError
+from pyengine.formats.log_folders import log_folders
+from pyengine.formats.paths import parse_segment_name, segment_name
+from pyengine.formats.record_case import CaseLabel
+from pyengine.formats.record_layout import MAGIC_AT, SYS_FLAG_AT, store_timestamp_at
+from pyengine.formats.constants import MESSAGE_MAGIC
+from pyengine.results import ReadLevel
+from pyengine.spark.file_tree import LOG, FileTree
+from pyengine.spark.segment_bytes import FetchedSegment, judge, walk_to_end
+from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.log_end import LogEnd
+from pyengine.storage.watermark import read_watermark
+
+_SMALL_FILES = ("config/watermark", "config/engine.toml", "checkpoint", "abort")
+_HEAD_BYTES = 128
+_SIZE = "mapped_file_size_commit_log_bytes"
+
+
+class RemoteLog:
+    """The segments, listed once. All have one length, or StoreRefusedError."""
+
+    def __init__(self, tree: FileTree, wanted_size_bytes: int | None) -> None:
+        self._tree = tree
+        found: dict[int, int] = {}
+        for name, length in tree.folders_and_sizes(LOG).items():
+            start = parse_segment_name(name)
+            if start is None or length is None:
+                raise StoreRefusedError(f"{tree.root}/{LOG}/{name} does not belong there; move it away")
+            found[start] = length
+        sizes = sorted(set(found.values()))
+        if len(sizes) > 1 or sizes == [0]:
+            raise StoreRefusedError(f"the segments in {tree.root}/{LOG} have {sizes[0]} bytes, and {sizes[-1]}: they must be alike")
+        if sizes and wanted_size_bytes not in (None, sizes[0]):
+            raise UsageError(f"the segments have {sizes[0]} bytes, not {wanted_size_bytes} as {_SIZE} says")
+        self.size_bytes = sizes[0] if sizes else 0
+        self._starts = sorted(found)
+        for start in self._starts:
+            if start % self.size_bytes:
+                raise StoreRefusedError(f"{tree.root}/{LOG}/{segment_name(start)}: its name is no multiple of {self.size_bytes}")
+
+    def starts(self) -> list[int]:
+        """Start offsets, ascending. Not to be modified."""
+        return self._starts
+
+    @property
+    def min_offset(self) -> int:
+        """Start of the first segment, -1 without any."""
+        return self._starts[0] if self._starts else -1
+
+    def start_of(self, offset: int) -> int | None:
+        """The start of the segment that holds `offset`, or None."""
+        at = bisect_right(self._starts, offset) - 1
+        return self._starts[at] if at >= 0 and offset < self._starts[at] + self.size_bytes else None
+
+    def open(self, start: int) -> FetchedSegment:
+        """The segment, to read ranges of. FileNotFoundError when it is gone."""
+        return FetchedSegment(self._tree.open(f"{LOG}/{segment_name(start)}"), start)
+
+
+class RemoteLogEnd(LogEnd):
+    """The log's end, looked for where LogEnd looks, by ranges."""
+
+    _log: RemoteLog
+
+    def _walk(self, offset: int) -> tuple[int, str]:
+        while True:
+            start = self._log.start_of(offset)
+            if start is None:
+                return offset, CaseLabel.RANGE_END
+            end = start + self._log.size_bytes
+            segment = self._log.open(start)
+            try:
+                reached, reason = walk_to_end(segment, offset, end)
+            finally:
+                segment.close()
+            if (reason != CaseLabel.BLANK and reached < end) or self._log.start_of(end) is None:
+                return reached, reason
+            offset = end
+
+    def _sure_start(self, flushed: int) -> int | None:
+        start = self._log.start_of(flushed)
+        if start is None:
+            return None
+        segment = self._log.open(start)
+        try:
+            label = judge(segment, flushed, start + self._log.size_bytes)
+        finally:
+            segment.close()
+        return start if label in ("foreign", "overrun", "torn", "offset_mismatch", "bad_crc") else flushed
+
+    def _first_store_timestamp_ms(self, start: int) -> int | None:
+        segment = self._log.open(start)
+        try:
+            segment.fill(start, start + _HEAD_BYTES, start + self._log.size_bytes)
+            head = segment.view
+        finally:
+            segment.close()
+        if len(head) < _HEAD_BYTES or int.from_bytes(head[MAGIC_AT : MAGIC_AT + 4], "big") != MESSAGE_MAGIC:
+            return None
+        at = store_timestamp_at(int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big", signed=True))
+        return int.from_bytes(head[at : at + 8], "big", signed=True)
+
+
+class RemoteStore:
+    """A store on another file system, as it is when it is opened; a context manager."""
+
+    def __init__(self, tree: FileTree, sizes: Mapping[str, int]) -> None:
+        names = tree.folders_and_sizes("")
+        if not names.keys() & {LOG, "consumequeue", "config", "checkpoint", "lock"}:
+            raise NotAStoreError(f"{tree.root} holds no store")
+        self._small = TemporaryDirectory(prefix="pyengine-remote-")
+        self._root = Path(self._small.name)
+        try:
+            self._fetch_small_files(tree)
+            if log_folders(self._root).all != (self._root / LOG,):
+                raise UsageError(f"the log of {tree.root} lies in other folders than {LOG}: mount them to read it")
+            self.commit_log = RemoteLog(tree, sizes.get(_SIZE))
+        except BaseException:
+            self.close()
+            raise
+        self._end = RemoteLogEnd(self._root, self.commit_log)  # type: ignore[arg-type]
+
+    def max_physical_offset(self, level: ReadLevel) -> int:
+        """Where the log ends for this level. UsageError for one that cannot be told."""
+        if level is ReadLevel.REPLICATED:
+            raise UsageError("the level `replicated` needs a running engine: choose flushed, committed or written")
+        end = self._end.find()
+        if level is not ReadLevel.FLUSHED or not abort_file_exists(self._root):
+            return end
+        durable = read_watermark(self._root).watermark
+        if durable is None:
+            raise UsageError("the level `flushed` cannot be told over a file system for a store that was not stopped in "
+                             "order and has no config/watermark: choose committed")
+        return min(durable.flushed, end)
+
+    def _fetch_small_files(self, tree: FileTree) -> None:
+        for name in _SMALL_FILES:
+            content = tree.read(name)
+            if content is not None:
+                (self._root / name).parent.mkdir(exist_ok=True)
+                (self._root / name).write_bytes(content)
+
+    def close(self) -> None:
+        """Remove what was fetched."""
+        self._small.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,133 @@
+"""The bytes of one segment as a task reads them: mapped, or fetched range by range.
+
+`fill` makes bytes available in `view`, whose first byte stands at the physical offset
+`base`. A mapping has all of them at once. What is fetched is a window that moves on, so
+memory stays at some FETCH_BYTES whatever the partition's size.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyengine.errors import CorruptionError
+from pyengine.native.scan import classify, sync, walk
+
+if TYPE_CHECKING:
+    from pyarrow import NativeFile
+
+FETCH_BYTES = 16 << 20
+# Where a record's beginning is looked for, at first: most records end well within it.
+LOOK_BYTES = 256 << 10
+
+
+class MappedSegment:
+    """A mapping of the whole segment that begins at `base`."""
+
+    is_partial = False
+
+    def __init__(self, view: mmap.mmap, base: int) -> None:
+        self.view = view
+        self.base = base
+
+    def fill(self, first: int, upto: int, limit: int) -> int:
+        """Bytes [first, what is returned) are in `view` now: at least up to `upto`, at most up to `limit`."""
+        return limit
+
+    def close(self) -> None:
+        """The mapping goes with its last user."""
+
+
+class FetchedSegment:
+    """A window of the segment that begins at `start`, read from a file by ranges."""
+
+    is_partial = True
+
+    def __init__(self, file: NativeFile, start: int) -> None:
+        self.view: bytes = b""
+        self.base = start
+        self._file = file
+        self._start = start
+
+    def fill(self, first: int, upto: int, limit: int) -> int:
+        """As MappedSegment.fill. What lies before `first` is forgotten. CorruptionError when the file has become shorter."""
+        upto = min(upto, limit)
+        end = self.base + len(self.view)
+        if not self.base <= first <= end:
+            self.view, self.base, end = b"", first, first
+        if end < upto:
+            fetched = self._file.read_at(upto - end, end - self._start)
+            if len(fetched) != upto - end:
+                raise CorruptionError(f"{len(fetched)} bytes of the log came at {end}, not {upto - end}: has its file been cut?")
+            self.view = b"".join((memoryview(self.view)[first - self.base :], fetched))
+            self.base = first
+        return min(self.base + len(self.view), limit)
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
+
+
+Segment = MappedSegment | FetchedSegment
+
+
+def steps(segment: Segment, first: int, limit: int) -> Iterator[int]:
+    """How far bytes from `first` on are there, each time more of them, up to `limit`."""
+    have, most = first, LOOK_BYTES
+    while True:
+        have = segment.fill(first, first + most, limit)
+        yield have
+        if have >= limit:
+            return
+        most = 2 * (have - first)
+
+
+def find_record(segment: Segment, first: int, end: int, limit: int) -> int | None:
+    """The first record that begins in [first, end), see native.scan.sync.
+
+    The answer depends on the bytes alone, not on what was fetched before.
+    """
+    for have in steps(segment, first, limit):
+        stop = min(end, have)
+        found = sync(segment.view, segment.base, first, stop, limit=have) if first < stop else None
+        if found is not None:
+            return found
+    return None
+
+
+def judge(segment: Segment, at: int, limit: int) -> str:
+    """What stands at `at`: one of native.scan.REASONS."""
+    label = "range_end"
+    for have in steps(segment, at, limit):
+        label = classify(segment.view, at - segment.base, have - at, at, check_crc=False)
+        if label not in ("overrun", "range_end"):
+            break
+    return label
+
+
+def more(segment: Segment, position: int, have: int, reason: str, limit: int) -> bool:
+    """Whether a scan stopped only because the rest was not fetched yet."""
+    return segment.is_partial and have < limit and reason in ("overrun", "range_end")
+
+
+def walk_to_end(segment: Segment, position: int, end: int) -> tuple[int, str]:
+    """(where whole records end, why) from the record at `position` on, bodies checked; `end` is the segment's."""
+    upto = first_window(position, end)
+    while True:
+        have = segment.fill(position, upto, end)
+        found = walk(segment.view, segment.base, position, have)
+        position = found.end_offset
+        if not more(segment, position, have, found.reason, end):
+            return position, found.reason
+        upto = next_window(position, have, end)
+
+
+def first_window(position: int, end: int) -> int:
+    """Up to where to fetch for a scan from `position` to `end`."""
+    return min(end, position + FETCH_BYTES)
+
+
+def next_window(position: int, have: int, end: int) -> int:
+    """Up to where to fetch after a stop at `position`: a window, and always more than there is."""
+    return max(first_window(position, end), have + max(LOOK_BYTES, have - position))

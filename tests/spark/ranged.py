@@ -1,0 +1,100 @@
+"""A file system of pyarrow's on which only ranges can be read, and that counts them: what a remote one is like."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyarrow.fs import FileSystemHandler, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+from pyarrow.lib import PythonFile
+
+
+@dataclass
+class Reads:
+    """What was read: (file, offset, length)."""
+
+    all: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def bytes_of(self, part: str) -> int:
+        """Of files whose path holds `part`."""
+        return sum(length for path, _, length in self.all if part in path)
+
+
+READS = Reads()
+
+
+class CountedFile(io.RawIOBase):
+    """A file that tells what is read of it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self._file = open(path, "rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def read(self, count: int = -1) -> bytes:
+        assert count >= 0, "the whole file was asked for"
+        at = self._file.tell()
+        data = self._file.read(count)
+        READS.all.append((self._path, at, len(data)))
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class RangedHandler(FileSystemHandler):
+    """Lists and gives ranges; everything else is refused."""
+
+    _local = LocalFileSystem()
+
+    def get_type_name(self) -> str:
+        return "ranged"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths):
+        return self._local.get_file_info(paths)
+
+    def get_file_info_selector(self, selector):
+        return self._local.get_file_info(selector)
+
+    def open_input_file(self, path: str) -> PythonFile:
+        return PythonFile(CountedFile(path), mode="r")
+
+    def _refuse(self, *_: Any) -> Any:
+        raise AssertionError("only ranges may be read")
+
+    open_input_stream = open_output_stream = open_append_stream = _refuse
+    create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = move = copy_file = _refuse
+
+
+SUBTREE = ""
+
+
+def subtree() -> SubTreeFileSystem:
+    """SUBTREE as a file system: paths are those below it."""
+    return SubTreeFileSystem(SUBTREE, LocalFileSystem())
+
+
+def make() -> PyFileSystem:
+    """For the option fileSystem: `spark.ranged:make`."""
+    return PyFileSystem(RangedHandler())

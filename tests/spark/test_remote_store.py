@@ -1,0 +1,240 @@
+"""Stores on other file systems, read by ranges: the rows are those of a mapped read, and nothing is read twice or whole."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from damage import flip
+from fix_golden import RECIPES
+from pyengine.errors import CorruptionError, NotAStoreError, StoreRefusedError, UsageError
+from pyengine.formats.message import encode_record
+from pyengine.formats.paths import StorePaths
+from pyengine.spark import segment_bytes
+from pyengine.spark.file_tree import open_tree
+from pyengine.spark.options import read_options
+from pyengine.spark.partitions import cut
+from pyengine.spark.plan import DataLossError, plan
+from pyengine.spark.schema import COLUMNS
+from pyengine.spark.queue_view import read_view_options
+from pyengine.storage.watermark import DurableWatermark, write_watermark
+from spark import oracle, ranged
+from spark.logs import SEGMENT_BYTES, end_of, rows, write_log
+
+RANGED = "spark.ranged:make"
+REFUSED = {"abnormal-shortfile"}
+FETCH, LOOK = 5000, 700
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    """Windows so small that golden stores take many, and records reach over their ends."""
+    monkeypatch.setattr(segment_bytes, "FETCH_BYTES", FETCH)
+    monkeypatch.setattr(segment_bytes, "LOOK_BYTES", LOOK)
+
+
+@pytest.fixture
+def reads():
+    ranged.READS.all.clear()
+    return ranged.READS
+
+
+def read_plan(root, **given):
+    return plan(read_options({"path": str(root), **{name: str(value) for name, value in given.items()}}))
+
+
+@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - REFUSED))
+def test_a_golden_store_reads_as_one_that_is_mapped(golden, recipe, small_windows, monkeypatch):
+    root = golden(recipe).root
+    end = end_of(root)
+    monkeypatch.setattr(segment_bytes, "FETCH_BYTES", max(FETCH, end // 40))
+    level = "committed" if (root / "abort").exists() else "flushed"
+    for given in ({"verifyCRC": True}, {"maxPartitionBytes": end // 17 + 1, "batchRows": 7}):
+        wanted = rows(root, columns="*", **given)
+        assert rows(root, columns="*", fileSystem=RANGED, readLevel=level, **given) == wanted
+    assert wanted == oracle.rows(oracle.log_messages(root), [column.name for column in COLUMNS])
+
+
+@pytest.mark.parametrize("recipe", sorted(REFUSED))
+def test_a_store_with_segments_of_several_lengths_is_refused(golden, recipe):
+    with pytest.raises(StoreRefusedError, match="must be alike"):
+        read_plan(golden(recipe).root, fileSystem=RANGED)
+
+
+def test_only_the_ranges_of_a_partition_are_read(tmp_path, monkeypatch, reads):
+    monkeypatch.setattr(segment_bytes, "FETCH_BYTES", 64 << 10)
+    monkeypatch.setattr(segment_bytes, "LOOK_BYTES", 2 << 10)
+    segment, count = 1 << 20, 5
+    offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 900}] * (count * 1000), segment)
+    assert offsets[-1] > (count - 1) * segment
+    write_watermark(tmp_path, DurableWatermark("u", 1, offsets[-1]))
+    parts = read_plan(tmp_path, fileSystem=RANGED, maxPartitionBytes=segment // 4)
+    assert reads.bytes_of("commitlog") < segment, "the log's end is looked for from the watermark on"
+    for part in parts:
+        reads.all.clear()
+        assert rows(tmp_path, [part], columns="physicalOffset", fileSystem=RANGED) == [
+            (offset,) for offset in offsets if part.start <= offset < part.end and offset < part.limit]
+        assert max(length for *_, length in reads.all) <= 64 << 10
+        assert reads.bytes_of("") <= part.log_bytes + (16 << 10), "a partition reads itself, and looks over its border"
+        spans = sorted((at, at + length) for _, at, length in reads.all)
+        assert sum(max(0, a_end - b) for (_, a_end), (b, _) in zip(spans, spans[1:])) <= 4 << 10
+
+
+def test_the_limit_and_the_cut_may_stand_anywhere(golden, small_windows, seed):
+    root = golden("roll").root
+    messages = oracle.log_messages(root)
+    end, chosen = end_of(root), random.Random(seed)
+    for _ in range(60):
+        limit = chosen.randrange(1, end)
+        ranges = cut(chosen.randrange(0, limit), limit, limit, 16384, chosen.randrange(300, 20_000), 1)
+        wanted = [(m.physical_offset,) for m in messages
+                  if m.physical_offset >= ranges[0].start and m.physical_offset + m.size_bytes <= limit]
+        assert rows(root, ranges, columns="physicalOffset", fileSystem="arrow") == wanted
+
+
+def test_topics_tags_and_times_choose_rows_over_a_file_system(golden, small_windows):
+    root = golden("basic").root
+    messages = oracle.log_messages(root)
+    tag, topic = next((m.tags, m.topic) for m in messages if m.tags)
+    times = sorted({m.store_timestamp_ms for m in messages})
+    for given in ({"subscribe": topic}, {"tags": tag}, {"startingTimestamp": times[len(times) // 2]},
+                  {"subscribe": topic, "startingOffsets": f'{{"{topic}": {{"0": 1}}}}', "failOnDataLoss": False}):
+        found = rows(root, columns="physicalOffset,value", fileSystem="arrow", **given)
+        assert found == rows(root, columns="physicalOffset,value", **given) and 0 < len(found) < len(messages)
+
+
+def test_damage_fails_the_read_or_is_skipped_as_in_a_mapped_one(golden, small_windows):
+    root = golden("roll").root
+    messages = oracle.log_messages(root)
+    for at in (20, 70, 71):
+        start = messages[at].physical_offset - messages[at].physical_offset % 16384
+        flip(StorePaths(root).commit_log_segment(start), messages[at].physical_offset - start + 4)
+    end = messages[-1].physical_offset + messages[-1].size_bytes
+    for most in (3000, 1 << 20):
+        ranges = cut(0, end, end, 16384, most, 1)
+        with pytest.raises(CorruptionError, match=f"damaged at {messages[20].physical_offset}: foreign"):
+            rows(root, ranges, fileSystem="arrow")
+        wanted = rows(root, ranges, columns="physicalOffset", onCorrupt="skip")
+        assert len(wanted) == len(messages) - 3
+        assert rows(root, ranges, columns="physicalOffset", onCorrupt="skip", fileSystem="arrow") == wanted
+
+
+def test_a_body_made_to_look_like_a_record_is_never_a_row(tmp_path, small_windows):
+    def evil(offset: int) -> bytes:
+        at = offset + 88 + 500  # the body's place in a record of IPv4 hosts, and some way in
+        inner = encode_record(topic="E", body=b"evil", physical_offset=at)
+        return (b"\0" * 500 + inner).ljust(1800, b"\0")
+
+    offsets = write_log(tmp_path, [{"topic": "T", "body": evil if n % 3 == 1 else b"x" * 300} for n in range(12)])
+    limit = end_of(tmp_path)
+    outcomes = set()
+    for most in range(64, SEGMENT_BYTES, 61):
+        try:
+            ranges = cut(0, limit, limit, SEGMENT_BYTES, most, 1)
+            assert rows(tmp_path, ranges, columns="physicalOffset", fileSystem="arrow") == [(offset,) for offset in offsets]
+            outcomes.add("right")
+        except CorruptionError as error:
+            assert "looks like a record of its own" in str(error)
+            outcomes.add("refused")
+    assert outcomes == {"right", "refused"}
+
+
+def test_what_is_deleted_cut_or_not_there_is_said(golden):
+    root = golden("roll").root
+    ranges = read_plan(root, fileSystem="arrow", maxPartitionBytes=16384)
+    second = StorePaths(root).commit_log_segment(16384)
+    data = second.read_bytes()
+    second.write_bytes(data[:-1])
+    with pytest.raises(CorruptionError, match="has 16383 bytes here, not 16384"):
+        rows(root, ranges, fileSystem="arrow")
+    second.unlink()
+    with pytest.raises(DataLossError, match="was deleted after the query was planned"):
+        rows(root, ranges, fileSystem="arrow")
+    kept = [(m.physical_offset,) for m in oracle.log_messages(root) if not 16384 <= m.physical_offset < 32768]
+    assert rows(root, ranges, columns="physicalOffset", fileSystem="arrow", failOnDataLoss=False) == kept
+    with pytest.raises(DataLossError, match="has a gap at 16384"):
+        read_plan(root, fileSystem="arrow")
+    with pytest.raises(NotAStoreError):
+        read_plan(root / "nothing", fileSystem="arrow")
+    (root / "empty" / "commitlog").mkdir(parents=True)
+    assert read_plan(root / "empty", fileSystem="arrow") == []
+
+
+def test_what_is_flushed_is_told_by_the_watermark_unless_the_store_was_stopped_in_order(tmp_path):
+    offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 300}] * 30)
+    end = end_of(tmp_path)
+    assert read_plan(tmp_path, fileSystem="arrow")[-1].limit == end
+    (tmp_path / "abort").touch()
+    with pytest.raises(UsageError, match="choose committed"):
+        read_plan(tmp_path, fileSystem="arrow")
+    assert read_plan(tmp_path, fileSystem="arrow", readLevel="committed")[-1].limit == end
+    write_watermark(tmp_path, DurableWatermark("u", 1, offsets[20]))
+    assert read_plan(tmp_path, fileSystem="arrow")[-1].limit == offsets[20]
+    write_watermark(tmp_path, DurableWatermark("u", 1, offsets[20] + 5))  # in a record: looked at from its segment on
+    assert read_plan(tmp_path, fileSystem="arrow", readLevel="written")[-1].limit == end
+    with pytest.raises(UsageError, match="replicated"):
+        read_plan(tmp_path, fileSystem="arrow", readLevel="replicated")
+
+
+def test_a_uri_is_resolved_and_what_cannot_be_is_said(tmp_path, monkeypatch):
+    write_log(tmp_path / "a store", [{"topic": "T", "body": b"x"}] * 3)
+    monkeypatch.setattr(ranged, "SUBTREE", str(tmp_path))
+    for path, system in ((f"file://{tmp_path}/a store", "arrow"), (str(tmp_path / "a store"), "pyarrow.fs:LocalFileSystem"),
+                         ("a store", "spark.ranged:subtree")):
+        assert len(rows(path, fileSystem=system, columns="offset")) == 3
+    with pytest.raises(UsageError, match="no file system for it"):
+        open_tree("nosuch://host/store", "auto")
+    for system, sentence in (("nosuch.module:make", "nosuch"), ("os:nothing", "nothing"), ("os:sep", "no file system")):
+        with pytest.raises(UsageError, match=sentence):
+            open_tree("/x", system)
+
+
+def test_fsspec_file_systems_serve_too():
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    record = encode_record(topic="T", body=b"x" * 100, physical_offset=0)
+    memory.pipe_file("/fsspec-store/commitlog/00000000000000000000", record.ljust(4096, b"\0"))
+    assert rows("memory://fsspec-store", columns="topic,value") == [("T", b"x" * 100)]
+
+
+def test_a_log_in_several_folders_is_refused(tmp_path):
+    write_log(tmp_path, [{"topic": "T", "body": b"x"}])
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "engine.toml").write_text('store_path_commit_log = "commitlog,/mnt/other"\n')
+    with pytest.raises(UsageError, match="lies in other folders"):
+        read_plan(tmp_path, fileSystem="arrow")
+
+
+@pytest.mark.parametrize(
+    ("given", "use", "sentence"),
+    [
+        ({}, "stream", "a stream needs"),
+        ({"access": "queue", "subscribe": "T"}, "batch", "the log is scanned"),
+        ({"subscribe": "T", "startingOffsets": '{"T": {"0": 5}}'}, "batch", "set failOnDataLoss=false"),
+    ],
+)
+def test_what_a_remote_store_cannot_do_is_refused(given, use, sentence):
+    for where in ({"path": "s3://bucket/store"}, {"path": "/store", "fileSystem": "arrow"}):
+        with pytest.raises(UsageError, match=sentence):
+            read_options({**where, **given}, use)
+    with pytest.raises(UsageError, match="pyengine-queue needs"):
+        read_view_options({"path": "s3://bucket/store"})
+    with pytest.raises(UsageError, match="give auto, arrow, or module:name"):
+        read_options({"path": "/store", "fileSystem": "s3"})
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_spark_reads_and_jobs_run_over_a_file_system(spark, golden, tmp_path):
+    from pyengine.spark import export_parquet, skipped_ranges, stats
+
+    root = golden("roll").root
+    far = {"fileSystem": "pyarrow.fs:LocalFileSystem", "maxPartitionBytes": "16k"}
+    read = spark.read.format("pyengine").options(columns="physicalOffset,value", **far).load(str(root))
+    messages = oracle.log_messages(root)
+    assert sorted((row[0], bytes(row[1])) for row in read.collect()) == [(m.physical_offset, m.body) for m in messages]
+    assert sorted(map(tuple, stats(spark, root, **far).collect())) == sorted(map(tuple, stats(spark, root).collect()))
+    assert skipped_ranges(spark, root, **far).count() == 0
+    assert export_parquet(spark, root, tmp_path / "out", **far).messages == len(messages)
