@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
+
+
+def spark_version() -> tuple[int, int]:
+    """Of the package: docs/spark.md tells what each cannot do."""
+    major, minor = version("pyspark").split(".")[:2]
+    return int(major), int(minor)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,13 @@ import contextlib
 import pytest
 
 from fix_golden import unpack
+from fix_spark import spark_version
 
-pytestmark = [pytest.mark.spark, pytest.mark.java]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.java,
+    pytest.mark.skipif(spark_version() < (4, 1), reason="Spark 4.0 has no filter pushdown for Python sources"),
+]
 
 ENABLED = "spark.sql.python.filterPushdown.enabled"
 ROWS = {"a": 3, "b": 5}

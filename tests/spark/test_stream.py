@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from fix_spark import spark_version
 from fix_store_builder import StoreBuilder
 from spark.logs import rows
 from waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.java]
 
+HAS_BOUNDS = spark_version() >= (4, 2)  # of a batch
 COLUMNS = "topic,partition,offset,physicalOffset,value,timestamp"
 PLAIN = "topic, partition, offset, physicalOffset, cast(value AS STRING) AS value"
 
@@ -57,18 +59,18 @@ def builder(tmp_path) -> StoreBuilder:
 def test_the_whole_log_in_bounded_batches_and_on_from_the_checkpoint(spark, builder, tmp_path):
     df = stream(spark, builder.root, startingOffsets="earliest", maxBytesPerTrigger="4k")
     assert df.isStreaming
-    assert all_there_is(df, tmp_path) > 2
+    assert all_there_is(df, tmp_path) > (2 if HAS_BOUNDS else 0)
     assert read_back(spark, tmp_path) == wanted(builder.root)
     put(builder, 17)
     again = stream(spark, builder.root, startingOffsets="earliest", maxOffsetsPerTrigger="9")
-    assert all_there_is(again, tmp_path) == 2
+    assert all_there_is(again, tmp_path) == (2 if HAS_BOUNDS else 1)
     assert read_back(spark, tmp_path) == wanted(builder.root) and len(wanted(builder.root)) == 77
     assert all_there_is(again, tmp_path) == 0
 
 
 def test_topics_by_the_offsets_of_their_queues(spark, builder, tmp_path):
     df = stream(spark, builder.root, subscribePattern="[AB]", startingOffsets='{"A": {"0": 4}}', maxOffsetsPerTrigger="30")
-    assert all_there_is(df, tmp_path) >= 2
+    assert all_there_is(df, tmp_path) >= (2 if HAS_BOUNDS else 1)
     start = {row[3] for row in wanted(builder.root) if row[:2] == ("A", 0) and row[2] < 4}
     assert len(start) == 4
     assert read_back(spark, tmp_path) == [row for row in wanted(builder.root) if row[3] not in start]
