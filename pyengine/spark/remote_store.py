@@ -138,7 +138,7 @@ class RemoteStore:
     def max_physical_offset(self, level: ReadLevel) -> int:
         """Where the log ends for this level. UsageError for one that cannot be told."""
         if level is ReadLevel.REPLICATED:
-            raise UsageError("the level `replicated` needs a running engine: choose flushed, committed or written")
+            raise UsageError("nothing is replicated here: choose the level flushed, committed or written")
         end = self._end.find()
         if level is not ReadLevel.FLUSHED or not abort_file_exists(self._root):
             return end

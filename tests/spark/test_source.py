@@ -78,7 +78,7 @@ def test_a_schema_chooses_columns_and_converts_nothing(spark, root):
     [
         ({"subscirbe": "a"}, "unknown option 'subscirbe': did you mean subscribe?"),
         ({"columns": "ofset"}, "unknown column 'ofset': did you mean offset?"),
-        ({"readLevel": "replicated"}, "the level `replicated` needs a running engine"),
+        ({"readLevel": "replicated"}, "nothing is replicated here: choose"),
         ({"startingPhysicalOffset": "1", "endingPhysicalOffset": "999999999"}, "the log ends at"),
     ],
 )
