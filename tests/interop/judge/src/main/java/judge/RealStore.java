@@ -31,6 +31,10 @@ final class RealStore {
     }
 
     RealStore(File root, Map<String, Object> settings, StandingClock clock) throws Exception {
+        this(root, settings, clock, new BrokerConfig());
+    }
+
+    RealStore(File root, Map<String, Object> settings, StandingClock clock, BrokerConfig broker) throws Exception {
         this.root = root;
         this.clock = clock;
         MessageStoreConfig config = new MessageStoreConfig();
@@ -44,7 +48,7 @@ final class RealStore {
         }
         synchronized (RealStore.class) { // its constructor fills a static TreeMap
             store = new DefaultMessageStore(config, new BrokerStatsManager("judge", false),
-                (a, b, c, d, e, f, g) -> { }, new BrokerConfig());
+                (a, b, c, d, e, f, g) -> { }, broker);
         }
         if (clock != null) {
             field(DefaultMessageStore.class, "systemClock").set(store, clock);

@@ -10,6 +10,7 @@ import java.util.Map;
 import java.util.Random;
 import java.util.TreeMap;
 import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageDecoder;
@@ -42,10 +43,11 @@ final class Replicating {
 
     private static Row open(String name, JSONObject request) throws Exception {
         JSONObject settings = request.getJSONObject("settings");
-        RealStore real = new RealStore(new File(name), settings, null);
+        BrokerConfig broker = new BrokerConfig();
         if ("SLAVE".equals(settings.getString("brokerRole"))) {
-            real.store.getBrokerConfig().setBrokerId(1); // with id 0 its dispatcher skips half records
+            broker.setBrokerId(1); // with id 0 its dispatcher skips half records
         }
+        RealStore real = new RealStore(new File(name), settings, null, broker);
         if (!real.store.load()) {
             throw new IllegalStateException("the store was not loaded");
         }
