@@ -147,6 +147,14 @@ class ProducerSession:
             return why, ()
         return 0, ANSWER.unpack(ffi.buffer(answer, ANSWER.size))
 
+    def take_answer(self, sequence: int, deadline_ns: int) -> tuple[int, tuple]:
+        """wait_acked() for a session with one reader, who takes the answers in order: the places of this one and of those
+        before it are free again, without which no more than COMPLETIONS entries can ever be submitted."""
+        why, answer = self.wait_acked(sequence, deadline_ns)
+        if why == 0:
+            lib.ms_producer_set_oldest_unread(self._producer, sequence + 1)
+        return why, answer
+
     def wait_kept(self, end_offset: int, how: int, flush_deadline_ns: int, slave_deadline_ns: int) -> int:
         """0 once everything below `end_offset` is durable (DURABLE) and confirmed (CONFIRMED). AGAIN: not durable in
         time; NO_SLAVE, UNCONFIRMED; FROZEN, CLOSED. Any thread."""

@@ -360,7 +360,7 @@ class HaClient:
 
     def _collect(self, deadline_ns: int) -> None:
         """Take the answer to the entry under way, if it comes in time."""
-        code, answer = self._writer.wait_acked(self._sequence, deadline_ns)
+        code, answer = self._writer.take_answer(self._sequence, deadline_ns)
         if code == producer.AGAIN:
             return
         self._sequence = 0
@@ -392,7 +392,7 @@ class HaClient:
     def _wait_out(self) -> None:
         """An entry under way belongs to the connection that ends; where it ends up shows in the own end."""
         if self._sequence and self._writer is not None:
-            code, _ = self._writer.wait_acked(self._sequence, self._clock_ns() + 100_000_000)
+            code, _ = self._writer.take_answer(self._sequence, self._clock_ns() + 100_000_000)
             if code:
                 self._end_session()
         self._sequence = 0

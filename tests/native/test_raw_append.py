@@ -11,7 +11,7 @@ from fix_writer_rig import RING_BYTES, WriterRig, answer_of, submit
 from pyengine._native import ffi, lib
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.native import control as control_native
-from pyengine.native.producer import PUT
+from pyengine.native.producer import COMPLETIONS, PUT
 from pyengine.native.scan import walk
 from pyengine.results import PutStatus
 
@@ -112,6 +112,16 @@ def test_a_slave_s_log_is_its_master_s_byte_for_byte_fillers_too(rigs, tmp_path,
     messages = sum(not is_blank(log, piece) for piece in whole_records(log))
     assert slave.control.slots[slave.control.slot_pass.value & 1].put_messages == messages == 60
     assert control_native.committed_slot(slave.control)[1] == 1_700_000_000_000
+
+
+def test_a_session_outlives_as_many_entries_as_it_has_places_for_answers(rigs, tmp_path):
+    slave, producer = slave_with_session(rigs, tmp_path)
+    deadline_ns = lib.ms_clock_monotonic_ns() + 60_000_000_000
+    for _ in range(2 * COMPLETIONS + 10):
+        assert producer.submit_raw(b"of another place", 1, deadline_ns) == 0
+        slave.drain()
+        code, answer = producer.take_answer(producer.sequence, deadline_ns)
+        assert (code, answer[DETAIL]) == (0, lib.MS_REFUSED_OFFSET)
 
 
 def test_it_goes_on_behind_a_killed_writer(rigs, tmp_path):
