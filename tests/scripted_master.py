@@ -33,6 +33,7 @@ class ScriptedMaster:
         self.heartbeat_s = heartbeat_s
         self.script = script
         self.is_silent = False
+        self._drop = False
         self.reports: list[list[int]] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
@@ -54,6 +55,7 @@ class ScriptedMaster:
                 continue
             connected, _ = self._listening.accept()
             self.reports.append([])
+            self._drop = False
             with connected, contextlib.suppress(OSError):
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._follow(connected)
@@ -61,7 +63,7 @@ class ScriptedMaster:
     def _follow(self, connected: socket.socket) -> None:
         position, half = -1, b""
         heard_s = 0.0
-        while self._going:
+        while self._going and not self._drop:
             if select.select([connected], [], [], 0 if position >= 0 else 0.02)[0]:
                 data = connected.recv(4096)
                 if not data:
@@ -97,6 +99,10 @@ class ScriptedMaster:
                 heard_s = time.monotonic()
             else:
                 select.select([connected], [], [], self.heartbeat_s / 4)
+
+    def drop(self) -> None:
+        """Close the connection that stands, if one does; the next one is served as ever."""
+        self._drop = True
 
     def close(self) -> None:
         self._going = False

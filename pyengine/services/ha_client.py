@@ -238,6 +238,8 @@ class HaClient:
         """Read, hand on, take the answer, report: whatever of it can be done now."""
         now_ns = self._clock_ns()
         has_read = False
+        if not self._sequence:
+            self._submit(now_ns)
         if self._stream.waiting_bytes < BACKLOG_BYTES or not self._sequence and self._stream.whole() is None:
             is_waiting = self._sequence or self._acked < self._goal()
             data = self._link.receive()
@@ -257,7 +259,7 @@ class HaClient:
         elif now_ns < self._refused_until_ns:
             time.sleep(ANSWER_STEP_NS / 1e9)
         elif not has_read and self._acks_flushed and self._acked < self._goal():
-            if self._writer.wait_flushed(self._goal(), now_ns + ANSWER_STEP_NS) not in (0, producer.AGAIN):
+            if self._writer.wait_kept(self._goal(), producer.DURABLE, now_ns + ANSWER_STEP_NS, 0) not in (0, producer.AGAIN):
                 self._link.wait(READ_STEP_S)  # nothing will be flushed any more
         now_ns = self._clock_ns()
         self._acknowledge(now_ns)
