@@ -5,7 +5,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 use_project
 failed=0
-for kind in writer flusher reputter allocator checkpointer supervisor producer all committer; do
+for kind in writer flusher reputter allocator checkpointer replicator supervisor producer all committer; do
   modes="async pool sync"
   [ "$kind" = committer ] && modes=pool
   for mode in $modes; do

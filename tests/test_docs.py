@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -133,6 +134,7 @@ RUN_ELSEWHERE = {
     "docs/transactions.md": "tests/test_docs_delivery.py",
     "docs/cleaning.md": "tests/test_docs.py",
     "docs/queues.md": "tests/test_docs_queues.py",
+    "docs/replication.md": "tests/test_docs.py",
     "docs/spark.md": "tests/spark/test_source.py",
     "docs/operations.md": "tests/workers/test_supervisor.py",
     "docs/statistics.md": "tests/test_docs.py",
@@ -244,6 +246,16 @@ def test_the_blocks_of_the_cleaning_page_run(reader):
     shown = reader.run(shell)
     assert shown.count("deleted 0 segments") == 3 and "disk used" in shown
     assert reader.run(program) == "True b'one apple'\n"
+
+
+@pytest.mark.timeout(600)
+def test_the_blocks_of_the_replication_page_run(reader):
+    (pair,) = runnable("docs/replication.md")
+    with socket.socket() as one:  # whoever runs these tests beside us takes another
+        one.bind(("127.0.0.1", 0))
+        port = str(one.getsockname()[1])
+    shown = reader.run(Block(pair.page, pair.language, pair.text.replace("10932", port)))
+    assert shown.count("running") == 2 and "PUT_OK" in shown and "one apple" in shown
 
 
 def examples() -> list[str]:

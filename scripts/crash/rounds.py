@@ -268,7 +268,8 @@ class CrashRun:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "cleaner", "supervisor", "producer", "all")
+    kinds = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "cleaner", "replicator", "supervisor",
+             "producer", "all")
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
@@ -282,7 +283,10 @@ def main() -> int:
 
     scratch = Path(tempfile.mkdtemp(prefix="pyengine-crash-"))
     print(f"seed={arguments.seed} kind={arguments.kind} mode={mode} rounds={arguments.rounds}", file=sys.stderr)
-    summary = CrashRun(scratch / "store", scratch, arguments.kind, mode, arguments.seed, arguments.aim).run(arguments.rounds)
+    made = CrashRun
+    if arguments.kind == "replicator":
+        from crash.replicas import ReplicatorRun as made
+    summary = made(scratch / "store", scratch, arguments.kind, mode, arguments.seed, arguments.aim).run(arguments.rounds)
     if arguments.json:
         print(json.dumps(asdict(summary)))
     else:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-KINDS = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "cleaner", "supervisor", "producer", "everything")
-SHORT = [(kind, "pool" if kind == "committer" else "async") for kind in KINDS] + [
+KINDS = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "cleaner", "replicator", "supervisor", "producer",
+         "everything")
+SHORT = [(kind, "pool" if kind == "committer" else "async") for kind in KINDS if kind != "replicator"] + [
     ("writer", "sync"), ("writer", "pool"), ("flusher", "sync"), ("everything", "sync"), ("everything", "pool"),
 ]  # fmt: skip
 LONG_ROUNDS = 60

@@ -1,0 +1,125 @@
+"""The rounds for a replicator: a SYNC_MASTER and its slave, of which one or the other loses it, or everything.
+
+What a put of such a master was acknowledged for must be on both sides afterwards, and the two logs must be equal
+byte for byte. The slave is the engine's own; it is stopped, killed and started like the master.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from crash.audit import audit, check, read_acked
+from crash.rounds import COMMAND_PATIENCE_S, CrashRun
+from crash.watch import EngineWatch, kill, wait_for
+from pyengine.engine import start_engine, stop_engine
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.storage.log_files import list_log
+
+PIECE_BYTES = 1 << 20
+WHOLE_ENGINE_SHARE = 0.25
+
+
+class ReplicatorRun(CrashRun):
+    """A CrashRun with a slave beside it. `aim` stays what it is: the share of kills in the middle of something."""
+
+    def __init__(self, store: Path, scratch: Path, kind: str, mode: str, seed: int, aim: float) -> None:
+        super().__init__(store, scratch, kind, mode, seed, aim)
+        port = free_port()
+        self.slave = store.with_name("slave")
+        sizes = {name: value for name, value in self.settings.items() if name.startswith("m")}
+        self.settings |= {"broker_role": "SYNC_MASTER", "ha_listen_port": port, "slave_timeout_ms": 1000}
+        self.slave_settings = sizes | {
+            "broker_role": "SLAVE", "ha_master_address": f"127.0.0.1:{port}", "sync_from": "first",
+            "flush_disk_type": self.settings.get("flush_disk_type", "ASYNC_FLUSH")}
+
+    def start_engine(self) -> dict[str, object]:
+        started = super().start_engine()
+        if not living_kinds(self.slave):
+            self.start_slave()
+        return started
+
+    def start_slave(self) -> None:
+        start_engine(self.slave, self.slave_settings, timeout_s=COMMAND_PATIENCE_S)
+
+    def strike(self) -> None:
+        """One side's replicator; or one side as a whole, which recovers and comes back."""
+        is_slave = self.rng.random() < 0.5
+        store = self.slave if is_slave else self.store
+        if self.rng.random() < WHOLE_ENGINE_SHARE:
+            self.kill_engine(store)
+            if is_slave:
+                self.start_slave()
+            else:
+                self.start_engine()
+            return
+        with EngineWatch(store) as watch:
+            pid = wait_for("a living replicator", lambda: watch.pids().get("replicator"))
+            self.aimed_kill(watch, "replicator", pid)
+            wait_for("a new replicator", lambda: watch.pids().get("replicator", pid) != pid)
+
+    def kill_engine(self, store: Path) -> None:
+        with EngineWatch(store) as watch:
+            pids = watch.pids()
+            kill(pids.pop("supervisor"))  # it would start the others again
+            victims = list(pids.values())
+            self.rng.shuffle(victims)
+            for pid in victims:
+                kill(pid)
+            self.summary.kills += len(victims) + 1
+
+    def look_over(self) -> None:
+        """The master is stopped; its slave has what it sent, and is stopped too."""
+        start_engine(self.store, self.settings, timeout_s=COMMAND_PATIENCE_S)
+        try:
+            with EngineWatch(self.store) as master, EngineWatch(self.slave) as slave:
+                wait_for("the slave has everything", lambda: slave.positions().wrote == master.positions().wrote)
+        finally:
+            stop_engine(self.store)
+        stop_engine(self.slave)
+        super().look_over()
+        rows = read_acked(self.acked)
+        found = audit(self.slave, rows)
+        self.summary.lost += found.lost
+        self.summary.failures += [f"on the slave: {sentence}" for sentence in found.failures]
+        self.summary.failures += [f"on the slave: {sentence}" for sentence in check(self.slave, rows, self.scratch)]
+        self.summary.failures += differences(self.store, self.slave, int(self.settings["mapped_file_size_commit_log_bytes"]))
+
+    def end_everything(self) -> None:
+        super().end_everything()
+        master, self.store = self.store, self.slave
+        try:
+            super().end_everything()
+        finally:
+            self.store = master
+
+
+def differences(one: Path, other: Path, segment_bytes: int) -> list[str]:
+    """Where two logs that should be equal are not; segments behind the end are zeros on both sides, as many as there are."""
+    left = {segment.start_offset: segment.path for segment in list_log(one, segment_bytes)}
+    right = {segment.start_offset: segment.path for segment in list_log(other, segment_bytes)}
+    for start in sorted(left.keys() | right.keys()):
+        at = start
+        for mine, yours in zip(_pieces(left.get(start), segment_bytes), _pieces(right.get(start), segment_bytes), strict=True):
+            if mine != yours:
+                place = next(number for number, pair in enumerate(zip(mine, yours, strict=True)) if pair[0] != pair[1])
+                return [f"the logs differ at {at + place}"]
+            at += len(mine)
+    return []
+
+
+def _pieces(path: Path | None, size_bytes: int):
+    if path is None:
+        for at in range(0, size_bytes, PIECE_BYTES):
+            yield bytes(min(PIECE_BYTES, size_bytes - at))
+        return
+    with open(path, "rb") as opened:
+        while piece := opened.read(PIECE_BYTES):
+            yield piece
+
+
+def free_port() -> int:
+    """A port that nobody listens at now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]

@@ -1,0 +1,209 @@
+"""Pairs of engines: what a put of a master waits for, who sees what when, and a master that is lost and comes back."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from fix_cli import run
+from waiting import eventually
+
+import pyengine
+from pyengine.native import control as native
+from pyengine.results import PutStatus
+from pyengine.storage.log_files import list_log
+
+SEGMENT_BYTES = 1 << 20
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class Pair:
+    """A master and a slave, not started."""
+
+    def __init__(self, make_engine, *, master_mode: str = "async", slave_mode: str = "async", role: str = "SYNC_MASTER",
+                 slave: dict | None = None, **master: object) -> None:
+        self.port = free_port()
+        self.master = make_engine(master_mode, "master", broker_role=role, ha_listen_port=self.port, slave_timeout_ms=20_000,
+                                  **master)
+        self.slave = make_engine(slave_mode, "slave", broker_role="SLAVE", ha_master_address=f"127.0.0.1:{self.port}",
+                                 **(slave or {}))
+
+    def start(self) -> Pair:
+        self.master.start()
+        self.slave.start()
+        self.wait_linked()
+        return self
+
+    def wait_linked(self) -> None:
+        with self.master.memory() as memory, self.slave.memory() as other:
+            eventually(lambda: native.load(memory.control.replicator, "slaves_connected") == 1
+                       and native.load(other.control.replicator, "linked") == 1, "the slave follows")
+
+    def wait_equal(self) -> int:
+        """Until the slave has and shows what its master has; where both end."""
+        def ends() -> list[int]:
+            return [one.positions()[name] for one, name in
+                    ((self.master, "wrote"), (self.slave, "wrote"), (self.slave, "reput_from"))]
+        return eventually(lambda: ends()[0] if len(set(ends())) == 1 else 0, "both end at the same place")
+
+
+def put(root: Path, *bodies: bytes) -> list[PutStatus]:
+    with pyengine.connect(root) as producer:
+        return [producer.put("T", body, keys=body.decode()).status for body in bodies]
+
+
+def bodies(root: Path, level: str | None = None) -> list[bytes]:
+    """What its queue serves."""
+    with pyengine.open_store(root) as store:
+        return [message.body for message in store.get_message("T", 0, 0, level=level).messages]
+
+
+def log_of(root: Path, end: int) -> bytes:
+    return b"".join(segment.path.read_bytes() for segment in list_log(root, SEGMENT_BYTES))[:end]
+
+
+def position(one, name: str) -> int:
+    with one.memory() as memory:
+        return native.load_position(getattr(memory.control, name))
+
+
+def test_what_a_sync_master_acknowledges_is_on_its_slave_and_can_be_read_there(make_engine):
+    pair = Pair(make_engine).start()
+    assert put(pair.master.root, b"one", b"two") == [PutStatus.PUT_OK] * 2
+    end = position(pair.master, "wrote")
+    assert position(pair.master, "confirm") == end == position(pair.slave, "wrote"), "before the put returned"
+    assert pair.wait_equal() == end
+    assert bodies(pair.slave.root) == bodies(pair.slave.root, "replicated") == bodies(pair.master.root, "replicated") == [
+        b"one", b"two"]
+    with pyengine.open_store(pair.slave.root) as store:
+        assert [found.body for found in store.query_message("T", "two")] == [b"two"]
+    with pyengine.connect(pair.slave.root) as producer:
+        refused = producer.put("T", b"three")
+        assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
+    for one, told in ((pair.master, "1 connected, 0 B not confirmed"), (pair.slave, f"linked, heard of at {end:,}, 0 B behind")):
+        eventually(lambda: told in run("status", one.root).stdout, told)
+    pair.slave.stop()
+    pair.master.stop()
+    assert log_of(pair.slave.root, end) == log_of(pair.master.root, end)
+    for root in (pair.master.root, pair.slave.root):
+        assert run("check", root).code == 0
+    stopped = run("status", pair.slave.root, "--json").document
+    assert (stopped["replication"]["role"], stopped["positions"]["confirm"]) == ("SLAVE", end)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_queues_of_a_bounded_master_end_at_what_is_confirmed_through_stops_and_kills(make_engine):
+    pair = Pair(make_engine, dispatch_at="replicated")
+    pair.master.start()
+    assert put(pair.master.root, b"one", b"two") == [PutStatus.SLAVE_NOT_AVAILABLE] * 2
+    assert bodies(pair.master.root) == []
+    pair.master.kill_all()
+    assert bodies(pair.master.root) == [], "nor from the files alone"
+    pair.master.start()
+    assert bodies(pair.master.root) == [], "recovery has dispatched them for nobody to see"
+    pair.slave.start()
+    with pyengine.open_store(pair.master.root) as store:
+        assert store.wait_for_message("T", 0, 1, timeout_s=30), "consumers are woken by the slave's report"
+    pair.wait_linked()
+    assert put(pair.master.root, b"three") == [PutStatus.PUT_OK]
+    pair.slave.stop()
+    eventually(lambda: put(pair.master.root, b"four") == [PutStatus.SLAVE_NOT_AVAILABLE], "the master knows that it is alone")
+    assert bodies(pair.master.root) == [b"one", b"two", b"three"]
+    pair.master.stop()
+    assert not (pair.master.root / "abort").exists() and run("check", pair.master.root).code == 0
+    assert bodies(pair.master.root) == [b"one", b"two", b"three"]
+    pair.master.start()
+    assert bodies(pair.master.root) == [b"one", b"two", b"three"] == bodies(pair.master.root, "replicated")
+
+
+def test_a_lost_master_returns_as_the_slave_of_the_one_that_was_promoted(make_engine):
+    pair = Pair(make_engine).start()
+    assert put(pair.master.root, b"one") == [PutStatus.PUT_OK]
+    confirmed = pair.wait_equal()
+    pair.slave.stop()
+    eventually(lambda: put(pair.master.root, b"for nobody") == [PutStatus.SLAVE_NOT_AVAILABLE], "the master is alone")
+    lost_end = position(pair.master, "wrote")
+    pair.slave.settings["ha_master_address"] = f"127.0.0.1:{free_port()}"  # it does not get what came meanwhile
+    pair.slave.start()
+    pair.master.kill_all()
+    promoted = run("promote", pair.slave.root, "--role", "SYNC_MASTER", "--json", "--set", f"ha_listen_port={pair.port}")
+    assert promoted.code == 0, promoted
+    with pair.slave.memory() as memory:
+        pair.slave.semaphores.add(memory.identity.sysv_semaphore_id)
+    assert (promoted.document["end"], promoted.document["was_linked"], promoted.document["missing_bytes"]) == (confirmed, False, 0)
+    old, new = pair.master, pair.slave
+    old.settings |= {"broker_role": "SLAVE", "ha_master_address": f"127.0.0.1:{pair.port}", "ha_listen_port": 0}
+    old.start()
+    assert f"ends at {confirmed}, this one at {lost_end}" in old.log()
+    pieces = [path for path in (old.root / "quarantine").rglob("*") if path.is_file()]
+    assert any(b"for nobody" in path.read_bytes() for path in pieces), "what was cut is kept"
+    with new.memory() as memory:
+        eventually(lambda: native.load(memory.control.replicator, "slaves_connected") == 1, "the old one follows the new one")
+    assert put(new.root, b"two") == [PutStatus.PUT_OK]
+    end = position(new, "wrote")
+    assert position(old, "wrote") == end
+    eventually(lambda: bodies(old.root) == [b"one", b"two"], "the old one serves the new one's messages")
+    old.stop()
+    new.stop()
+    assert log_of(old.root, end) == log_of(new.root, end)
+    assert run("check", old.root).code == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("slave_mode", ["async", "sync"])
+@pytest.mark.parametrize("master_mode", ["async", "sync", "pool"])
+@pytest.mark.parametrize("ack_level", ["written", "flushed"])
+def test_every_write_path_on_either_side_gives_equal_logs(make_engine, master_mode, slave_mode, ack_level, rng):
+    pair = Pair(make_engine, master_mode=master_mode, slave_mode=slave_mode, slave={"ack_level": ack_level}).start()
+    with pyengine.connect(pair.master.root) as producer:
+        for number in range(40):
+            made = [rng.randbytes(rng.randrange(1, 4000)) for _ in range(rng.randrange(1, 40))]
+            assert producer.put_many(f"T{number % 3}", made, queue_id=number % 2).status is PutStatus.PUT_OK
+            confirm = position(pair.master, "confirm")
+            if ack_level == "flushed":
+                assert position(pair.slave, "flushed") >= confirm, "acknowledged is durable on the slave"
+    end = pair.wait_equal()
+    assert end > SEGMENT_BYTES, "segments were rolled"
+    pair.slave.stop()
+    pair.master.stop()
+    assert log_of(pair.slave.root, end) == log_of(pair.master.root, end)
+    assert run("check", pair.slave.root).code == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_two_replicas_are_waited_for_where_two_are_asked_for(make_engine):
+    pair = Pair(make_engine, min_in_sync_replicas=2).start()
+    assert put(pair.master.root, b"one") == [PutStatus.SLAVE_NOT_AVAILABLE]
+    assert position(pair.master, "confirm") == 0
+    second = make_engine("async", "second", broker_role="SLAVE", ha_master_address=f"127.0.0.1:{pair.port}")
+    second.start()
+    with pair.master.memory() as memory:
+        eventually(lambda: native.load(memory.control.replicator, "slaves_connected") == 2, "both follow")
+    assert put(pair.master.root, b"two") == [PutStatus.PUT_OK]
+    end = position(pair.master, "wrote")
+    assert [position(one, "wrote") for one in (pair.slave, second)] == [end, end]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_slave_that_is_linked_is_promoted_while_its_master_lives(make_engine):
+    pair = Pair(make_engine).start()
+    assert put(pair.master.root, b"one") == [PutStatus.PUT_OK]
+    end = pair.wait_equal()
+    done = run("promote", pair.slave.root, "--json")
+    assert done.code == 0, done
+    with pair.slave.memory() as memory:
+        pair.slave.semaphores.add(memory.identity.sysv_semaphore_id)
+    assert (done.document["was_linked"], done.document["end"], done.document["running"]) == (True, end, True)
+    assert "takes no puts" in done.document["notes"][0]
+    assert put(pair.slave.root, b"two") == [PutStatus.PUT_OK]
+    assert bodies(pair.master.root) == [b"one"]
