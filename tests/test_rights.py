@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
+import random
 import re
 import stat
 import tempfile
@@ -13,6 +15,9 @@ from pathlib import Path
 
 import psutil  # noqa: F401  loaded before a child that may not read it becomes somebody else
 import pytest
+from fix_slave import WireSlave
+from logs import LogBuilder
+from ready_store import store_with_writer
 from waiting import eventually
 
 import pyengine
@@ -20,12 +25,17 @@ import pyengine.ipc.live_reader
 import pyengine.producer
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.metrics import metrics
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, EngineUnavailableError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import SegmentHolds
+from pyengine.ipc.replication import Replication, create_replication
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
 from pyengine.native import control as native
+from pyengine.services.ha_service import HAService
+from pyengine.services.ha_stream import BadStreamError, LogsDifferError, RecordStream
 from pyengine.storage import offset_by_time, tag_filter  # noqa: F401
+from pyengine.storage.own_log import OwnLog
 
 NOBODY = 65534
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
@@ -249,3 +259,110 @@ def test_with_a_narrow_umask_nobody_else_reads_the_store(make_engine):
 def test_metrics_answer_this_machine_alone_by_default():
     listen = next(param for param in metrics.params if param.name == "listen")
     assert str(listen.default).startswith("127.0.0.1:")
+
+
+@pytest.fixture
+def master(make_owner):
+    """master(**settings) -> (owner, the replicator of its SYNC_MASTER in this process, the log that it serves)."""
+    served: list[HAService] = []
+
+    def make(**settings):
+        owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, role=1, replicates=1)
+        for number in range(20):
+            writer.put(b"message %d" % number)
+        create_replication(owner.folder, owner.memory.identity.epoch)
+        config = EngineConfig(broker_role="SYNC_MASTER", **settings)
+        served.append(HAService(owner.memory, owner.root, config, Replication(owner.folder, writable=True), lambda text: None,
+                                port=0))
+        served[-1].start()
+        return owner, served[-1], writer
+
+    yield make
+    for one in served:
+        one.close()
+
+
+def until(service: HAService, slave: WireSlave, condition: Callable[[], object], what: str) -> None:
+    def step():
+        service.work()
+        slave.take()
+        return condition()
+    eventually(step, what)
+
+
+def test_a_master_listens_for_this_machine_alone_by_default(master):
+    _, service, _ = master()
+    addresses = {connection.laddr.ip for connection in psutil.Process().net_connections("tcp")
+                 if connection.laddr.port == service.port and connection.status == psutil.CONN_LISTEN}
+    assert addresses == {"127.0.0.1"}
+    assert EngineConfig().ha_port == EngineConfig(broker_role="SLAVE", ha_listen_port=5000).ha_port == 0
+
+
+def test_whoever_reaches_the_replication_port_gets_the_log(master):
+    _, service, writer = master()
+    with contextlib.closing(WireSlave(service.port)) as anybody:
+        anybody.say(1)
+        until(service, anybody, lambda: anybody.end == writer.end, "all of it came")
+        assert b"message 19" in anybody.log
+
+
+def test_a_false_slave_confirms_what_it_was_sent_and_nothing_else(master):
+    owner, service, writer = master()
+    before = {name: native.load_position(getattr(owner.control, name)) for name in ("wrote", "committed", "flushed")}
+    for words in ((1 << 40,), (1, writer.end + 1), (-5,), (1, 1 << 62)):
+        with contextlib.closing(WireSlave(service.port)) as false:
+            false.say(words[0])
+            if len(words) > 1:
+                until(service, false, lambda: false.end == writer.end, "it was sent the log")
+                false.say(words[1])
+            eventually(lambda: not false.take(), "its link is closed")
+    assert native.load_position(owner.control.confirm) == 0
+    with contextlib.closing(WireSlave(service.port)) as modest:
+        modest.say(1)
+        until(service, modest, lambda: modest.end == writer.end, "it was sent the log")
+        modest.say(writer.end)
+        until(service, modest, lambda: native.load_position(owner.control.confirm) == writer.end, "it is believed")
+    assert {name: native.load_position(getattr(owner.control, name)) for name in before} == before
+
+
+def test_more_links_than_allowed_are_closed(master):
+    _, service, _ = master(ha_connections_max=2)
+    with contextlib.ExitStack() as links:
+        first, second = (links.enter_context(contextlib.closing(WireSlave(service.port))) for _ in range(2))
+        for one in (first, second):
+            one.say(1)
+            until(service, one, lambda: one.start >= 0, "it is served")
+        third = links.enter_context(contextlib.closing(WireSlave(service.port)))
+        eventually(lambda: not third.take(), "the third is closed")
+        assert first.take() and second.take(), "and the others are not"
+
+
+def test_a_false_master_adds_whole_records_or_nothing(tmp_path, rng):
+    own = LogBuilder(65536)
+    own.append_varied(rng, 10)
+    own.write(tmp_path)
+    more = LogBuilder(65536)
+    more.append_varied(rng, 30)
+    other = bytes(more.segments[0])[:more.end]
+
+    def hear(offset: int, data: bytes) -> list[int]:
+        """Where the runs end that would be appended, of a slave that begins at its own first byte."""
+        stream, ends = RecordStream(0, own.end, OwnLog(tmp_path, 65536), 65536, 1 << 20), []
+        try:
+            stream.take(offset, memoryview(data))
+            while run := stream.whole():
+                ends.append(run.end)
+                stream.drop(run.end)
+        except (BadStreamError, LogsDifferError):
+            pass
+        return ends
+
+    own_bytes = bytes(own.segments[0])[:own.end]
+    assert hear(0, other) == [], "another log, from the first byte on"
+    assert hear(500, other) == [], "a place that nobody asked for"
+    for _ in range(50):
+        assert hear(0, own_bytes + rng.randbytes(rng.randrange(1, 400))) == [], "bytes that are no record"
+    whole = LogBuilder(65536, 0)
+    whole.append_varied(random.Random(1), 1)
+    record = bytes(whole.segments[0])[:whole.end]
+    assert hear(0, own_bytes + record) == [], "a whole record that names another place"
