@@ -125,3 +125,12 @@ void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells 
     if (ms_load_relaxed(&bells->flush_waiters.has_notified) != 0)
         ms_futex_wake_all(&control->flush_seq.value);
 }
+
+void ms_control_publish_confirm(struct ms_control *control, struct ms_doorbells *bells, int64_t confirm)
+{
+    ms_store_release(&control->confirm.value, confirm);
+    ms_add(&control->confirm_seq.value, 1);
+    ms_fence(); /* as above */
+    if (ms_load_relaxed(&bells->confirm_waiters.has_notified) != 0)
+        ms_futex_wake_all(&control->confirm_seq.value);
+}

@@ -303,3 +303,5 @@ void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, i
 /* The flusher: publish the pair, then `flushed`, then raise flush_seq and wake. */
 void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells *bells, int64_t flushed,
                                 int64_t store_timestamp_ms);
+/* The replicator: publish `confirm`, then raise confirm_seq and wake. */
+void ms_control_publish_confirm(struct ms_control *control, struct ms_doorbells *bells, int64_t confirm);

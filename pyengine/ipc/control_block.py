@@ -101,6 +101,7 @@ class EngineMemory:
         self._bells_object = bells
         self.control = native.view_control(control.memory)
         self.bells = native.view_doorbells(bells.memory)
+        self._load_retired = native.loader(self.control.state, "retired")
         self._latches: dict[int, Latch] = {}
         self._stats_objects: list[SharedObject] = []
 
@@ -159,7 +160,7 @@ class EngineMemory:
     @property
     def retired(self) -> bool:
         """Whether another control block has taken over: attach again."""
-        return native.load(self.control.state, "retired") != 0
+        return self._load_retired() != 0
 
     @property
     def state(self) -> int:
@@ -238,7 +239,7 @@ class EngineMemory:
 
     def close(self) -> None:
         """Unmap; the memory itself stays."""
-        self.control = self.bells = None
+        self.control = self.bells = self._load_retired = None
         for latch in self._latches.values():
             latch.close()
         self._latches.clear()

@@ -40,6 +40,9 @@ class Heartbeat:
         """`worker`: this worker's `struct ms_worker`, which nobody else writes."""
         self._worker = worker
         self._passes = worker.passes
+        self._store_heartbeat_ns = native.storer(worker, "heartbeat_ns")
+        self._store_passes = native.storer(worker, "passes")
+        self._store_cpu = native.storer(worker, "cpu")
 
     def begin(self, pid: int, start_ms: int) -> int:
         """Take the line over; the number of this incarnation, 1 for the first."""
@@ -54,11 +57,11 @@ class Heartbeat:
 
     def beat(self, *, worked: bool = False) -> None:
         """Say "I am going round"; `worked` counts the round as one with work."""
-        native.store(self._worker, "heartbeat_ns", monotonic_ns())
+        self._store_heartbeat_ns(monotonic_ns())
         if worked:
             self._passes += 1
-            native.store(self._worker, "passes", self._passes)
-            native.store(self._worker, "cpu", current_cpu())
+            self._store_passes(self._passes)
+            self._store_cpu(current_cpu())
 
     def state(self, state: int) -> None:
         """One of the WORKER_ states."""

@@ -78,6 +78,12 @@ class Link:
         for field, value in (("since_ms", _now_ms()), ("start", -1), ("sent", -1), ("acked", -1), ("acked_ms", 0),
                              ("bytes", 0), ("frames", 0)):
             native_control.store(block, field, value)
+        self._bytes = self._frames = 0
+        self._store_sent = native_control.storer(block, "sent")
+        self._store_bytes = native_control.storer(block, "bytes")
+        self._store_frames = native_control.storer(block, "frames")
+        self._store_acked = native_control.storer(block, "acked")
+        self._store_acked_ms = native_control.storer(block, "acked_ms")
         native_control.store(block, "state", state)
 
     def state(self, state: int, said: str = "") -> None:
@@ -92,15 +98,16 @@ class Link:
 
     def sent(self, offset: int, size_bytes: int, frames: int) -> None:
         """Sent (or received) up to `offset`; `size_bytes` and `frames` more than before."""
-        block = self._block
-        native_control.store(block, "sent", offset)
-        native_control.store(block, "bytes", block.bytes + size_bytes)
-        native_control.store(block, "frames", block.frames + frames)
+        self._bytes += size_bytes
+        self._frames += frames
+        self._store_sent(offset)
+        self._store_bytes(self._bytes)
+        self._store_frames(self._frames)
 
     def acked(self, offset: int) -> None:
         """The last report."""
-        native_control.store(self._block, "acked", offset)
-        native_control.store(self._block, "acked_ms", _now_ms())
+        self._store_acked(offset)
+        self._store_acked_ms(_now_ms())
 
     def close(self, said: str = "") -> None:
         """The link is gone; with a sentence if that was not our own wish."""

@@ -7,6 +7,8 @@ field is read with load() and written with store(), which carry the memory order
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from functools import partial
 
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
@@ -127,6 +129,22 @@ def store(struct, field: str, value: int) -> None:
         lib.ms_store_i64(ffi.cast("int64_t *", address), value)
 
 
+def loader(struct, field: str) -> Callable[[], int]:
+    """load() of an int64 or uint32 field as a call of its own, for loops: the address is looked up once."""
+    address = ffi.addressof(struct, field)
+    if ffi.sizeof(ffi.typeof(address).item) == 4:
+        return partial(lib.ms_load_u32, ffi.cast("uint32_t *", address))
+    return partial(lib.ms_load_i64, ffi.cast("int64_t *", address))
+
+
+def storer(struct, field: str) -> Callable[[int], None]:
+    """store() of an int64 or uint32 field as a call of its own, for loops."""
+    address = ffi.addressof(struct, field)
+    if ffi.sizeof(ffi.typeof(address).item) == 4:
+        return partial(lib.ms_store_u32, ffi.cast("uint32_t *", address))
+    return partial(lib.ms_store_i64, ffi.cast("int64_t *", address))
+
+
 def compare_and_swap(struct, field: str, expected: int, value: int) -> bool:
     """True when the field held `expected` and now holds `value`."""
     address = ffi.addressof(struct, field)
@@ -170,8 +188,7 @@ def publish_flushed(control, bells, flushed: int, store_timestamp_ms: int) -> No
 
 def publish_confirm(control, bells, confirm: int) -> None:
     """The replicator: move `confirm`, raise confirm_seq, wake the puts that wait for it."""
-    store_position(control.confirm, confirm)
-    lib.ms_sequence_raise(ffi.addressof(control.confirm_seq), ffi.addressof(bells.confirm_waiters))
+    lib.ms_control_publish_confirm(control, bells, confirm)
 
 
 def freeze(control, kind: int, error_number: int, reason: str) -> bool:

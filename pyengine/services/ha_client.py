@@ -66,7 +66,13 @@ class HaClient:
                  open_session: Callable[[int], ProducerSession], replication: Replication,
                  report: Callable[[str], None] = lambda text: None, clock_ns: Callable[[], int] = monotonic_ns) -> None:
         self._memory = memory
-        self._control = memory.control
+        self._control = control = memory.control
+        self._store_received = native.storer(control.received, "value")
+        self._load_flushed = native.loader(control.flushed, "value")
+        self._load_confirm = native.loader(control.confirm, "value")
+        self._load_linked = native.loader(control.replicator, "linked")
+        self._load_master_end = native.loader(control.replicator, "master_end")
+        self._store_master_end = native.storer(control.replicator, "master_end")
         self._config = config
         self._address = config.ha_master_address
         self._open_session = open_session
@@ -281,12 +287,12 @@ class HaClient:
             if not len(piece):
                 self._hear_end(offset)
         position = self._stream.position
-        native.store_position(self._control.received, position)
-        if position > native.load(self._control.replicator, "master_end"):
-            native.store(self._control.replicator, "master_end", position)
+        self._store_received(position)
+        if position > self._load_master_end():
+            self._store_master_end(position)
         if self._look is not None:
             self._look.sent(position, len(data), frames)
-        if self._stream.is_equal and not native.load(self._control.replicator, "linked"):
+        if self._stream.is_equal and not self._load_linked():
             self._be_linked()
 
     def _be_linked(self) -> None:
@@ -305,7 +311,7 @@ class HaClient:
             self._from_byte_1 = True
             raise _ReconnectError
         if offset < self._begin:
-            native.store(self._control.replicator, "master_end", offset)
+            self._store_master_end(offset)
             raise _MasterIsShortError(f"the master's log ends at {offset}, this one at {self._stream.own_end}")
         raise BadStreamError(
             f"the master's log begins at {offset}, behind the end of this one at {self._stream.own_end}: start this slave anew "
@@ -315,7 +321,7 @@ class HaClient:
         """A heartbeat: once, the master was slow; twice with nothing in between, its log ends there."""
         if offset != self._last_heartbeat:
             self._last_heartbeat = offset
-            native.store(self._control.replicator, "master_end", offset)
+            self._store_master_end(offset)
             return
         if not self._stream.is_equal:
             raise _MasterIsShortError(f"the master's log ends at {offset}, this one at {self._stream.own_end}")
@@ -410,12 +416,12 @@ class HaClient:
         """Report what has become ours, or what was reported before when it is time to say anything."""
         goal = self._goal()
         if self._acks_flushed:
-            goal = min(goal, native.load_position(self._control.flushed))
+            goal = min(goal, self._load_flushed())
         if goal > self._acked:
             self._acked = goal
             self._link.report(goal)
             self._sent_ns = now_ns
-            if goal > native.load_position(self._control.confirm):
+            if goal > self._load_confirm():
                 native.publish_confirm(self._control, self._memory.bells, goal)
             if self._look is not None:
                 self._look.acked(goal)

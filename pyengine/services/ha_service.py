@@ -39,6 +39,7 @@ PAUSE_S = 0.5
 TICK_S_MAX = 1.0
 BACKLOG = 64
 DRAIN_STEP_S = 0.005
+NOT_ALL = -1
 _DISPATCH_AT_REPLICATED = 1
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 
@@ -88,6 +89,7 @@ class HAService:
         self._confirm = ConfirmedPosition(memory)
         self._source = TransferSource(memory, root)
         self._by_descriptor: dict[int, HAConnection] = {}
+        self._all_sent = NOT_ALL  # every slave that can take bytes has been given all below this
         self._lock = FairLock()
         self._failure: BaseException | None = None
         self._going = True
@@ -115,14 +117,23 @@ class HAService:
         """Send what is committed to every slave that takes it; True when there is more to send."""
         if self._failure is not None:
             raise self._failure
+        end = self._source.end()
+        if end == self._all_sent:
+            return False
         more = False
         with self._lock:
             if self._by_descriptor:
-                end, now_ns = self._source.end(), self._clock_ns()
+                now_ns = self._clock_ns()
                 for connection in list(self._by_descriptor.values()):
                     if not connection.blocked:
                         more = self._transfer(connection, end, now_ns) or more
+            self._all_sent = NOT_ALL if more else end
         return more
+
+    def _send_again(self) -> None:
+        """From the slaves' thread, under the lock: somebody takes bytes who did not when all was sent."""
+        self._all_sent = NOT_ALL
+        self._memory.wake(native.REPLICATOR)
 
     def pause_s(self) -> float:
         return PAUSE_S
@@ -204,7 +215,7 @@ class HAService:
                 self._publish_connected()
                 self._report(f"{connection.address} follows from {connection.sent}")
                 self._transfer(connection, self._source.end(), now_ns)
-                self._memory.wake(native.REPLICATOR)  # who sends the rest
+                self._send_again()
         if event & select.EPOLLOUT and not connection.ended:
             self._transfer(connection, self._source.end(), now_ns)
         self._look_at(connection)
@@ -239,7 +250,7 @@ class HAService:
         wanted = select.EPOLLIN | select.EPOLLRDHUP | (select.EPOLLOUT if connection.blocked else 0)
         self._epoll.modify(connection.socket, wanted)
         if not connection.blocked:
-            self._memory.wake(native.REPLICATOR)  # it sends again
+            self._send_again()
 
     def _look_at(self, connection: HAConnection) -> None:
         if connection.ended:

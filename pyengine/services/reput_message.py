@@ -32,7 +32,7 @@ BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
 BEHIND_BYTES = 1 << 20     # after a batch as long as this there is no gathering
 NAP_NS = 250_000           # in a stream of puts, what comes within this time is dispatched together
 QUIET_NS = 1_000_000       # the stream is over after so long without one
-SYNC_NAP_NS = 1_000_000    # beside puts that wait for the disk: each time this process runs, one of them waits longer
+SYNC_NAP_NS = 1_000_000    # beside puts that wait for the disk or for slaves: each time this process runs, one of them waits longer
 SYNC_QUIET_NS = 3_000_000
 ROUND_NS = 50_000_000      # one work() lasts at most about this long
 RETRY_NS = 1_000_000_000
@@ -68,7 +68,7 @@ class ReputMessageService:
         self._behind = False
         self._retry_ns = 0
         self.obstacle = ""
-        if memory.identity.mode == native.MODE_SYNC:
+        if memory.identity.mode == native.MODE_SYNC or memory.identity.role in (native.SYNC_MASTER, native.SLAVE):
             self._pace = Pace(SYNC_NAP_NS, SYNC_QUIET_NS)
         else:
             self._pace = Pace(NAP_NS, QUIET_NS)

@@ -24,18 +24,19 @@ class TransferSource:
     """Reads one store's log for its slaves. Used by one thread at a time."""
 
     def __init__(self, memory: EngineMemory, root: str | os.PathLike[str]) -> None:
-        self._control = memory.control
+        self._load_committed = native.loader(memory.control.committed, "value")
+        self._load_min_offset = native.loader(memory.control.min_offset, "value")
         self._paths = StorePaths(root)
         self.segment_bytes = memory.identity.segment_bytes
         self._open: dict[int, int] = {}
 
     def end(self) -> int:
         """Everything below is in the files, and may be sent."""
-        return native.load_position(self._control.committed)
+        return self._load_committed()
 
     def min_offset(self) -> int:
         """Everything below is deleted."""
-        return native.load_position(self._control.min_offset)
+        return self._load_min_offset()
 
     def read(self, offset: int, views: Sequence[memoryview]) -> bool:
         """Fill the views with the bytes from `offset` on, all of one segment and below end().
