@@ -1,0 +1,88 @@
+"""What tests of masters and slaves share: ports, the bytes of two logs, a producer under way."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from pathlib import Path
+
+import pyengine
+from pyengine.errors import EngineError
+from pyengine.formats.paths import parse_segment_name
+from pyengine.results import PutStatus
+from waiting import eventually
+
+
+def free_port() -> int:
+    """A port that nobody listens at now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def log_bytes(root: Path, start: int, end: int) -> bytes:
+    """The bytes [start, end) of a store's log as its files hold them; shorter where a segment is missing."""
+    found = bytearray()
+    for path in sorted((root / "commitlog").iterdir()):
+        base = parse_segment_name(path.name)
+        if base is None or base >= end or base + path.stat().st_size <= start:
+            continue
+        with path.open("rb") as file:
+            file.seek(max(0, start - base))
+            found += file.read(min(end, base + path.stat().st_size) - max(start, base))
+    return bytes(found)
+
+
+class Load:
+    """Puts in a thread of its own, each waiting for its slaves, until stop(). Survives engines that come and go.
+
+    `confirmed` are the ends of puts that got PUT_OK, with what was put; `statuses` counts all answers.
+    """
+
+    def __init__(self, root: Path, rng: random.Random, *, body_bytes_max: int = 2000, topic: str = "Ha") -> None:
+        self._root = root
+        self._rng = rng
+        self._body_bytes_max = body_bytes_max
+        self._topic = topic
+        self.confirmed: list[tuple[int, int, bytes]] = []  # physical offset, its end, body
+        self.statuses: dict[str, int] = {}
+        self.errors: list[BaseException] = []
+        self._going = True
+        self._thread = threading.Thread(target=self._go, daemon=True)
+        self._thread.start()
+
+    def _go(self) -> None:
+        while self._going:
+            try:
+                with pyengine.connect(self._root) as producer:
+                    while self._going:
+                        self._put(producer)
+            except EngineError:
+                threading.Event().wait(0.02)  # the engine is down
+            except BaseException as error:
+                self.errors.append(error)
+                return
+
+    def _put(self, producer) -> None:
+        body = self._rng.randbytes(self._rng.randrange(self._body_bytes_max))
+        result = producer.put(self._topic, body, queue_id=self._rng.randrange(4), keys="k")
+        self.statuses[result.status.name] = self.statuses.get(result.status.name, 0) + 1
+        if result.status is PutStatus.PUT_OK:
+            self.confirmed.append((result.physical_offset, result.physical_offset + result.size_bytes, body))
+        elif result.physical_offset < 0:
+            threading.Event().wait(0.01)  # refused: stopping, no room
+
+    def wait_for(self, more: int) -> None:
+        """Until so many more were confirmed."""
+        wanted = len(self.confirmed) + more
+        eventually(lambda: len(self.confirmed) >= wanted or self.errors, f"{more} more puts are confirmed", 60)
+        assert not self.errors, self.errors
+
+    def stop(self) -> None:
+        self._going = False
+        self._thread.join(30)
+        assert not self._thread.is_alive() and not self.errors, self.errors
+
+    def missing_in(self, log: bytes, start: int) -> list[int]:
+        """Offsets of confirmed messages whose body does not stand where the answer said, in a log's bytes from `start` on."""
+        return [at for at, end, body in self.confirmed if at >= start and body not in log[at - start:end - start]]
