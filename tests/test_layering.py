@@ -37,8 +37,9 @@ LAYERS = (
 )
 # Executors need the package and the store's files, nothing that runs.
 SPARK_MAY_IMPORT = ("errors", "settings", "results", "config", "engine_config", "formats", "native", "storage", "spark")
-# The driver asks a running engine how far it may read; loaded only when it plans, or checks.
-SPARK_LAZILY = {"pyengine.ipc.live_reader", "pyengine.ipc.live_check"}
+# The driver asks a running engine how far it may read; loaded only when it plans,
+# or for a job that owns the store.
+SPARK_LAZILY = {"pyengine.ipc.live_reader", "pyengine.ipc.live_check", "pyengine.ipc.owned_rebuild"}
 # Names nothing but a version, and loads its public names when they are first used.
 ROOT_PACKAGE = "pyengine"
 

@@ -10,13 +10,12 @@ import click
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, store_command
 from pyengine.cli.progress import byte_bar
-from pyengine.config import keep_sizes, load_config
-from pyengine.errors import ExitCode, StoreBusyError
+from pyengine.cli.spark_session import master_option, spark_option, spark_session
+from pyengine.config import load_config
+from pyengine.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from pyengine.config import EngineConfig
-    from pyengine.storage.rebuild import RebuildReport, Selection
-    from pyengine.storage.recovery_report import Progress
+    from pyengine.storage.rebuild import RebuildReport
 
 
 @click.command()
@@ -25,8 +24,11 @@ if TYPE_CHECKING:
 @click.option("--queue-id", type=click.IntRange(min=0), default=None, help="Only this queue of the topic.")
 @click.option("--queues", is_flag=True, help="Queues, and not the index unless --index is given too.")
 @click.option("--index", is_flag=True, help="The index, and no queue unless --queues or --topic is given too.")
+@spark_option
+@master_option
 def rebuild(
-    store: Path, settings: dict[str, str], as_json: bool, topic: str | None, queue_id: int | None, queues: bool, index: bool
+    store: Path, settings: dict[str, str], as_json: bool, topic: str | None, queue_id: int | None, queues: bool, index: bool,
+    on_spark: bool, master: str | None,
 ) -> int:
     """Make queues and index again from the commit log alone.
 
@@ -37,6 +39,9 @@ def rebuild(
 
     A queue of which the log holds no message any more is left as it is.
 
+    --spark makes all queues and the index in Spark's workers, the same bytes (docs/spark.md); a
+    store of some GiB on one host is sooner done without.
+
     Exit codes: 0 made again, 3 refused (damage below what was durable; nothing was changed),
     4 and part of the log went to quarantine, 5 in use.
 
@@ -46,38 +51,25 @@ def rebuild(
       pyengine rebuild STORE --topic orders --queue-id 0
       pyengine rebuild STORE --index --json
     """
+    existing_store(store)
+    if on_spark or master is not None:
+        if topic is not None or queues or index:
+            raise UsageError("--spark makes all queues and the index: leave out --topic, --queue-id, --queues and --index")
+        config = load_config(store, settings)
+        with spark_session("pyengine rebuild", master) as spark, byte_bar("rebuild", None) as show:
+            from pyengine.spark.store_rebuild import rebuild as rebuild_in_workers
+
+            report = rebuild_in_workers(spark, store, config=config, progress=show)
+        return output.tell_report(report, as_json, print_report)
+    from pyengine.ipc.owned_rebuild import rebuild_alone
     from pyengine.storage.rebuild import Selection
 
-    existing_store(store)
     selection = Selection(queues=queues or topic is not None or not index, index=index or not (queues or topic is not None),
                           topic=topic, queue_id=queue_id)
     config = load_config(store, settings)
     with byte_bar("rebuild", None) as show:
         report = rebuild_alone(store, config, selection, progress=show)
     return output.tell_report(report, as_json, print_report)
-
-
-def rebuild_alone(
-    root: Path, config: EngineConfig, selection: Selection, *, progress: Progress | None = None
-) -> RebuildReport:
-    """Rebuild in a store that nobody has open. StoreBusyError while any process has it open."""
-    from pyengine.ipc.engine_id import raise_epoch
-    from pyengine.ipc.left_memory import left_memory
-    from pyengine.ipc.store_lock import Ownership, StoreLock
-    from pyengine.storage.rebuild import rebuild as rebuild_store
-    from pyengine.storage.recovery import RecoveryOptions
-    from pyengine.storage.recovery_report import RecoveryState
-
-    with StoreLock(root, create=True) as lock:
-        if lock.own() is Ownership.ADOPTED:
-            raise StoreBusyError(f"{root} still has living workers: `pyengine stop {root}` ends them")
-        keep_sizes(root, config)  # once the files are away nothing else tells their sizes
-        with left_memory(root) as left:
-            report = rebuild_store(root, config.geometry, selection, options=RecoveryOptions.of(config),
-                                   shared=left.shared, progress=progress)
-            if report.state is RecoveryState.RECOVERED and left.discard():
-                raise_epoch(root)
-    return report
 
 
 def print_report(report: RebuildReport) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyengine.spark.jobs import skipped_ranges
     from pyengine.spark.message_stats import collect_stats, stats
     from pyengine.spark.register import register, session
+    from pyengine.spark.store_rebuild import rebuild
     from pyengine.spark.store_verify import verify
 
 _WHERE = {
@@ -25,6 +26,7 @@ _WHERE = {
     "export_parquet": "pyengine.spark.export",
     "skipped_ranges": "pyengine.spark.jobs",
     "collect_stats": "pyengine.spark.message_stats",
+    "rebuild": "pyengine.spark.store_rebuild",
     "stats": "pyengine.spark.message_stats",
     "verify": "pyengine.spark.store_verify",
 }

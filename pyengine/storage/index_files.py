@@ -78,6 +78,11 @@ class IndexFiles:
             current.inherit(predecessor)
         return current
 
+    def make_empty(self) -> Path:
+        """One more new file, for somebody else to fill; not the current one."""
+        names = self.names()
+        return self._folder / self._create(int(names[-1]) if names else None)
+
     def close(self) -> None:
         if self._current is not None and self._mapping is not None:
             self._current.release()
@@ -126,24 +131,7 @@ class IndexFiles:
         return self._current
 
     def _open(self, name: str, *, to_write: bool = False) -> mmap.mmap:
-        path = self._folder / name
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
-        try:
-            length = os.fstat(fd).st_size
-            if length != self._layout.size_bytes:
-                raise StoreRefusedError(
-                    f"{path} has {length} bytes; {self._layout.max_hash_slot_num} slots and"
-                    f" {self._layout.max_index_num} entries need {self._layout.size_bytes}"
-                )
-            if to_write:
-                # RocketMQ's files are sparse: a store into a hole of a full disk would be a SIGBUS.
-                allocate(fd, 0, length, str(path))
-            return mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        finally:
-            os.close(fd)
+        return map_index_file(self._folder / name, self._layout, to_write=to_write)
 
     def _create(self, previous: int | None) -> str:
         for _ in range(_CREATE_TRIES):
@@ -159,6 +147,27 @@ class IndexFiles:
                     raise
                 previous = number
         raise DiskError(f"every name for a new index file in {self._folder} is taken", path=str(self._folder))
+
+
+def map_index_file(path: Path, layout: IndexLayout, *, to_write: bool = False) -> mmap.mmap:
+    """The whole file, shared and writable. Raises StoreRefusedError for another length, DiskError."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+    try:
+        length = os.fstat(fd).st_size
+        if length != layout.size_bytes:
+            raise StoreRefusedError(
+                f"{path} has {length} bytes; {layout.max_hash_slot_num} slots and"
+                f" {layout.max_index_num} entries need {layout.size_bytes}"
+            )
+        if to_write:
+            # RocketMQ's files are sparse: a store into a hole of a full disk would be a SIGBUS.
+            allocate(fd, 0, length, str(path))
+        return mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(fd)
 
 
 def next_index_number(previous: int | None, now: datetime) -> int:

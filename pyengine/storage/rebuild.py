@@ -108,13 +108,38 @@ class RebuildReport:
 
 
 @dataclass(slots=True)
-class _Look:
-    """What stands in the store before anything is changed."""
+class Look:
+    """What stands in the store before anything is changed: the log, and the queues that it feeds."""
 
     log: LogView
     in_log: set[Queue] = field(default_factory=set)
-    on_disk: set[Queue] = field(default_factory=set)
-    damage_offset: int | None = None
+    damage_offset: int | None = None  # below what was durable
+
+
+class RebuildWork:
+    """How the log is read and what is made of it: here, by recovery's dispatch.
+
+    Whoever has more processes or hosts (pyengine.spark.store_rebuild) reads and makes in
+    another way; markers, moves and all that recovery does stay the same.
+    """
+
+    note = ""        # why not in that other way
+    made_bytes = 0   # of the log, without recovery
+
+    def look(self, root: Path, geometry: Geometry, options: RecoveryOptions, log: LogView, progress: Progress) -> Look:
+        """Read the log: which queues it feeds, and in our own store, whether it is whole as far as it was durable."""
+        look = Look(log)
+        if log.watermark is not None:
+            scan = scan_log(log, 0, check_crc=options.check_crc_on_recover, limit=log.watermark)
+            if scan.end_offset < log.watermark:
+                look.damage_offset = scan.end_offset
+                return look
+        _look_at_queues(look, progress)
+        return look
+
+    def make(self, root: Path, geometry: Geometry, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker) -> int | None:
+        """Move the pieces of `marker` and make them again, durable; up to which offset of the log. None: recovery shall."""
+        return None
 
 
 def rebuild(
@@ -126,6 +151,7 @@ def rebuild(
     shared: SharedState | None = None,
     progress: Progress | None = None,
     on_step: OnStep | None = None,
+    work: RebuildWork | None = None,
 ) -> RebuildReport:
     """Make queues and index of the stopped store at `root` again from its log; the caller owns the store.
 
@@ -140,23 +166,31 @@ def rebuild(
     if StorePaths(root).consume_queue_ext.is_dir():
         options = replace(options, enable_consume_queue_ext=True)
     steps = GrowingProgress(progress)
-    look = _look(root, geometry, options, steps)
+    work = work or RebuildWork()
+    look = work.look(root, geometry, options, _log_view(root, geometry), steps)
     if look.damage_offset is not None:
         return RebuildReport(RecoveryState.DEGRADED, ExitCode.CORRUPTION, damage_offset=look.damage_offset,
                              seconds=time.monotonic() - started_s)
     index = selection.index and options.message_index_enable
-    asked = {queue for queue in look.in_log | look.on_disk if selection.wants(queue)}
+    on_disk = {(topic.name, int(queue.name)) for topic in _folders(StorePaths(root).consume_queue)
+               for queue in _folders(topic) if queue.name.isascii() and queue.name.isdigit()}
+    asked = {queue for queue in look.in_log | on_disk if selection.wants(queue)}
     if selection.topic is not None and not asked:
         where = selection.topic if selection.queue_id is None else f"{selection.topic}, queue {selection.queue_id}"
         raise UsageError(f"neither the log nor the store's folders know {where}")
     made = asked & look.in_log
-    pieces = _pieces(look, made, index)
+    pieces = _pieces(on_disk, made, index)
     unfinished = read_rebuild_marker(root)
     _refuse_broken_neighbours(root, geometry, {*pieces, *(unfinished.pieces if unfinished else ())})
     marker = _merged(root, unfinished, pieces)
     on_step("rebuild")
     _ask_for_the_whole_log(root, look.log)
     write_rebuild_marker(root, marker)
+    made_to = work.make(root, geometry, options, made, marker)
+    if made_to is not None:
+        on_step("made")
+        write_rebuild_marker(root, replace(marker, is_made=True))
+        _ask_for_the_rest(root, made_to)
     report = recover(root, geometry, options=options, shared=shared, progress=_behind(steps), on_step=on_step)
     steps.finish()
     is_refused = report.state is RecoveryState.DEGRADED
@@ -166,29 +200,26 @@ def rebuild(
         queues=tuple(sorted(made)), kept=tuple(sorted(asked - made)), index=index,
         replaced=tuple(piece for piece in marker.pieces if (there / piece).exists()),
         quarantine=str(there) if there.exists() else "",
-        end_offset=report.end_offset, log_bytes=report.dispatched_bytes,
+        end_offset=report.end_offset, log_bytes=work.made_bytes or report.dispatched_bytes,
         damage_offset=report.damage_offset if is_refused else None, recovery=report,
-        notes=report.notes, seconds=time.monotonic() - started_s,
+        notes=(work.note,) * bool(work.note) + report.notes, seconds=time.monotonic() - started_s,
     )
 
 
 # -- look -------------------------------------------------------------------------
 
 
-def _look(root: Path, geometry: Geometry, options: RecoveryOptions, progress: Progress) -> _Look:
-    """Read the log: which queues it feeds, and in our own store, whether it is whole as far as it was durable."""
-    paths = StorePaths(root)
+def _log_view(root: Path, geometry: Geometry) -> LogView:
     size_bytes = geometry.mapped_file_size_commit_log_bytes
     watermark = read_watermark(root).watermark
     segments = list_log(root, size_bytes)
     if not segments:
         raise NotAStoreError(f"{root} has no commit log: there is nothing to make queues and index from")
-    look = _Look(LogView(segments, size_bytes, None if watermark is None else watermark.flushed))
-    if look.log.watermark is not None:
-        scan = scan_log(look.log, 0, check_crc=options.check_crc_on_recover, limit=look.log.watermark)
-        if scan.end_offset < look.log.watermark:
-            look.damage_offset = scan.end_offset
-            return look
+    return LogView(segments, size_bytes, None if watermark is None else watermark.flushed)
+
+
+def _look_at_queues(look: Look, progress: Progress) -> None:
+    segments, size_bytes = look.log.segments, look.log.size_bytes
     total = len(segments) * size_bytes
     for number, segment in enumerate(segments):
         base, at = segment.start_offset, segment.start_offset
@@ -208,9 +239,6 @@ def _look(root: Path, geometry: Geometry, options: RecoveryOptions, progress: Pr
                 else:
                     at = touched.reached
                 progress(number * size_bytes + at - base, 2 * total)
-    look.on_disk = {(topic.name, int(queue.name)) for topic in _folders(paths.consume_queue)
-                    for queue in _folders(topic) if queue.name.isascii() and queue.name.isdigit()}
-    return look
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -225,12 +253,12 @@ def _behind(progress: GrowingProgress) -> Progress:
     return lambda done, total: progress(total + done, 2 * total)
 
 
-def _pieces(look: _Look, made: Collection[Queue], index: bool) -> list[str]:
+def _pieces(on_disk: Collection[Queue], made: Collection[Queue], index: bool) -> list[str]:
     """Paths under the root that are made again, there or not: whole topics where nothing else of theirs is on the disk."""
     pieces = []
     for topic in sorted({topic for topic, _ in made}):
         queue_ids = sorted(queue_id for name, queue_id in made if name == topic)
-        is_whole = all((name, queue_id) in made for name, queue_id in look.on_disk if name == topic)
+        is_whole = all((name, queue_id) in made for name, queue_id in on_disk if name == topic)
         for folder in ("consumequeue", "consumequeue_ext"):
             pieces += [f"{folder}/{topic}"] if is_whole else [f"{folder}/{topic}/{queue_id}" for queue_id in queue_ids]
     return pieces + ["index"] * index
@@ -251,7 +279,7 @@ def _refuse_broken_neighbours(root: Path, geometry: Geometry, pieces: Collection
 def _merged(root: Path, unfinished: RebuildMarker | None, pieces: list[str]) -> RebuildMarker:
     """One marker for what an interrupted rebuild had to do and what is asked for now."""
     if unfinished is not None:
-        return replace(unfinished, pieces=tuple(dict.fromkeys((*unfinished.pieces, *pieces))))
+        return replace(unfinished, pieces=tuple(dict.fromkeys((*unfinished.pieces, *pieces))), is_made=False)
     number = 1
     quarantine = StorePaths(root).quarantine
     while (quarantine / f"rebuild-{number}").exists() or (quarantine / f"rebuild-{number}.json").exists():
@@ -267,3 +295,10 @@ def _ask_for_the_whole_log(root: Path, log: LogView) -> None:
     if before is not None:
         path, scan_from = before.path, min(before.scan_from, scan_from)
     write_marker(root, RecoveryMarker(path, scan_from, max(log.min_offset, 0)))
+
+
+def _ask_for_the_rest(root: Path, made_to: int) -> None:
+    """The marker says so once everything below `made_to` is made."""
+    before = read_marker(root)
+    if before is not None:
+        write_marker(root, replace(before, dispatch_from=made_to))

@@ -19,10 +19,14 @@ MARKER_NAME = "rebuild"
 
 @dataclass(frozen=True, slots=True)
 class RebuildMarker:
-    """`folder`: a name in quarantine/; `pieces`: paths under the root that have the same path below it."""
+    """`folder`: a name in quarantine/; `pieces`: paths under the root that have the same path below it.
+
+    `is_made`: the pieces are made again, durable, up to where the log ended: nothing is moved any more.
+    """
 
     folder: str
     pieces: tuple[str, ...]
+    is_made: bool = False
 
     def place_of(self, root: Path, piece: str) -> Path:
         """Where a piece stands once it is moved."""
@@ -33,7 +37,7 @@ def read_rebuild_marker(root: Path | str) -> RebuildMarker | None:
     """The marker; None without one, or with one that says nothing: then `config/recovery` alone counts."""
     try:
         fields = json.loads(_path(root).read_bytes())
-        return RebuildMarker(str(fields["folder"]), tuple(map(str, fields["pieces"])))
+        return RebuildMarker(str(fields["folder"]), tuple(map(str, fields["pieces"])), fields.get("is_made") is True)
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 

@@ -169,7 +169,7 @@ class _Recovery:
             None if reading.watermark is None else reading.watermark.flushed,
         )
         rebuilt = read_rebuild_marker(self._root)
-        if rebuilt is not None:
+        if rebuilt is not None and not rebuilt.is_made:
             self._on_step("move")
             move_away(self._root, rebuilt)
         queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)

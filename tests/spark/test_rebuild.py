@@ -1,0 +1,200 @@
+"""A rebuild in the workers makes the bytes that a rebuild in one process makes, in parts of any size, wherever it is killed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+from damage import flip
+from dying import run_and_die_at
+
+from fix_cli import run
+from fix_golden import CLEAN, RECIPES, unpack
+from pyengine.config import load_config
+from pyengine.errors import EngineError, ExitCode
+from pyengine.ipc.owned_rebuild import rebuild_alone
+from pyengine.spark import store_rebuild, units
+from pyengine.spark.store_rebuild import rebuild
+from pyengine.storage.check import check
+from pyengine.storage.geometry import Geometry
+from pyengine.storage.rebuild_marker import read_rebuild_marker
+from pyengine.storage.recovery import recover
+
+ALONE = {"cqext": "its queues have an extension", "widetopic": "the log has damage"}  # RocketMQ cannot read the latter either
+
+
+def made(root: Path) -> dict[str, object]:
+    """Everything that a rebuild is answerable for: queues with their times, index files in their order, checkpoint."""
+    queues = {str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
+              for path in sorted((root / "consumequeue").rglob("*")) if path.is_file()}
+    index = [path.read_bytes() for path in sorted((root / "index").glob("*"))]
+    return {"queues": queues, "index": index, "checkpoint": (root / "checkpoint").read_bytes()}
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Units run in this process, as tasks would: pickled in bundles, the last ones first."""
+
+    def run_units(spark, work, common, *, task_bytes, progress=None):
+        found = {}
+        for bundle in reversed(list(units._bundled(work, task_bytes))):
+            sent_common, sent = pickle.loads(pickle.dumps((common, bundle)))
+            found.update((number, pickle.loads(pickle.dumps(units._outcome(unit, sent_common)))) for number, unit in sent)
+        for outcome in found.values():
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [found[number] for number in range(len(work))]
+
+    monkeypatch.setattr(store_rebuild, "run_units", run_units)
+
+
+def compare(store: Path, task_bytes: int, sizes: dict[str, int], spark=None, by_workers: bool | None = None) -> str:
+    """Rebuild two copies, by one process and by workers; the note that tells why not by workers."""
+    alone, spread = store.with_name("alone"), store.with_name("spread")
+    for copy in (alone, spread):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(store, copy)
+    config = load_config(alone, {name: str(value) for name, value in sizes.items()})
+    try:
+        wanted = rebuild_alone(alone, config)
+    except EngineError as error:
+        with pytest.raises(type(error)):
+            rebuild(spark, spread, config=config, task_bytes=task_bytes)
+        return ""
+    found = rebuild(spark, spread, config=config, task_bytes=task_bytes)
+    assert made(spread) == made(alone), f"parts of {task_bytes} bytes"
+    assert (found.state, found.exit_code, found.queues, found.kept, found.index, found.end_offset) == (
+        wanted.state, wanted.exit_code, wanted.queues, wanted.kept, wanted.index, wanted.end_offset)
+    assert found.replaced == wanted.replaced and read_rebuild_marker(spread) is None
+    note = next((note for note in found.notes if "one process" in note), "")
+    assert found.recovery.dispatched_bytes == 0 or note or not found.queues
+    return note
+
+
+USUAL = ("lmq", "roll", "prefill", "tx", "cqext", "widetopic")
+
+
+def long_but(usual, names):
+    """The names, those that are not usual as long forms."""
+    return [name if name in usual else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
+@pytest.mark.parametrize("recipe", long_but(USUAL, CLEAN))
+def test_golden_stores_come_back_byte_for_byte(golden, here, recipe, request):
+    store = golden(recipe)
+    for task_bytes in (777, 4096, 100_000, 1 << 30) if request.config.run_long else (30_000 if recipe == "bigmsg" else 3000,):
+        note = compare(store.root, task_bytes, store.sizes)
+        assert (ALONE.get(recipe, "") in note) and bool(note) == (recipe in ALONE), note
+
+
+@pytest.mark.parametrize("recipe", long_but(["abnormal"], ["abnormal", "abnormal-garbled", "pool-halt"]))
+def test_a_store_that_was_not_stopped_in_order_is_left_to_one_process(golden, here, recipe):
+    store = golden(recipe)
+    assert "not stopped in order" in compare(store.root, 3000, store.sizes)
+
+
+@pytest.mark.parametrize("keys", long_but([3], range(7)))
+def test_index_files_of_every_size_end_where_they_must(here, tmp_path, keys, request):
+    """The last file full, one short of it, one beyond; files smaller than the keys of one record."""
+    from pyengine.formats.message import encode_record
+    from pyengine.formats.paths import StorePaths
+
+    root = tmp_path / "store"
+    log = b""
+    for number in range(10):
+        words = " ".join(f"w{number}-{k}" for k in range((number * 3 + keys) % 5 if number < 9 else keys % 2 * 3))
+        properties = f"KEYS\x01{words}\x02" if words else ""
+        log += encode_record(topic="T", body=b"x" * 50, queue_offset=number, physical_offset=len(log), properties=properties,
+                             store_timestamp_ms=1_700_000_000_000 + number * 1500)
+    for entries in (2, 3, 4, 5, 8, 12, 20) if request.config.run_long else (2, 3, 8):
+        shutil.rmtree(root, ignore_errors=True)
+        folder = StorePaths(root).commit_log
+        folder.mkdir(parents=True)
+        (folder / f"{0:020d}").write_bytes(log.ljust(8192, b"\0"))
+        sizes = {"mapped_file_size_commit_log_bytes": 8192, "mapped_file_size_consume_queue_bytes": 60, "max_hash_slot_num": 3,
+                 "max_index_num": entries}
+        recover(root, Geometry(8192, 60, 3, entries))
+        for task_bytes in (200, 1 << 30) if request.config.run_long else (200,):
+            assert compare(root, task_bytes, sizes) == ""
+        shutil.rmtree(root / "index")
+
+
+@pytest.mark.parametrize("offsets", long_but([(0, 2, 3), (0, 0, 2)], [(0, 1, 1, 2), (0, 2, 3), (1, 0, 2), (0, 0, 2), (5, 6, 7)]))
+def test_queue_offsets_that_do_not_follow_each_other_are_left_to_one_process(here, tmp_path, offsets, request):
+    from spark.logs import write_log
+
+    root = tmp_path / "store"
+    write_log(root, [{"topic": "T", "queue_offset": offset, "body": b"x" * 900} for offset in offsets])
+    sizes = {"mapped_file_size_commit_log_bytes": 4096, "mapped_file_size_consume_queue_bytes": 60, "max_hash_slot_num": 3,
+             "max_index_num": 5}
+    recover(root, Geometry(4096, 60, 3, 5))
+    for task_bytes in (1000, 1 << 30) if request.config.run_long else (1000,):
+        note = compare(root, task_bytes, sizes)
+        assert bool(note) == (offsets[0] != 5) and (not note or "follow each other" in note)
+
+
+def test_damage_is_left_to_one_process(here, build_store):
+    stopped = build_store(120)
+    recover(stopped.root, stopped.geometry)
+    sizes = {name: getattr(stopped.geometry, name) for name in (
+        "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num", "max_index_num")}
+    assert compare(stopped.root, 3000, sizes) == ""
+    flip(stopped.root / "commitlog" / f"{0:020d}", stopped.records[3].start + 4)
+    config = load_config(stopped.root, {name: str(value) for name, value in sizes.items()})
+    report = rebuild(None, stopped.root, config=config, task_bytes=3000)
+    assert (report.exit_code, report.damage_offset) == (ExitCode.CORRUPTION, stopped.records[3].start)
+
+
+SYSTEM_CALLS = ("rename", "unlink", "rmdir", "fsync", "ftruncate", "utime", "mkdir")
+
+
+@pytest.mark.timeout(240)
+def test_killed_anywhere_it_is_finished_by_the_next_start(here, build_store, tmp_path, request):
+    stopped = build_store(30)
+    recover(stopped.root, stopped.geometry)
+    config = load_config(stopped.root, {name: str(getattr(stopped.geometry, name)) for name in (
+        "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num", "max_index_num")})
+    before = made(stopped.root)
+    flip(stopped.root / "consumequeue" / "topic-0" / "0" / f"{0:020d}", 3)
+    done, step, unchanged = False, 0, 0
+    while not done:
+        root = tmp_path / f"copy-{step}"
+        shutil.copytree(stopped.root, root)
+        done = run_and_die_at(step, lambda: rebuild(None, root, config=config, task_bytes=4000), SYSTEM_CALLS)
+        recover(root, stopped.geometry)
+        if check(root, stopped.geometry).findings:
+            unchanged += 1  # killed before anything was to be made again
+        else:
+            found = made(root)
+            assert {name: data for name, (data, _) in found["queues"].items()} == {
+                name: data for name, (data, _) in before["queues"].items()}, step
+            assert found["index"] == before["index"], step
+        assert read_rebuild_marker(root) is None and not (root / "config" / "recovery").exists()
+        shutil.rmtree(root)
+        step += 1 if request.config.run_long else 11
+    assert step > 20 and unchanged < 20
+
+
+@pytest.mark.spark
+@pytest.mark.java
+@pytest.mark.parametrize("recipe", long_but(["multi-index"], RECIPES))
+def test_workers_make_what_one_process_makes(spark, tmp_path, recipe):
+    store = unpack(recipe, tmp_path)
+    compare(store, 20_000, {}, spark)
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_the_command(spark, tmp_path):
+    store = unpack("roll", tmp_path)
+    before = made(store)
+    flip(next(path for path in sorted((store / "consumequeue").rglob("*")) if path.is_file()), 3)
+    done = run("rebuild", store, "--spark", "--json")
+    assert done.code == 0, done.stderr
+    assert made(store) == before and done.document["index"] and done.document["log_bytes"] > 0
+    refused = run("rebuild", store, "--spark", "--topic", "T")
+    assert refused.code == 2 and "all queues and the index" in refused.stderr
+    assert run("check", store).code == 0 and os.listdir(store / "quarantine")
