@@ -97,6 +97,7 @@ class HaClient:
         self._under_way = (0, 0)
         self._refused_until_ns = 0
         self._known_border: int | None = None
+        self._differs_at = -1
         self._has_appended = False     # on this connection
         self._linked_ns = NEVER_NS     # since when it has been equal
         self._link: MasterLink | None = None
@@ -117,8 +118,14 @@ class HaClient:
                 self._go_round()
         except _ReconnectError:
             self._drop("", 0.0)
-        except (LogsDifferError, _MasterIsShortError) as error:
+        except _MasterIsShortError as error:
             self._drop(f"{error}: {REJOIN}", PAUSES_S[-1])
+        except LogsDifferError as error:
+            if error.offset == self._differs_at:
+                self._drop(f"{error}: {REJOIN}", PAUSES_S[-1])
+            else:
+                self._drop(str(error))  # once may have been the network
+            self._differs_at = error.offset
         except EngineError as error:
             self._drop(str(error))
         return self._link is not None

@@ -12,7 +12,8 @@ The wire has no questions, only a position to begin at (FORMAT section 14), so t
 read from what comes. RocketMQ sends from any position that it holds, and for others only a
 heartbeat every 5 s that names that position again. This engine's master names its own end (or its
 beginning) instead, and closes. A heartbeat once may mean that the master was slow; twice, with
-nothing in between, that it has nothing beyond. Report 0 asks for the start of its last segment.
+nothing in between, that it has nothing beyond. The wire has no checksum either: a cut needs two
+looks that come to the same border. Report 0 asks for the start of its last segment.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class _Comparison:
         """(None, "") when the own log is a beginning of the master's; else (the border where to cut, why)."""
         span = max(1, self._config.ha_compare_bytes)
         begin = self._border(self._end - span)
-        told_end = -1
+        told_end = seen = -1
         for _ in range(LOOKS_MAX):
             with contextlib.closing(_Look(self._config, begin or _FIRST)) as look:
                 outcome = look.compare(self._log, self._end, told_end)
@@ -164,7 +165,11 @@ class _Comparison:
             if outcome in (_Outcome.DIFFERS, _Outcome.ENDS):
                 border = self._log.border_below(look.at, begin)
                 if border > begin:
-                    return border, self._why(outcome, look.at)
+                    if border == seen:
+                        return border, self._why(outcome, look.at)
+                    seen = border  # once may have been the network: look again
+                    told_end = look.at if outcome is _Outcome.ENDS else told_end
+                    continue
                 if begin == self._low:
                     raise self._strangers()
                 begin = self._border(begin - span)

@@ -243,6 +243,21 @@ def test_one_heartbeat_is_no_end(tmp_path, masters):
     assert said
 
 
+def test_a_byte_that_the_network_has_changed_cuts_nothing(tmp_path, masters):
+    log = log_of(1, 60)
+    wrong = []
+
+    def change_one(master, connected, offset, body):
+        if not wrong and len(body) > 500:
+            wrong.append(offset)
+            connected.sendall(offset.to_bytes(8, "big") + len(body).to_bytes(4, "big") + body[:400] + b"!" + body[401:])
+            return True
+        return False
+
+    assert joined(tmp_path, log, masters(content_of(log), ROCKETMQ, script=change_one)) == Join()
+    assert wrong
+
+
 def test_garbage_changes_nothing(tmp_path, masters, rng):
     log = log_of(1, 60)
 
