@@ -135,6 +135,11 @@ class HAConnection:
         except OSError:
             self._end(why)
 
+    @property
+    def reported(self) -> int:
+        """The last report, the positioning one too; -1 before it."""
+        return self._last_report
+
     # ---- frames -----------------------------------------------------------------
 
     @property

@@ -41,6 +41,7 @@ BACKLOG = 64
 DRAIN_STEP_S = 0.005
 NOT_ALL = -1
 _DISPATCH_AT_REPLICATED = 1
+_WATCHED = select.EPOLLIN | select.EPOLLRDHUP
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 
 
@@ -148,7 +149,7 @@ class HAService:
         self.work()
         with self._lock:
             end = self._source.end()
-            waits = any(connection.positioned and connection.acked < end for connection in self._by_descriptor.values())
+            waits = any(connection.positioned and connection.reported < end for connection in self._by_descriptor.values())
         if waits:
             self._memory.latch(native.REPLICATOR).wait(DRAIN_STEP_S)
         return waits
@@ -200,8 +201,9 @@ class HAService:
                     self._on_event(connection, event, now_ns)
             for connection in list(self._by_descriptor.values()):
                 if now_ns >= connection.due_ns():
+                    was_blocked = connection.blocked
                     connection.tick(now_ns)
-                    self._look_at(connection)
+                    self._look_at(connection, was_blocked)
             if not events:
                 self._source.forget_deleted()
 
@@ -218,7 +220,7 @@ class HAService:
                 self._send_again()
         if event & select.EPOLLOUT and not connection.ended:
             self._transfer(connection, self._source.end(), now_ns)
-        self._look_at(connection)
+        self._look_at(connection, connection.blocked)
 
     def _accept(self, now_ns: int) -> None:
         try:
@@ -234,27 +236,24 @@ class HAService:
         self._replication.count("connections")
         connection = HAConnection(connected, name, self._source, link, self._limits, now_ns)
         self._by_descriptor[connected.fileno()] = connection
-        self._epoll.register(connected, select.EPOLLIN | select.EPOLLRDHUP)
+        self._epoll.register(connected, _WATCHED)
 
     # ---- both, under the lock ---------------------------------------------------
 
     def _transfer(self, connection: HAConnection, end: int, now_ns: int) -> bool:
         was_blocked = connection.blocked
         more = connection.transfer(end, now_ns)
-        if connection.blocked != was_blocked and not connection.ended:
-            self._watch(connection)
-        self._look_at(connection)
+        self._look_at(connection, was_blocked)
         return more
 
-    def _watch(self, connection: HAConnection) -> None:
-        wanted = select.EPOLLIN | select.EPOLLRDHUP | (select.EPOLLOUT if connection.blocked else 0)
-        self._epoll.modify(connection.socket, wanted)
-        if not connection.blocked:
-            self._send_again()
-
-    def _look_at(self, connection: HAConnection) -> None:
+    def _look_at(self, connection: HAConnection, was_blocked: bool) -> None:
+        """After anything that may have ended it, or filled or emptied its socket."""
         if connection.ended:
             self._drop(connection)
+        elif connection.blocked != was_blocked:
+            self._epoll.modify(connection.socket, _WATCHED | (select.EPOLLOUT if connection.blocked else 0))
+            if not connection.blocked:
+                self._send_again()
 
     def _drop(self, connection: HAConnection) -> None:
         descriptor = connection.socket.fileno()

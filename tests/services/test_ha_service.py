@@ -253,6 +253,30 @@ def test_silence_and_heartbeats_by_the_clock(make_rig):
     assert talks.take() and rig.connected == 1
 
 
+def test_a_heartbeat_that_the_socket_does_not_take_goes_out_when_it_does(make_rig):
+    rig = make_rig()
+    rig.fill(1000)
+    slave = rig.slave(1)
+    rig.until(lambda: slave.heartbeats, "positioned")
+    (connection,) = rig.service._by_descriptor.values()
+    real = connection.socket
+
+    class FullSocket:
+        fileno, recv, close = real.fileno, real.recv, real.close
+
+        def send(self, data):
+            raise BlockingIOError
+
+    connection.socket = FullSocket()
+    rig.now_ns += 5_100_000_000
+    rig.service.turn()
+    assert connection.blocked
+    connection.socket = real
+    rig.until(lambda: len(slave.heartbeats) == 2, "the heartbeat")
+    rig.writer.put(b"more")
+    rig.until(lambda: slave.end == rig.writer.end, "and the log goes on")
+
+
 def test_segments_that_are_deleted_end_the_slave_that_needs_them(make_rig):
     rig = make_rig()
     rig.fill(4 * SEGMENT)
