@@ -41,6 +41,7 @@ COMMANDS = (
     Row("prove", "pyengine.cli.prove", "prove", "Check and repair"),
     Row("inspect", "pyengine.cli.inspect", "inspect", "Look inside"),
     Row("stats", "pyengine.cli.stats", "stats", "Look inside"),
+    Row("report", "pyengine.cli.report", "report", "Look inside"),
     Row("export", "pyengine.cli.export", "export", "Look inside"),
     Row("dump", "pyengine.cli.dump", "dump", "Look inside"),
     Row("config", "pyengine.cli.config", "config", "Look inside"),

@@ -99,7 +99,7 @@ def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[s
     see of them is counted, otherwise every record. With `verifyCRC=True` every body
     is checked on the way, and damage fails the query (`onCorrupt="skip"` leaves it out).
     """
-    return _planned(spark, store, topics, by, options)[0]
+    return planned_stats(spark, store, topics, by, options)[0]
 
 
 def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, *,
@@ -110,7 +110,7 @@ def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: It
     """
     from pyspark.sql import functions as f
 
-    frame, log_bytes = _planned(spark, store, topics, by, options)
+    frame, log_bytes = planned_stats(spark, store, topics, by, options)
     times = [name for name, kind in frame.dtypes if kind == "timestamp"]
     frame = frame.withColumns({name: f.unix_millis(name) for name in times})
     with watched(spark, log_bytes, progress):
@@ -126,9 +126,9 @@ def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: It
     return sorted(found, key=lambda row: (row.topic, 0 if second is None else row.queue_id or row.time_ms or 0))
 
 
-def _planned(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None, by: By,
+def planned_stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None, by: By,
              options: dict[str, object]) -> tuple[DataFrame, int]:
-    """The result and how many bytes of the log it is counted from."""
+    """The result of `stats` and how many bytes of the log it is counted from."""
     from pyspark.sql import functions as f
 
     if by not in _SECOND_KEY:
