@@ -49,6 +49,7 @@ class WriterRig:
         self.latch = Latch(self.bells.latch[control_native.WRITER], self.name)
         self.folder: Path | None = None  # sync mode: one file a segment
         self.open_flags = os.O_RDWR | os.O_CREAT
+        self.zero_ahead_bytes = 0
         self.fds: dict[int, int] = {}
         self.sessions: dict[int, tuple[mmap.mmap, object]] = {}
         self.writer: writer_native.Writer | None = None
@@ -85,7 +86,8 @@ class WriterRig:
             self.log[start:end] = bytes(end - start)
         writer_native.rolled_back(self.control)
         self.writer = writer = writer_native.Writer(
-            self.control, self.bells, self.table, {control_native.WRITER: self.latch.semaphore}, spin_us=0)
+            self.control, self.bells, self.table, {control_native.WRITER: self.latch.semaphore}, spin_us=0,
+            zero_ahead_bytes=self.zero_ahead_bytes)
         writer.open()
         position = writer.position
         base = position - position % self.segment_bytes

@@ -1,0 +1,58 @@
+"""A writer is killed at each of its steps, and its successor executes every entry exactly once and in order."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from faults.mutants import FORGETS_UNDO, Mutant, environment
+from pyengine.native.failpoints import FAILPOINTS
+
+TESTS = Path(__file__).parents[1]
+RARE = {"light_queue_advanced", "session_closed", "queue_table_copying", "freeze_claimed", "freeze_reasoned", "freeze_stated",
+        "freeze_complete"}
+ALWAYS = {"pass_record_appended", "commit_slot_filled", "commit_point", "rollback_undo_closed", "record_head_encoded"}
+
+
+def run(broken_build: Path, module: str, *arguments: object, mutant: Mutant | None = None) -> subprocess.CompletedProcess[str]:
+    environ = environment(broken_build, mutant)
+    environ["PYTHONPATH"] += f":{TESTS}"
+    done = subprocess.run([sys.executable, "-P", "-m", module, *map(str, arguments)], env=environ, capture_output=True,
+                          text=True, timeout=550)
+    print(done.stdout, done.stderr[-3000:])
+    return done
+
+
+def steps(mode: str) -> set[str]:
+    from faults.writer_failpoints import steps
+
+    return {point.name for point in steps(mode)}
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_each_step_of_a_pass_survives_a_kill(broken_build, mode):
+    done = run(broken_build, "faults.writer_failpoints", mode, 2)
+    assert done.returncode == 0
+    assert set(json.loads(done.stdout)) == steps(mode) >= ALWAYS
+
+
+def test_the_rare_steps_survive_a_kill(broken_build):
+    done = run(broken_build, "faults.rare_failpoints")
+    assert done.returncode == 0 and set(json.loads(done.stdout)) == RARE <= set(FAILPOINTS)
+
+
+def test_a_successor_that_forgets_the_undo_list_is_caught(broken_build):
+    done = run(broken_build, "faults.writer_failpoints", "async", 1, "pass_queue_advanced", mutant=FORGETS_UNDO)
+    assert done.returncode == 1 and "AssertionError" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_each_passing_of_each_step_survives_a_kill(broken_build, mode):
+    done = run(broken_build, "faults.writer_failpoints", mode, 100)
+    assert done.returncode == 0 and sum(json.loads(done.stdout).values()) > 500
