@@ -1,7 +1,9 @@
 # What the crash scripts share. Sourced, never run.
 #
 #   use_project             sets PYTHON, and PYTHONPATH so that `python -m crash.rounds` and the engine are found
+#   use_failpoint_build     the same with a build of its own, for as long as the script runs, that has the failpoints in C
 #   crash_main KIND "$@"    the body of crash_<kind>.sh
+#   rounds_main MODULE "$@" the body of a script that runs another module of scripts/crash
 
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 source "$scripts/environment.sh"
@@ -23,7 +25,22 @@ use_project() {
   export PYTHONPATH=$checkout:$scripts${PYTHONPATH:+:$PYTHONPATH}
 }
 
-crash_main() {
+use_failpoint_build() {
   use_project
-  exec "$PYTHON" -P -m crash.rounds "$@"
+  failpoint_build=$(mktemp -d)
+  trap 'rm -rf "$failpoint_build"' EXIT
+  cp -r "$checkout"/{csrc,pyengine,workers,scripts,tests,setup.py,pyproject.toml} "$failpoint_build"
+  find "$failpoint_build" -name '_native*.so' -delete
+  (cd "$failpoint_build" && PYENGINE_BUILD_FAILPOINTS=1 "$PYTHON" setup.py -q build_ext --inplace) >"$failpoint_build/build.log" 2>&1 ||
+    { tail -n 40 "$failpoint_build/build.log" >&2; give_up "the build with failpoints failed"; }
+  export PYTHONPATH=$failpoint_build:$failpoint_build/scripts
+}
+
+crash_main() { rounds_main rounds "$@"; }
+
+rounds_main() {
+  use_project
+  local module=$1
+  shift
+  exec "$PYTHON" -P -m "crash.$module" "$@"
 }

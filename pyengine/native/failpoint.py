@@ -60,6 +60,11 @@ class Board:
         lib.ms_store_u32(ffi.addressof(self._point, "state"), lib.MS_FAILPOINT_IDLE)
 
     @property
+    def is_armed(self) -> bool:
+        """Whether it is still to strike."""
+        return lib.ms_load_u32(ffi.addressof(self._point, "state")) == lib.MS_FAILPOINT_ARMED
+
+    @property
     def struck_pid(self) -> int:
         """The process that was struck since it was armed, 0 while none was."""
         struck = lib.ms_load_u32(ffi.addressof(self._point, "state")) == lib.MS_FAILPOINT_STRUCK

@@ -1,10 +1,11 @@
 """One producer process: puts for ever and writes down what was acknowledged.
 
-    python -m crash.acked_producer STORE ACKED --name p0 --seed 7 [--rate 2000]
+    python -m crash.acked_producer STORE ACKED --name p0 --seed 7 [--rate 2000] [--delayed]
 
 Each acknowledged message is one JSON line in ACKED (topic, queue_id, queue_offset, physical_offset,
 body_sha256; put_many tells the physical offset of its first message only, the others have null), written
-only after the put has returned PUT_OK. Ends in order on SIGTERM; may be killed at any moment. When the engine goes away it tries again until it is back.
+only after the put has returned PUT_OK. With --delayed some messages are delayed ones: their lines have no
+offsets, since where they will be delivered nobody knows yet. Ends in order on SIGTERM; may be killed at any moment. When the engine goes away it tries again until it is back.
 
 A body tells who made it and in which order, so that an audit finds doubled and reordered ones, and
 carries a hash of itself, so that a torn one shows without any list.
@@ -28,6 +29,7 @@ from pyengine.errors import EngineUnavailableError, PutTimeoutError
 from pyengine.results import PutStatus
 
 TOPICS = ("crash-a", "crash-b")
+DELAYED_TOPIC = "crash-later"  # delivered at least once, some twice
 QUEUES = 2
 DIGEST_CHARACTERS = 16
 AGAIN_S = 0.02
@@ -53,7 +55,7 @@ class AckedList:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    def add(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int | None, body: bytes) -> None:
+    def add(self, topic: str, queue_id: int, queue_offset: int | None, physical_offset: int | None, body: bytes) -> None:
         row = {
             "topic": topic,
             "queue_id": queue_id,
@@ -67,11 +69,12 @@ class AckedList:
 class AckedProducer:
     """Puts of every kind against one connected producer."""
 
-    def __init__(self, name: str, rng: random.Random, acked: AckedList) -> None:
+    def __init__(self, name: str, rng: random.Random, acked: AckedList, *, delayed: bool = False) -> None:
         self._name = name
         self._rng = rng
         self._acked = acked
         self._sequence = 0
+        self._kinds = [self._one, self._one, self._many, self._batch, self._async] + [self._delayed] * delayed
 
     def bodies(self, count: int) -> list[bytes]:
         made = []
@@ -84,8 +87,7 @@ class AckedProducer:
     def step(self, producer: pyengine.Producer) -> int:
         """One call of a random kind; how many messages it put."""
         topic, queue_id = self._rng.choice(TOPICS), self._rng.randrange(QUEUES)
-        kind = self._rng.choice((self._one, self._one, self._many, self._batch, self._async))
-        return kind(producer, topic, queue_id)
+        return self._rng.choice(self._kinds)(producer, topic, queue_id)
 
     def _one(self, producer: pyengine.Producer, topic: str, queue_id: int) -> int:
         (body,) = self.bodies(1)
@@ -114,6 +116,12 @@ class AckedProducer:
             self._note(topic, queue_id, future.result(), [body])
         return len(bodies)
 
+    def _delayed(self, producer: pyengine.Producer, topic: str, queue_id: int) -> int:
+        (body,) = self.bodies(1)
+        if producer.put(DELAYED_TOPIC, body, queue_id=queue_id, delay_level=1).status is PutStatus.PUT_OK:
+            self._acked.add(DELAYED_TOPIC, queue_id, None, None, body)
+        return 1
+
     def _note(self, topic: str, queue_id: int, result: pyengine.PutResult, bodies: list[bytes]) -> None:
         if result.status is PutStatus.PUT_OK:
             for number, (body, msg_id) in enumerate(zip(bodies, result.msg_id.split(","), strict=True)):
@@ -137,12 +145,14 @@ def main() -> int:
     parser.add_argument("acked", type=Path)
     parser.add_argument("--name", required=True, help="must differ from every other producer's, earlier ones included")
     parser.add_argument("--seed", required=True)
+    parser.add_argument("--delayed", action="store_true", help="some messages with delay level 1")
     parser.add_argument("--rate", type=float, default=2000.0, help="messages per second, at most")
     arguments = parser.parse_args()
 
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
-    maker = AckedProducer(arguments.name, random.Random(f"{arguments.seed}/{arguments.name}"), AckedList(arguments.acked))
+    maker = AckedProducer(arguments.name, random.Random(f"{arguments.seed}/{arguments.name}"), AckedList(arguments.acked),
+                          delayed=arguments.delayed)
     for producer in connections(arguments.store, stopping):
         due_s = time.monotonic()
         while not stopping:

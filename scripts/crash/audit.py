@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
 import pyengine
-from crash.acked_producer import read_body
+from crash.acked_producer import DELAYED_TOPIC, read_body
 from pyengine.config import load_config
+from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.results import GetStatus
 from pyengine.storage.recovery import recover
 from pyengine.storage.recovery_report import RecoveryState
@@ -33,6 +34,7 @@ class Audit:
     acknowledged: int = 0
     messages: int = 0
     lost: int = 0
+    redelivered: int = 0
     failures: list[str] = field(default_factory=list)
 
 
@@ -58,17 +60,26 @@ def still_kept(store: Path, rows: Sequence[dict]) -> list[dict]:
     def is_kept(row: dict) -> bool:
         if row["physical_offset"] is not None:
             return row["physical_offset"] >= log_min
+        if row["queue_offset"] is None:
+            return True
         return row["queue_offset"] >= queue_min.get((row["topic"], row["queue_id"]), 0)
 
     return [row for row in rows if is_kept(row)]
 
 
-def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: Collection[str] | None = None) -> Audit:
-    """Reads every queue (of `topics` only, if given) to its end and looks up every acknowledged message there."""
+def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: Collection[str] | None = None, *,
+          delayed_are_due: bool = True) -> Audit:
+    """Reads every queue (of `topics` only, if given) to its end and looks up every acknowledged message there.
+
+    Delayed ones are looked up where they were delivered, `delayed_are_due` by now, and may be there twice.
+    """
     found = Audit(acknowledged=len(rows))
-    promised = {(row["topic"], row["queue_id"], row["queue_offset"]): row for row in rows}
-    if len(promised) != len(rows):
-        found.failures.append(f"{len(rows) - len(promised)} queue offsets were acknowledged twice")
+    at_offset = [row for row in rows if row["queue_offset"] is not None]
+    delayed = {row["body_sha256"]: row for row in rows if row["queue_offset"] is None}
+    delivered: Counter[str] = Counter()
+    promised = {(row["topic"], row["queue_id"], row["queue_offset"]): row for row in at_offset}
+    if len(promised) != len(at_offset):
+        found.failures.append(f"{len(at_offset) - len(promised)} queue offsets were acknowledged twice")
     last_of: dict[tuple[str, int, str], int] = defaultdict(lambda: -1)
     seen: set[tuple[str, int]] = set()
     with pyengine.open_store(store) as reader:
@@ -81,12 +92,29 @@ def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: C
                         found.failures.append(f"{topic}-{queue_id} at {at}: {got.status.name}, the queue ends at {end}")
                         break
                     for message in got.messages:
-                        _look_at(message, at, topic, queue_id, promised, last_of, seen, found)
+                        if topic in (SCHEDULE_TOPIC, DELAYED_TOPIC):
+                            _look_at_delayed(message, topic, delivered, found)
+                        else:
+                            _look_at(message, at, topic, queue_id, promised, last_of, seen, found)
                         at += 1
+    found.redelivered = delivered.total() - len(delivered)
+    if delayed_are_due:
+        promised |= {(DELAYED_TOPIC, digest, None): row for digest, row in delayed.items() if digest not in delivered}
     found.lost = len(promised)
     for row in list(promised.values())[:FAILURES_MAX]:
         found.failures.append(f"LOST: acknowledged, but not there: {row}")
     return found
+
+
+def _look_at_delayed(message, topic: str, delivered: Counter[str], found: Audit) -> None:
+    """Whole, wherever it stands; as long as it waits (SCHEDULE_TOPIC) it is not delivered."""
+    found.messages += 1
+    try:
+        read_body(message.body)
+    except ValueError as error:
+        found.failures.append(f"TORN: {topic} offset {message.queue_offset}: {error}")
+    if topic == DELAYED_TOPIC:
+        delivered[sha256(message.body).hexdigest()] += 1
 
 
 def _look_at(message, at, topic, queue_id, promised, last_of, seen, found: Audit) -> None:
@@ -125,7 +153,7 @@ def recover_and_audit(store: Path, rows: Sequence[dict]) -> list[str]:
 def check(store: Path, rows: Sequence[dict], scratch: Path) -> list[str]:
     """`pyengine check --acked` over the same list; what it complains of."""
     merged = scratch / "acked.jsonl"
-    merged.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    merged.write_text("".join(json.dumps(row) + "\n" for row in rows if row["queue_offset"] is not None))
     command = [sys.executable, "-P", "-m", "pyengine", "check", str(store), "--acked", str(merged)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return [] if done.returncode == 0 else [f"pyengine check ended with {done.returncode}: "

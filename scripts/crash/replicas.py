@@ -68,7 +68,7 @@ class ReplicatorRun(CrashRun):
                 kill(pid)
             self.summary.kills += len(victims) + 1
 
-    def look_over(self) -> None:
+    def look_over(self, *, final: bool = False) -> None:
         """The master is stopped; its slave has what it sent, and is stopped too."""
         start_engine(self.store, self.settings, timeout_s=COMMAND_PATIENCE_S)
         try:
@@ -77,7 +77,7 @@ class ReplicatorRun(CrashRun):
         finally:
             stop_engine(self.store)
         stop_engine(self.slave)
-        super().look_over()
+        super().look_over(final=final)
         rows = read_acked(self.acked)
         found = audit(self.slave, rows)
         self.summary.lost += found.lost

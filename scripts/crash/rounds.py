@@ -1,10 +1,13 @@
 """Kill one kind of process at random moments, again and again, while producers put; then audit.
 
-    python -m crash.rounds KIND [--rounds 20] [--seed N] [--mode async|pool|sync] [--aim 0.5] [--json]
+    python -m crash.rounds KIND [--rounds 20] [--seed N] [--mode async|pool|sync] [--aim 0.5] [--json] [--peer]
 
 KIND is a worker kind, `supervisor`, `producer`, or `all` (everything at once, then `pyengine recover`).
 After each kill acknowledgements must move again within a deadline: a hang is a failure. A share of the
 kills (--aim) is aimed: the process is stopped again and again until it stands in the middle of something.
+
+With the scheduler as victim some messages are delayed: each must be delivered, maybe twice. At the end the
+real RocketMQ opens the store, where there is one (--peer, --no-peer).
 
 Exit 0: held. 1: something acknowledged was lost, something torn, doubled or reordered was served, or a
 hang. The store of a failed run is kept and named.
@@ -14,24 +17,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyengine
 from crash.audit import audit, check, read_acked, still_kept
+from crash.report import add_common_options, finish
 from crash.watch import EngineWatch, HangError, kill, stopped, wait_for
 from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine, stop_engine
-from pyengine.errors import EngineError, ExitCode
+from pyengine.errors import EngineError, ExitCode, StoreBusyError
+from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.ipc.shared_objects import find_folder
+from pyengine.storage.delay_offset import DelayOffsets
+from workers.kinds import KINDS
 
 SMALL_FILES = {
     "mapped_file_size_commit_log_bytes": 256 << 10,
@@ -48,14 +53,18 @@ RETENTION = {
     "delete_consume_queue_files_interval_ms": 1,
     "flush_interval_consume_queue_ms": 20,
 }
+# Delivered at once, and noted soon.
+DELAYS = {"message_delay_level": "0s", "flush_delay_offset_interval_ms": 50, "flush_interval_commit_log_ms": 50}
 PRODUCERS = 2
 AIM_SHARE = 0.5
 AIM_TRIES = 100
 AIM_PATIENCE_S = 0.02
 MOMENT_MS_MAX = 60.0
 COMMAND_PATIENCE_S = 120.0
+DEATHS_SEEN_MAX = 4
 UNDRAINED_PATIENCE_S = 5.0
 POOL_ONLY = ("committer",)
+VICTIMS = (*(kind.name for kind in KINDS), "supervisor", "producer", "all")
 
 
 @dataclass
@@ -72,6 +81,8 @@ class Summary:
     acknowledged: int = 0
     checked: int = 0
     lost: int = 0
+    redelivered: int = 0
+    peer: str = ""
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
 
@@ -85,10 +96,12 @@ class CrashRun:
         self.kind = kind
         self.aim = aim
         self.rng = random.Random(f"{seed}/{kind}/{mode}")
-        self.settings = SMALL_FILES | MODES[mode] | (RETENTION if kind == "cleaner" else {})
+        self.has_delayed = kind == "scheduler"
+        self.settings = SMALL_FILES | MODES[mode] | (RETENTION if kind == "cleaner" else {}) | (DELAYS if self.has_delayed else {})
         self.summary = Summary(kind, mode, seed)
         self.producers: list[subprocess.Popen] = []
         self.acked: list[Path] = []
+        self._deaths_seen = 0
 
     def run(self, rounds: int) -> Summary:
         began_s = time.monotonic()
@@ -105,8 +118,10 @@ class CrashRun:
             self.make_producers()
             self.wait_for_acks()
             self.end_producers()
+            if self.has_delayed:
+                wait_for("all delayed messages are delivered and noted", self.delayed_are_noted)
             stop_engine(self.store)
-            self.look_over()
+            self.look_over(final=True)
         except HangError as error:
             self.summary.failures.append(f"HANG: {error}")
         except EngineError as error:
@@ -120,6 +135,17 @@ class CrashRun:
 
     def start_engine(self) -> dict[str, object]:
         return start_engine(self.store, self.settings, timeout_s=COMMAND_PATIENCE_S)
+
+    def start_successor(self) -> dict[str, object]:
+        """Start a supervisor behind a dead one. A worker that it was just starting may hold its lock for a moment."""
+        deadline_s = time.monotonic() + UNDRAINED_PATIENCE_S
+        while True:
+            try:
+                return self.start_engine()
+            except StoreBusyError:
+                if time.monotonic() > deadline_s:
+                    raise
+            time.sleep(0.01)
 
     def recover(self) -> None:
         """As an operator would: the command, which drains what the dead engine left in its buffers."""
@@ -139,7 +165,7 @@ class CrashRun:
             path.touch()
             self.acked.append(path)
             command = [sys.executable, "-P", "-m", "crash.acked_producer", str(self.store), str(path)]
-            command += ["--name", name, "--seed", str(self.summary.seed)]
+            command += ["--name", name, "--seed", str(self.summary.seed)] + ["--delayed"] * self.has_delayed
             with open(self.scratch / f"{name}.log", "wb") as log:
                 self.producers.append(subprocess.Popen(command, stderr=log))
 
@@ -163,6 +189,11 @@ class CrashRun:
     def acked_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.acked)
 
+    def delayed_are_noted(self) -> bool:
+        with pyengine.open_store(self.store) as reader:
+            waiting = [reader.queue_range(SCHEDULE_TOPIC, queue_id)[1] for queue_id in reader.topics().get(SCHEDULE_TOPIC, [])]
+        return DelayOffsets(self.store).read()[0].get(1, 0) >= max(waiting, default=0)
+
     # -- kills
 
     def strike(self) -> None:
@@ -181,6 +212,16 @@ class CrashRun:
             pid = wait_for(f"a living {self.kind}", lambda: watch.pids().get(self.kind))
             self.aimed_kill(watch, self.kind, pid)
             wait_for(f"a new {self.kind}", lambda: watch.pids().get(self.kind, pid) != pid)
+        self.keep_supervisor_fresh()
+
+    def keep_supervisor_fresh(self) -> None:
+        """A supervisor starts what dies again and again after growing pauses; its successor begins anew, and adopts."""
+        self._deaths_seen += 1
+        if self._deaths_seen >= DEATHS_SEEN_MAX:
+            self._deaths_seen = 0
+            with EngineWatch(self.store) as watch:
+                kill(watch.pid("supervisor"))
+            self.start_successor()
 
     def kill_supervisor(self) -> None:
         """Workers and producers go on without it; its successor adopts them and recovers nothing."""
@@ -189,7 +230,7 @@ class CrashRun:
             kill(workers.pop("supervisor"))
             self.summary.kills += 1
             self.wait_for_acks()
-            adopted = self.start_engine()["adopted"]
+            adopted = self.start_successor()["adopted"]
             after = watch.pids()
             if not adopted or watch.epoch != epoch or any(after.get(kind) != pid for kind, pid in workers.items()):
                 self.summary.failures.append(f"workers were not adopted: {workers} became {after}, epoch {epoch} {watch.epoch}")
@@ -238,16 +279,17 @@ class CrashRun:
 
     # -- judgement
 
-    def look_over(self) -> None:
+    def look_over(self, *, final: bool = False) -> None:
         rows = read_acked(self.acked)
         if self.kind == "cleaner":
             all_rows, rows = rows, still_kept(self.store, rows)
             if len(rows) == len(all_rows):
                 self.summary.failures.append("nothing was deleted: these kills have shown nothing")
-        found = audit(self.store, rows)
+        found = audit(self.store, rows, delayed_are_due=final)
         self.summary.acknowledged = found.acknowledged
         self.summary.checked += found.messages
         self.summary.lost += found.lost
+        self.summary.redelivered = found.redelivered
         self.summary.failures += found.failures
         self.summary.failures += check(self.store, rows, self.scratch)
 
@@ -268,41 +310,26 @@ class CrashRun:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "cleaner", "replicator", "supervisor",
-             "producer", "all")
-    parser.add_argument("kind", choices=kinds)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("kind", choices=VICTIMS)
+    add_common_options(parser)
     parser.add_argument("--mode", choices=list(MODES))
     parser.add_argument("--aim", type=float, default=AIM_SHARE, help="which share of the kills is aimed, 0 to 1")
-    parser.add_argument("--json", action="store_true", help="the summary as one JSON document")
     arguments = parser.parse_args()
     mode = arguments.mode or ("pool" if arguments.kind in POOL_ONLY else "async")
     if arguments.kind in POOL_ONLY and mode != "pool":
         parser.error(f"a {arguments.kind} runs in mode pool only")
 
-    scratch = Path(tempfile.mkdtemp(prefix="pyengine-crash-"))
-    print(f"seed={arguments.seed} kind={arguments.kind} mode={mode} rounds={arguments.rounds}", file=sys.stderr)
-    made = CrashRun
-    if arguments.kind == "replicator":
-        from crash.replicas import ReplicatorRun as made
-    summary = made(scratch / "store", scratch, arguments.kind, mode, arguments.seed, arguments.aim).run(arguments.rounds)
-    if arguments.json:
-        print(json.dumps(asdict(summary)))
-    else:
-        print(
-            f"{summary.kind} ({summary.mode}): {summary.rounds} rounds, {summary.kills} kills, "
-            f"{summary.kills_in_the_middle} of them in the middle of a pass, {summary.acknowledged} acknowledged, "
-            f"{summary.checked} checked, {summary.undrained_bytes} bytes undrained at the kill, lost {summary.lost}, "
-            f"{summary.seconds} s, seed {summary.seed}"
-        )
-    for sentence in summary.failures:
-        print(sentence, file=sys.stderr)
-    if summary.failures:
-        print(f"kept: {scratch}", file=sys.stderr)
-        return 1
-    shutil.rmtree(scratch)
-    return 0
+    def make(store: Path, scratch: Path) -> CrashRun:
+        made = CrashRun
+        if arguments.kind == "replicator":
+            from crash.replicas import ReplicatorRun as made
+        return made(store, scratch, arguments.kind, mode, arguments.seed, arguments.aim)
+
+    def words(summary: Summary) -> str:
+        return (f"{summary.kills_in_the_middle} of them in the middle of a pass, {summary.undrained_bytes} bytes undrained at the kill"
+                + (f", {summary.redelivered} delayed messages delivered again" if summary.redelivered else ""))
+
+    return finish(arguments, make, lambda run: run.run(arguments.rounds), words)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,300 @@
+"""Kill or stop one process at each step of the list of failpoints, while producers put; then audit.
+
+    python -m crash.failpoint_rounds [--mode async|pool|sync] [--scene puts|cleaning|delayed|start|stop|recovery]
+                                     [--point NAME]... [--way restart|crash|hang]... [--nth 1] [--seed N] [--json]
+
+The steps and what lies in their gaps: pyengine/native/failpoints.py. Three ways, each for each step:
+
+    restart   the process is killed there; its successor goes on in place
+    crash     it is stopped there and everything is killed, then recovered: `pyengine recover`, then a new start
+    hang      it is stopped there for a moment and goes on
+
+Steps in C need a build with PYENGINE_BUILD_FAILPOINTS=1; in another one they are left out, with a count.
+A step that is not reached is a failure. Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyengine
+from crash.acked_producer import make_body
+from crash.report import add_common_options, finish
+from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
+from crash.watch import EngineWatch, HangError, kill, state_of, stopped, wait_for
+from pyengine._native import lib
+from pyengine.cli.replay import MODES
+from pyengine.engine import start_engine, stop_engine
+from pyengine.errors import EngineError, StoreBusyError
+from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.native.failpoints import CLEANING, DELAYED, FAILPOINTS, PUTS, RECOVERY, START, STOP, Failpoint
+
+RESTART, CRASH, HANG = WAYS = ("restart", "crash", "hang")
+SCENES = (PUTS, CLEANING, DELAYED, START, STOP, RECOVERY)
+PRODUCER = "acked_producer"
+SUPERVISOR = "supervisor"
+NUDGE_S = 0.4          # so long without reaching the step: something must happen for it
+NUDGES_MAX = 20
+MOMENT_S = 0.05
+# Reached only while another process does not do its work: step -> who is held until it strikes.
+HELD = {"segment_wanted": "allocator"}
+# So that what comes once in a while comes soon.
+OFTEN = {"max_hash_slot_num": 100, "max_index_num": 400, "flush_interval_consume_queue_ms": 20, "flush_interval_commit_log_ms": 20,
+         "flush_delay_offset_interval_ms": 50}
+
+
+@dataclass
+class FailpointSummary(Summary):
+    """`struck`: step -> how often; `unreached`: steps that never were; `left_out`: how many this build has not."""
+
+    scene: str = PUTS
+    struck: dict[str, int] = field(default_factory=dict)
+    unreached: list[str] = field(default_factory=list)
+    left_out: int = 0
+
+
+def points_of(scene: str, mode: str) -> list[Failpoint]:
+    """The steps that a run of the scene in that mode passes."""
+    return [point for point in FAILPOINTS.values() if point.scene == scene and mode in point.modes.split()]
+
+
+class NotReachedError(HangError):
+    """Nobody has come to the armed step."""
+
+
+class FailpointRun(CrashRun):
+    """One store, one scene, one mode; every step in every way."""
+
+    def __init__(self, store: Path, scratch: Path, scene: str, mode: str, seed: int) -> None:
+        super().__init__(store, scratch, {CLEANING: "cleaner", DELAYED: "scheduler"}.get(scene, scene), mode, seed)
+        self.settings |= OFTEN
+        self.scene = scene
+        self.summary = FailpointSummary("failpoints", mode, seed, scene=scene)
+        self.board = Board(scratch / "board")
+
+    def go_through(self, points: list[Failpoint], ways: list[str], nth: int) -> FailpointSummary:
+        """Each step in each way; the summary tells what did not hold."""
+        steps = iter([(point, way) for point in points for way in ways])
+        self.strike = lambda: self.strike_at(*next(steps), nth)
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = str(self.board.path)  # for what is started from here
+        try:
+            summary = self.run(len(points) * len(ways))
+            if summary.unreached:
+                summary.failures.append(f"never reached: {', '.join(summary.unreached)}")
+            return summary
+        finally:
+            del os.environ[VARIABLE]
+            if before is not None:
+                os.environ[VARIABLE] = before
+
+    def strike_at(self, point: Failpoint, way: str, nth: int) -> None:
+        print(f"{point.name} {way}", file=sys.stderr)
+        try:
+            if self.scene == RECOVERY:
+                self.in_recovery(point, nth)
+            elif self.scene == START:
+                self.in_start(point)
+            elif self.scene == STOP:
+                self.in_stop(point)
+            else:
+                self.in_life(point, way, nth)
+        except NotReachedError:
+            self.summary.unreached.append(point.name)
+            self.board.disarm()
+            return
+        except (HangError, EngineError) as error:
+            raise type(error)(f"at {point.name}, {way}: {error}") from error
+        self.summary.struck[point.name] = self.summary.struck.get(point.name, 0) + 1
+        self.summary.kills += way != HANG
+
+    # -- while the engine lives
+
+    def in_life(self, point: Failpoint, way: str, nth: int) -> None:
+        if point.after:
+            first = FAILPOINTS[point.after]
+            self.board.arm(first.name, 1, "kill", first.process)
+            self.reached(first)
+            nth = 1
+        self.board.arm(point.name, nth, "kill" if way == RESTART else "stop", point.process)
+        pid = self.reached(point)
+        if way == RESTART:
+            self.after_death(point, pid)
+        else:
+            wait_for(f"{point.process} stands still", lambda: state_of(pid) == "T")
+            if way == CRASH:
+                self.kill_all_around(pid)
+                self.recover()
+                self.look_over()
+                self.start_engine()
+            else:
+                time.sleep(MOMENT_S)
+                os.kill(pid, signal.SIGCONT)
+        self.make_producers()
+        self.wait_for_acks()
+
+    def reached(self, point: Failpoint) -> int:
+        """Waits until the armed step has struck; who was struck. Something is made to happen if it takes long."""
+        with self.held(HELD.get(point.name)):
+            for nudge in range(NUDGES_MAX):
+                with contextlib.suppress(HangError):
+                    return wait_for(point.name, lambda: self.board.struck_pid, NUDGE_S)
+                self.nudge(point, nudge)
+        raise NotReachedError
+
+    @contextlib.contextmanager
+    def held(self, kind: str | None) -> Iterator[None]:
+        if kind is None:
+            yield
+            return
+        with EngineWatch(self.store) as watch, stopped(wait_for(f"a living {kind}", lambda: watch.pids().get(kind))):
+            yield
+
+    def nudge(self, point: Failpoint, number: int) -> None:
+        """A producer goes and another comes, a new queue is put to; now and then the process itself is replaced."""
+        threading.Thread(target=self.put_to_new_queue, args=(f"{point.name}-{number}-{self.summary.rounds}",), daemon=True).start()
+        if number % 4 != 3 or point.process in (SUPERVISOR, PRODUCER):
+            kill(self.producers[number % len(self.producers)].pid)
+            self.make_producers()
+        else:
+            with EngineWatch(self.store) as watch:
+                kill(watch.pids().get(point.process, 0) or self.producers[0].pid)
+
+    def put_to_new_queue(self, name: str) -> None:
+        with contextlib.suppress(EngineError), pyengine.connect(self.store) as producer:
+            producer.put(f"crash-{name}", make_body(name, 0, b""), timeout_s=1.0)
+
+    def after_death(self, point: Failpoint, pid: int) -> None:
+        wait_for(f"{point.process} is dead", lambda: state_of(pid) in ("", "Z"))
+        if point.process == SUPERVISOR:
+            self.start_successor()
+        elif point.process != PRODUCER:
+            with EngineWatch(self.store) as watch:
+                wait_for(f"a new {point.process}", lambda: watch.pids().get(point.process, pid) != pid)
+            self.keep_supervisor_fresh()
+
+    def kill_all_around(self, pid: int) -> None:
+        """Everything else dies while that process stands in the gap, then it does."""
+        with EngineWatch(self.store) as watch:
+            pids = watch.pids()
+            supervisor = pids.pop(SUPERVISOR, None)
+            victims = [supervisor, *pids.values(), *(process.pid for process in self.producers)]
+            for victim in victims:
+                if victim and victim != pid:
+                    kill(victim)
+            kill(pid)
+        for process in self.producers:
+            process.wait()
+        self.producers = []
+        self.board.disarm()
+
+    # -- while it does not
+
+    def in_recovery(self, point: Failpoint, nth: int) -> None:
+        """Recovery after everything was killed is killed at the step; the next one makes the store whole."""
+        self.kill_everything_now()
+        self.spoil(point)
+        self.board.arm(point.name, nth, "kill", "recover")
+        command = [sys.executable, "-P", "-m", "pyengine", "recover", str(self.store)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_PATIENCE_S)
+        if done.returncode != -signal.SIGKILL or not self.board.struck_pid:
+            print(f"recover ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}", file=sys.stderr)
+            self.start_engine()
+            raise NotReachedError
+        self.recover()
+        self.look_over()
+        self.start_engine()
+
+    def kill_everything_now(self) -> None:
+        with EngineWatch(self.store) as watch:
+            pids = watch.pids()
+            if "committer" in pids:  # so that something waits in the pool
+                os.kill(pids["committer"], signal.SIGSTOP)
+                with contextlib.suppress(HangError):
+                    wait_for("bytes in the pool", lambda: watch.positions().wrote > watch.positions().committed, 2.0)
+            self.kill_all_around(pids["writer"])
+
+    def spoil(self, point: Failpoint) -> None:
+        """What only a foreign hand leaves: bytes behind the end, and a segment of them."""
+        if not point.name.startswith(("quarantine_", "zeros_", "recovery_segment_gone", "recovery_tail_cleared")):
+            return
+        segments = sorted(self.store.glob("commitlog/*"))
+        size = segments[-1].stat().st_size
+        with open(segments[-1].with_name(f"{int(segments[-1].name) + size:020d}"), "wb") as file:
+            file.write(self.rng.randbytes(size))
+        with EngineWatch(self.store) as watch:
+            end = watch.positions().slot_end
+        path = segments[0].with_name(f"{end - end % size:020d}")
+        if path.exists() and end % size < size - 4096:
+            with open(path, "r+b") as file:
+                file.seek(end % size + 64)
+                file.write(self.rng.randbytes(4000))
+
+    def in_start(self, point: Failpoint) -> None:
+        """The supervisor is killed while it starts; the next start comes to the same store."""
+        self.end_producers()
+        self.kill_everything_now()
+        self.board.arm(point.name, 1, "kill", SUPERVISOR)
+        with contextlib.suppress(EngineError):
+            start_engine(self.store, self.settings, timeout_s=COMMAND_PATIENCE_S)
+        self.live_on(was_struck=bool(self.board.struck_pid))
+
+    def live_on(self, *, was_struck: bool) -> None:
+        self.board.disarm()
+        with contextlib.suppress(StoreBusyError):  # not reached: it is running
+            self.start_engine()
+        self.make_producers()
+        self.wait_for_acks()
+        if not was_struck:
+            raise NotReachedError
+
+    def in_stop(self, point: Failpoint) -> None:
+        """A process is killed in an orderly stop: the stop finishes, or the next start recovers."""
+        self.end_producers()
+        self.board.arm(point.name, 1, "kill", point.process)
+        with contextlib.suppress(EngineError):
+            stop_engine(self.store)
+        self.live_on(was_struck=bool(self.board.struck_pid))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common_options(parser, rounds=None)
+    parser.add_argument("--mode", choices=list(MODES), default="async")
+    parser.add_argument("--scene", choices=SCENES, default=PUTS)
+    parser.add_argument("--point", action="append", choices=sorted(FAILPOINTS), metavar="NAME", help="only this step; may be repeated")
+    parser.add_argument("--way", action="append", choices=WAYS, help="only this way; may be repeated")
+    parser.add_argument("--nth", type=int, default=1, help="which passing of the step strikes (1)")
+    arguments = parser.parse_args()
+
+    points = [point for point in points_of(arguments.scene, arguments.mode) if not arguments.point or point.name in arguments.point]
+    there = [point for point in points if lib.ms_failpoint_built() or not point.in_c]
+    if not there:
+        parser.error("none of these steps is in this scene, mode and build")
+    ways = arguments.way or list(WAYS)
+    if arguments.scene in (START, STOP, RECOVERY):
+        ways = [RESTART]
+
+    def make(store: Path, scratch: Path) -> FailpointRun:
+        run = FailpointRun(store, scratch, arguments.scene, arguments.mode, arguments.seed)
+        run.summary.left_out = len(points) - len(there)
+        return run
+
+    def words(summary: FailpointSummary) -> str:
+        return f"{len(summary.struck)} steps of {len(points)} ({summary.left_out} not in this build)"
+
+    return finish(arguments, make, lambda run: run.go_through(there, ways, arguments.nth), words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The real RocketMQ store opens what a run has left: it loads, and gives out every acknowledged message.
+
+It runs in a JVM (tests/interop/judge.py, built by Maven on first use), on a copy. Where there is no Java or
+Maven that is said, and nothing is shown by it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+TESTS = Path(__file__).parents[2] / "tests"
+NAMES = {
+    "mapped_file_size_commit_log_bytes": "mappedFileSizeCommitLog",
+    "mapped_file_size_consume_queue_bytes": "mappedFileSizeConsumeQueue",
+    "max_hash_slot_num": "maxHashSlotNum",
+    "max_index_num": "maxIndexNum",
+}
+PATIENCE_S = 600
+FAILURES_MAX = 5
+
+
+class PeerUnavailableError(Exception):
+    """There is no RocketMQ to be had here; the text says why."""
+
+
+def open_with_rocketmq(store: Path, settings: Mapping[str, object], rows: Sequence[dict]) -> list[str]:
+    """What does not hold: sentences. PeerUnavailableError where it cannot be tried."""
+    sys.path.insert(0, str(TESTS))
+    try:
+        import needs
+        from interop.judge import Judge, JudgeFailure, JudgeUnavailableError
+    finally:
+        sys.path.remove(str(TESTS))
+    absent = needs.NEEDS["java"].absent() or needs.NEEDS["maven"].absent()
+    if absent:
+        raise PeerUnavailableError(absent)
+    sizes = {theirs: settings[ours] for ours, theirs in NAMES.items()}
+    with tempfile.TemporaryDirectory(prefix="pyengine-peer-") as scratch:
+        try:
+            with Judge(needs.java_command(), Path(scratch)) as judge:
+                found = judge.verify(store, sizes).result(PATIENCE_S)
+        except JudgeUnavailableError as error:
+            raise PeerUnavailableError(str(error)) from error
+        except JudgeFailure as error:
+            return [f"RocketMQ failed on the store: {str(error)[:2000]}"]
+    return judge_answer(found, rows)
+
+
+def judge_answer(found: Mapping[str, object], rows: Sequence[dict]) -> list[str]:
+    """Compares what RocketMQ has read with what was acknowledged."""
+    if not found["loadOk"]:
+        return ["RocketMQ refuses the store"]
+    served = {(one["topic"], one["queueId"], one["queueOffset"]): one["bodySha"] for one in found["messages"] if "phy" in one}
+    missing = [row for row in rows if row["queue_offset"] is not None
+               and served.get((row["topic"], row["queue_id"], row["queue_offset"])) != row["body_sha256"]]
+    return [f"RocketMQ does not give out what was acknowledged ({len(missing)} messages): {row}" for row in missing[:FAILURES_MAX]]

@@ -1,0 +1,145 @@
+"""Kill everything, then kill the recovery of that, and the recovery of that, three deep; then audit.
+
+    python -m crash.recovery_rounds [--rounds 10] [--depth 3] [--seed N] [--mode async|pool|sync] [--json] [--peer]
+
+Each recovery of a round is a `pyengine recover` or the start of an engine, and dies at a step of the list of
+failpoints, or at any moment of its time. Then one is let go to its end, and everything acknowledged is looked up.
+
+Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the store is kept and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from crash.report import add_common_options, finish
+from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
+from crash.watch import EngineWatch, kill, wait_for
+from pyengine._native import lib
+from pyengine.cli.replay import MODES
+from pyengine.engine import start_engine
+from pyengine.errors import EngineError
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.native.failpoints import FAILPOINTS, RECOVERY, START
+
+DEPTH = 3
+AIMED_SHARE = 0.7
+PASSED_TOO = ("csrc/dispatch.c", "csrc/index_file.c", "csrc/consume_queue.c", "pyengine/storage/new_file.py")
+
+
+@dataclass
+class RecoverySummary(Summary):
+    """`recoveries_killed`: those that died; a step that was not reached kills nobody."""
+
+    depth: int = DEPTH
+    recoveries_killed: int = 0
+
+
+class RecoveryRun(CrashRun):
+    """Rounds of one death and `depth` killed recoveries."""
+
+    def __init__(self, store: Path, scratch: Path, mode: str, seed: int, depth: int) -> None:
+        super().__init__(store, scratch, "recovery", mode, seed)
+        self.summary = RecoverySummary("recovery", mode, seed, depth=depth)
+        self.board = Board(scratch / "board")
+        self.names = [point.name for point in FAILPOINTS.values()
+                      if point.scene in (RECOVERY, START) or point.where in PASSED_TOO and (not point.in_c or lib.ms_failpoint_built())]
+
+    def strike(self) -> None:
+        self.kill_everything_at_once()
+        for _ in range(self.summary.depth):
+            self.kill_one_recovery()
+        self.recover()
+        self.look_over()
+        self.start_engine()
+
+    def kill_everything_at_once(self) -> None:
+        with EngineWatch(self.store) as watch:
+            pids = watch.pids()
+            self.aimed_kill(watch, "writer", pids.pop("writer"))
+            kill(pids.pop("supervisor"))
+            victims = [*watch.pids().values(), *(process.pid for process in self.producers)]
+            self.rng.shuffle(victims)
+            for pid in victims:
+                kill(pid)
+            self.summary.kills += len(victims) + 1
+        for process in self.producers:
+            process.wait()
+        self.producers = []
+
+    def kill_one_recovery(self) -> None:
+        if self.rng.random() < AIMED_SHARE:
+            self.board.arm(self.rng.choice(self.names), self.rng.choice((1, 1, 2, 5)))
+        is_start = self.rng.random() < 0.5
+        os.environ[VARIABLE] = str(self.board.path)
+        try:
+            died = self.die_starting() if is_start else self.die_recovering()
+        finally:
+            del os.environ[VARIABLE]
+            self.board.disarm()
+        self.summary.recoveries_killed += died
+        self.summary.kills += died
+
+    def die_recovering(self) -> bool:
+        command = [sys.executable, "-P", "-m", "pyengine", "recover", str(self.store)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(self.rng.uniform(0.05, 0.4) if not self.is_armed() else COMMAND_PATIENCE_S)
+        if process.poll() is None:
+            process.kill()
+        return process.wait() < 0
+
+    def die_starting(self) -> bool:
+        """The supervisor dies on its way up, or right after; what it had started dies too."""
+        is_armed = self.is_armed()
+        began_s = time.monotonic()
+        try:
+            start_engine(self.store, self.settings, timeout_s=COMMAND_PATIENCE_S if is_armed else self.rng.uniform(0.05, 0.4))
+        except EngineError:
+            pass
+        died = bool(self.board.struck_pid) or not is_armed and time.monotonic() > began_s
+        self.end_whatever_lives()
+        return died
+
+    def end_whatever_lives(self) -> None:
+        """A start that was given up goes on: it is killed, supervisor first."""
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (path / "cmdline").read_bytes().split(b"\0")
+                if b"workers.supervisor" in words and os.fsencode(self.store) in words:
+                    kill(int(path.name))
+        with contextlib.suppress(EngineError), EngineWatch(self.store) as watch:
+            for pid in watch.pids().values():
+                kill(pid)
+        wait_for("the store is let go", lambda: not living_kinds(self.store))
+
+    def is_armed(self) -> bool:
+        return self.board.is_armed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common_options(parser, rounds=10)
+    parser.add_argument("--mode", choices=list(MODES), default="async")
+    parser.add_argument("--depth", type=int, default=DEPTH, help="how many recoveries in a row are killed (3)")
+    arguments = parser.parse_args()
+
+    def make(store: Path, scratch: Path) -> RecoveryRun:
+        return RecoveryRun(store, scratch, arguments.mode, arguments.seed, arguments.depth)
+
+    def words(summary: RecoverySummary) -> str:
+        return f"{summary.recoveries_killed} of {summary.rounds * summary.depth} recoveries killed"
+
+    return finish(arguments, make, lambda run: run.run(arguments.rounds), words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""What every crash command does around its run: options, seed, a folder to work in, the judgement and the last line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crash.audit import read_acked, still_kept
+from crash.peer import PeerUnavailableError, open_with_rocketmq
+
+if TYPE_CHECKING:
+    from crash.rounds import CrashRun, Summary
+
+
+def add_common_options(parser: argparse.ArgumentParser, rounds: int | None = 20) -> None:
+    """--rounds (unless None), --seed, --json and --peer."""
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="repeats the choices of a run")
+    parser.add_argument("--json", action="store_true", help="the summary as one JSON document")
+    parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=None,
+                        help="let the real RocketMQ open the store at the end (default: if Java and Maven are there)")
+
+
+def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], CrashRun], go: Callable[[CrashRun], Summary],
+           more: Callable[[Summary], str] = lambda summary: "") -> int:
+    """Makes the run in a folder of its own, goes, prints; the exit code. `more`: words for the line of the summary."""
+    scratch = Path(tempfile.mkdtemp(prefix="pyengine-crash-"))
+    run = make(scratch / "store", scratch)
+    print(f"seed={arguments.seed} kind={run.summary.kind} mode={run.summary.mode}", file=sys.stderr)
+    summary = go(run)
+    if not summary.failures and arguments.peer is not False:
+        _ask_peer(run, summary, required=bool(arguments.peer))
+    if arguments.json:
+        print(json.dumps(asdict(summary)))
+    else:
+        words = more(summary)
+        print(f"{summary.kind} ({summary.mode}): {summary.rounds} rounds, {summary.kills} kills, {words + ', ' if words else ''}"
+              f"{summary.acknowledged} acknowledged, {summary.checked} checked, lost {summary.lost}, "
+              f"RocketMQ {summary.peer or 'not asked'}, {summary.seconds} s, seed {summary.seed}")
+    for sentence in summary.failures:
+        print(sentence, file=sys.stderr)
+    if summary.failures:
+        print(f"kept: {scratch}", file=sys.stderr)
+        return 1
+    shutil.rmtree(scratch)
+    return 0
+
+
+def _ask_peer(run: CrashRun, summary: Summary, *, required: bool) -> None:
+    rows = still_kept(run.store, read_acked(run.acked))
+    try:
+        failures = open_with_rocketmq(run.store, run.settings, rows)
+    except PeerUnavailableError as error:
+        summary.peer = "not asked"
+        print(f"not opened by RocketMQ: {error}", file=sys.stderr)
+        if required:
+            summary.failures.append(f"RocketMQ was asked for: {error}")
+        return
+    summary.failures += failures
+    summary.peer = "complains" if failures else "opens it"

@@ -1,0 +1,94 @@
+"""Stop and start an engine again and again, in every way there is, while producers put; then audit.
+
+    python -m crash.restart_loop [--rounds 20] [--seed N] [--mode async|pool|sync] [--json] [--peer]
+
+Each round ends the engine in one of these ways, and starts it again: an orderly stop; the supervisor's death,
+with workers that go on and are adopted; the death of everything, recovered by the start itself or by
+`pyengine recover` before. Producers are not told: they wait, connect again and go on.
+
+Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the store is kept and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+from crash.report import add_common_options, finish
+from crash.rounds import CrashRun, Summary
+from crash.watch import EngineWatch, kill, wait_for
+from pyengine.cli.replay import MODES
+from pyengine.engine import stop_engine
+
+
+class RestartRun(CrashRun):
+    """Rounds of one end and one start."""
+
+    def __init__(self, store: Path, scratch: Path, mode: str, seed: int) -> None:
+        super().__init__(store, scratch, "restart", mode, seed)
+        self.ends: list = []
+
+    def strike(self) -> None:
+        if not self.ends:  # each way once, in an order of its own, before any comes again
+            self.ends = [self.stop, self.stop_by_signal, self.kill_supervisor, self.die_and_start, self.die_and_recover]
+            self.rng.shuffle(self.ends)
+        end = self.ends.pop()
+        print(end.__name__, file=sys.stderr)
+        end()
+        self.wait_for_acks()
+
+    def stop(self) -> None:
+        stop_engine(self.store)
+        self.start_engine()
+
+    def stop_by_signal(self) -> None:
+        """As a service manager does, while producers wait for answers."""
+        with EngineWatch(self.store) as watch:
+            supervisor, workers = watch.pid("supervisor"), watch.pids()
+            os.kill(supervisor, signal.SIGTERM)
+            wait_for("the engine has stopped", lambda: not set(watch.pids()) & set(workers))
+        if (self.store / "abort").exists():
+            self.summary.failures.append("an orderly stop has left the abort file")
+        self.start_engine()
+
+    def die(self) -> None:
+        with EngineWatch(self.store) as watch:
+            pids = watch.pids()
+            kill(pids.pop("supervisor"))
+            victims = list(watch.pids().values())
+            self.rng.shuffle(victims)
+            for pid in victims:
+                kill(pid)
+        self.summary.kills += len(victims) + 1
+
+    def die_and_start(self) -> None:
+        self.die()
+        self.start_engine()
+
+    def die_and_recover(self) -> None:
+        self.die()
+        self.recover()
+        self.look_over()
+        self.start_engine()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common_options(parser)
+    parser.add_argument("--mode", choices=list(MODES), default="async")
+    arguments = parser.parse_args()
+
+    def make(store: Path, scratch: Path) -> RestartRun:
+        return RestartRun(store, scratch, arguments.mode, arguments.seed)
+
+    def go(run: RestartRun) -> Summary:
+        return run.run(arguments.rounds)
+
+    return finish(arguments, make, go)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
