@@ -49,7 +49,7 @@ MOMENT_S = 0.05
 # Reached only while another process does not do its work: step -> who is held until it strikes.
 HELD = {"segment_wanted": "allocator"}
 # So that what comes once in a while comes soon.
-OFTEN = {"max_hash_slot_num": 100, "max_index_num": 400, "flush_interval_consume_queue_ms": 20, "flush_interval_commit_log_ms": 20,
+OFTEN = {"max_hash_slot_num": 30, "max_index_num": 120, "flush_interval_consume_queue_ms": 20, "flush_interval_commit_log_ms": 20,
          "flush_delay_offset_interval_ms": 50}
 
 

@@ -31,8 +31,12 @@ def add_common_options(parser: argparse.ArgumentParser, rounds: int | None = 20)
 
 
 def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], CrashRun], go: Callable[[CrashRun], Summary],
-           more: Callable[[Summary], str] = lambda summary: "") -> int:
-    """Makes the run in a folder of its own, goes, prints; the exit code. `more`: words for the line of the summary."""
+           more: Callable[[Summary], str] = lambda summary: "", before_removal: Callable[[], None] = lambda: None) -> int:
+    """Makes the run in a folder of its own, goes, prints; the exit code.
+
+    `more`: words for the line of the summary. `before_removal` is called before the folder of a run that held is
+    removed; that of one that did not stays.
+    """
     scratch = Path(tempfile.mkdtemp(prefix="pyengine-crash-"))
     run = make(scratch / "store", scratch)
     print(f"seed={arguments.seed} kind={run.summary.kind} mode={run.summary.mode}", file=sys.stderr)
@@ -51,6 +55,7 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], CrashRun]
     if summary.failures:
         print(f"kept: {scratch}", file=sys.stderr)
         return 1
+    before_removal()
     shutil.rmtree(scratch)
     return 0
 

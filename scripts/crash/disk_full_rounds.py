@@ -1,0 +1,158 @@
+"""Fill the disk under a running engine, again and again; give room back, or kill everything first; then audit.
+
+    python -m crash.disk_full_rounds [--rounds 5] [--seed N] [--mode async|pool|sync] [--json] [--peer]
+
+The store lies on a file system of its own (a tmpfs, which only root may mount), in which a second file takes
+what is free. Puts that find no room are refused, not acknowledged; with room again they go on. In every second
+round all processes are killed while the disk is full: recovery comes up without room, or says that it needs some.
+
+Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the store is kept and named.
+2: no file system can be mounted here, which a sentence says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from crash.report import add_common_options, finish
+from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
+from crash.watch import EngineWatch, HangError, kill, wait_for
+from pyengine.cli.replay import MODES
+from pyengine.errors import ExitCode
+
+DISK_BYTES = 96 << 20
+# A full disk is met as such: no segment is deleted for room, and no put is refused before there is none.
+MET_AS_SUCH = {"clean_file_forcibly_enable": False, "file_reserved_time_hours": 1000, "disk_space_warning_level_ratio": 100,
+               "disk_space_clean_forcibly_ratio": 100, "disk_max_used_space_ratio": 95}
+PIECE_BYTES = 64 << 10
+QUIET_S = 0.5       # no acknowledgement for so long: the disk is met
+FULL_PATIENCE_S = 60.0
+
+
+@dataclass
+class DiskFullSummary(Summary):
+    """`times_full`: how often puts stood still for want of room; `without_room`: recoveries that managed without any."""
+
+    times_full: int = 0
+    without_room: int = 0
+
+
+class NoDiskError(Exception):
+    """A file system cannot be mounted; the text is what mount said."""
+
+
+class SmallDisk:
+    """A tmpfs, and a file in it that takes what is free."""
+
+    def __init__(self, folder: Path, size_bytes: int) -> None:
+        self.folder = folder
+        self._ballast = folder / "ballast"
+        folder.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", folder], capture_output=True, text=True)
+        if done.returncode:
+            raise NoDiskError(f"no small disk can be mounted here, which takes root: {done.stderr.strip()}")
+
+    def fill(self) -> None:
+        """Nothing is left, but what is given up meanwhile."""
+        descriptor = os.open(self._ballast, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            while True:
+                os.write(descriptor, bytes(PIECE_BYTES))
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+
+    def give_room(self) -> None:
+        self._ballast.unlink(missing_ok=True)
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", "--lazy", self.folder], check=True)
+
+
+class DiskFullRun(CrashRun):
+    """Rounds of full and not full."""
+
+    def __init__(self, disk: SmallDisk, scratch: Path, mode: str, seed: int) -> None:
+        super().__init__(disk.folder / "store", scratch, "disk full", mode, seed)
+        self.disk = disk
+        self.settings |= MET_AS_SUCH
+        self.summary = DiskFullSummary("disk full", mode, seed)
+
+    def strike(self) -> None:
+        self.disk.fill()
+        self.wait_until_full()
+        if self.summary.rounds % 2:
+            self.kill_everything_without_room()
+        else:
+            self.disk.give_room()
+        self.make_producers()
+        self.wait_for_acks()
+
+    def wait_until_full(self) -> None:
+        """Acknowledgements stand still: what had been made ahead is used up."""
+        deadline_s = time.monotonic() + FULL_PATIENCE_S
+        bytes_before, since_s = -1, time.monotonic()
+        while time.monotonic() - since_s < QUIET_S:
+            if self.acked_bytes() != bytes_before:
+                bytes_before, since_s = self.acked_bytes(), time.monotonic()
+                self.disk.fill()
+            if time.monotonic() > deadline_s:
+                raise HangError("the disk is full, and puts go on")
+            time.sleep(0.01)
+        self.summary.times_full += 1
+
+    def kill_everything_without_room(self) -> None:
+        with EngineWatch(self.store) as watch:
+            pids = watch.pids()
+            kill(pids.pop("supervisor"))
+            victims = [*watch.pids().values(), *(process.pid for process in self.producers)]
+            self.rng.shuffle(victims)
+            for pid in victims:
+                kill(pid)
+            self.summary.kills += len(victims) + 1
+        for process in self.producers:
+            process.wait()
+        self.producers = []
+        command = [sys.executable, "-P", "-m", "pyengine", "recover", str(self.store)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_PATIENCE_S)
+        if done.returncode == ExitCode.OK:
+            self.summary.without_room += 1
+        elif "room" not in done.stderr and "full" not in done.stderr or "Traceback" in done.stderr:
+            self.summary.failures.append(f"recovery on a full disk ended with {done.returncode} and does not say that it is full: "
+                                         f"{done.stderr[-1000:]}")
+        self.disk.give_room()
+        self.recover()
+        self.look_over()
+        self.start_engine()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common_options(parser, rounds=5)
+    parser.add_argument("--mode", choices=list(MODES), default="async")
+    arguments = parser.parse_args()
+    disks: list[SmallDisk] = []
+
+    def make(store: Path, scratch: Path) -> DiskFullRun:
+        disks.append(SmallDisk(scratch / "disk", DISK_BYTES))
+        return DiskFullRun(disks[0], scratch, arguments.mode, arguments.seed)
+
+    def words(summary: DiskFullSummary) -> str:
+        return f"{summary.times_full} times full, {summary.without_room} recoveries without room"
+
+    try:
+        return finish(arguments, make, lambda run: run.run(arguments.rounds), words, before_removal=lambda: disks[0].unmount())
+    except NoDiskError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
