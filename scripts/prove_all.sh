@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that tries to break the engine, in its long form, and docs/proof.md made of what it counted.
 # usage: scripts/prove_all.sh [--rounds N] [--seed S] [part ...]     exit 0: all held, 1: something did not
-# parts: kills powercut disk corruption fuzz mutants page; without any: all, which takes hours.
+# parts: kills restarts failpoints powercut disk corruption fuzz mutants page; without any: all, which takes hours.
 # Each run adds its line to docs/proof.jsonl; a part may be run again and again, with other seeds.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -15,7 +15,7 @@ while [ $# -gt 0 ]; do
     *) parts+=("$1"); shift ;;
   esac
 done
-[ ${#parts[@]} -gt 0 ] || parts=(kills powercut disk corruption fuzz mutants page)
+[ ${#parts[@]} -gt 0 ] || parts=(kills restarts failpoints powercut disk corruption fuzz mutants page)
 use_project
 cd "$checkout"
 records=${PYENGINE_PROOF:-$checkout/docs/proof.jsonl}
@@ -27,7 +27,7 @@ tests() { "$PYTHON" -m pytest -q --long "$@" || failed=1; }
 
 kills() {
   local kind modes mode output
-  for kind in writer flusher reputter allocator checkpointer cleaner supervisor producer everything committer; do
+  for kind in writer flusher reputter allocator checkpointer scheduler cleaner supervisor producer everything committer; do
     modes="async pool sync"
     [ "$kind" = committer ] && modes=pool
     for mode in $modes; do
@@ -37,9 +37,27 @@ kills() {
   done
 }
 
+restarts() {
+  local script mode output
+  for script in restart_loop kill_during_recovery hang_worker disk_full; do
+    for mode in async pool sync; do
+      output=$(scripts/$script.sh --mode "$mode" --rounds $((rounds / 5 + 1)) --json ${seed:+--seed "$seed"}) || failed=1
+      "$PYTHON" -P -m crash.proof add "$records" restarts "scripts/$script.sh --mode $mode --rounds $((rounds / 5 + 1))" <<< "$output"
+    done
+  done
+}
+
+failpoints() {
+  local output
+  output=$(scripts/failpoints.sh --json ${seed:+--seed "$seed"}) || failed=1
+  "$PYTHON" -P -m crash.proof add "$records" failpoints scripts/failpoints.sh <<< "$output"
+}
+
 for part in "${parts[@]}"; do
   case "$part" in
     kills) kills ;;
+    restarts) restarts ;;
+    failpoints) failpoints ;;
     powercut) tests -m long tests/faults/test_engine_power_cut.py ;;
     disk) tests -m long tests/faults/test_failing_engine.py tests/faults/test_failing_calls.py ;;
     corruption) tests -m long tests/faults/test_corruption.py ;;

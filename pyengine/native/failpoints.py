@@ -20,6 +20,8 @@ CLEANING = "cleaning"  # ... and old segments are deleted
 START = "start"        # an engine starts
 STOP = "stop"          # an engine is stopped in order
 RECOVERY = "recovery"  # `recover` after everything was killed
+EXT = "ext"            # queues have extensions
+TABLES = "tables"      # more queues come than the queue table has room for
 OWN = "own"            # something rare, which a test of its own makes
 
 
@@ -138,7 +140,7 @@ _TABLE = (
         _("queue_entries_written", "entries of one queue are in its file, other queues lack theirs"),
     ),
     *_steps("csrc/consume_queue_ext.c", "reputter",
-        _("ext_units_written", "extension units are there, the entries that name them are not", scene=OWN),
+        _("ext_units_written", "extension units are there, the entries that name them are not", scene=EXT),
     ),
     *_steps("csrc/dispatch.c", "reputter",
         _("dispatch_queued", "a record's queue entries are gathered, its keys are not put"),
@@ -200,8 +202,8 @@ _TABLE = (
         _("removal_step_done", "a part of its blocks is given back", scene=OWN),
     ),
     *_steps("pyengine/storage/durable_writes.py", "recover",
-        _("bytes_written", "bytes are in an existing file, not durable", scene=RECOVERY),
-        _("bytes_durable", "they are durable", scene=RECOVERY),
+        _("bytes_written", "bytes are in an existing file, not durable", modes="pool", scene=RECOVERY),
+        _("bytes_durable", "they are durable", modes="pool", scene=RECOVERY),
     ),
     *_steps("pyengine/storage/file_zeros.py", "recover",
         _("zeros_page_written", "one page behind the end is cleared, the next is not", scene=RECOVERY),
@@ -218,9 +220,9 @@ _TABLE = (
     *_steps("pyengine/storage/recovery.py", "recover",
         _("recovery_planned", "everything is decided, nothing is changed", scene=RECOVERY),
         _("recovery_marked", "the marker stands", scene=RECOVERY),
-        _("recovery_loss_accepted", "the watermark is taken back, the log is not cut", scene=RECOVERY),
+        _("recovery_loss_accepted", "the watermark is taken back, the log is not cut", scene=OWN),
         _("recovery_segment_gone", "a segment behind the end is gone, the one before it still stands", scene=RECOVERY),
-        _("recovery_drained", "pool bytes of one segment are in its file", scene=RECOVERY),
+        _("recovery_drained", "pool bytes of one segment are in its file", modes="pool", scene=RECOVERY),
         _("recovery_tail_cleared", "the tail is zero, the log is not synced", scene=RECOVERY),
         _("recovery_log_done", "the log is whole and durable; queues and index are as they were", scene=RECOVERY),
         _("recovery_queue_cut", "one queue is cut back to the log", scene=RECOVERY),
@@ -281,8 +283,8 @@ _TABLE = (
         _("session_attached", "a session is attached, none of its entries is read"),
         _("session_detached", "a dead session is drained, its object stands"),
         _("session_unlinked", "its object is gone, its row says DEAD"),
-        _("table_copied", "a larger queue table is filled, not in use", scene=OWN),
-        _("table_used", "the larger one is committed, the old one still stands", scene=OWN),
+        _("table_copied", "a larger queue table is filled, not in use", scene=TABLES),
+        _("table_used", "the larger one is committed, the old one still stands", scene=TABLES),
         _("flusher_vouched", "the writer's descriptors are synced clean, no flusher is told", after="flushed_published"),
         _("flusher_verified", "the new flusher may go on, it is not woken", after="flushed_published"),
     ),
@@ -297,8 +299,8 @@ _TABLE = (
         _("session_marked_dead", "its row is DEAD, the writer is not told"),
     ),
     *_steps("workers/queue_growth.py", "supervisor",
-        _("table_made", "a larger queue table stands, it is not offered", scene=OWN),
-        _("table_offered", "it is offered, the writer is not woken", scene=OWN),
+        _("table_made", "a larger queue table stands, it is not offered", scene=TABLES),
+        _("table_offered", "it is offered, the writer is not woken", scene=TABLES),
     ),
     *_steps("workers/bring_up.py", "supervisor",
         _("epoch_raised", "the store is recovered, memory of the dead engine still stands", scene=START),

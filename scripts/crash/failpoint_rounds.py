@@ -1,6 +1,6 @@
 """Kill or stop one process at each step of the list of failpoints, while producers put; then audit.
 
-    python -m crash.failpoint_rounds [--mode async|pool|sync] [--scene puts|cleaning|delayed|start|stop|recovery]
+    python -m crash.failpoint_rounds [--mode async|pool|sync] [--scene puts|cleaning|...]
                                      [--point NAME]... [--way restart|crash|hang]... [--nth 1] [--seed N] [--json]
 
 The steps and what lies in their gaps: pyengine/native/failpoints.py. Three ways, each for each step:
@@ -36,11 +36,12 @@ from pyengine._native import lib
 from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine, stop_engine
 from pyengine.errors import EngineError, StoreBusyError
+from pyengine.ipc.shared_objects import find_folder
 from pyengine.native.failpoint import VARIABLE, Board
-from pyengine.native.failpoints import CLEANING, DELAYED, FAILPOINTS, PUTS, RECOVERY, START, STOP, Failpoint
+from pyengine.native.failpoints import CLEANING, DELAYED, EXT, FAILPOINTS, PUTS, RECOVERY, START, STOP, TABLES, Failpoint
 
 RESTART, CRASH, HANG = WAYS = ("restart", "crash", "hang")
-SCENES = (PUTS, CLEANING, DELAYED, START, STOP, RECOVERY)
+SCENES = (PUTS, CLEANING, DELAYED, START, STOP, RECOVERY, EXT, TABLES)
 PRODUCER = "acked_producer"
 SUPERVISOR = "supervisor"
 NUDGE_S = 0.4          # so long without reaching the step: something must happen for it
@@ -48,6 +49,9 @@ NUDGES_MAX = 20
 MOMENT_S = 0.05
 # Reached only while another process does not do its work: step -> who is held until it strikes.
 HELD = {"segment_wanted": "allocator"}
+# Where the dead engine's memory tells the end, nothing behind it is anybody's, and the index is believed.
+WITHOUT_MEMORY = ("quarantine_copied", "quarantine_noted", "quarantine_moved", "recovery_index_deleted")
+QUEUES_MANY = 3000
 # So that what comes once in a while comes soon.
 OFTEN = {"max_hash_slot_num": 30, "max_index_num": 120, "flush_interval_consume_queue_ms": 20, "flush_interval_commit_log_ms": 20,
          "flush_delay_offset_interval_ms": 50}
@@ -77,7 +81,7 @@ class FailpointRun(CrashRun):
 
     def __init__(self, store: Path, scratch: Path, scene: str, mode: str, seed: int) -> None:
         super().__init__(store, scratch, {CLEANING: "cleaner", DELAYED: "scheduler"}.get(scene, scene), mode, seed)
-        self.settings |= OFTEN
+        self.settings |= OFTEN | ({"enable_consume_queue_ext": True} if scene == EXT else {})
         self.scene = scene
         self.summary = FailpointSummary("failpoints", mode, seed, scene=scene)
         self.board = Board(scratch / "board")
@@ -145,6 +149,8 @@ class FailpointRun(CrashRun):
 
     def reached(self, point: Failpoint) -> int:
         """Waits until the armed step has struck; who was struck. Something is made to happen if it takes long."""
+        if self.scene == TABLES:
+            threading.Thread(target=self.put_to_many_queues, daemon=True).start()
         with self.held(HELD.get(point.name)):
             for nudge in range(NUDGES_MAX):
                 with contextlib.suppress(HangError):
@@ -173,6 +179,11 @@ class FailpointRun(CrashRun):
     def put_to_new_queue(self, name: str) -> None:
         with contextlib.suppress(EngineError), pyengine.connect(self.store) as producer:
             producer.put(f"crash-{name}", make_body(name, 0, b""), timeout_s=1.0)
+
+    def put_to_many_queues(self) -> None:
+        with contextlib.suppress(EngineError), pyengine.connect(self.store) as producer:
+            for number in range(QUEUES_MANY):
+                producer.put_async("crash-many", make_body("many", number, b""), queue_id=number)
 
     def after_death(self, point: Failpoint, pid: int) -> None:
         wait_for(f"{point.process} is dead", lambda: state_of(pid) in ("", "Z"))
@@ -225,15 +236,17 @@ class FailpointRun(CrashRun):
             self.kill_all_around(pids["writer"])
 
     def spoil(self, point: Failpoint) -> None:
-        """What only a foreign hand leaves: bytes behind the end, and a segment of them."""
+        """What only a foreign hand leaves: bytes behind the end, and a segment of them; or no memory of the dead engine."""
+        with EngineWatch(self.store) as watch:
+            end = watch.positions().slot_end
+        if point.name in WITHOUT_MEMORY:
+            find_folder(self.store).sweep()
         if not point.name.startswith(("quarantine_", "zeros_", "recovery_segment_gone", "recovery_tail_cleared")):
             return
         segments = sorted(self.store.glob("commitlog/*"))
         size = segments[-1].stat().st_size
         with open(segments[-1].with_name(f"{int(segments[-1].name) + size:020d}"), "wb") as file:
             file.write(self.rng.randbytes(size))
-        with EngineWatch(self.store) as watch:
-            end = watch.positions().slot_end
         path = segments[0].with_name(f"{end - end % size:020d}")
         if path.exists() and end % size < size - 4096:
             with open(path, "r+b") as file:
@@ -281,8 +294,10 @@ def main() -> int:
     there = [point for point in points if lib.ms_failpoint_built() or not point.in_c]
     if not there:
         parser.error("none of these steps is in this scene, mode and build")
+    if arguments.scene == TABLES and len(there) > 1:
+        parser.error("a queue table grows once in a run: give one --point")
     ways = arguments.way or list(WAYS)
-    if arguments.scene in (START, STOP, RECOVERY):
+    if arguments.scene in (START, STOP, RECOVERY, TABLES):
         ways = [RESTART]
 
     def make(store: Path, scratch: Path) -> FailpointRun:

@@ -17,6 +17,7 @@ NAMES = {
     "mapped_file_size_consume_queue_bytes": "mappedFileSizeConsumeQueue",
     "max_hash_slot_num": "maxHashSlotNum",
     "max_index_num": "maxIndexNum",
+    "enable_consume_queue_ext": "enableConsumeQueueExt",
 }
 PATIENCE_S = 600
 FAILURES_MAX = 5
@@ -37,11 +38,11 @@ def open_with_rocketmq(store: Path, settings: Mapping[str, object], rows: Sequen
     absent = needs.NEEDS["java"].absent() or needs.NEEDS["maven"].absent()
     if absent:
         raise PeerUnavailableError(absent)
-    sizes = {theirs: settings[ours] for ours, theirs in NAMES.items()}
+    told = {theirs: str(settings[ours]).lower() for ours, theirs in NAMES.items() if ours in settings}
     with tempfile.TemporaryDirectory(prefix="pyengine-peer-") as scratch:
         try:
             with Judge(needs.java_command(), Path(scratch)) as judge:
-                found = judge.verify(store, sizes).result(PATIENCE_S)
+                found = judge.verify(store, told).result(PATIENCE_S)
         except JudgeUnavailableError as error:
             raise PeerUnavailableError(str(error)) from error
         except JudgeFailure as error:

@@ -230,11 +230,12 @@ def cut_points(records: Sequence[Record], count: int, rng: random.Random) -> lis
 
 @dataclass
 class Outcome:
-    """`bad` holds (cut point, number of the state, sentence)."""
+    """`bad` holds (cut point, number of the state, sentence); `checked`, if the judge counts, the messages that it read."""
 
     states: int = 0
     records: int = 0
     acknowledged: int = 0
+    checked: int = 0
     bad: list[tuple[int, int, str]] = field(default_factory=list)
 
 

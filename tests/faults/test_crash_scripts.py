@@ -10,40 +10,55 @@ from pathlib import Path
 
 import pytest
 
+from crash.peer import judge_answer
+from crash.rounds import VICTIMS
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-KINDS = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "cleaner", "replicator", "supervisor", "producer",
-         "everything")
+KINDS = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "scheduler", "cleaner", "replicator", "supervisor",
+         "producer", "everything")
+# Script, what makes it short, how often the long form goes round.
+OTHERS = {
+    "restart_loop": (("--rounds", "3"), 100),
+    "kill_during_recovery": (("--rounds", "1"), 40),
+    "hang_worker": (("--rounds", "1", "--kind", "writer", "--kind", "reputter"), 10),
+}
 SHORT = [(kind, "pool" if kind == "committer" else "async") for kind in KINDS if kind != "replicator"] + [
     ("writer", "sync"), ("writer", "pool"), ("flusher", "sync"), ("everything", "sync"), ("everything", "pool"),
 ]  # fmt: skip
 LONG_ROUNDS = 60
 
 
-def run_script(kind: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_script(name: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [SCRIPTS / f"crash_{kind}.sh", *arguments],
+        [SCRIPTS / f"{name}.sh", *arguments],
         env=os.environ | {"PYTHON": sys.executable} | environ,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1700,
     )
 
 
-def held(kind: str, mode: str, rounds: int, seed: int) -> None:
-    done = run_script(kind, "--mode", mode, "--rounds", str(rounds), "--seed", str(seed), "--json")
+def summary_of(name: str, seed: int, *arguments: str) -> dict:
+    """What a script that held says it did."""
+    done = run_script(name, *arguments, "--seed", str(seed), "--json")
     print(done.stderr, done.stdout)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert (summary["rounds"], summary["lost"], summary["failures"]) == (rounds, 0, [])
-    assert summary["kills"] >= rounds and summary["acknowledged"] > 0
+    assert (summary["lost"], summary["failures"]) == (0, []) and f"seed={seed}" in done.stderr
+    assert summary["acknowledged"] > 0 and summary["checked"] > 0 and summary["rounds"] > 0
+    return summary
+
+
+def held(kind: str, mode: str, rounds: int, seed: int, *more: str) -> None:
+    summary = summary_of(f"crash_{kind}", seed, "--mode", mode, "--rounds", str(rounds), *more)
+    assert summary["rounds"] == rounds and summary["kills"] >= rounds
     if (kind, mode) == ("everything", "pool"):
         assert summary["undrained_bytes"] > 0
-    assert f"seed={seed}" in done.stderr
 
 
 @pytest.mark.parametrize("kind, mode", SHORT)
 def test_nothing_acknowledged_is_lost(kind, mode, rng):
-    held(kind, mode, 2, rng.randrange(1 << 32))
+    held(kind, mode, 2, rng.randrange(1 << 32), "--no-peer")
 
 
 @pytest.mark.long
@@ -56,6 +71,62 @@ def test_nothing_acknowledged_is_lost_in_many_rounds(kind, mode, rng):
     held(kind, mode, LONG_ROUNDS, rng.randrange(1 << 32))
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_nothing_acknowledged_is_lost_by(name, rng):
+    summary = summary_of(name, rng.randrange(1 << 32), *OTHERS[name][0], "--no-peer")
+    if name == "kill_during_recovery":
+        assert summary["recoveries_killed"] > 0
+    if name == "hang_worker":
+        assert summary["stops"] == 4 and summary["went_on"] == 2  # puts do not need a reputter
+
+
+@pytest.mark.root
+def test_a_full_disk_loses_nothing(rng):
+    summary = summary_of("disk_full", rng.randrange(1 << 32), "--rounds", "2", "--no-peer")
+    assert summary["times_full"] == 2 and summary["kills"] > 0
+
+
+def test_who_may_not_mount_a_disk_is_told(tmp_path):
+    (tmp_path / "mount").write_text("#!/bin/sh\necho must be superuser >&2\nexit 32\n")
+    (tmp_path / "mount").chmod(0o755)
+    done = run_script("disk_full", "--rounds", "1", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 2 and "which takes root: must be superuser" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", ["async", "pool", "sync"])
+@pytest.mark.parametrize("name", [*OTHERS, "disk_full"])
+def test_nothing_acknowledged_is_lost_in_many_rounds_by(name, mode, rng):
+    if name == "disk_full" and os.geteuid() != 0:
+        pytest.skip("only root may mount a disk")
+    rounds = OTHERS[name][1] if name in OTHERS else 30
+    summary_of(name, rng.randrange(1 << 32), "--mode", mode, "--rounds", str(rounds))
+
+
+@pytest.mark.java
+@pytest.mark.maven
+def test_the_real_rocketmq_opens_the_store_at_the_end(rng):
+    summary = summary_of("crash_writer", rng.randrange(1 << 32), "--rounds", "1", "--peer")
+    assert summary["peer"] == "opens it"
+
+
+def test_what_rocketmq_does_not_give_out_is_told():
+    row = {"topic": "T", "queue_id": 0, "queue_offset": 1, "physical_offset": 9, "body_sha256": "aa"}
+    served = {"topic": "T", "queueId": 0, "queueOffset": 1, "phy": 9, "bodySha": "aa"}
+    assert judge_answer({"loadOk": True, "messages": [served]}, [row]) == []
+    assert "does not give out" in judge_answer({"loadOk": True, "messages": [served | {"bodySha": "bb"}]}, [row])[0]
+    assert "(1 messages)" in judge_answer({"loadOk": True, "messages": []}, [row, row | {"queue_offset": None}])[0]
+    assert judge_answer({"loadOk": False, "messages": []}, [row]) == ["RocketMQ refuses the store"]
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("crash_*.sh") if path.name != "crash_all.sh"))
+def test_each_worker_kind_has_its_script_and_the_script_its_kind(script):
+    assert script.removeprefix("crash_").removesuffix(".sh") in (*VICTIMS, "everything")
+    assert "usage: scripts/" + script in (SCRIPTS / script).read_text()
+
+
 def test_wrong_arguments_are_explained():
-    assert "invalid choice: 'mapped'" in run_script("writer", "--mode", "mapped").stderr
-    assert "a committer runs in mode pool only" in run_script("committer", "--mode", "sync").stderr
+    assert "invalid choice: 'mapped'" in run_script("crash_writer", "--mode", "mapped").stderr
+    assert "a committer runs in mode pool only" in run_script("crash_committer", "--mode", "sync").stderr
+    assert "in mode async there are" in run_script("hang_worker", "--kind", "committer").stderr

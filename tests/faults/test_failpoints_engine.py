@@ -1,0 +1,71 @@
+"""A process of a running engine is killed, or stopped for good, at its steps: a sample here, all of them in the long form."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from crash.failpoint_rounds import SCENES, TABLES, points_of
+from faults.mutants import environment
+from pyengine.native.failpoints import FAILPOINTS, OWN, PUTS, RECOVERY, START
+
+IN_LIFE = ("tail_record_encoded", "index_slot_written")
+IN_RECOVERY = ("recovery_tail_cleared", "recovery_dispatched")
+
+
+def rounds(broken_build, rng, scene: str, mode: str, names: tuple[str, ...], *more: str) -> dict:
+    seed = rng.randrange(1 << 32)
+    command = [sys.executable, "-P", "-m", "crash.failpoint_rounds", "--scene", scene, "--mode", mode, "--json", "--no-peer",
+               "--seed", str(seed), *[word for name in names for word in ("--point", name)], *more]
+    done = subprocess.run(command, env=environment(broken_build, None), capture_output=True, text=True, timeout=3000)
+    print(done.stderr[-4000:])
+    assert done.returncode == 0
+    summary = json.loads(done.stdout)
+    assert (summary["lost"], summary["left_out"], summary["failures"]) == (0, 0, [])
+    assert set(summary["struck"]) == set(names) and summary["acknowledged"] > 0
+    return summary
+
+
+def test_each_step_has_a_scene():
+    assert {point.scene for point in FAILPOINTS.values()} == {*SCENES, OWN}
+
+
+def test_a_worker_dies_at_a_step_and_alone_or_with_all_others_loses_nothing(broken_build, rng):
+    summary = rounds(broken_build, rng, PUTS, "async", IN_LIFE, "--way", "restart", "--way", "crash")
+    assert summary["kills"] == 2 * len(IN_LIFE)
+
+
+def test_recovery_dies_at_a_step_and_the_next_one_finishes(broken_build, rng):
+    rounds(broken_build, rng, RECOVERY, "async", IN_RECOVERY)
+
+
+def test_wrong_arguments_are_explained(broken_build):
+    command = [sys.executable, "-P", "-m", "crash.failpoint_rounds", "--scene", START, "--point", "commit_point"]
+    done = subprocess.run(command, env=environment(broken_build, None), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "none of these steps is in this scene, mode and build" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mode", ["async", "pool", "sync"])
+@pytest.mark.parametrize("scene", [scene for scene in SCENES if scene != TABLES])
+def test_each_step_of_each_scene(broken_build, rng, scene, mode):
+    rounds(broken_build, rng, scene, mode, tuple(point.name for point in points_of(scene, mode)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [point.name for point in points_of(TABLES, "async")])
+def test_each_step_of_a_growing_queue_table(broken_build, rng, name):
+    rounds(broken_build, rng, TABLES, "async", (name,))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("nth", [2, 7])
+def test_later_passings_of_the_steps_of_puts(broken_build, rng, nth):
+    names = tuple(point.name for point in points_of(PUTS, "async") if not point.after)
+    rounds(broken_build, rng, PUTS, "async", names, "--nth", str(nth), "--way", "restart")
