@@ -234,10 +234,12 @@ def test_the_blocks_of_the_statistics_page_run(reader):
     assert not rest
 
 
-def test_the_block_of_the_faults_page_runs(reader):
-    (block,) = runnable("docs/faults.md")
-    shown = reader.run(block)
+def test_the_blocks_of_the_faults_page_run(reader):
+    kill, steps = runnable("docs/faults.md")
+    shown = reader.run(kill)
     assert "200,000 messages" in shown and "Recovered by the abnormal path" in shown
+    shown = reader.run(steps)
+    assert shown.count("dead, with") == 2 and "Recovered by the abnormal path" in shown
 
 
 @pytest.mark.timeout(600)
