@@ -3,8 +3,8 @@
     python -m crash.disk_full_rounds [--rounds 5] [--seed N] [--mode async|pool|sync] [--json] [--peer]
 
 The store lies on a file system of its own (a tmpfs, which only root may mount), in which a second file takes
-what is free. Puts that find no room are refused, not acknowledged; with room again they go on. In every second
-round all processes are killed while the disk is full: recovery comes up without room, or says that it needs some.
+what is free. Puts that find no room are refused, not acknowledged; with room again they go on. In the first round
+and every second one after it all processes are killed while the disk is full: recovery comes up without room, or says that it needs some.
 
 Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the store is kept and named.
 2: no file system can be mounted here, which a sentence says.
@@ -88,7 +88,7 @@ class DiskFullRun(CrashRun):
     def strike(self) -> None:
         self.disk.fill()
         self.wait_until_full()
-        if self.summary.rounds % 2:
+        if self.summary.rounds % 2 == 0:
             self.kill_everything_without_room()
         else:
             self.disk.give_room()

@@ -18,7 +18,7 @@ KINDS = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointe
          "producer", "everything")
 # Script, what makes it short, how often the long form goes round.
 OTHERS = {
-    "restart_loop": (("--rounds", "3"), 100),
+    "restart_loop": (("--rounds", "2"), 100),
     "kill_during_recovery": (("--rounds", "1"), 40),
     "hang_worker": (("--rounds", "1", "--kind", "writer", "--kind", "reputter"), 10),
 }
@@ -58,7 +58,7 @@ def held(kind: str, mode: str, rounds: int, seed: int, *more: str) -> None:
 
 @pytest.mark.parametrize("kind, mode", SHORT)
 def test_nothing_acknowledged_is_lost(kind, mode, rng):
-    held(kind, mode, 2, rng.randrange(1 << 32), "--no-peer")
+    held(kind, mode, 2, rng.randrange(1 << 32), *(["--no-peer"] if kind != "scheduler" else []))  # that one where it can
 
 
 @pytest.mark.long
@@ -82,8 +82,8 @@ def test_nothing_acknowledged_is_lost_by(name, rng):
 
 @pytest.mark.root
 def test_a_full_disk_loses_nothing(rng):
-    summary = summary_of("disk_full", rng.randrange(1 << 32), "--rounds", "2", "--no-peer")
-    assert summary["times_full"] == 2 and summary["kills"] > 0
+    summary = summary_of("disk_full", rng.randrange(1 << 32), "--rounds", "1", "--no-peer")
+    assert summary["times_full"] == 1 and summary["kills"] > 0
 
 
 def test_who_may_not_mount_a_disk_is_told(tmp_path):
@@ -104,6 +104,7 @@ def test_nothing_acknowledged_is_lost_in_many_rounds_by(name, mode, rng):
     summary_of(name, rng.randrange(1 << 32), "--mode", mode, "--rounds", str(rounds))
 
 
+@pytest.mark.long
 @pytest.mark.java
 @pytest.mark.maven
 def test_the_real_rocketmq_opens_the_store_at_the_end(rng):

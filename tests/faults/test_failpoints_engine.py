@@ -10,10 +10,9 @@ import pytest
 
 from crash.failpoint_rounds import SCENES, TABLES, points_of
 from faults.mutants import environment
-from pyengine.native.failpoints import FAILPOINTS, OWN, PUTS, RECOVERY, START
+from pyengine.native.failpoints import FAILPOINTS, OWN, PUTS, START
 
 IN_LIFE = ("tail_record_encoded", "index_slot_written")
-IN_RECOVERY = ("recovery_tail_cleared", "recovery_dispatched")
 
 
 def rounds(broken_build, rng, scene: str, mode: str, names: tuple[str, ...], *more: str) -> dict:
@@ -36,10 +35,6 @@ def test_each_step_has_a_scene():
 def test_a_worker_dies_at_a_step_and_alone_or_with_all_others_loses_nothing(broken_build, rng):
     summary = rounds(broken_build, rng, PUTS, "async", IN_LIFE, "--way", "restart", "--way", "crash")
     assert summary["kills"] == 2 * len(IN_LIFE)
-
-
-def test_recovery_dies_at_a_step_and_the_next_one_finishes(broken_build, rng):
-    rounds(broken_build, rng, RECOVERY, "async", IN_RECOVERY)
 
 
 def test_wrong_arguments_are_explained(broken_build):
