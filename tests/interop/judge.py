@@ -176,6 +176,10 @@ class Judge:
         """Stops an open store in good order, when its queues have caught up; adds `facts`."""
         return self._ask("ha_close", store, {}).result(ANSWER_PATIENCE_S)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         """kill -9: every store that is open in it ends as a broker's does then."""
         self._process.kill()
