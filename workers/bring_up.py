@@ -113,13 +113,13 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         create_cleaning(folder, memory.identity.epoch)
         create_replication(folder, memory.identity.epoch)
         _create_pool(memory)
+        failpoint("memory_made")
+        _set_positions(memory, root, report)
+        _set_confirmed(memory, root, config, report.end_offset)
     except BaseException:
         attach_count.remove(semaphore_id)
         folder.sweep()
         raise
-    failpoint("memory_made")
-    _set_positions(memory, root, report)
-    _set_confirmed(memory, root, config, report.end_offset)
     if report.state is RecoveryState.RECOVERED:
         create_abort_file(root)
         failpoint("engine_opened")

@@ -148,15 +148,18 @@ class HaClient:
 
     def _leave(self) -> None:
         """The engine stops: the entry under way is finished and reported; then connection and session end."""
-        if self._link is not None:
-            try:
+        try:
+            if self._link is not None:
                 if self._sequence:
                     self._collect(self._clock_ns() + ANSWER_NS_MAX)
                 self._acknowledge(self._clock_ns())
-            finally:
+        except EngineError as error:  # the next start begins with what the log holds, reported or not
+            self._say(str(error))
+        finally:
+            if self._link is not None:
                 self._disconnect()
                 self._be_connecting("the engine stops")
-        self._end_session()
+            self._end_session()
 
     # ---- connecting -----------------------------------------------------------------
 

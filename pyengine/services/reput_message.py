@@ -37,7 +37,7 @@ SYNC_QUIET_NS = 3_000_000
 ROUND_NS = 50_000_000      # one work() lasts at most about this long
 RETRY_NS = 1_000_000_000
 IDLE_PAUSE_S = 0.5
-HALF_A_RECORD = ("range_end", "overrun")
+HALF_A_RECORD = ("range_end", "overrun", "blank")  # of a blank, too: a slave of RocketMQ, or `confirm`, may end inside one
 
 
 class ReputMessageService:
@@ -66,6 +66,7 @@ class ReputMessageService:
         self._base = -1
         self._view: mmap.mmap | None = None
         self._behind = False
+        self._told = -1  # consumers were woken for what is readable below; whom a predecessor woke is not known
         self._retry_ns = 0
         self.obstacle = ""
         if memory.identity.mode == native.MODE_SYNC or memory.identity.role in (native.SYNC_MASTER, native.SLAVE):
@@ -88,7 +89,10 @@ class ReputMessageService:
         """One batch; whether `reput_from` moved."""
         start = self._reput_from
         end = native.load_position(self._limit)
-        if end <= start or self._retry_ns and monotonic_ns() < self._retry_ns:
+        if end <= start:
+            self._tell(end)
+            return False
+        if self._retry_ns and monotonic_ns() < self._retry_ns:
             return False
         base = start - start % self._segment_bytes
         try:
@@ -116,11 +120,18 @@ class ReputMessageService:
         failpoint("batch_dispatched")
         native.store_position(self._control.reput_from, reached)
         failpoint("reput_from_moved")
+        self._told = reached
         sequence.raise_(self._control.arrival_seq, self._memory.bells.arrival_waiters)
         self._behind = reached - start >= BEHIND_BYTES
         self._pace.worked()
         self._count(end - start)
         return True
+
+    def _tell(self, end: int) -> None:
+        """Wake consumers for what a predecessor dispatched beyond `confirm` as it was stopped, once `confirm` passes it."""
+        if self._told < end:
+            self._told = end
+            sequence.raise_(self._control.arrival_seq, self._memory.bells.arrival_waiters)
 
     def _count(self, behind_bytes: int) -> None:
         """Statistics, after everything else: consumers are awake already."""

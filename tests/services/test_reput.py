@@ -207,6 +207,48 @@ def test_at_a_stop_queues_are_written_beyond_confirm_and_nobody_sees_it(make_own
     service.close()
 
 
+def test_a_log_that_ends_inside_a_blank_is_waited_for_without_a_word(make_owner):
+    """A slave of RocketMQ ends anywhere, and so does `confirm`."""
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    said = []
+    service = service_of(owner, said)
+    while writer.end < SEGMENT:
+        blank, rolled_to = writer.end, writer.put(b"x" * 7000)
+    assert rolled_to == SEGMENT
+    for end in (blank, blank + 1, blank + 4, blank + 7, blank + 8, blank + 9, blank + 500, SEGMENT - 1):
+        native.store_position(owner.control.committed, end)
+        while service.work():
+            pass
+        assert reput_from(owner) == blank, end
+    assert said == [] and not service.obstacle
+    assert native.load(owner.control.workers[native.REPUTTER], "error_count") == 0
+    native.store_position(owner.control.committed, writer.end)
+    eventually(lambda: service.work() or reput_from(owner) == writer.end, "the rest")
+    service.close()
+
+
+def test_what_was_dispatched_beyond_confirm_at_a_stop_wakes_consumers_when_it_is_confirmed(make_owner):
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, dispatch_at=1, replicates=1)
+    ends = [writer.put(bytes([number])) and writer.end for number in range(3)]
+    ends[0] = ends[1] - (ends[2] - ends[1])
+    service = service_of(owner)
+    while service.drain():  # of this worker alone: the engine goes on
+        pass
+    service.close()
+    assert reput_from(owner) == ends[2]
+    successor = service_of(owner)
+    assert not successor.work()
+    for end in ends:
+        seen = sequence.load(owner.control.arrival_seq)
+        native.store_position(owner.control.confirm, end)
+        assert not successor.work()
+        assert sequence.load(owner.control.arrival_seq) != seen
+        seen = sequence.load(owner.control.arrival_seq)
+        assert not successor.work()
+        assert sequence.load(owner.control.arrival_seq) == seen, "once"
+    successor.close()
+
+
 @pytest.mark.parametrize("rounds", [6])
 def test_killed_again_and_again_the_queues_and_the_index_come_out_whole(make_owner, rng, rounds):
     def fill(writer, count):

@@ -15,6 +15,7 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from workers import bring_up as bring_up_module
 from workers.bring_up import bring_up
 
 MASTER = {"broker_role": "SYNC_MASTER", "dispatch_at": "replicated"}
@@ -105,3 +106,26 @@ def test_without_replication_nothing_is_noted_and_nothing_bounded(store, setting
     with brought_up(root, **settings) as memory:
         assert (position(memory, "confirm"), position(memory, "reput_from")) == (0, ends[2])
     assert not ReplicationStateFile(root).path.exists()
+
+
+@pytest.mark.parametrize("step", ["_set_positions", "_set_confirmed"])
+def test_a_start_that_fails_on_the_way_leaves_no_semaphore_and_no_memory(store, monkeypatch, step):
+    root, _ = store
+    made = []
+    real = attach_count.make
+
+    def make():
+        made.append(real())
+        return made[-1]
+
+    def fail(*arguments):
+        raise OSError(28, "no room")
+
+    monkeypatch.setattr(bring_up_module.attach_count, "make", make)
+    monkeypatch.setattr(bring_up_module, step, fail)
+    config = load_config(root, MASTER, {})
+    with StoreLock(root, create=True) as lock:
+        lock.own()
+        with pytest.raises(OSError, match="no room"):
+            bring_up(root, config, lock)
+    assert made and attach_count.count(made[0]) is None
