@@ -21,6 +21,7 @@ from pyengine.storage.check_queues import QueueCheck
 from pyengine.storage.check_report import CheckProgress, CheckReport, Findings, Severity
 from pyengine.storage.check_segments import LogSegments
 from pyengine.storage.check_work import CheckWork
+from pyengine.storage.cut_log import cut_path
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_recovery import list_index_files
 from pyengine.storage.log_files import list_log, log_exists, shown
@@ -104,6 +105,8 @@ def _check_small_files(root: Path, facts: LogFacts, findings: Findings, watermar
         findings.warning("watermark", "config/watermark", None, watermark_damage.replace(f"{root}/", ""))
     if not was_stopped:
         findings.info("abort", "abort", None, "the store was not stopped in order; `recover` it")
+    if cut_path(root).exists():
+        findings.warning("marker", "config/cut", None, "a cut of the log was decided on and is not finished; run `recover`")
     if read_rebuild_marker(root) is not None:
         findings.warning("marker", "config/rebuild", None, "a rebuild has begun and not finished")
     elif read_marker(root) is not None:

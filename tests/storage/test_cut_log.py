@@ -8,6 +8,7 @@ import pytest
 
 from dying import run_and_die_at
 from pyengine.errors import CorruptionError, ExitCode
+from pyengine.storage.check import check
 from pyengine.storage.cut_log import Cut, cut_path, intend_cut, read_cut
 from pyengine.storage.recovery import recover
 from pyengine.storage.recovery_report import RecoveryState
@@ -128,6 +129,15 @@ def test_killed_while_the_note_is_written_the_store_is_the_old_one_or_the_cut_on
             break
         step += 1
     assert step > 2
+
+
+def test_a_cut_that_is_not_finished_is_found_by_check(build_store):
+    store = whole_store(build_store, "begun", 12)
+    intend_cut(store.root, Cut(store.records[5].start, store.end, WHY))
+    (finding,) = check(store.root, store.geometry).findings
+    assert finding.file == "config/cut" and "run `recover`" in finding.text
+    recovered(store)
+    assert not check(store.root, store.geometry).findings
 
 
 def test_a_damaged_note_is_told_and_changes_nothing(build_store):
