@@ -28,6 +28,11 @@ def parse_segment_name(name: str) -> int | None:
     return None
 
 
+def is_queue_id_name(name: str) -> bool:
+    """True for the name of a queue's folder: its number, without leading zeros."""
+    return name.isascii() and name.isdigit() and len(name) <= 10 and (name == "0" or name[0] != "0")
+
+
 def is_index_name(name: str) -> bool:
     """True for yyyyMMddHHmmssSSS, the name of an index file."""
     return len(name) == INDEX_NAME_DIGITS and name.isascii() and name.isdigit()

@@ -24,6 +24,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.services.clean_rules import Decision, deletable_end, next_to_go
 from pyengine.services.cleaning_clock import CleaningClock
 from pyengine.storage.file_removal import give_back, unlink_durably
+from pyengine.storage.folder_entries import is_plain_file
 
 
 class CleanCommitLogService:
@@ -91,7 +92,7 @@ class CleanCommitLogService:
             with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
                 for entry in entries:
                     start = parse_segment_name(entry.name)
-                    if start is not None:
+                    if start is not None and is_plain_file(entry):
                         found.append((start, entry.stat().st_mtime_ns // 1_000_000))
         return sorted(found)
 

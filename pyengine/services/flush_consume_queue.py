@@ -29,13 +29,14 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_ext_address, unpack_entry
 from pyengine.formats.consume_queue_ext import decode_ext_address
 from pyengine.formats.index_file import unpack_header
-from pyengine.formats.paths import StorePaths, is_index_name, segment_name
+from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import fdatasync, fsync, monotonic_ns
 from pyengine.services.freeze import freeze
 from pyengine.storage.dispatcher import touched_queues
+from pyengine.storage.folder_entries import index_file_names
 from pyengine.storage.segment_files import mapped
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import DurableWatermark, write_watermark
@@ -190,7 +191,7 @@ class FlushConsumeQueueService:
         if not self._index_enabled:
             return 0
         try:
-            names = sorted(name for name in os.listdir(self._paths.index) if is_index_name(name))
+            names = index_file_names(self._paths.index)
         except FileNotFoundError:
             return 0
         full = names[:-1]

@@ -20,7 +20,8 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_ext_address, is_filler, is_live
 from pyengine.formats.consume_queue_ext import decode_ext_address
 from pyengine.formats.index_file import unpack_header
-from pyengine.formats.paths import StorePaths, is_index_name, parse_segment_name
+from pyengine.formats.paths import StorePaths, is_queue_id_name, parse_segment_name
+from pyengine.storage.folder_entries import index_file_names, is_folder
 
 _CHUNK_ENTRIES = 3276
 
@@ -29,7 +30,7 @@ def queue_folders(paths: StorePaths) -> Iterator[tuple[str, int, Path]]:
     """(topic, queue id, folder) of every queue, in no particular order; foreign names are passed over."""
     for topic in _folders(paths.consume_queue):
         for queue in _folders(topic):
-            if queue.name.isascii() and queue.name.isdigit():
+            if is_queue_id_name(queue.name):
                 yield topic.name, int(queue.name), queue
 
 
@@ -61,7 +62,7 @@ def expired_ext_files(folder: Path, ext_folder: Path, ext_size_bytes: int, log_m
 def expired_index_files(folder: Path, log_min: int) -> list[Path]:
     """The index files to delete, oldest first."""
     try:
-        names = sorted(name for name in os.listdir(folder) if is_index_name(name))
+        names = index_file_names(folder)
     except FileNotFoundError:
         return []
     expired = []
@@ -119,6 +120,6 @@ def _starts(folder: Path) -> list[int]:
 def _folders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir()]
+            return [Path(entry.path) for entry in entries if is_folder(entry)]
     except FileNotFoundError:
         return []

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyengine.formats.index_file import IndexLayout
-from pyengine.formats.paths import StorePaths, is_index_name, parse_segment_name
+from pyengine.formats.paths import StorePaths, is_queue_id_name, parse_segment_name
+from pyengine.storage.folder_entries import index_file_names, is_folder, is_plain_file
 from pyengine.storage.index_layout import find_layout
 
 _QUEUES_SAMPLED = 16
@@ -92,7 +93,7 @@ def _segments(folder: Path) -> list[tuple[int, int]]:
         with os.scandir(folder) as entries:
             for entry in entries:
                 start = parse_segment_name(entry.name)
-                if start is not None and entry.is_file():
+                if start is not None and is_plain_file(entry):
                     found.append((start, entry.stat().st_size))
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -104,7 +105,7 @@ def _queue_folders(queues: Path) -> Iterable[Path]:
     sampled = 0
     for topic in _folders(queues):
         for queue in _folders(topic):
-            if not queue.name.isdigit():
+            if not is_queue_id_name(queue.name):
                 continue
             yield queue
             sampled += 1
@@ -115,13 +116,13 @@ def _queue_folders(queues: Path) -> Iterable[Path]:
 def _folders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+            return sorted(Path(entry.path) for entry in entries if is_folder(entry))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def _index_files(folder: Path) -> list[Path]:
     try:
-        return sorted(folder / name for name in os.listdir(folder) if is_index_name(name))
+        return [folder / name for name in index_file_names(folder)]
     except (FileNotFoundError, NotADirectoryError):
         return []

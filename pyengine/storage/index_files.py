@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeVar
 
 from pyengine.errors import DiskError, DiskFullError, StoreRefusedError
 from pyengine.formats.index_file import IndexHeader, IndexLayout
-from pyengine.formats.paths import is_index_name
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import allocate
 from pyengine.native.index_file import ALL_KEYS, IndexMapping, forget, is_putting
+from pyengine.storage.folder_entries import index_file_names
 from pyengine.storage.new_file import create_file
 
 _CREATE_TRIES = 16
@@ -45,7 +45,7 @@ class IndexFiles:
     def names(self) -> list[str]:
         """Names of the index files, oldest first. Other names in the folder are passed over, as RocketMQ does."""
         try:
-            return sorted(name for name in os.listdir(self._folder) if is_index_name(name))
+            return index_file_names(self._folder)
         except FileNotFoundError:
             return []
 

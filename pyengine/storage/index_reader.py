@@ -10,6 +10,7 @@ from pyengine.errors import FormatError, StoreRefusedError
 from pyengine.formats.constants import INDEX_HEADER_BYTES
 from pyengine.formats.index_file import IndexHeader, IndexLayout, unpack_entry, unpack_header, unpack_slot
 from pyengine.formats.java_hash import index_key_hash
+from pyengine.storage.folder_entries import is_plain_file
 from pyengine.storage.segment_files import map_read_only
 
 
@@ -80,6 +81,14 @@ class IndexReader:
                 return
             number = entry.previous
 
+    def _has_bytes(self, entry: os.DirEntry[str]) -> bool:
+        if (entry.name, entry.inode()) in self._views:
+            return True
+        try:
+            return entry.stat().st_size > 0
+        except FileNotFoundError:  # deleted since the folder was read
+            return False
+
     def _files(self) -> list[tuple[str, object]]:
         """(name, mapping) of every index file; names that are no number are passed over, as RocketMQ does.
 
@@ -88,7 +97,8 @@ class IndexReader:
         """
         try:
             with os.scandir(self._folder) as entries:
-                present = sorted((entry.name, entry.inode()) for entry in entries if _is_number(entry.name))
+                present = sorted((entry.name, entry.inode()) for entry in entries
+                                 if _is_number(entry.name) and is_plain_file(entry) and self._has_bytes(entry))
         except (FileNotFoundError, NotADirectoryError):
             present = []
         views = {}

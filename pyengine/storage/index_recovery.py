@@ -19,14 +19,14 @@ Index files are made from the log, so what is deleted here is not kept anywhere.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.formats.constants import INDEX_HEADER_BYTES
 from pyengine.formats.index_file import IndexHeader, IndexLayout, unpack_header
-from pyengine.formats.paths import StorePaths, is_index_name
+from pyengine.formats.paths import StorePaths
+from pyengine.storage.folder_entries import index_file_names
 from pyengine.storage.new_file import sync_folder
 
 
@@ -80,7 +80,7 @@ def list_index_files(root: Path | str) -> list[Path]:
     """Index files, oldest first; other names are skipped, as RocketMQ does."""
     folder = StorePaths(root).index
     try:
-        return sorted(folder / name for name in os.listdir(folder) if is_index_name(name))
+        return [folder / name for name in index_file_names(folder)]
     except FileNotFoundError:
         return []
 

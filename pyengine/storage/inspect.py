@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pyengine.errors import DiskError
 from pyengine.formats.consume_queue import is_ext_address
 from pyengine.formats.constants import INDEX_HEADER_BYTES, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from pyengine.formats.hosts import encode_host
@@ -64,8 +65,10 @@ def raw_checkpoint(root: Path) -> dict[str, int] | None:
     """The three times of the file as they stand there; its length alone if it is too short, None without it."""
     try:
         data = (root / "checkpoint").read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return None
+    except OSError as error:
+        raise DiskError(f"cannot read {error.filename}: {error.strerror}", errno=error.errno or 0, path=error.filename) from error
     if len(data) < _CHECKPOINT_TIMES.size:
         return {"len": len(data)}
     physic, logics, index = _CHECKPOINT_TIMES.unpack_from(data)
@@ -77,6 +80,8 @@ def index_headers(root: Path) -> list[dict[str, Any]]:
     found = []
     folder = root / "index"
     for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
+        if not (folder / name).is_file():
+            continue
         with open(folder / name, "rb") as file:
             data = file.read(INDEX_HEADER_BYTES)
         if len(data) == INDEX_HEADER_BYTES:

@@ -25,9 +25,10 @@ from pathlib import Path
 
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.storage.durable_writes import sync_file
 from pyengine.storage.file_zeros import clear_file_from, used_end
+from pyengine.storage.folder_entries import is_folder
 from pyengine.storage.new_file import sync_folder
 from pyengine.storage.segment_files import SegmentFile, list_segments
 
@@ -145,7 +146,7 @@ def _queue_folders(queues: Path) -> Iterator[tuple[str, int, Path]]:
     """(topic, queue id, folder), sorted; names that are no numbers are skipped, as RocketMQ does."""
     for topic in _folders(queues):
         folder = queues / topic
-        numbers = [name for name in _folders(folder) if name.isascii() and name.isdigit()]
+        numbers = [name for name in _folders(folder) if is_queue_id_name(name)]
         for name in sorted(numbers, key=lambda name: (len(name), name)):
             yield topic, int(name), folder / name
 
@@ -154,7 +155,7 @@ def _folders(folder: Path) -> list[str]:
     """Names of the folders in a folder, sorted."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
+            return sorted(entry.name for entry in entries if is_folder(entry))
     except FileNotFoundError:
         return []
 

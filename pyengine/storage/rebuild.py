@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import abort_file_exists
@@ -173,7 +173,7 @@ def rebuild(
                              seconds=time.monotonic() - started_s)
     index = selection.index and options.message_index_enable
     on_disk = {(topic.name, int(queue.name)) for topic in _folders(StorePaths(root).consume_queue)
-               for queue in _folders(topic) if queue.name.isascii() and queue.name.isdigit()}
+               for queue in _folders(topic) if is_queue_id_name(queue.name)}
     asked = {queue for queue in look.in_log | on_disk if selection.wants(queue)}
     if selection.topic is not None and not asked:
         where = selection.topic if selection.queue_id is None else f"{selection.topic}, queue {selection.queue_id}"
@@ -269,7 +269,7 @@ def _refuse_broken_neighbours(root: Path, geometry: Geometry, pieces: Collection
     for topic in _folders(StorePaths(root).consume_queue):
         for queue in _folders(topic):
             stays = not {str(topic.relative_to(root)), str(queue.relative_to(root))} & set(pieces)
-            if stays and queue.name.isascii() and queue.name.isdigit():
+            if stays and is_queue_id_name(queue.name):
                 list_segments(queue, geometry.mapped_file_size_consume_queue_bytes)
 
 

@@ -462,6 +462,9 @@ class _Recovery:
         pieces = tuple(self._quarantine.pieces)
         exit_code = ExitCode.CORRUPTION if is_degraded else ExitCode.REPAIRED if pieces else ExitCode.OK
         end = plan.log.end_offset
+        gone = 0 if is_degraded else sum(cut.entries for cut in plan.cuts)
+        if gone:
+            self._notes.append(f"{gone} queue entries named messages behind the end of the log at {end}: they are not in it")
         return RecoveryReport(
             path=plan.path,
             state=state,
@@ -482,7 +485,7 @@ class _Recovery:
             shared_state=plan.log.shared_state,
             queue_ends={(queue.topic, queue.queue_id): queue.max_offset for queue in queues},
             index_files_removed=0 if is_degraded else len(plan.index.deleted),
-            queue_entries_removed=0 if is_degraded else sum(cut.entries for cut in plan.cuts),
+            queue_entries_removed=gone,
             removed_files=() if is_degraded else tuple(
                 shown(segment.path, self._root)
                 for segment, decision, _ in plan.log.extra if decision is FileDecision.DELETE

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from pyengine.errors import DiskError, StoreRefusedError
 from pyengine.formats.paths import parse_segment_name, segment_name
+from pyengine.storage.folder_entries import is_plain_file
 
 # Folder times have the granularity of the kernel's clock tick. A listing made within
 # this time of the folder's last change may have missed a second change of the same tick.
@@ -198,7 +199,7 @@ def _inodes(
         with os.scandir(folder) as entries:
             for entry in entries:
                 start = parse_segment_name(entry.name)
-                if start is None or not entry.is_file():
+                if start is None or not is_plain_file(entry):
                     raise StoreRefusedError(
                         f"{entry.path} does not belong there; move it away (RocketMQ refuses the store too)"
                     )

@@ -22,8 +22,9 @@ from pyengine.config import load_config
 from pyengine.errors import CorruptionError, FormatError, NotAStoreError, UsageError
 from pyengine.formats.message import CaseLabel, Message, classify, decode_record
 from pyengine.formats.message_id import decode_message_id
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.results import GetResult, GetStatus, ReadLevel
+from pyengine.storage.folder_entries import is_folder, is_plain_file
 from pyengine.storage.get_statistics import GetFigures, GetStatistics
 from pyengine.storage.index_reader import IndexReader
 from pyengine.storage.key_query import RAW_HITS_MAX, RawHits, query_raw, query_verified
@@ -329,7 +330,7 @@ class StoreReader:
 
     def _queue_ids(self, topic: str) -> list[int]:
         folder = self._paths.consume_queue / topic
-        ids = sorted(int(name) for name in _folder_names(folder) if name.isascii() and name.isdigit())
+        ids = sorted(int(name) for name in _folder_names(folder) if is_queue_id_name(name))
         return [queue_id for queue_id in ids if _has_files(folder / str(queue_id))]
 
     def _queue_limit(self, level: ReadLevel | str | None) -> int:
@@ -353,11 +354,11 @@ class StoreReader:
 def _folder_names(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
+            return sorted(entry.name for entry in entries if is_folder(entry))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def _has_files(folder: Path) -> bool:
     with os.scandir(folder) as entries:
-        return any(entry.is_file() for entry in entries)
+        return any(is_plain_file(entry) for entry in entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from faults.power_cut import build_shim
 
 STATES = 30
 ACKS_LONG = 1200
-STATES_LONG = 5000
+STATES_LONG = int(os.environ.get("PYENGINE_STATES", "5000"))
 SCRIPT = Path(__file__).parents[2] / "scripts" / "power_cut.sh"
 
 

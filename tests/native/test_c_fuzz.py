@@ -11,7 +11,7 @@ import pytest
 
 FUZZ = Path(__file__).parents[2] / "csrc" / "fuzz"
 COMPILER = os.environ.get("CC", "cc")
-RUNS_LONG = 500_000
+RUNS_LONG = int(os.environ.get("PYENGINE_FUZZ_RUNS", "500000"))
 TARGETS = sorted(path.stem for path in FUZZ.glob("fuzz_*.c"))
 
 
