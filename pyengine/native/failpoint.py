@@ -122,7 +122,8 @@ def _read_environment() -> None:
         point = ffi.new("struct ms_failpoint *")
         _fill(point, name, int(nth), action, process)
     except ValueError:
-        raise UsageError(f"{VARIABLE}={text}: write name:nth:kill, name:nth:stop, name@kind:nth:kill or the path of a file") from None
+        raise UsageError(f"{VARIABLE}={text}: write name:nth:kill, name:nth:stop, name@kind:nth:kill or the path of a "
+                         "file") from None
     _use(point, own_kind(), point)
 
 

@@ -5,7 +5,8 @@
 Each acknowledged message is one JSON line in ACKED (topic, queue_id, queue_offset, physical_offset,
 body_sha256; put_many tells the physical offset of its first message only, the others have null), written
 only after the put has returned PUT_OK. With --delayed some messages are delayed ones: their lines have no
-offsets, since where they will be delivered nobody knows yet. Ends in order on SIGTERM; may be killed at any moment. When the engine goes away it tries again until it is back.
+offsets, since where they will be delivered nobody knows yet. Ends in order on SIGTERM; may be killed at any
+moment. When the engine goes away it tries again until it is back.
 
 A body tells who made it and in which order, so that an audit finds doubled and reordered ones, and
 carries a hash of itself, so that a torn one shows without any list.

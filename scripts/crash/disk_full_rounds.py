@@ -4,7 +4,8 @@
 
 The store lies on a file system of its own (a tmpfs, which only root may mount), in which a second file takes
 what is free. Puts that find no room are refused, not acknowledged; with room again they go on. In the first round
-and every second one after it all processes are killed while the disk is full: recovery comes up without room, or says that it needs some.
+and every second one after it all processes are killed while the disk is full: recovery comes up without room, or
+says that it needs some.
 
 Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the store is kept and named.
 2: no file system can be mounted here, which a sentence says.
@@ -54,7 +55,8 @@ class SmallDisk:
         self.folder = folder
         self._ballast = folder / "ballast"
         folder.mkdir()
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", folder], capture_output=True, text=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", folder]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise NoDiskError(f"no small disk can be mounted here, which takes root: {done.stderr.strip()}")
 
@@ -125,7 +127,7 @@ class DiskFullRun(CrashRun):
         if done.returncode == ExitCode.OK:
             self.summary.without_room += 1
         elif "room" not in done.stderr and "full" not in done.stderr or "Traceback" in done.stderr:
-            self.summary.failures.append(f"recovery on a full disk ended with {done.returncode} and does not say that it is full: "
+            self.summary.failures.append(f"recovery on a full disk ended with {done.returncode} and does not say so: "
                                          f"{done.stderr[-1000:]}")
         self.disk.give_room()
         self.recover()

@@ -35,7 +35,7 @@ from crash.watch import EngineWatch, HangError, kill, state_of, stopped, wait_fo
 from pyengine._native import lib
 from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine, stop_engine
-from pyengine.errors import EngineError, StoreBusyError
+from pyengine.errors import EngineError, ExitCode, StoreBusyError
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.native.failpoints import CLEANING, DELAYED, EXT, FAILPOINTS, PUTS, RECOVERY, START, STOP, TABLES, Failpoint
@@ -83,6 +83,8 @@ class FailpointRun(CrashRun):
         super().__init__(store, scratch, {CLEANING: "cleaner", DELAYED: "scheduler"}.get(scene, scene), mode, seed)
         self.settings |= OFTEN | ({"enable_consume_queue_ext": True} if scene == EXT else {})
         self.scene = scene
+        if scene == RECOVERY:  # what was spoilt goes to quarantine
+            self.recovered_codes = (ExitCode.OK, ExitCode.REPAIRED)
         self.summary = FailpointSummary("failpoints", mode, seed, scene=scene)
         self.board = Board(scratch / "board")
 
@@ -168,7 +170,8 @@ class FailpointRun(CrashRun):
 
     def nudge(self, point: Failpoint, number: int) -> None:
         """A producer goes and another comes, a new queue is put to; now and then the process itself is replaced."""
-        threading.Thread(target=self.put_to_new_queue, args=(f"{point.name}-{number}-{self.summary.rounds}",), daemon=True).start()
+        name = f"{point.name}-{number}-{self.summary.rounds}"
+        threading.Thread(target=self.put_to_new_queue, args=(name,), daemon=True).start()
         if number % 4 != 3 or point.process in (SUPERVISOR, PRODUCER):
             kill(self.producers[number % len(self.producers)].pid)
             self.make_producers()
@@ -285,12 +288,14 @@ def main() -> int:
     add_common_options(parser, rounds=None)
     parser.add_argument("--mode", choices=list(MODES), default="async")
     parser.add_argument("--scene", choices=SCENES, default=PUTS)
-    parser.add_argument("--point", action="append", choices=sorted(FAILPOINTS), metavar="NAME", help="only this step; may be repeated")
+    parser.add_argument("--point", action="append", choices=sorted(FAILPOINTS), metavar="NAME",
+                        help="only this step; may be repeated")
     parser.add_argument("--way", action="append", choices=WAYS, help="only this way; may be repeated")
     parser.add_argument("--nth", type=int, default=1, help="which passing of the step strikes (1)")
     arguments = parser.parse_args()
 
-    points = [point for point in points_of(arguments.scene, arguments.mode) if not arguments.point or point.name in arguments.point]
+    points = [point for point in points_of(arguments.scene, arguments.mode)
+              if not arguments.point or point.name in arguments.point]
     there = [point for point in points if lib.ms_failpoint_built() or not point.in_c]
     if not there:
         parser.error("none of these steps is in this scene, mode and build")

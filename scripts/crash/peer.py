@@ -57,4 +57,5 @@ def judge_answer(found: Mapping[str, object], rows: Sequence[dict]) -> list[str]
     served = {(one["topic"], one["queueId"], one["queueOffset"]): one["bodySha"] for one in found["messages"] if "phy" in one}
     missing = [row for row in rows if row["queue_offset"] is not None
                and served.get((row["topic"], row["queue_id"], row["queue_offset"])) != row["body_sha256"]]
-    return [f"RocketMQ does not give out what was acknowledged ({len(missing)} messages): {row}" for row in missing[:FAILURES_MAX]]
+    return [f"RocketMQ does not give out what was acknowledged ({len(missing)} messages): {row}"
+            for row in missing[:FAILURES_MAX]]

@@ -54,8 +54,8 @@ class RecoveryRun(CrashRun):
         super().__init__(store, scratch, "recovery", mode, seed)
         self.summary = RecoverySummary("recovery", mode, seed, depth=depth)
         self.board = Board(scratch / "board")
-        self.maybe_passed = [point.name for point in FAILPOINTS.values()
-                             if point.scene == RECOVERY or point.where in PASSED_TOO and (not point.in_c or lib.ms_failpoint_built())]
+        there = [point for point in FAILPOINTS.values() if not point.in_c or lib.ms_failpoint_built()]
+        self.maybe_passed = [point.name for point in there if point.scene == RECOVERY or point.where in PASSED_TOO]
         self.passed_by_start = [*ALWAYS_PASSED, *(point.name for point in FAILPOINTS.values() if point.scene == START)]
 
     def strike(self) -> None:

@@ -97,10 +97,12 @@ class CrashRun:
         self.aim = aim
         self.rng = random.Random(f"{seed}/{kind}/{mode}")
         self.has_delayed = kind == "scheduler"
-        self.settings = SMALL_FILES | MODES[mode] | (RETENTION if kind == "cleaner" else {}) | (DELAYS if self.has_delayed else {})
+        self.settings = SMALL_FILES | MODES[mode]
+        self.settings |= RETENTION if kind == "cleaner" else DELAYS if self.has_delayed else {}
         self.summary = Summary(kind, mode, seed)
         self.producers: list[subprocess.Popen] = []
         self.acked: list[Path] = []
+        self.recovered_codes = (ExitCode.OK,)
         self._deaths_seen = 0
 
     def run(self, rounds: int) -> Summary:
@@ -151,7 +153,7 @@ class CrashRun:
         """As an operator would: the command, which drains what the dead engine left in its buffers."""
         command = [sys.executable, "-P", "-m", "pyengine", "recover", str(self.store)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_PATIENCE_S)
-        if done.returncode != ExitCode.OK:
+        if done.returncode not in self.recovered_codes:
             raise EngineError(f"pyengine recover ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
 
     # -- producers
@@ -326,7 +328,8 @@ def main() -> int:
         return made(store, scratch, arguments.kind, mode, arguments.seed, arguments.aim)
 
     def words(summary: Summary) -> str:
-        return (f"{summary.kills_in_the_middle} of them in the middle of a pass, {summary.undrained_bytes} bytes undrained at the kill"
+        return (f"{summary.kills_in_the_middle} of them in the middle of a pass, "
+                f"{summary.undrained_bytes} bytes undrained at the kill"
                 + (f", {summary.redelivered} delayed messages delivered again" if summary.redelivered else ""))
 
     return finish(arguments, make, lambda run: run.run(arguments.rounds), words)

@@ -1,6 +1,7 @@
 """Power cuts under a running engine: one recorded run, and the trees that cuts of it could leave, each recovered and judged.
 
-    python -m faults.engine_power_cut [--rounds 1] [--states 200] [--seed N] [--mode async|pool|sync] [--broken SWITCH] [--json] [--peer]
+    python -m faults.engine_power_cut [--rounds 1] [--states 200] [--seed N] [--mode async|pool|sync] [--broken SWITCH]
+                                      [--json] [--peer]
 
 A round is one run of an engine under producers whose system calls are written down, and `--states` trees made from
 that journal. What was promised must be in every one: in sync mode each acknowledgement; in the async modes `flushed`,
@@ -162,11 +163,12 @@ class PowerCutRun(CrashRun):
             self.summary.acknowledged += outcome.acknowledged
             self.summary.checked += outcome.checked
             self.summary.lost += len(outcome.bad)
-            self.summary.failures += [f"state {state}, cut behind record {point}: {sentence}" for point, state, sentence in outcome.bad]
+            self.summary.failures += [f"state {state}, cut behind record {point}: {sentence}"
+                                      for point, state, sentence in outcome.bad]
             self.store = folder / "store"
             recover(self.store, load_config(self.store, environ={}).geometry)
-            acks = folder / "acks"
-            (folder / "rows").write_text("".join(line for line in acks.read_text().splitlines(keepends=True) if "flushed" not in line))
+            lines = (folder / "acks").read_text().splitlines(keepends=True)
+            (folder / "rows").write_text("".join(line for line in lines if "flushed" not in line))
             self.acked = [folder / "rows"]
             if outcome.bad:
                 break
@@ -179,7 +181,8 @@ def main() -> int:
     add_common_options(parser, rounds=1)
     parser.add_argument("--mode", choices=list(MODES), default="sync")
     parser.add_argument("--states", type=int, default=200, help="trees for each recorded run (200)")
-    parser.add_argument("--broken", choices=[mutant.switch for mutant in MUTANTS], help="an engine broken in this way: must be caught")
+    parser.add_argument("--broken", choices=[mutant.switch for mutant in MUTANTS],
+                        help="an engine broken in this way: must be caught")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pyengine-broken-") as place:
         environ = here()

@@ -18,7 +18,7 @@ from pyengine.native.failpoints import EVERY_MODE, FAILPOINTS
 
 ROOT = Path(__file__).parents[2]
 REACHED = re.compile(r'^\s*(?:MS_FAILPOINT|failpoint)\("([^"]*)"\)', re.MULTILINE)
-SOURCES = [*sorted((ROOT / "csrc").glob("*.[ch]")), *sorted((ROOT / "pyengine").rglob("*.py")), *sorted((ROOT / "workers").glob("*.py"))]
+SOURCES = sorted([*(ROOT / "csrc").glob("*.[ch]"), *(ROOT / "pyengine").rglob("*.py"), *(ROOT / "workers").glob("*.py")])
 
 
 def places() -> Counter[tuple[str, str]]:

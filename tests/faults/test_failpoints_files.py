@@ -19,7 +19,8 @@ from pyengine.storage.watermark import read_watermark
 
 ROOT = Path(__file__).parents[2]
 SIZE = 8192
-UNNAMED = ("new_file_unnamed", "new_file_sized", "new_file_allocated", "new_file_synced", "new_file_linked", "new_file_durable", "folder_made")
+UNNAMED = ("new_file_unnamed", "new_file_sized", "new_file_allocated", "new_file_synced", "new_file_linked",
+           "new_file_durable", "folder_made")
 SIBLING = ("sibling_file_made", "sibling_file_renamed")
 CONFIG = ("config_opened", "config_written", "config_synced", "config_backup_linked", "config_backup_renamed", "config_renamed",
           "config_durable")
@@ -42,7 +43,8 @@ for _ in give_back(unlink_durably(Path({folder!r}) / 'file'), step_bytes=4096): 
 
 
 def killed_at(name: str, program: str, folder: Path) -> None:
-    done = subprocess.run([sys.executable, "-P", "-c", program.format(folder=str(folder), size=SIZE)], capture_output=True, text=True,
+    command = [sys.executable, "-P", "-c", program.format(folder=str(folder), size=SIZE)]
+    done = subprocess.run(command, capture_output=True, text=True,
                           env=os.environ | {"PYENGINE_FAILPOINT": f"{name}:1:kill", "PYTHONPATH": str(ROOT)}, timeout=60)
     assert done.returncode == -signal.SIGKILL, done.stderr
 

@@ -119,7 +119,8 @@ class Case:
         """Waits until everything submitted is answered; a writer that dies meanwhile has a successor, whose pid it is."""
         views = [view for _, view in self.rig.sessions.values()]
         deadline_s = time.monotonic() + PATIENCE_S
-        while any(view.acked != producer.sequence or producer_sequence(view) < 0 for view, producer in zip(views, self.producers)):
+        while any(view.acked != producer.sequence or producer_sequence(view) < 0
+                  for view, producer in zip(views, self.producers)):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 struck = self.board.struck_pid == pid and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
