@@ -485,11 +485,11 @@ static int commit_pass(struct ms_writer *writer)
     }
     MS_FAILPOINT("producers_woken");
     if (grew) {
+        wake_fenced(writer, MS_REPLICATOR); /* a master's, without a pool; first: a producer waits for its slaves */
         if (writer->mode == MS_MODE_POOL)
             wake_fenced(writer, MS_COMMITTER);
         else
             wake_fenced(writer, MS_REPUTTER);
-        wake_fenced(writer, MS_REPLICATOR); /* a master's, without a pool */
     }
     MS_FAILPOINT("pass_done");
     writer->entries = 0;

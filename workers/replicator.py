@@ -14,6 +14,7 @@ import sys
 from pyengine.ipc.replication import Replication
 from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
+from pyengine.native import cpu
 from pyengine.services import Service
 from pyengine.services.ha_client import HaClient
 from pyengine.services.ha_service import HAService
@@ -26,6 +27,7 @@ def make_service(attached: worker.Worker) -> Service:
     def report(text: str) -> None:
         worker.say(native.REPLICATOR, text)
 
+    cpu.be_prompt()  # puts wait for it, the master's for a slave's too
     replication = Replication(attached.memory.folder, writable=True)
     if attached.config.broker_role == "SLAVE":
         return HaClient(attached.memory, attached.root, attached.config,

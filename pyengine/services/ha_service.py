@@ -29,6 +29,7 @@ from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
+from pyengine.native import cpu
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINKS_MAX
 from pyengine.services.ha_connection import HAConnection, LinkLimits
@@ -173,6 +174,7 @@ class HAService:
 
     def _serve(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the worker's
+        cpu.be_prompt()  # a put waits for the report that this thread reads
         try:
             while self._going:
                 self.turn(self._wait_s())
