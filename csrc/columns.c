@@ -48,6 +48,8 @@ int ms_filter_add(struct ms_row_filter *filter, const uint8_t *topic, int32_t to
     queue->queue_id = queue_id;
     queue->first_offset = first_offset;
     queue->end_offset = end_offset;
+    queue->start_ms = INT64_MIN;
+    queue->end_ms = INT64_MAX;
     memcpy(filter->topics + filter->topics_bytes, topic, (size_t)topic_bytes);
     filter->topics_bytes += topic_bytes;
     enter(filter, filter->queue_count++);
@@ -94,7 +96,8 @@ static int is_wanted(const struct ms_row_filter *filter, const struct ms_record 
             return MS_COLUMNS_NEEDS_QUEUE;
         }
         const int64_t queue_offset = ms_record_queue_offset(record);
-        if (queue_offset < queue->first_offset || queue_offset >= queue->end_offset)
+        if (queue_offset < queue->first_offset || queue_offset >= queue->end_offset ||
+            record->store_timestamp_ms < queue->start_ms || record->store_timestamp_ms >= queue->end_ms)
             return 0;
     }
     return !filter->by_tag || has_wanted_tag(filter, record);

@@ -46,6 +46,8 @@ struct ms_filter_queue {
     int32_t queue_id;
     int64_t first_offset;      /* rows with first_offset <= queue offset < end_offset */
     int64_t end_offset;
+    int64_t start_ms;          /* and start_ms <= store time < end_ms; all times at first */
+    int64_t end_ms;
 };
 
 struct ms_row_filter {

@@ -107,8 +107,9 @@ def allocate_plain(length: int) -> Buffer:
     return Buffer(memory, int(ffi.cast("uintptr_t", memory)))
 
 
-# (topic, queue id) -> [first queue offset, end) of the wanted rows, or None for none.
-ChooseQueue = Callable[[str, int], tuple[int, int] | None]
+# (topic, queue id) -> [first queue offset, end) of the wanted rows, or these and [start, end) of their store times in ms;
+# None for none.
+ChooseQueue = Callable[[str, int], "tuple[int, int] | tuple[int, int, int, int] | None"]
 EVERY_OFFSET = (INT64_MIN, INT64_MAX)
 
 
@@ -321,10 +322,13 @@ class _Filter:
         topic, queue_id = selection.unknown_topic, selection.unknown_queue_id
         length = selection.unknown_topic_bytes
         name = str(ffi.buffer(topic, length), "utf-8", "replace") if length else ""
-        first, end = self._choose(name, queue_id) or (0, 0)
+        first, end, *times = self._choose(name, queue_id) or (0, 0)
         struct = self.struct
         while lib.ms_filter_add(struct, topic, length, queue_id, first, end) == -errno.ENOSPC:
             self._make_room(2 * struct.queue_capacity, 2 * struct.topics_capacity)
+        if times:
+            queue = struct.queues[struct.queue_count - 1]
+            queue.start_ms, queue.end_ms = times
 
     def _make_room(self, queues: int, topics_bytes: int) -> None:
         struct = self.struct

@@ -68,7 +68,13 @@ class ReadOptions:
     access: str = "auto"
     batch_rows: int = 10_000
     batch_bytes: int = 4 << 20
+    starting_timestamps: QueueOffsets | None = None
+    ending_timestamps: QueueOffsets | None = None
+    starting_timestamp_strategy: str = "latest"
+    include_headers: bool = False
     starting_point: StartingPoint | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 15 * 60_000
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     sizes: dict[str, int] = field(default_factory=dict)
@@ -81,7 +87,8 @@ class ReadOptions:
     @property
     def is_queue_view(self) -> bool:
         """Topics, queues or queue offsets were chosen: rows are what consumers see. Otherwise: the log's records, all of them."""
-        return bool(self.subscribe or self.subscribe_pattern or self.assign or self.starting_offsets or self.ending_offsets)
+        return bool(self.subscribe or self.subscribe_pattern or self.assign or self.starting_offsets or self.ending_offsets
+                    or self.starting_timestamps or self.ending_timestamps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +237,22 @@ def _queue_offsets(value: str, example: str, words: tuple[int, ...]) -> QueueOff
     return found
 
 
+def _queue_times(value: str) -> QueueOffsets:
+    return _queue_offsets(value, 'give JSON like {"topic": {"0": 1700000000000}}', ())
+
+
+def _delay(value: str) -> int:
+    """Milliseconds of a span of time."""
+    found = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", value.lower())
+    number, unit = (int(found[1]), found[2]) if found else (-1, "")
+    if number >= 0 and unit in ("ms", "millisecond", "milliseconds"):
+        return number
+    for name, milliseconds in _TIME_UNITS.items():
+        if number >= 0 and unit in (name, name + "s", name[0], name[:3]):
+            return number * milliseconds
+    raise ValueError("give a span of time like 30s, 15m or 1 hour")
+
+
 def _json(value: str, example: str) -> dict[str, Any]:
     try:
         document = json.loads(value)
@@ -266,6 +289,14 @@ OPTIONS = (
            "Only messages stored at this time or later, in milliseconds. Goes before startingOffsets."),
     Option("endingTimestamp", "ending_timestamp_ms", _number(0), "",
            "Only messages stored before this time, in milliseconds. Goes before endingOffsets."),
+    Option("startingOffsetsByTimestamp", "starting_timestamps", _queue_times, "",
+           'As startingTimestamp, for single queues: `{"orders": {"0": 1700000000000}}`. A queue that is not named starts at '
+           "its earliest message. Goes before startingOffsets."),
+    Option("endingOffsetsByTimestamp", "ending_timestamps", _queue_times, "",
+           "As endingTimestamp, for single queues. Goes before endingOffsets."),
+    Option("startingOffsetsByTimestampStrategy", "starting_timestamp_strategy", _word("latest", "error"), "latest",
+           "What a queue does that has no message of the starting time or later: `latest` (it has nothing, or begins with the "
+           "next one), or `error` (Kafka's default)."),
     Option("startingPhysicalOffset", "starting_physical_offset", _physical, "earliest",
            "Only records that begin at this byte of the log or later."),
     Option("endingPhysicalOffset", "ending_physical_offset", _physical, "latest",
@@ -278,6 +309,8 @@ OPTIONS = (
            "Without `columns`, which columns: `kafka` (what Spark's Kafka source has), `rocketmq` (RocketMQ's names), `full` "
            "(everything, under Kafka's names), or the default columns."),
     Option("includeBody", "include_body", _boolean, "true", "false leaves the body out, where `columns` does not name it."),
+    Option("includeHeaders", "include_headers", _boolean, "false",
+           "true adds the column `headers`, where `columns` does not name it."),
     Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1",
            "At least so many partitions, if there are bytes enough."),
     Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m", "At most so many bytes of the log in one partition."),
@@ -299,6 +332,11 @@ OPTIONS = (
     Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", _number(1), "",
            "Streams: at most so many messages in one micro-batch, shared among the queues by what waits in each; a queue with "
            "news gives at least one."),
+    Option("minOffsetsPerTrigger", "min_offsets_per_trigger", _number(1), "",
+           "Streams: no micro-batch before so many messages wait, or maxTriggerDelay is over. The trigger `availableNow` does not "
+           "wait."),
+    Option("maxTriggerDelay", "max_trigger_delay_ms", _delay, "15m",
+           "Streams: how long minOffsetsPerTrigger may hold messages back after the last micro-batch."),
     Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes(1), "",
            "Streams: about so many bytes of the log in one micro-batch, shared likewise; at least one message."),
     Option("batchRows", "batch_rows", _number(1, BATCH_ROWS_MAX), "10000", "Rows in one Arrow batch, at most."),
@@ -340,15 +378,29 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
         _check_batch(given, values)
     elif use == "stream":
         _check_stream(values)
-    if values.get("starting_timestamp_ms") is not None:
-        values.pop("starting_offsets", None)
-        values.pop("starting_point", None)
-    if values.get("ending_timestamp_ms") is not None:
-        values.pop("ending_offsets", None)
+    _check_strategy(values)
+    _let_times_go_first(values)
     return ReadOptions(**values, sizes=sizes)
 
 
+# What Spark's Kafka source has and what has no meaning here: no broker is asked, no group joined, nothing polled.
+_OF_KAFKA = {
+    "groupidprefix": "a read joins no consumer group: a stream's progress stands in its checkpoint",
+    "kafka.group.id": "a read joins no consumer group: a stream's progress stands in its checkpoint",
+    "kafka.bootstrap.servers": "there is no broker to connect to: give the store's directory as path",
+    "kafkaconsumer.polltimeoutms": "files are read, nothing is polled",
+    "fetchoffset.numretries": "offsets are looked up in files or shared memory, which needs no retries",
+    "fetchoffset.retryintervalms": "offsets are looked up in files or shared memory, which needs no retries",
+    "maxrecordsperpartition": "say minPartitions or maxPartitionBytes instead",
+    "topic": "that names the topic of a sink: choose what is read by subscribe",
+}
+
+
 def _unknown(name: str) -> str:
+    why = _OF_KAFKA.get(name.lower()) or (
+        "there is no Kafka client to configure" if name.lower().startswith("kafka.") else "")
+    if why:
+        return f"option {name} has no meaning here: {why}; leave it out"
     near = get_close_matches(name.lower(), BY_NAME, n=1)
     if near:
         return f"unknown option {name!r}: did you mean {BY_NAME[near[0]].name}?"
@@ -363,7 +415,7 @@ def _check_together(given: Mapping[str, str], values: dict[str, Any]) -> None:
     ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if values.get(name)]
     if len(ways) > 1:
         raise UsageError("give one of subscribe, subscribePattern and assign")
-    for name in ("starting_offsets", "ending_offsets"):
+    for name in ("starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps"):
         for topic, queues in (values.get(name) or {}).items():
             if values.get("subscribe") and topic not in values["subscribe"]:
                 raise UsageError(f"option {_camel(name)} names topic {topic!r}, which subscribe does not")
@@ -380,8 +432,31 @@ def _check_together(given: Mapping[str, str], values: dict[str, Any]) -> None:
             raise UsageError(f"option {_camel(start)} lies behind {_camel(end)}")
 
 
+def _check_strategy(values: dict[str, Any]) -> None:
+    """`error` looks at the newest message of each chosen queue."""
+    if values.get("starting_timestamp_strategy") != "error":
+        return
+    by_queue = values.get("starting_timestamps") and values.get("starting_timestamp_ms") is None
+    if not by_queue and not any(values.get(name) for name in ("subscribe", "subscribe_pattern", "assign")):
+        raise UsageError("option startingOffsetsByTimestampStrategy = error needs a choice of topics (subscribe, "
+                         "subscribePattern or assign)")
+
+
+def _let_times_go_first(values: dict[str, Any]) -> None:
+    """A time for all queues goes before times of single queues, and these before offsets."""
+    if values.get("starting_timestamp_ms") is not None:
+        values.pop("starting_timestamps", None)
+    if values.get("starting_timestamp_ms") is not None or values.get("starting_timestamps"):
+        values.pop("starting_offsets", None)
+        values.pop("starting_point", None)
+    if values.get("ending_timestamp_ms") is not None:
+        values.pop("ending_timestamps", None)
+    if values.get("ending_timestamp_ms") is not None or values.get("ending_timestamps"):
+        values.pop("ending_offsets", None)
+
+
 def _check_batch(given: Mapping[str, str], values: dict[str, Any]) -> None:
-    for name in ("max_offsets_per_trigger", "max_bytes_per_trigger"):
+    for name in ("max_offsets_per_trigger", "max_bytes_per_trigger", "min_offsets_per_trigger", "max_trigger_delay_ms"):
         if name in values:
             raise UsageError(f"option {_camel(name)} is one of readStream, not of read")
     text = next((given[name] for name in given if name.lower() == "startingoffsets"), "")
@@ -409,10 +484,16 @@ def _check_remote(values: dict[str, Any], use: Use) -> None:
 
 
 def _check_stream(values: dict[str, Any]) -> None:
-    for name in ("ending_offsets", "ending_timestamp_ms", "ending_physical_offset"):
+    for name in ("ending_offsets", "ending_timestamps", "ending_timestamp_ms", "ending_physical_offset"):
         if values.get(name) is not None:
             raise UsageError(f"option {_camel(name)}: a stream has no end; read what there is with the trigger availableNow")
     has_topics = any(values.get(name) for name in ("subscribe", "subscribe_pattern", "assign"))
+    if not has_topics and values.get("starting_timestamps"):
+        raise UsageError("option startingOffsetsByTimestamp: times of queues need a choice of topics (subscribe, "
+                         "subscribePattern or assign)")
+    least, most = values.get("min_offsets_per_trigger"), values.get("max_offsets_per_trigger")
+    if least is not None and most is not None and least > most:
+        raise UsageError("option minOffsetsPerTrigger is more than maxOffsetsPerTrigger")
     point = values.get("starting_point")
     if not has_topics and (values.get("starting_offsets") or point is not None and point.word == "last"):
         raise UsageError("option startingOffsets: offsets of queues need a choice of topics (subscribe, "

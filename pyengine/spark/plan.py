@@ -13,6 +13,7 @@ from pyengine.errors import CorruptionError, UsageError
 from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import LogRange, QueuePart, cut
 from pyengine.spark.selection import EVERY_OFFSET, offset_bounds
+from pyengine.spark.starting_times import require_messages_of_times
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
@@ -59,6 +60,7 @@ def _plan(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> list[L
     if gaps and options.fail_on_data_loss:
         raise DataLossError(f"the log of {options.path} has a gap at {gaps[0]}: a segment is missing between others; {REMEDY}")
     start, stop = _physical_bounds(options, starts[0], limit)
+    require_messages_of_times(options, reader, limit)
     if not options.is_remote:
         _check_offsets(options, reader)
         parts = plan_queues(options, reader, start, stop, limit)

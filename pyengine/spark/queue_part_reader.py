@@ -51,9 +51,11 @@ class QueuePartReader(TaskReader):
                     yield self.to_batch(raw, schema)
 
     def _chooser(self, one: QueueSlice) -> ChooseQueue:
-        def choose(topic: str, queue_id: int) -> tuple[int, int] | None:
+        times = {(topic, queue_id): (start_ms, end_ms) for topic, queue_id, start_ms, end_ms in self.selection.times}
+
+        def choose(topic: str, queue_id: int) -> tuple[int, ...] | None:
             if (topic, queue_id) == (one.topic, one.queue_id):
-                return one.first, one.end
+                return one.first, one.end, *times.get((topic, queue_id), ())
             self._names_others = True
             return None
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 PROPERTY_PREFIX = "property."
+HEADERS_TYPE = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 TIMESTAMP_TYPE = 1  # Kafka's LogAppendTime: `timestamp` is the store's clock, not the producer's
 
 
@@ -58,6 +59,8 @@ COLUMNS = (
     Column("msgId", "STRING", "msgId", False, "The offset message id: store host and physicalOffset."),
     Column("bornHost", "STRING", "bornHost", False, "The producer's address."),
     Column("storeHost", "STRING", "storeHost", False, "The store's address."),
+    Column("headers", HEADERS_TYPE, "properties", False,
+           "All properties in their order, as Kafka has its headers; null without any."),
     Column("body", "BINARY", "body", False, "value under RocketMQ's name."),
     Column("queueId", "INT", "queueId", False, "partition under RocketMQ's name."),
     Column("queueOffset", "BIGINT", "queueOffset", False, "offset under RocketMQ's name."),
@@ -71,7 +74,7 @@ MODES = {
         "keys", "uniqKey", "msgId", "bodySize", "size", "bodyCRC", "sysFlag", "reconsumeTimes", "preparedTransactionOffset",
         "bornHost", "storeHost",
     ),
-    "full": tuple(column.name for column in COLUMNS if column.name not in ("body", "queueId", "queueOffset", "storeTimestamp")),
+    "full": tuple(column.name for column in COLUMNS if column.name not in ("headers", "body", "queueId", "queueOffset", "storeTimestamp")),
 }
 _BY_NAME = {column.name.lower(): column for column in COLUMNS}
 
@@ -97,6 +100,8 @@ def chosen_columns(options: ReadOptions) -> list[Column]:
     if not options.columns:
         mode = MODES.get(options.schema_mode)
         found = [column for column in COLUMNS if column.in_default] if mode is None else [find_column(name) for name in mode]
+        if options.include_headers and all(column.name != "headers" for column in found):
+            found.append(find_column("headers"))
         return [column for column in found if options.include_body or column.scanned != "body"]
     columns = [find_column(name) for asked in options.columns for name in (all_names() if asked == "*" else [asked])]
     _refuse_doubles(column.name for column in columns)
@@ -104,7 +109,8 @@ def chosen_columns(options: ReadOptions) -> list[Column]:
 
 
 def all_names() -> list[str]:
-    return [column.name for column in COLUMNS]
+    """What `*` stands for: all but `headers`, which are the properties once more."""
+    return [column.name for column in COLUMNS if column.name != "headers"]
 
 
 def schema_text(columns: Iterable[Column]) -> str:
@@ -121,7 +127,7 @@ def columns_of_schema(schema: StructType, options: ReadOptions) -> list[Column]:
     for field in schema.fields:
         column = find_column(field.name)
         own, asked = column.type, field.dataType.simpleString().upper()
-        if asked != own:
+        if asked != own.upper().replace(" ", ""):
             raise UsageError(f"column {column.name} is of type {own}, not {asked}: a schema chooses columns, cast "
                              f"them afterwards")
         columns.append(Column(field.name, column.type, column.scanned, column.in_default, column.meaning))

@@ -52,9 +52,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream: LogStream | QueueStream | None = None
         self._target: Offset | None = None
         self._waiting_since_s: float | None = None
+        self._last_batch_s: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_stream": None, "_target": None, "_waiting_since_s": None}
+        return {**self.__dict__, "_store": None, "_stream": None, "_target": None, "_waiting_since_s": None,
+                "_last_batch_s": None}
 
     def initialOffset(self) -> Offset:
         """Where a new query begins; a restarted one goes on from its checkpoint."""
@@ -88,10 +90,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._waiting_since_s = None
         elif self._is_patient():
             return start
+        if self._holds_back(stream, start, target):
+            return start
         everything = limit is None or isinstance(limit, ReadAllAvailable)
         most_messages = None if everything else getattr(limit, "max_rows", None)
         most_bytes = None if everything else self.options.max_bytes_per_trigger
-        return stream.bounded(start, target, most_messages, most_bytes)
+        end = stream.bounded(start, target, most_messages, most_bytes)
+        if end != start:
+            self._last_batch_s = monotonic()
+        return end
 
     def reportLatestOffset(self) -> Offset:
         """How far there is something now, for the query's progress."""
@@ -117,6 +124,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._store is not None:
             self._store.close()
         self._store = self._stream = None
+
+    def _holds_back(self, stream: LogStream | QueueStream, start: Offset, target: Offset) -> bool:
+        """Whether the batch is to wait for more messages (minOffsetsPerTrigger). The first one, and availableNow, never wait."""
+        least = self.options.min_offsets_per_trigger
+        if least is None or self._target is not None or self._last_batch_s is None:
+            return False
+        if (monotonic() - self._last_batch_s) * 1000 >= self.options.max_trigger_delay_ms:
+            return False
+        return not stream.has_waiting(start, target, least)
 
     def _is_patient(self) -> bool:
         now_s = monotonic()

@@ -70,6 +70,15 @@ class LogStream:
             end = self._count(begin, end, most_messages)
         return {NAME: end}
 
+    def has_waiting(self, start: Offset, target: Offset, least: int) -> bool:
+        """Whether at least so many messages lie between the two."""
+        begin, waiting = max(start[NAME], self._log.min_offset), 0
+        for batch in self._records(begin, target[NAME], batch_rows=min(least, _COUNT_ROWS)) if begin < target[NAME] else ():
+            waiting += batch.num_rows
+            if waiting >= least:
+                return True
+        return False
+
     def parts(self, start: Offset, end: Offset) -> list[LogRange]:
         """The ranges of one batch."""
         options = self._options

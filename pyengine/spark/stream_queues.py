@@ -19,6 +19,7 @@ from pyengine.spark.partitions import QueuePart, QueueSlice, partition_bytes
 from pyengine.spark.plan import REMEDY, DataLossError
 from pyengine.spark.queue_plan import grouped, slice_bytes
 from pyengine.spark.selection import queue_chooser, select
+from pyengine.spark.starting_times import require_messages_of_times, starting_time_ms
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
@@ -40,6 +41,7 @@ class QueueStream:
     def initial(self) -> Offset:
         """Where a new stream begins: every queue that there is now."""
         limit = self._limit()
+        require_messages_of_times(self._options, self._reader, limit)
         begin: Offsets = {}
         for key, queue in self._queues():
             high = queue.max_offset(limit)
@@ -88,6 +90,15 @@ class QueueStream:
                     spans[key] = queue, begin, _by_bytes(queue, begin, end, _share(most_bytes, sizes[key], waiting))
         return _as_json({**ends, **{key: begins[key] for key in begins if key not in ends},
                          **{key: end for key, (_, _, end) in spans.items()}})
+
+    def has_waiting(self, start: Offset, target: Offset, least: int) -> bool:
+        """Whether at least so many messages lie between the two."""
+        begins, waiting = _from_json(start), 0
+        for key, end in _from_json(target).items():
+            queue = self._reader.queue(*key)
+            begin = begins.get(key)
+            waiting += max(0, end - (self._low(queue, end) if begin is None and queue is not None else begin or 0))
+        return waiting >= least
 
     def parts(self, start: Offset, end: Offset) -> list[QueuePart]:
         """The slices of one batch, put together to tasks. They do not depend on how far the level is now."""
@@ -143,8 +154,11 @@ class QueueStream:
 
     def _first(self, key: tuple[str, int], queue: QueueReader, low: int, high: int) -> int:
         options, point = self._options, self._options.starting_point
-        if options.starting_timestamp_ms is not None:
-            return self._by_time(queue, low, high, options.starting_timestamp_ms)
+        time_ms = starting_time_ms(options, *key)
+        if time_ms is not None:
+            return self._by_time(queue, low, high, time_ms)
+        if options.starting_timestamps:  # of other queues
+            return low
         if options.starting_offsets:
             offset = self._named().get(key, EARLIEST)
             if offset in (EARLIEST, LATEST):

@@ -17,11 +17,12 @@ import pyarrow as pa
 from pyengine.errors import CorruptionError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native.columns import ChooseQueue, ColumnScanner, RawBatch
+from pyengine.spark.headers import header_column
 from pyengine.spark.options import INT64_MAX, INT64_MIN, ReadOptions
 from pyengine.spark.partitions import LogRange, QueuePart
 from pyengine.spark.plan import REMEDY, DataLossError
 from pyengine.spark.file_tree import LOG, FileTree, open_tree
-from pyengine.spark.schema import TIMESTAMP_TYPE, Column
+from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
 from pyengine.spark.segment_bytes import FetchedSegment, MappedSegment, Segment
 from pyengine.spark.selection import Selection
 from pyengine.storage.arrow import RowFilter, allocate, to_array
@@ -34,6 +35,7 @@ _TYPES = {
     "TIMESTAMP": pa.timestamp("us", tz="UTC"),
     "STRING": pa.string(),
     "BINARY": pa.binary(),
+    HEADERS_TYPE: pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())]))),
 }
 
 
@@ -166,6 +168,8 @@ class TaskReader:
             else:
                 array = arrays[self._place[column.scanned]]
             wanted = _TYPES[column.type]
+            if column.type == HEADERS_TYPE:
+                array = header_column(array, wanted)
             chosen.append(array if array.type == wanted else array.view(wanted))
         return pa.RecordBatch.from_arrays(chosen, schema=schema)
 

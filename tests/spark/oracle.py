@@ -47,11 +47,18 @@ VALUES: dict[str, Callable[[Message], Any]] = {
     "msgId": lambda m: m.msg_id,
     "bornHost": lambda m: m.born_host,
     "storeHost": lambda m: m.store_host,
+    "headers": lambda m: headers(m.raw_properties),
     "body": lambda m: m.body,
     "queueId": lambda m: m.queue_id,
     "queueOffset": lambda m: m.queue_offset,
     "storeTimestamp": lambda m: _time(m.store_timestamp_ms),
 }
+
+
+def headers(text: str) -> list[dict[str, Any]] | None:
+    """All properties in their order, as name and value."""
+    pieces = [piece.partition("\x01") for piece in text.split("\x02")]
+    return [{"key": name, "value": value.encode()} for name, _, value in pieces if name and value] or None
 
 
 def log_messages(root: Path, limit: int | None = None) -> list[Message]:

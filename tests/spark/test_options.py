@@ -26,7 +26,8 @@ def test_defaults_are_those_of_the_table():
     assert read() == ReadOptions("/store")
     for option in OPTIONS:
         if option.default not in ("", "all", "the default columns"):
-            assert getattr(read(**{option.name: option.default}), option.field) == getattr(read(), option.field), option.name
+            found = read_options({"path": "/store", option.name: option.default}, "any")
+            assert getattr(found, option.field) == getattr(read(), option.field), option.name
 
 
 def test_names_do_not_depend_on_case_and_a_relative_path_becomes_absolute():
@@ -43,6 +44,8 @@ def test_names_do_not_depend_on_case_and_a_relative_path_becomes_absolute():
         ("tags", "x || y", "tags", ("x", "y")),
         ("tags", "*", "tags", ()),
         ("readLevel", "Committed", "read_level", ReadLevel.COMMITTED),
+        ("startingOffsetsByTimestamp", '{"a": {"0": 5}}', "starting_timestamps", {"a": {0: 5}}),
+        ("includeHeaders", "True", "include_headers", True),
         ("batchBytes", "2 MiB", "batch_bytes", 2 << 20),
         ("startingPhysicalOffset", "earliest", "starting_physical_offset", None),
         ("endingPhysicalOffset", "17", "ending_physical_offset", 17),
@@ -60,6 +63,15 @@ def test_texts_that_are_understood(name, text, field, value):
         ({"subscirbe": "a"}, "unknown option 'subscirbe': did you mean subscribe?"),
         ({"startingTimestmap": "1"}, "did you mean startingTimestamp?"),
         ({"mappedFileSizeComitLog": "1"}, "did you mean mappedFileSizeCommitLog?"),
+        ({"kafka.bootstrap.servers": "h:9"}, "there is no broker to connect to: give the store's directory as path; leave it out"),
+        ({"groupIdPrefix": "x"}, "a read joins no consumer group"),
+        ({"kafka.Security.Protocol": "SSL"}, "there is no Kafka client to configure; leave it out"),
+        ({"kafkaConsumer.pollTimeoutMs": "5"}, "nothing is polled"),
+        ({"startingOffsetsByTimestamp": "5"}, 'give JSON like {"topic": {"0": 1700000000000}}'),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "a: 0: -1 is not allowed"),
+        ({"subscribe": "a", "endingOffsetsByTimestamp": '{"b": {"0": 1}}'}, "names topic 'b', which subscribe does not"),
+        ({"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "error"}, "needs a choice of topics"),
+        ({"startingOffsetsByTimestampStrategy": "fail"}, "give latest or error"),
         ({"zzz": "1"}, "known are path, subscribe"),
         ({"subscribe": " , "}, "option subscribe = ' , ': give names separated by commas"),
         ({"subscribe": "a", "assign": '{"b": [0]}'}, "give one of subscribe, subscribePattern and assign"),
@@ -102,11 +114,20 @@ def test_a_path_is_needed():
 def test_timestamps_go_before_offsets():
     options = read(subscribe="a", startingTimestamp="5", startingOffsets='{"a": {"0": 3}}', endingOffsets='{"a": {"0": 9}}')
     assert options.starting_offsets is None and options.ending_offsets == {"a": {0: 9}}
+    queues = {"startingOffsetsByTimestamp": '{"a": {"0": 7}}', "endingOffsetsByTimestamp": '{"a": {"0": 8}}'}
+    options = read(subscribe="a", startingOffsets='{"a": {"0": 3}}', endingOffsets='{"a": {"0": 9}}', **queues)
+    assert (options.starting_offsets, options.ending_offsets) == (None, None)
+    assert (options.starting_timestamps, options.ending_timestamps) == ({"a": {0: 7}}, {"a": {0: 8}})
+    options = read(subscribe="a", startingTimestamp="5", endingTimestamp="6", **queues)
+    assert (options.starting_timestamps, options.ending_timestamps) == (None, None)
 
 
 def test_columns_are_chosen_by_name_and_unknown_ones_refused():
     assert [c.name for c in chosen_columns(read(columns="offset, property.A B,topic"))] == ["offset", "property.A B", "topic"]
-    assert [c.name for c in chosen_columns(read(columns="*"))] == [c.name for c in COLUMNS]
+    assert [c.name for c in chosen_columns(read(columns="*"))] == [c.name for c in COLUMNS if c.name != "headers"]
+    for mode in ({}, {"schemaMode": "kafka"}, {"schemaMode": "full"}):
+        plain = [c.name for c in chosen_columns(read(**mode))]
+        assert [c.name for c in chosen_columns(read(**mode, includeHeaders="true"))] == [*plain, "headers"]
     assert [c.name for c in chosen_columns(read())][:7] == [
         "key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
     assert "value" not in [c.name for c in chosen_columns(read(includeBody="false"))]

@@ -14,11 +14,11 @@ from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import cut
 from pyengine.spark.plan import DataLossError, plan
-from pyengine.spark.schema import COLUMNS
+from pyengine.spark.schema import all_names
 from spark import oracle
 from spark.logs import SEGMENT_BYTES, batches, end_of, rows, write_log
 
-ALL = [column.name for column in COLUMNS]
+ALL = all_names()
 REFUSED = {"abnormal-shortfile"}  # a segment of another length: RocketMQ refuses the store too
 
 
@@ -122,6 +122,50 @@ def test_tags_and_times_choose_rows(golden):
     start, end = times[len(times) // 3], times[2 * len(times) // 3]
     found = offsets_of(rows(root, columns="physicalOffset", startingTimestamp=start, endingTimestamp=end))
     assert found == [m.physical_offset for m in messages if start <= m.store_timestamp_ms < end] and found
+
+
+def test_queues_may_each_have_times_of_their_own(golden):
+    root = golden("roll").root
+    messages = oracle.log_messages(root)
+    times = {m.queue_id: [n.store_timestamp_ms for n in messages if (n.topic, n.queue_id) == ("Roll1", m.queue_id)]
+             for m in messages if m.topic == "Roll1"}
+    start, end = times[0][len(times[0]) // 3], times[1][len(times[1]) // 2]
+    given = {"startingOffsetsByTimestamp": f'{{"Roll1": {{"0": {start}}}}}', "endingOffsetsByTimestamp": f'{{"Roll1": {{"1": {end}}}}}'}
+    for more, topics in (({"subscribe": "Roll1"}, {"Roll1"}), ({}, {m.topic for m in messages})):
+        expected = sorted(m.physical_offset for m in messages if m.topic in topics and not (
+            m.topic == "Roll1" and (m.queue_id == 0 and m.store_timestamp_ms < start or m.queue_id == 1 and m.store_timestamp_ms >= end)))
+        assert 0 < len(expected) < len(messages)
+        for access in ("scan", "queue") if more else ("scan",):
+            found = rows(root, columns="physicalOffset", access=access, maxPartitionBytes=3000, **more, **given)
+            assert sorted(offsets_of(found)) == expected
+
+
+@pytest.mark.parametrize("times", [{"startingTimestamp": "{}"}, {"startingOffsetsByTimestamp": '{{"Roll1": {{"1": {}}}}}'}])
+def test_a_queue_that_has_nothing_of_a_time_or_later_is_an_error_if_asked(golden, times):
+    root = golden("roll").root
+    newest = max(m.store_timestamp_ms for m in oracle.log_messages(root) if (m.topic, m.queue_id) == ("Roll1", 1))
+    def given(at_ms: int) -> dict[str, str]:
+        return {"assign": '{"Roll1": [1]}', **{name: text.format(at_ms) for name, text in times.items()}}
+    strict = {"startingOffsetsByTimestampStrategy": "error"}
+    assert len(rows(root, columns="offset", **given(newest), **strict)) == 1
+    assert rows(root, columns="offset", **given(newest + 1)) == []
+    with pytest.raises(UsageError, match=f"queue Roll1/1 has no message that was stored at {newest + 1} or later"):
+        rows(root, columns="offset", **given(newest + 1), **strict)
+
+
+@pytest.mark.parametrize("recipe", ["basic", "delay", "tx", "lmq", "ipv6", "keyclash", "bigmsg"])
+def test_headers_are_the_properties_in_their_order(golden, recipe):
+    root = golden(recipe).root
+    found = rows(root, columns="physicalOffset,headers", includeHeaders="true", batchRows=7)
+    assert found == oracle.rows(oracle.log_messages(root), ["physicalOffset", "headers"])
+
+
+def test_what_is_no_property_is_no_header(tmp_path):
+    texts = ["", "A\x01b", "\x02\x02", "A\x01\x02\x01b\x02c", "K\x01v\x01w\x02K\x01ä\x02", "\x01", "x" * 300, "A\x011\x02B\x012"]
+    write_log(tmp_path, [{"topic": "T", "body": b"", "properties": text} for text in texts * 3])
+    found = [row[0] for row in rows(tmp_path, columns="headers", batchRows=5)]
+    assert found == [oracle.headers(text) for text in texts * 3]
+    assert found[3:6] == [None, [{"key": "K", "value": b"v\x01w"}, {"key": "K", "value": "ä".encode()}], None]
 
 
 def test_a_topic_is_what_its_consumers_see_and_the_log_is_all_records(golden):

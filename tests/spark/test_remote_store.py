@@ -16,7 +16,7 @@ from pyengine.spark.file_tree import open_tree
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import cut
 from pyengine.spark.plan import DataLossError, plan
-from pyengine.spark.schema import COLUMNS
+from pyengine.spark.schema import all_names
 from pyengine.spark.queue_view import read_view_options
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 from spark import oracle, ranged
@@ -53,7 +53,7 @@ def test_a_golden_store_reads_as_one_that_is_mapped(golden, recipe, small_window
     for given in ({"verifyCRC": True}, {"maxPartitionBytes": end // 17 + 1, "batchRows": 7}):
         wanted = rows(root, columns="*", **given)
         assert rows(root, columns="*", fileSystem=RANGED, readLevel=level, **given) == wanted
-    assert wanted == oracle.rows(oracle.log_messages(root), [column.name for column in COLUMNS])
+    assert wanted == oracle.rows(oracle.log_messages(root), all_names())
 
 
 @pytest.mark.parametrize("recipe", sorted(REFUSED))

@@ -13,7 +13,7 @@ from damage import flip
 from fix_golden import unpack
 from fix_spark import spark_version
 from pyengine.formats.paths import StorePaths
-from pyengine.spark.schema import COLUMNS
+from pyengine.spark.schema import all_names
 from spark import oracle
 from spark.logs import SEGMENT_BYTES, write_log
 from waiting import eventually
@@ -34,7 +34,7 @@ def load(spark, root: Path, **options: object):
 
 def test_every_column_of_every_row_in_any_number_of_tasks(spark, root):
     messages = oracle.log_messages(root)
-    names = [column.name for column in COLUMNS] + ["property.WAIT"]
+    names = all_names() + ["property.WAIT"]
     wanted = oracle.rows(messages, names)
     for most in ("256m", "20000"):
         df = load(spark, root, columns=",".join(names), maxPartitionBytes=most)
@@ -60,6 +60,15 @@ def test_aggregates_filters_and_sql_agree_with_the_parser(spark, root):
     assert df.where("topic = 'Roll1'").count() == chosen.count() and df.count() == len(messages)
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW log USING pyengine OPTIONS (path '{root}', columns 'topic,size')")
     assert spark.sql("SELECT sum(size) FROM log").first()[0] == sum(m.size_bytes for m in messages)
+
+
+def test_headers_come_as_kafkas_source_gives_them(spark, root):
+    df = load(spark, root, schemaMode="kafka", includeHeaders="true", maxPartitionBytes=50_000)
+    assert df.dtypes[-1] == ("headers", "array<struct<key:string,value:binary>>")
+    found = df.selectExpr("topic", "partition", "offset", "headers").sort("topic", "partition", "offset").collect()
+    wanted = sorted(oracle.rows(oracle.log_messages(root), ["topic", "partition", "offset", "headers"]), key=lambda row: row[:3])
+    assert [(*row[:3], row[3] and [pair.asDict() for pair in row[3]]) for row in found] == wanted
+    assert spark.read.format("pyengine").schema(df.select("headers").schema).load(str(root)).count() == len(wanted)
 
 
 def test_a_schema_chooses_columns_and_converts_nothing(spark, root):

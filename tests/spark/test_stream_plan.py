@@ -130,6 +130,7 @@ def test_a_queue_that_appears_is_read_from_its_first_message(builder):
         ({"startingTimestamp": START_MS + 60_000}, 30, 30),
         ({"startingTimestamp": START_MS}, 90, 90),
         ({"startingTimestamp": START_MS + 90_000}, 0, 0),
+        ({"startingOffsetsByTimestamp": f'{{"A": {{"0": {START_MS + 60_000}}}}}'}, None, 10 + 30 + 30),
         ({"startingOffsets": "-5"}, None, 15),
         ({"startingOffsets": "-1000"}, None, 90),
         ({"startingOffsets": '{"A": {"0": 10, "1": -1}}'}, None, 20 + 30),
@@ -147,6 +148,48 @@ def test_where_a_new_stream_begins(builder, starting, of_log, of_queues):
         stream.run(most_messages=13)
         assert len(stream.read) == count
         assert set(stream.read) <= set(everything(builder))
+
+
+def test_a_stream_that_asks_for_messages_of_a_time_says_where_there_are_none(builder):
+    given = {"subscribe": "A,B", "startingTimestamp": START_MS + 88_000}
+    assert Stream(builder, **given).stream.initial()
+    with pytest.raises(UsageError, match="queue A/0 has no message that was stored at"):
+        Stream(builder, **given, startingOffsetsByTimestampStrategy="error").stream.initial()
+    given["startingTimestamp"] = START_MS + 87_000
+    assert Stream(builder, **given, startingOffsetsByTimestampStrategy="error").stream.initial()
+
+
+@pytest.mark.parametrize("given", [{}, {"subscribe": "A,B"}])
+def test_a_batch_waits_for_its_least_messages_or_its_time(builder, given, monkeypatch):
+    from pyspark.sql.types import StructType
+
+    from pyengine.spark import stream as module
+
+    now_s = [1000.0]
+    monkeypatch.setattr(module, "monotonic", lambda: now_s[0])
+    options = {"path": str(builder.root), "minOffsetsPerTrigger": "10", "maxTriggerDelay": "2 minutes",
+               "startingOffsets": "earliest", "readLevel": "committed", **given}
+    reader = module.LogStreamReader(StructType(), options)
+    start = reader.initialOffset()
+    first = reader.latestOffset(start, None)
+    assert first != start, "the first batch does not wait"
+    for count, comes in ((9, False), (1, True)):  # together they are enough
+        fill(builder, count)
+        reached = reader.latestOffset(first, None)
+        assert (reached != first) is comes
+    fill(builder, 1)
+    assert reader.latestOffset(reached, None) == reached
+    now_s[0] += 119.0
+    assert reader.latestOffset(reached, None) == reached
+    now_s[0] += 1.0
+    assert reader.latestOffset(reached, None) != reached, "the time is over"
+    reader.stop()
+    reader = module.LogStreamReader(StructType(), options)
+    reader._last_batch_s = now_s[0]
+    assert reader.latestOffset(reached, None) == reached
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(reached, None) != reached, "availableNow does not wait"
+    reader.stop()
 
 
 def test_a_stream_begins_some_minutes_ago(tmp_path):
@@ -244,6 +287,10 @@ def test_a_queue_that_is_gone_for_good_is_waited_for_once(builder, monkeypatch):
         ({"endingPhysicalOffset": "5"}, "a stream has no end"),
         ({"startingOffsets": "-5 weeks"}, "'weeks' is no unit of time: give seconds, minutes, hours, days"),
         ({"startingOffsets": '{"a": {"0": 5}}'}, "offsets of queues need a choice of topics"),
+        ({"endingOffsetsByTimestamp": '{"a": {"0": 5}}'}, "a stream has no end"),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": 5}}'}, "times of queues need a choice of topics"),
+        ({"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger is more than maxOffsetsPerTrigger"),
+        ({"maxTriggerDelay": "soon"}, "give a span of time like 30s"),
         ({"maxOffsetsPerTrigger": "0"}, "give a number from 1"),
         ({"maxBytesPerTrigger": "much"}, "give a size from 1"),
     ],
@@ -254,7 +301,7 @@ def test_what_a_stream_refuses(options, sentence):
     assert sentence in str(refused.value)
 
 
-@pytest.mark.parametrize("options", [{"maxOffsetsPerTrigger": "5"}, {"maxBytesPerTrigger": "5"}, {"startingOffsets": "-5"}, {"startingOffsets": "-1 hour"}])
+@pytest.mark.parametrize("options", [{"maxOffsetsPerTrigger": "5"}, {"maxBytesPerTrigger": "5"}, {"minOffsetsPerTrigger": "5"}, {"maxTriggerDelay": "5s"}, {"startingOffsets": "-5"}, {"startingOffsets": "-1 hour"}])
 def test_what_only_a_stream_knows(options):
     assert read_options({"path": "/store", "subscribe": "a", **options}, "stream")
     with pytest.raises(UsageError, match="readStream"):
