@@ -20,7 +20,6 @@ from pathlib import Path
 
 from pyengine._native import ffi, lib
 from pyengine.errors import UsageError
-from pyengine.native.failpoints import FAILPOINTS
 
 VARIABLE = "PYENGINE_FAILPOINT"
 FILE_BYTES = 4096
@@ -83,6 +82,8 @@ def _use(point, process: str, keep: object) -> None:
 
 
 def _fill(point, name: str, nth: int, action: str, process: str) -> None:
+    from pyengine.native.failpoints import FAILPOINTS  # only who arms one needs the list
+
     known = FAILPOINTS.get(name)
     if known is None or action not in _ACTIONS or nth < 1:
         raise UsageError(f"no failpoint {name}:{nth}:{action}: the names stand in pyengine/native/failpoints.py, "

@@ -36,9 +36,13 @@ from pyengine._native import lib
 from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode, StoreBusyError
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.consume_queue import pack_entry
+from pyengine.formats.paths import segment_name
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.native.failpoints import CLEANING, DELAYED, EXT, FAILPOINTS, PUTS, RECOVERY, START, STOP, TABLES, Failpoint
+from pyengine.storage.queue_files import find_queue_end
 
 RESTART, CRASH, HANG = WAYS = ("restart", "crash", "hang")
 SCENES = (PUTS, CLEANING, DELAYED, START, STOP, RECOVERY, EXT, TABLES)
@@ -244,6 +248,8 @@ class FailpointRun(CrashRun):
             end = watch.positions().slot_end
         if point.name in WITHOUT_MEMORY:
             find_folder(self.store).sweep()
+        if point.name == "recovery_queue_cut":
+            self.add_entry_beyond(end)
         if not point.name.startswith(("quarantine_", "zeros_", "recovery_segment_gone", "recovery_tail_cleared")):
             return
         segments = sorted(self.store.glob("commitlog/*"))
@@ -255,6 +261,18 @@ class FailpointRun(CrashRun):
             with open(path, "r+b") as file:
                 file.seek(end % size + 64)
                 file.write(self.rng.randbytes(4000))
+
+    def add_entry_beyond(self, log_end: int) -> None:
+        """One queue goes on for an entry whose message the log has not."""
+        size = int(self.settings["mapped_file_size_consume_queue_bytes"])
+        for folder in sorted(self.store.glob("consumequeue/*/*")):
+            at = find_queue_end(folder, size).next_offset * CQ_ENTRY_BYTES
+            path = folder / segment_name(at - at % size)
+            if path.exists():
+                with open(path, "r+b") as file:
+                    file.seek(at % size)
+                    file.write(pack_entry(log_end + 4096, 200, 0))
+                return
 
     def in_start(self, point: Failpoint) -> None:
         """The supervisor is killed while it starts; the next start comes to the same store."""
