@@ -60,8 +60,8 @@ class RecoveryRun(CrashRun):
 
     def strike(self) -> None:
         self.kill_everything_at_once()
-        for _ in range(self.summary.depth):
-            self.kill_one_recovery()
+        for number in range(self.summary.depth):
+            self.kill_one_recovery(sure=number == 0)
         self.recover()
         self.look_over()
         self.start_engine()
@@ -80,10 +80,11 @@ class RecoveryRun(CrashRun):
             process.wait()
         self.producers = []
 
-    def kill_one_recovery(self) -> None:
+    def kill_one_recovery(self, *, sure: bool) -> None:
+        """`sure`: at a step that it certainly passes, since everything was killed and nothing is recovered yet."""
         is_start = self.rng.random() < 0.5
-        if self.rng.random() < AIMED_SHARE:
-            if self.rng.random() < SURE_SHARE:
+        if sure or self.rng.random() < AIMED_SHARE:
+            if sure or self.rng.random() < SURE_SHARE:
                 self.board.arm(self.rng.choice(self.passed_by_start if is_start else ALWAYS_PASSED))
             else:
                 self.board.arm(self.rng.choice(self.maybe_passed), self.rng.choice((1, 2, 5)))

@@ -75,7 +75,7 @@ def test_nothing_acknowledged_is_lost_in_many_rounds(kind, mode, rng):
 def test_nothing_acknowledged_is_lost_by(name, rng):
     summary = summary_of(name, rng.randrange(1 << 32), *OTHERS[name][0], "--no-peer")
     if name == "kill_during_recovery":
-        assert summary["recoveries_killed"] > 0
+        assert summary["recoveries_killed"] >= summary["rounds"]
     if name == "hang_worker":
         assert summary["stops"] == 4 and summary["went_on"] == 2  # puts do not need a reputter
 
