@@ -19,7 +19,7 @@ from pathlib import Path
 from pyengine.config import EngineConfig, keep_sizes
 from pyengine.errors import CorruptionError, DiskFullError, NotAStoreError
 from pyengine.formats.constants import TOPIC_BYTES_MAX
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import attach_count, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
 from pyengine.ipc.control_block import EngineMemory, Identity, now_ms
@@ -36,8 +36,8 @@ from pyengine.native.failpoint import failpoint
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.services.ha_join import join
 from pyengine.storage.cut_log import Cut, intend_cut
-from pyengine.storage.log_files import list_log
-from pyengine.storage.new_file import make_folders
+from pyengine.storage.log_files import list_log, new_segment_folder
+from pyengine.storage.new_file import create_file, make_folders
 from pyengine.storage.own_log import OwnLog
 from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.recovery_report import RecoveryReport, RecoveryState
@@ -140,9 +140,16 @@ def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, progr
         intend_cut(root, Cut(found.cut_at, report.end_offset, found.notes[0]))
         again = recover(root, config.geometry, progress=progress, options=RecoveryOptions.of(config))
         return replace(again, notes=report.notes + again.notes, quarantined=report.quarantined + again.quarantined)
-    if found.origin is not None:
+    if found.origin:
+        _make_first_segment(root, config, found.origin)
         report = replace(report, min_offset=found.origin, end_offset=found.origin)
     return replace(report, notes=report.notes + found.notes)
+
+
+def _make_first_segment(root: Path, config: EngineConfig, origin: int) -> None:
+    """A log that begins behind 0 has a segment from the start: without one its watermark would tell of a loss."""
+    size = config.mapped_file_size_commit_log_bytes
+    os.close(create_file(new_segment_folder(root, origin, size), segment_name(origin), size))
 
 
 def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_id: int) -> Identity:

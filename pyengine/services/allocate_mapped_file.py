@@ -152,6 +152,8 @@ class AllocateMappedFileService:
         wrote = max(wrote, native.load(self._control.writer, "intent_end"))
         ready_end = native.load(self._line, "ready_end")
         first = -(-wrote // self._segment_bytes) * self._segment_bytes
+        if 0 < wrote == native.load_position(self._control.min_offset):
+            first += self._segment_bytes  # an empty log that begins here: its one segment says so
         if first >= ready_end:
             return False
         if self._warmer is not None:

@@ -147,6 +147,21 @@ def test_what_an_unfinished_pass_may_have_touched_stays_at_stop(allocator):
     assert segments(owner) == [segment_name(0), segment_name(SEGMENT)]
 
 
+def test_the_one_segment_of_an_empty_log_that_begins_later_stays_at_stop(make_owner):
+    """Nothing else says where it begins, and its watermark would tell of a loss."""
+    owner = make_owner("slave", pool_buffers=0)
+    owner.position(3 * SEGMENT)
+    native.store_position(owner.control.min_offset, 3 * SEGMENT)
+    native.store(owner.control.allocator, "ready_end", 3 * SEGMENT)
+    owner.publish()
+    service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+    settle(service)
+    native.store(owner.control.state, "refuse_puts", native.REFUSE_STOPPING)
+    assert not service.drain()
+    assert segments(owner) == [segment_name(3 * SEGMENT)]
+    service.close()
+
+
 def test_a_frozen_store_is_left_as_it_is(allocator):
     owner, service, _ = allocator
     settle(service)

@@ -164,6 +164,7 @@ def test_nothing_is_reported_before_it_is_flushed_and_nothing_is_skipped_on_a_fu
         os.kill(slave.pid("flusher"), signal.SIGCONT)
         wait_equal(slave, master)
 
+        os.kill(slave.pid("cleaner"), signal.SIGSTOP)  # it would find that there is room
         native.refuse_puts(control, native.REFUSE_DISK_FULL)
         before = master.end
         grow(master, source, 100)
@@ -174,6 +175,7 @@ def test_nothing_is_reported_before_it_is_flushed_and_nothing_is_skipped_on_a_fu
         with Replication(memory.folder) as replication:
             (link,) = replication.links()
             assert "disk is too full" in link.said and link.state == "transfer"
+        os.kill(slave.pid("cleaner"), signal.SIGCONT)
         native.refuse_puts(control, native.REFUSE_DISK_FULL, on=False)
         wait_equal(slave, master)
         assert len(master.reports) == 2, "the connection stood all the time (the first was of the start)"
@@ -222,6 +224,32 @@ def test_a_new_slave_whose_master_is_away_does_not_start(make_engine, scripted):
     slave = slave_of(make_engine, master)
     with pytest.raises(EngineError, match="where to begin"):
         slave.start()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+def test_a_new_slave_that_is_killed_before_its_first_byte_begins_where_it_was_to_begin(make_engine, scripted, rng, mode):
+    source = Growing(rng.random())
+
+    def heartbeats_only(master, connected, offset, body):
+        connected.sendall(offset.to_bytes(8, "big") + bytes(4))
+        raise ConnectionResetError
+
+    master = scripted(source.more(700), script=heartbeats_only)
+    origin = master.end - master.end % SEGMENT
+    assert origin > 0
+    slave = slave_of(make_engine, master, mode, sync_from="last")
+    for stop in (slave.kill_all, slave.stop, slave.kill_all):
+        slave.start()
+        assert slave.positions()["wrote"] == origin
+        stop()
+    master.script = None
+    slave.start()
+    with slave.memory() as memory:
+        eventually(lambda: native.load_position(memory.control.reput_from) == master.end == master.last_report, "it follows")
+        assert native.load_position(memory.control.min_offset) == origin
+    assert log_of(slave.root, master.end) == master.content[origin:]
+    assert_whole(slave)
 
 
 @pytest.mark.long
