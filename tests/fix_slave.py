@@ -10,8 +10,10 @@ from pyengine.formats import ha_wire
 class WireSlave:
     """One connection of a slave to a master's HA port; appends whole frames to `log`, which begins at `start`."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1", *, receive_buffer_bytes: int = 0) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", *, source: str = "", receive_buffer_bytes: int = 0) -> None:
         self.socket = socket.socket()
+        if source:
+            self.socket.bind((source, 0))
         if receive_buffer_bytes:  # before it connects, or the window stays tiny
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.socket.settimeout(30)

@@ -181,7 +181,7 @@ def test_every_write_path_on_either_side_gives_equal_logs(make_engine, master_mo
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_two_replicas_are_waited_for_where_two_are_asked_for(make_engine):
-    pair = Pair(make_engine, min_in_sync_replicas=2).start()
+    pair = Pair(make_engine, min_in_sync_replicas=2, ha_slaves_share_hosts="true").start()
     assert put(pair.master.root, b"one") == [PutStatus.SLAVE_NOT_AVAILABLE]
     assert position(pair.master, "confirm") == 0
     second = make_engine("async", "second", broker_role="SLAVE", ha_master_address=f"127.0.0.1:{pair.port}")

@@ -3,7 +3,9 @@
 The slave's first report says where to begin; nothing is sent before it. Then whatever is
 committed goes out in frames, several in one system call; the kernel's buffer is the only
 queue. Later reports say what the slave has: each at least the one before it and not beyond
-what was sent, anything else ends the connection. A first report positions and confirms nothing.
+what was sent, anything else ends the connection. A first report positions and confirms nothing,
+and saying it again does not either: a report confirms once it lies beyond the place where this
+connection began (docs/decisions/0102). Only a whole report is a sign of life.
 
 The object owns a socket that never blocks and does nothing by itself: its owner calls
 `on_readable`, `transfer` and `tick`, and closes it once `ended` says why.
@@ -38,19 +40,24 @@ class LinkLimits:
 class HAConnection:
     """One slave's connection.
 
-    `acked` is the last report that confirms, -1 before there is one; `positioned`: the
-    slave has said where it stands; `blocked`: the socket takes no more, wait until it is
+    `acked` is the last report that confirms, -1 before there is one; `reported`: the last
+    one of all, -1 before the first; `positioned`: it could be served; `blocked`: the socket takes no more, wait until it is
     writable; `ended`: why it is over, "" as long as it lives.
     """
 
     def __init__(self, connected: socket.socket, address: str, source: TransferSource, link: Link, limits: LinkLimits,
-                 now_ns: int) -> None:
+                 now_ns: int, host: str = "") -> None:
+        """`host`: whoever it is that several connections may come from."""
         connected.setblocking(False)
         if connected.family in (socket.AF_INET, socket.AF_INET6):
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(OSError):  # it has gone already
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connected
         self.address = address
+        self.host = host
         self.acked = -1
+        self.reported = -1
+        self.has_reported = False  # a whole report came, whatever it said
         self.positioned = False
         self.blocked = False
         self.ended = ""
@@ -60,7 +67,7 @@ class HAConnection:
         self._read_ns = self._written_ns = now_ns
         self._farewell_ns = 0
         self._half_report = b""
-        self._last_report = -1
+        self._start = -1          # where the transfer on this connection began
         self._next = -1           # everything below is in the buffer or beyond it
         self._buffer = memoryview(b"")
         self._buffer_start = 0    # place in the log of the buffer's first body
@@ -82,12 +89,14 @@ class HAConnection:
         if not data:
             self._end(self._refusal or "the slave closed the connection")
             return
-        self._read_ns = now_ns
         if self._farewell_ns:
             return
         data = self._half_report + data
         whole = len(data) - len(data) % ha_wire.REPORT_BYTES
         self._half_report = data[whole:]
+        if whole:
+            self._read_ns = now_ns
+            self.has_reported = True
         try:
             for at in range(0, whole, ha_wire.REPORT_BYTES):
                 self._take(ha_wire.unpack_report(data, at), now_ns)
@@ -99,13 +108,15 @@ class HAConnection:
     def _take(self, report: int, now_ns: int) -> None:
         if not self.positioned:
             self._position(report, now_ns)
-        elif report < self._last_report:
-            self._end(f"the slave has {report} after {self._last_report}: its log became shorter")
+        elif report < self.reported:
+            self._end(f"the slave has {report} after {self.reported}: its log became shorter")
         elif report > self.sent:
             self._end(f"the slave has {report}, but only {self.sent} was sent")
         else:
-            self._last_report = self.acked = report
-            self._link.acked(report)
+            self.reported = report
+            if report > self._start:
+                self.acked = report
+                self._link.acked(report)
 
     def _position(self, report: int, now_ns: int) -> None:
         """HAConnection.slaveRequestOffset; what this log cannot serve is answered with where it could be."""
@@ -119,8 +130,8 @@ class HAConnection:
             self._refuse(low, now_ns, f"the slave has {report} bytes, this log begins at {low}: what lies between is deleted")
         else:
             self.positioned = True
-            self._last_report = min(report, start)
-            self._next = self._buffer_start = start
+            self.reported = min(report, start)
+            self._start = self._next = self._buffer_start = start
             self._link.start(start)
             self._link.state(LINK_TRANSFER)
 
@@ -134,11 +145,6 @@ class HAConnection:
             self.socket.shutdown(socket.SHUT_WR)
         except OSError:
             self._end(why)
-
-    @property
-    def reported(self) -> int:
-        """The last report, the positioning one too; -1 before it."""
-        return self._last_report
 
     # ---- frames -----------------------------------------------------------------
 

@@ -8,7 +8,13 @@ them, under one lock:
 
 so neither a put on its way out nor an acknowledgement on its way in passes through
 another thread. `confirm` is the position that min_in_sync_replicas connected slaves have
-reported (each after its first report, which only positions); it never falls.
+reported (each after its first report, which only positions); it never falls. Where that is two
+or more, the links from one address count as one slave, the best of them, or a slave that came
+back before its old link was noticed to be dead would count twice.
+
+A port that cannot be had ends the first replicator of an engine, whose start fails then. Later
+ones, and a listener that gets no descriptors, try again each second and say so (`obstacle`):
+puts go on, by the rules for slaves that are away.
 
 A failure of the second thread ends the worker, as one of the first does: its successor
 listens again, slaves connect again and say where they stand.
@@ -17,12 +23,13 @@ listens again, slaves connect again and say where they stand.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pyengine.config import EngineConfig
 from pyengine.errors import EngineUnavailableError
@@ -33,6 +40,7 @@ from pyengine.native import cpu
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINKS_MAX
 from pyengine.services.ha_connection import HAConnection, LinkLimits
+from pyengine.services.ha_lines import HostLines
 from pyengine.services.replication_notes import ReplicationNotes
 from pyengine.services.transfer_source import TransferSource
 
@@ -40,8 +48,11 @@ PAUSE_S = 0.5
 TICK_S_MAX = 1.0
 BACKLOG = 64
 DRAIN_STEP_S = 0.005
+RETRY_NS = 1_000_000_000   # listening, and taking slaves when there are no descriptors
+FORGET_NS = 1_000_000_000  # how often deleted segments are let go
 NOT_ALL = -1
 _DISPATCH_AT_REPLICATED = 1
+_GONE_ALREADY = (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO)  # of accept(): the peer's matter, not ours
 _WATCHED = select.EPOLLIN | select.EPOLLRDHUP
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 
@@ -69,19 +80,30 @@ class ConfirmedPosition:
         return True
 
 
+def count_slaves(links: Iterable[tuple[str, int]], *, by_host: bool) -> list[int]:
+    """What each slave has, from (host, reported) of every link: with `by_host` the best of each host."""
+    if not by_host:
+        return [reported for _, reported in links]
+    best: dict[str, int] = {}
+    for host, reported in links:
+        best[host] = max(reported, best.get(host, reported))
+    return list(best.values())
+
+
 class HAService:
     """The replicator of a master."""
 
     def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig, replication: Replication,
-                 report: Callable[[str], None], *, port: int | None = None,
+                 report: Callable[[str], None], *, port: int | None = None, must_listen: bool = True,
                  clock_ns: Callable[[], int] = monotonic_ns) -> None:
         """Listens at the configured port, or at `port` (0: any that is free); serves from start() on.
 
-        EngineUnavailableError when the address cannot be had.
+        EngineUnavailableError when the address cannot be had and `must_listen`; else it is tried each second.
         """
         self._memory = memory
         self._control = memory.control
         self._report = report
+        self._lines = HostLines(report)
         self._clock_ns = clock_ns
         self._limits = LinkLimits(config.ha_send_heartbeat_interval_ms * 1_000_000,
                                   config.ha_housekeeping_interval_ms * 1_000_000, config.ha_transfer_batch_size_bytes)
@@ -89,22 +111,34 @@ class HAService:
         self._drain_ns = config.slave_timeout_ms * 1_000_000
         self._drain_until_ns = 0
         self._confirm = ConfirmedPosition(memory)
+        self._by_host = memory.identity.min_in_sync_replicas > 1 and not config.ha_slaves_share_hosts
         self._source = TransferSource(memory, root)
         self._by_descriptor: dict[int, HAConnection] = {}
         self._all_sent = NOT_ALL  # every slave that can take bytes has been given all below this
         self._lock = FairLock()
         self._failure: BaseException | None = None
         self._going = True
-        self._listener = _listen(config.ha_listen_host, config.ha_port if port is None else port)
+        self._host = config.ha_listen_host
+        self.port = config.ha_port if port is None else port
+        self.obstacle = ""
+        self._listener: socket.socket | None = None
+        self._takes = False       # the listener is watched
+        self._take_ns = 0         # when to try again, where it is not
+        self._forget_ns = 0
         self._epoll = select.epoll()
+        try:
+            self._listen()
+        except EngineUnavailableError as error:
+            if must_listen:
+                self._epoll.close()
+                raise
+            self._not_now(str(error), clock_ns())
         self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(self._waker, select.EPOLLIN)
         self._thread = threading.Thread(target=self._serve, name="slaves", daemon=True)
         self._replication = replication
         self._notes = ReplicationNotes(memory, root, report)
-        self.port = self._listener.getsockname()[1]
-        self._replication.listening(self.port)
+        self._replication.listening(self.port if self._listener else 0)
         self._publish_connected()
 
     def start(self) -> None:
@@ -163,7 +197,8 @@ class HAService:
         for connection in list(self._by_descriptor.values()):
             self._drop(connection)
         self._replication.listening(0)
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         self._epoll.close()
         os.close(self._waker)
         self._source.close()
@@ -191,14 +226,16 @@ class HAService:
 
     def turn(self, wait_s: float = 0.0) -> None:
         """Wait for slaves, do what they ask for; timers."""
+        if not self._takes and self._clock_ns() >= self._take_ns:
+            self._take_slaves()
         events = self._epoll.poll(wait_s)
         with self._lock:
             now_ns = self._clock_ns()
             for descriptor, event in events:
-                if descriptor == self._listener.fileno():
-                    self._accept(now_ns)
-                elif descriptor == self._waker:
+                if descriptor == self._waker:
                     os.eventfd_read(self._waker)
+                elif self._listener is not None and descriptor == self._listener.fileno():
+                    self._accept(now_ns)
                 elif (connection := self._by_descriptor.get(descriptor)) is not None:
                     self._on_event(connection, event, now_ns)
             for connection in list(self._by_descriptor.values()):
@@ -206,37 +243,79 @@ class HAService:
                     was_blocked = connection.blocked
                     connection.tick(now_ns)
                     self._look_at(connection, was_blocked)
-            if not events:
+            if now_ns >= self._forget_ns:
+                self._forget_ns = now_ns + FORGET_NS
                 self._source.forget_deleted()
+                self._lines.tick(now_ns)
 
     def _on_event(self, connection: HAConnection, event: int, now_ns: int) -> None:
         if event & _READABLE:
             was_positioned, acked = connection.positioned, connection.acked
             connection.on_readable(now_ns)
             if connection.acked != acked:
-                self._confirm.move([other.acked for other in self._by_descriptor.values() if other.acked >= 0])
+                self._confirm.move(self._counted((other.host, other.acked) for other in self._by_descriptor.values()
+                                                 if other.acked >= 0))
             if connection.positioned != was_positioned:
                 self._publish_connected()
-                self._report(f"{connection.address} follows from {connection.sent}")
+                self._lines.say(connection.host, f"{connection.address} follows from {connection.sent}", now_ns)
                 self._transfer(connection, self._source.end(), now_ns)
                 self._send_again()
         if event & select.EPOLLOUT and not connection.ended:
             self._transfer(connection, self._source.end(), now_ns)
         self._look_at(connection, connection.blocked)
 
+    def _counted(self, links: Iterable[tuple[str, int]]) -> list[int]:
+        return count_slaves(links, by_host=self._by_host)
+
+    def _listen(self) -> None:
+        self._listener = _listen(self._host, self.port)
+        self.port = self._listener.getsockname()[1]
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._takes = True
+
+    def _take_slaves(self) -> None:
+        """Again, after it was not possible."""
+        try:
+            if self._listener is None:
+                self._listen()
+                self._replication.listening(self.port)
+                self._report(f"listens for slaves at {self._host}:{self.port}")
+                self.obstacle = ""
+            else:
+                self._epoll.register(self._listener, select.EPOLLIN)
+                self._takes = True
+                with self._lock:
+                    self._accept(self._clock_ns())
+        except (EngineUnavailableError, OSError) as error:
+            self._not_now(str(error), self._clock_ns())
+
+    def _not_now(self, why: str, now_ns: int) -> None:
+        """No slaves can be taken: said once, tried again each second."""
+        if why != self.obstacle:
+            self.obstacle = why
+            self._report(why)
+        self._take_ns = now_ns + RETRY_NS
+
     def _accept(self, now_ns: int) -> None:
         try:
             connected, address = self._listener.accept()
-        except OSError:  # it has gone already; no descriptor is free
+        except OSError as error:
+            if error.errno in _GONE_ALREADY:
+                self.obstacle = ""
+                return
+            self._epoll.unregister(self._listener)  # no descriptor is free: it stays readable, and is left alone for a while
+            self._takes = False
+            self._not_now(f"cannot take slaves: {error.strerror}", now_ns)
             return
-        name = _host_text(address)
+        self.obstacle = ""
+        host, name = _host_texts(address)
         link = self._replication.open_link(name) if len(self._by_descriptor) < self._connections_max else None
         if link is None:
             self._replication.count("refused")
             connected.close()
             return
         self._replication.count("connections")
-        connection = HAConnection(connected, name, self._source, link, self._limits, now_ns)
+        connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host)
         self._by_descriptor[connected.fileno()] = connection
         self._epoll.register(connected, _WATCHED)
 
@@ -263,14 +342,15 @@ class HAService:
             return
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(descriptor)
-        if connection.ended:
-            self._report(f"{connection.address} is gone: {connection.ended}")
+        if connection.ended and connection.has_reported:  # others, which only look whether somebody is there, are counted
+            self._lines.say(connection.host, f"{connection.address} is gone: {connection.ended}", self._clock_ns())
         connection.close()
         self._publish_connected()
 
     def _publish_connected(self) -> None:
-        count = sum(connection.positioned and not connection.ended for connection in self._by_descriptor.values())
-        native.store(self._control.replicator, "slaves_connected", count)
+        count = self._counted((connection.host, 0) for connection in self._by_descriptor.values()
+                              if connection.positioned and not connection.ended)
+        native.store(self._control.replicator, "slaves_connected", len(count))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -286,16 +366,17 @@ def _listen(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: of a host that is no name at all
         raise EngineUnavailableError(
-            f"cannot listen for slaves at {host}:{port}: {error.strerror or error}: set ha_listen_host and ha_listen_port") from error
+            f"cannot listen for slaves at {host}:{port}: {getattr(error, 'strerror', None) or error}: set ha_listen_host and ha_listen_port") from error
     listener.setblocking(False)
     return listener
 
 
-def _host_text(address: tuple) -> str:
+def _host_texts(address: tuple) -> tuple[str, str]:
+    """(host, host:port) of a peer."""
     host, port = address[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class FairLock:

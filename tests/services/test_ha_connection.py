@@ -122,7 +122,11 @@ def test_a_slave_that_has_nothing_gets_the_last_segment():
     frames = rig.frames()
     assert frames[0] == (2 * SEGMENT, rig.log.data[2 * SEGMENT:])
     rig.say(0)  # RocketMQ's says so again while nothing has arrived
-    assert rig.connection.acked == 0 and not rig.connection.ended
+    assert rig.connection.acked == -1 and not rig.connection.ended
+    rig.say(2 * SEGMENT)
+    assert rig.connection.acked == -1, "nothing of what was sent"
+    rig.say(2 * SEGMENT + 5)
+    assert rig.connection.acked == 2 * SEGMENT + 5
 
 
 def test_a_slave_that_asks_for_byte_one_gets_the_whole_log():
@@ -174,8 +178,8 @@ def test_the_first_report_confirms_nothing_and_later_ones_do():
     rig.say(400)
     assert rig.connection.acked == -1
     rig.transfer()
-    rig.say(400)
-    assert rig.connection.acked == 400
+    rig.say(400, 400)
+    assert rig.connection.acked == rig.replication.links()[0].acked == -1, "said again it is no more than a claim"
     rig.say(700, 900)
     assert rig.connection.acked == 900
     assert rig.replication.links()[0].acked == 900
@@ -280,8 +284,8 @@ def test_a_heartbeat_after_a_while_without_one_write():
 @pytest.mark.parametrize("positioned", [True, False])
 def test_a_silent_slave_is_closed(positioned):
     rig = Rig(Log(100))
-    rig.pass_s(1)
     if positioned:
+        rig.pass_s(1)
         rig.say(100)
     else:
         rig.slave.sendall(b"1234")
@@ -290,6 +294,18 @@ def test_a_silent_slave_is_closed(positioned):
         rig.pass_s(5)
         assert not rig.connection.ended
     rig.pass_s(1)
+    assert "said nothing for 21 s" in rig.connection.ended
+
+
+def test_bytes_that_never_make_a_report_keep_no_connection():
+    rig = Rig(Log(100))
+    for _ in range(6):  # one each 3 s
+        rig.pass_s(3)
+        assert not rig.connection.ended
+        rig.slave.sendall(b"\0")
+        rig.connection.on_readable(rig.now_ns)
+    assert not rig.connection.has_reported
+    rig.pass_s(3)
     assert "said nothing for 21 s" in rig.connection.ended
 
 

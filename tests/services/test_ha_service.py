@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import random
 import signal
+import socket
 
 import pytest
 
@@ -15,9 +18,12 @@ from pyengine.config import EngineConfig
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import replication
 from pyengine.native import control as native
+from pyengine.native import obstacles
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
-from pyengine.services.ha_service import HAService
+from pyengine.services.ha_lines import HostLines
+from pyengine.services.ha_service import HAService, count_slaves
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from workers.kinds import WorkerExit
 
 SEGMENT = 65536
 SYNC_MASTER = 1
@@ -144,7 +150,7 @@ def test_any_one_slave_confirms(make_rig):
 
 
 def test_with_two_replicas_the_second_best_counts(make_rig):
-    rig = make_rig({"min_in_sync_replicas": 2})
+    rig = make_rig({"min_in_sync_replicas": 2}, ha_slaves_share_hosts=True)
     rig.fill(5000)
     slaves = [rig.slave(1) for _ in range(3)]
     rig.until(lambda: all(slave.heartbeats for slave in slaves), "all are positioned")
@@ -156,6 +162,32 @@ def test_with_two_replicas_the_second_best_counts(make_rig):
     rig.until(lambda: rig.confirm == 3000, "two have it")
     slaves[2].say(4000)
     rig.until(lambda: rig.confirm == 4000, "another two have it")
+
+
+def test_two_links_of_one_host_are_one_slave_where_two_are_asked_for(make_rig):
+    """The old link of a slave that came back may stand until it has been silent for 20 s."""
+    rig = make_rig({"min_in_sync_replicas": 2})
+    rig.fill(5000)
+    old, new = rig.slave(1), rig.slave(1)
+    rig.until(lambda: old.heartbeats and new.heartbeats, "both are positioned")
+    assert rig.connected == 1
+    old.say(4000)
+    new.say(5000)
+    for _ in range(5):
+        rig.turn()
+    assert rig.confirm == 0 and rig.connected == 1
+    other = WireSlave(rig.service.port, source="127.0.0.2")
+    rig.slaves.append(other)
+    other.say(1)
+    rig.until(lambda: other.heartbeats and rig.connected == 2, "another host")
+    other.say(4500)
+    rig.until(lambda: rig.confirm == 4500, "two hosts have it")
+
+
+def test_of_one_host_the_best_link_counts():
+    links = [("a", 5), ("b", 3), ("a", 9), ("a", -1)]
+    assert sorted(count_slaves(links, by_host=True)) == [3, 9]
+    assert sorted(count_slaves(links, by_host=False)) == [-1, 3, 5, 9]
 
 
 def test_a_slave_that_is_gone_takes_nothing_back_and_counts_no_more(make_rig):
@@ -354,6 +386,119 @@ def test_a_taken_port_is_told(make_rig):
                   port=rig.service.port)
 
 
+def test_a_port_that_a_later_replicator_cannot_have_is_tried_again(make_rig):
+    rig = make_rig()
+    rig.fill(1000)
+    holder, rig.service = rig.service, None
+    service = rig.service = HAService(rig.owner.memory, rig.owner.root, rig.config, replication.Replication.private(),
+                                      rig.said.append, port=holder.port, must_listen=False, clock_ns=lambda: rig.now_ns)
+    assert "cannot listen for slaves" in service.obstacle and "in use" in service.obstacle
+    for _ in range(3):
+        rig.now_ns += 10**9
+        rig.turn()
+    assert service.obstacle and len([said for said in rig.said if "cannot listen" in said]) == 1
+    port = holder.port
+    holder.close()
+    rig.turn()
+    assert service.obstacle, "not before its time"
+    rig.now_ns += 10**9
+    rig.turn()
+    assert not service.obstacle and service.port == port
+    slave = rig.slave(1)
+    rig.until(lambda: slave.end == rig.writer.end, "served")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b"])
+def test_an_address_that_cannot_be_had_is_told_or_tried_again(make_rig, host):
+    rig = make_rig()
+    config = dataclasses.replace(rig.config, ha_listen_host=host)
+    arguments = rig.owner.memory, rig.owner.root, config, replication.Replication.private(), rig.said.append
+    with pytest.raises(EngineUnavailableError, match="cannot listen for slaves"):
+        HAService(*arguments, port=0)
+    service = HAService(*arguments, port=0, must_listen=False, clock_ns=lambda: rig.now_ns)
+    rig.now_ns += 10**9
+    service.turn()
+    assert "cannot listen for slaves" in service.obstacle
+    service.close()
+
+
+def test_without_descriptors_the_listener_is_left_alone_for_a_second(make_rig):
+    rig = make_rig()
+    rig.fill(1000)
+    slave = rig.slave(1)
+    real, tries = rig.service._listener, []
+
+    class NoDescriptors:
+        fileno, close = real.fileno, real.close
+
+        def accept(self):
+            tries.append(rig.now_ns)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    rig.service._listener = NoDescriptors()
+    for _ in range(5):
+        rig.service.turn()
+    assert len(tries) == 1 and rig.service.obstacle == "cannot take slaves: Too many open files"
+    rig.now_ns += 10**9
+    for _ in range(5):
+        rig.service.turn()
+    assert len(tries) == 2
+    assert rig.said == ["cannot take slaves: Too many open files"]
+    rig.service._listener = real
+    rig.now_ns += 10**9
+    rig.until(lambda: slave.end == rig.writer.end, "served")
+    assert not rig.service.obstacle
+
+
+def test_peers_that_only_look_whether_somebody_is_there_are_not_told(make_rig):
+    rig = make_rig()
+    for _ in range(20):
+        slave = rig.slave()
+        slave.close()
+    rig.until(lambda: rig.service._replication.look().closed == 20, "they came and went")
+    assert rig.said == []
+
+
+def test_a_peer_that_comes_again_and_again_does_not_fill_the_log(make_rig):
+    rig = make_rig()
+    rig.fill(1000)
+    for number in range(1, 21):
+        slave = rig.slave(1)
+        rig.until(lambda: rig.connected == 1, "positioned")
+        slave.close()
+        rig.until(lambda number=number: rig.service._replication.look().closed == number, "gone")
+    assert len(rig.said) == 6
+    rig.now_ns += 60 * 10**9
+    rig.turn()
+    assert rig.said[6:] == ["127.0.0.1: 34 more lines like those above within a minute"]
+    slave = rig.slave(1)
+    rig.until(lambda: rig.connected == 1, "positioned")
+    assert "follows from" in rig.said[7]
+
+
+def test_lines_are_few_however_many_hosts_there_are():
+    said = []
+    lines = HostLines(said.append)
+    for number in range(1000):
+        lines.say(f"host-{number}", "a line", 0)
+    assert len(said) == 64 + 6
+    lines.tick(60 * 10**9)
+    assert said[70:] == ["other hosts: 930 more lines like those above within a minute"]
+
+
+def test_deleted_segments_are_let_go_on_a_busy_link(make_rig):
+    rig = make_rig()
+    rig.fill(3 * SEGMENT)
+    slave = rig.slave(1)
+    rig.until(lambda: slave.end == rig.writer.end, "all was sent")
+    native.store_position(rig.owner.control.min_offset, 2 * SEGMENT)
+    rig.now_ns += 10**9
+    slave.say(rig.writer.end)
+    before = rig.confirm
+    rig.until(lambda: rig.confirm > before, "a turn with an event")
+    assert min(rig.service._source._open) == 2 * SEGMENT
+
+
 def test_a_failure_of_the_slaves_thread_ends_the_worker(make_rig):
     rig = make_rig()
 
@@ -390,3 +535,59 @@ def test_the_worker_is_killed_and_the_next_one_serves(make_owner):
             slave.close()
             assert child.wait() == (-signal.SIGKILL if incarnation == 1 else 0)
         assert shared.links() == []
+
+
+def test_a_port_that_is_taken_while_the_replicator_is_down_halts_nobody(make_owner):
+    owner = make_owner(role=SYNC_MASTER, replicates=1)
+    rig = Rig(owner)
+    rig.service.close()
+    rig.fill(1000)
+    port = rig.service.port
+    settings = ["--set", "broker_role=SYNC_MASTER", "--set", f"ha_listen_port={port}"]
+    holder = socket.create_server(("127.0.0.1", port))
+    first = owner.spawn("workers.replicator", *settings)
+    assert first.wait(30) == WorkerExit.BOOT_FAILED, "the engine's start says so"
+    child = owner.spawn("workers.replicator", *settings)
+    owner.wait_ready(native.REPLICATOR, 2)
+    eventually(lambda: "cannot listen for slaves" in obstacles.read(owner.memory.obstacles, native.REPLICATOR), "it says so")
+    holder.close()
+    with replication.Replication(owner.folder) as shared:
+        eventually(lambda: shared.look().listening_port == port, "it listens")
+    slave = WireSlave(port)
+    slave.say(1)
+    eventually(lambda: slave.take() and slave.end == rig.writer.end, "and serves")
+    eventually(lambda: not obstacles.read(owner.memory.obstacles, native.REPLICATOR), "nothing is wrong any more")
+    slave.close()
+    child.terminate()
+    assert child.wait(30) == 0
+
+
+@pytest.mark.parametrize("settings", [
+    ["broker_role=SLAVE", "ha_master_address=127.0.0.1:1"],
+    pytest.param(["broker_role=ASYNC_MASTER"], marks=pytest.mark.long)])
+def test_settings_that_no_longer_fit_the_running_engine_make_no_other_replicator(make_owner, settings):
+    owner = make_owner(role=SYNC_MASTER, replicates=1)
+    owner.position(0, ready_end=0)
+    owner.publish()
+    replication.create_replication(owner.folder, 1)
+    native.store(owner.control.replicator, "slaves_connected", 3)
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
+    first = owner.spawn("workers.replicator", *arguments)
+    assert first.wait(30) == WorkerExit.BOOT_FAILED
+    assert "the engine runs as SYNC_MASTER" in first.stderr.read()
+    child = owner.spawn("workers.replicator", *arguments)
+    owner.wait_ready(native.REPLICATOR, 2)
+    eventually(lambda: "the engine runs as SYNC_MASTER" in obstacles.read(owner.memory.obstacles, native.REPLICATOR), "it says why")
+    assert native.load(owner.control.replicator, "slaves_connected") == 0
+    child.terminate()
+    assert child.wait(30) == 0
+
+
+def test_no_replicator_comes_up_beside_an_engine_without_replication(make_owner):
+    owner = make_owner()
+    owner.position(0, ready_end=0)
+    owner.publish()
+    replication.create_replication(owner.folder, 1)
+    child = owner.spawn("workers.replicator", "--set", "ha_listen_port=1")
+    assert child.wait(30) == WorkerExit.BOOT_FAILED
+    assert "without replication" in child.stderr.read()
