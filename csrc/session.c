@@ -30,7 +30,7 @@ int ms_session_check(const struct ms_session *session, int64_t mapped_bytes)
     if (session->layout_version != MS_SESSION_LAYOUT_VERSION)
         return -EBADMSG;
     uint64_t ring_bytes = session->ring_bytes;
-    if (ring_bytes < 4096 || (ring_bytes & (ring_bytes - 1)) != 0 ||
+    if (ring_bytes < 4096 || (ring_bytes & (ring_bytes - 1)) != 0 || ring_bytes > (uint64_t)mapped_bytes ||
         mapped_bytes < ms_session_bytes(ring_bytes))
         return -EMSGSIZE;
     return 0;

@@ -25,6 +25,8 @@ int ms_topic_stats_check(const struct ms_topic_stats *stats, int64_t mapped_byte
         return -EPROTO;
     if (stats->layout_version != MS_TOPIC_STATS_LAYOUT_VERSION)
         return -EBADMSG;
+    if (stats->slots == 0 || (stats->slots & (stats->slots - 1)) != 0) /* the table is walked by a mask */
+        return -EBADMSG;
     return mapped_bytes < ms_topic_stats_bytes(stats->slots) ? -EMSGSIZE : 0;
 }
 
@@ -41,7 +43,7 @@ struct ms_topic_count *ms_topic_stats_find(struct ms_topic_stats *stats, const u
     if (topic_bytes == 0 || topic_bytes > sizeof stats->slot[0].topic)
         return &stats->others;
     const uint32_t hash = hash_of(topic, topic_bytes), mask = stats->slots - 1;
-    for (uint32_t at = hash & mask;; at = (at + 1) & mask) {
+    for (uint32_t probe = 0, at = hash & mask; probe < stats->slots; probe++, at = (at + 1) & mask) {
         struct ms_topic_count *slot = &stats->slot[at];
         if (slot->topic_bytes == 0) {
             if (stats->used >= stats->slots / 4 * 3)
@@ -55,4 +57,5 @@ struct ms_topic_count *ms_topic_stats_find(struct ms_topic_stats *stats, const u
         if (slot->hash == hash && slot->topic_bytes == topic_bytes && memcmp(slot->topic, topic, topic_bytes) == 0)
             return slot;
     }
+    return &stats->others; /* never of our own doing: a quarter is left free */
 }
