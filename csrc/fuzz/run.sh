@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # Fuzz the C parsers under ASan and UBSan, from the kept corpus (csrc/fuzz/corpus).
 # With a clang that has libFuzzer by that, else by driver.c with this compiler's coverage.
-# usage: csrc/fuzz/run.sh [--runs N] [--seed N] [--keep] [--planted-bug] [target ...]     exit 0 = nothing found
-# --keep adds inputs that reach new code to the corpus; --planted-bug builds a target that must fail.
+# usage: csrc/fuzz/run.sh [--runs N] [--seed N] [--keep] [--build FOLDER] [--planted-bug] [target ...]     exit 0 = nothing found
+# --keep adds inputs that reach new code to the corpus; --planted-bug builds a target that must fail;
+# --build keeps the compiled sources there, for the next run.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
-runs=100000 seed=$RANDOM keep=no defines=() targets=()
+runs=100000 seed=$RANDOM keep=no build= defines=() targets=()
 while [ $# -gt 0 ]; do
     case "$1" in
         --runs) runs=$2; shift 2 ;;
         --seed) seed=$2; shift 2 ;;
         --keep) keep=yes; shift ;;
+        --build) build=$2; shift 2 ;;
         --planted-bug) defines=(-DPLANTED_BUG); shift ;;
         *) targets+=("$1"); shift ;;
     esac
@@ -29,14 +31,17 @@ if clang -fsanitize=fuzzer "$work/probe.c" -o "$work/probe" 2> "$work/probe.log"
     compiler=clang covers=(-fsanitize=fuzzer-no-link) links=(-fsanitize=fuzzer) driver=()
 fi
 
-mkdir "$work/objects"
-for source in "$here"/../*.c; do
-    case "$source" in *_native.c) continue ;; esac
-    "$compiler" "${flags[@]}" "${covers[@]}" -c "$source" -o "$work/objects/$(basename "$source" .c).o"
-done
-ar rcs "$work/all.a" "$work/objects"/*.o
+build=${build:-$work/objects}
+mkdir -p "$build"
+if [ ! -e "$build/all.a" ]; then
+    for source in "$here"/../*.c; do
+        case "$source" in *_native.c) continue ;; esac
+        "$compiler" "${flags[@]}" "${covers[@]}" -c "$source" -o "$build/$(basename "$source" .c).o"
+    done
+    ar rcs "$build/all.a" "$build"/*.o
+fi
 for target in "${targets[@]}"; do
-    "$compiler" "${flags[@]}" "${defines[@]}" "$here/$target.c" "${driver[@]}" "$work/all.a" "${links[@]}" -lrt -lpthread \
+    "$compiler" "${flags[@]}" "${defines[@]}" "$here/$target.c" "${driver[@]}" "$build/all.a" "${links[@]}" -lrt -lpthread \
         -o "$work/$target"
     corpus=$here/corpus/${target#fuzz_} grown=$work/corpus-$target last=()
     mkdir -p "$corpus" "$grown"

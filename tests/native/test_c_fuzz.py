@@ -15,6 +15,12 @@ RUNS_LONG = int(os.environ.get("PYENGINE_FUZZ_RUNS", "500000"))
 TARGETS = sorted(path.stem for path in FUZZ.glob("fuzz_*.c"))
 
 
+@pytest.fixture(scope="module")
+def build(tmp_path_factory) -> Path:
+    """Where the sources stand compiled, once for all tests."""
+    return tmp_path_factory.mktemp("fuzz-build")
+
+
 def fuzz(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
     if shutil.which(COMPILER) is None:
         pytest.skip(f"no C compiler called {COMPILER}")
@@ -27,8 +33,8 @@ def fuzz(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
                           env={**os.environ, "TMPDIR": str(folder)})
 
 
-def test_no_parser_trips_over_hostile_bytes(tmp_path, rng):
-    done = fuzz("--runs", 3000, "--seed", rng.randrange(1 << 31), folder=tmp_path)
+def test_no_parser_trips_over_hostile_bytes(tmp_path, rng, build):
+    done = fuzz("--build", build, "--runs", 3000, "--seed", rng.randrange(1 << 31), folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.removeprefix("passed: ") for line in done.stdout.splitlines() if line.startswith("passed")] == TARGETS
 
@@ -43,8 +49,8 @@ def test_no_parser_trips_over_two_million_hostile_inputs(tmp_path, rng, proof):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_planted_overread_is_found_and_its_input_kept(tmp_path):
-    done = fuzz("--planted-bug", "--runs", 20000, "--seed", 1, "fuzz_scan", folder=tmp_path)
+def test_a_planted_overread_is_found_and_its_input_kept(tmp_path, build):
+    done = fuzz("--build", build, "--planted-bug", "--runs", 20000, "--seed", 1, "fuzz_scan", folder=tmp_path)
     assert done.returncode == 1 and "failed: fuzz_scan" in done.stderr, done.stdout + done.stderr
     (kept,) = tmp_path.glob("fuzz_scan-*")
     assert kept.stat().st_size > 0
