@@ -97,6 +97,7 @@ class HaClient:
         self._under_way = (0, 0)
         self._refused_until_ns = 0
         self._known_border: int | None = None
+        self._served_from = 0          # the master has deleted what is below
         self._differs_at = -1
         self._has_appended = False     # on this connection
         self._linked_ns = NEVER_NS     # since when it has been equal
@@ -204,7 +205,7 @@ class HaClient:
 
     def _begin_of(self, end: int) -> int:
         """The first report: `ha_compare_bytes` or more below the own end, on a border; 1 where 0 would mean another thing."""
-        low = max(0, native.load_position(self._control.min_offset))
+        low = max(0, native.load_position(self._control.min_offset), self._served_from)
         if end == 0:
             return 1 if self._from_byte_1 else 0
         target = max(low, end - self._config.ha_compare_bytes)
@@ -323,6 +324,9 @@ class HaClient:
         if offset < self._begin:
             self._store_master_end(offset)
             raise _MasterIsShortError(f"the master's log ends at {offset}, this one at {self._stream.own_end}")
+        if offset <= self._stream.own_end:
+            self._served_from = offset
+            raise _ReconnectError
         raise BadStreamError(
             f"the master's log begins at {offset}, behind the end of this one at {self._stream.own_end}: start this slave anew "
             "with an empty directory")
@@ -334,7 +338,14 @@ class HaClient:
             self._store_master_end(offset)
             return
         if not self._stream.is_equal:
-            raise _MasterIsShortError(f"the master's log ends at {offset}, this one at {self._stream.own_end}")
+            end = self._stream.own_end
+            last_segment = end - end % self._segment_bytes
+            if offset == self._begin < last_segment:
+                self._served_from = last_segment  # it may have deleted what is before
+                raise _ReconnectError
+            if offset == self._begin > 1:
+                raise _MasterIsShortError(f"the master sends nothing from {offset} on, this log ends at {end}")
+            raise _MasterIsShortError(f"the master's log ends at {offset}, this one at {end}")
         if self._begin == offset == 1:
             raise BadStreamError("the master has nothing to send from its log's first byte on: it begins later. Start this slave "
                                  "anew with an empty directory")

@@ -227,6 +227,26 @@ def test_a_new_slave_whose_master_is_away_does_not_start(make_engine, scripted):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("manner", [ROCKETMQ, OURS])
+def test_a_master_that_deletes_what_was_to_be_compared_is_followed_on(make_engine, scripted, rng, manner):
+    source = Growing(rng.random())
+    master = scripted(source.more(520), manner)
+    assert 1.1 * SEGMENT < master.end < 2 * SEGMENT
+    slave = slave_of(make_engine, master)
+    slave.start()
+    wait_equal(slave, master)
+    del master.content[:SEGMENT]
+    master.min_offset = SEGMENT
+    master.drop()
+    source.more(100)
+    master.content[:] = source.content[SEGMENT:]
+    with slave.memory() as memory:
+        eventually(lambda: native.load_position(memory.control.reput_from) == master.end == master.last_report, "it follows")
+    assert log_of(slave.root, master.end) == source.content
+    assert_whole(slave)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["async", "sync", "pool"])
 def test_a_new_slave_that_is_killed_before_its_first_byte_begins_where_it_was_to_begin(make_engine, scripted, rng, mode):
     source = Growing(rng.random())
