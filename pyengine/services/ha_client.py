@@ -261,8 +261,8 @@ class HaClient:
             is_waiting = self._sequence or self._acked < self._goal()
             data = self._link.receive()
             if data is None and not is_waiting:
-                due_ns = self._sent_ns + self._heartbeat_ns - now_ns
-                if self._link.wait(min(READ_STEP_S, max(0.0, due_ns / 1e9))):
+                due_s = READ_STEP_S if self._is_first_header else (self._sent_ns + self._heartbeat_ns - now_ns) / 1e9
+                if self._link.wait(min(READ_STEP_S, max(0.0, due_s))):
                     data = self._link.receive()
                 now_ns = self._clock_ns()
             if data is not None:
@@ -434,7 +434,10 @@ class HaClient:
         return self._stream.own_end if self._stream.is_equal else self._acked
 
     def _acknowledge(self, now_ns: int) -> None:
-        """Report what has become ours, or what was reported before when it is time to say anything."""
+        """Report what has become ours, or what was reported before when it is time to say anything.
+
+        Not before the master has said anything: until then nobody knows that it has this log at all.
+        """
         goal = self._goal()
         if self._acks_flushed:
             goal = min(goal, self._load_flushed())
@@ -446,7 +449,7 @@ class HaClient:
                 native.publish_confirm(self._control, self._memory.bells, goal)
             if self._look is not None:
                 self._look.acked(goal)
-        elif now_ns - self._sent_ns >= self._heartbeat_ns:
+        elif now_ns - self._sent_ns >= self._heartbeat_ns and not self._is_first_header:
             self._link.report(max(self._acked, self._begin))
             self._sent_ns = now_ns
 

@@ -34,6 +34,7 @@ from pyengine.storage.replication_state import ReplicationStateFile
 
 STEP_BACK = 8        # each look that finds nothing equal begins so many times as far below the end
 LOOKS_MAX = 40
+RATE_MIN = 8192      # bytes per second: who sends less for long keeps a start waiting
 _FIRST = 1           # a report that asks for a log's first bytes; 0 asks for the last segment
 
 
@@ -268,15 +269,21 @@ class _Look:
         self._link.close()
 
     def _read(self) -> Iterator[tuple[int, memoryview]]:
-        """Pieces as FrameCutter gives them, without end; LinkLostError after a long silence."""
-        deadline_ns = monotonic_ns() + self._silence_ns
+        """Pieces as FrameCutter gives them, without end; LinkLostError after a long silence, and when next to nothing comes."""
+        now_ns = monotonic_ns()
+        silent_ns = now_ns + self._silence_ns
+        # One silence more than any pause may last, and the time that what has come takes at the lowest rate.
+        patience_ns = now_ns + 2 * self._silence_ns
         while True:
             data = self._link.receive()
             now_ns = monotonic_ns()
+            if now_ns >= patience_ns:
+                raise LinkLostError(f"the master sends less than {RATE_MIN:,} bytes per second")
             if data is not None:
-                deadline_ns = now_ns + self._silence_ns
+                silent_ns = now_ns + self._silence_ns
+                patience_ns += len(data) * 1_000_000_000 // RATE_MIN
                 yield from self._cutter.feed(data)
-            elif now_ns >= deadline_ns:
+            elif now_ns >= silent_ns:
                 raise LinkLostError(f"the master says nothing within {self._silence_ns / 1e9:g} s")
             else:
-                self._link.wait((deadline_ns - now_ns) / 1e9)
+                self._link.wait((min(silent_ns, patience_ns) - now_ns) / 1e9)

@@ -36,7 +36,7 @@ class Rig:
         while self.writer.end < 5000:
             self.writer.put(b"x" * 900)
         replication.create_replication(self.owner.folder, 1)
-        self.master = ScriptedMaster(bytes(self.writer.log), SEGMENT, manner, heartbeat_s=1e9)
+        self.master = ScriptedMaster(bytes(self.writer.log), SEGMENT, manner)
         self.now_ns = 10**12
         self.said: list[str] = []
         self.session = NoWriter()
@@ -52,6 +52,13 @@ class Rig:
 
     def until(self, condition, what) -> None:
         eventually(lambda: self.client.work() and condition(), what)
+
+    def listen(self) -> list[int]:
+        """What the slave reports on this connection from now on."""
+        said = []
+        report = self.client._link.report
+        self.client._link.report = lambda offset: said.append(offset) or report(offset)
+        return said
 
     @property
     def reports(self) -> list[int]:
@@ -89,3 +96,33 @@ def test_a_master_that_breaks_off_during_an_orderly_stop_is_no_failure(make_rig)
     assert rig.client.drain() is False
     assert rig.session.closed and rig.client._link is None
     assert "on purpose" in rig.said[-1]
+
+
+def test_nothing_is_said_again_before_the_master_has_said_anything(make_rig):
+    rig = make_rig(ROCKETMQ, ha_compare_bytes=2000)
+    rig.master.is_silent = True
+    rig.until(lambda: rig.reports, "it has reported")
+    (begin,) = rig.reports
+    assert begin < rig.writer.end
+    waits, said = [], rig.listen()
+    wait = rig.client._link.wait
+    rig.client._link.wait = lambda timeout_s: waits.append(timeout_s) or wait(timeout_s)
+    for _ in range(3):
+        rig.now_ns += 5 * 10**9
+        rig.client.work()
+    assert said == [] and min(waits) > 0, "and it sleeps meanwhile"
+    rig.master.is_silent = False
+    rig.until(lambda: rig.reports == [begin, rig.writer.end], "what it has compared")
+
+
+def test_a_slave_that_is_at_its_masters_end_speaks_once_the_master_has(make_rig):
+    rig = make_rig(ROCKETMQ, ha_compare_bytes=0)
+    rig.master.is_silent = True
+    rig.until(lambda: rig.reports == [rig.writer.end], "it has reported")
+    said = rig.listen()
+    rig.now_ns += 5 * 10**9
+    rig.client.work()
+    assert said == []
+    rig.master.is_silent = False
+    rig.until(lambda: len(rig.reports) > 1, "a heartbeat for a heartbeat")
+    assert set(rig.reports) == {rig.writer.end}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import select
 
 import pytest
 
 from logs import LogBuilder
 from pyengine.config import load_config
 from pyengine.errors import EngineUnavailableError
+from pyengine.formats import ha_wire
 from pyengine.formats.paths import segment_name
+from pyengine.services import ha_join
 from pyengine.services.ha_join import Join, JoinRefusedError, join
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from scripted_master import OURS, ROCKETMQ, ScriptedMaster
@@ -226,6 +230,41 @@ def test_a_master_that_says_nothing_is_not_waited_for_for_ever(tmp_path, masters
     master.is_silent = True
     found = joined(tmp_path, log_of(1, 20), master, ha_housekeeping_interval_ms=50)
     assert found.cut_at is None and "says nothing" in found.notes[0]
+
+
+def test_a_master_that_sends_byte_by_byte_is_not_waited_for_for_ever(tmp_path, masters):
+    log = log_of(1, 60)
+
+    def dribble(master, connected, offset, body):
+        for byte in offset.to_bytes(8, "big") + len(body).to_bytes(4, "big") + body:
+            connected.sendall(bytes([byte]))
+            if select.select([connected], [], [], 0.02)[0]:
+                raise ConnectionResetError  # the slave has left
+        return True
+
+    found = joined(tmp_path, log, masters(content_of(log), ROCKETMQ, script=dribble), ha_housekeeping_interval_ms=200)
+    assert found.cut_at is None and "less than 8,192 bytes per second" in found.notes[0]
+
+
+def test_a_slow_master_is_waited_for(tmp_path, masters, monkeypatch):
+    """1 MiB at little more than the lowest rate, on a clock of the test's."""
+    clock_ns = [0]
+    monkeypatch.setattr(ha_join, "monotonic_ns", lambda: clock_ns[0])
+
+    class SlowLink:
+        def __init__(self, address):
+            self.pieces = iter([ha_wire.pack_header(0, 1 << 20), *[bytes(9000)] * 110])
+
+        def report(self, offset):
+            pass
+
+        def receive(self):
+            clock_ns[0] += 10**9
+            return memoryview(next(self.pieces))
+
+    monkeypatch.setattr(ha_join, "MasterLink", SlowLink)
+    look = ha_join._Look(config_of(tmp_path, masters(b"", OURS), mapped_file_size_commit_log_bytes=1 << 20), 0)
+    assert sum(len(piece) for _, piece in itertools.islice(look._pieces, 110)) > 900_000
 
 
 def test_one_heartbeat_is_no_end(tmp_path, masters):
