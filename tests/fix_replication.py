@@ -13,6 +13,8 @@ from pyengine.formats.paths import parse_segment_name
 from pyengine.results import PutStatus
 from waiting import eventually
 
+UNCONFIRMED_PAUSE_S = 0.1
+
 
 def free_port() -> int:
     """A port that nobody listens at now."""
@@ -69,8 +71,8 @@ class Load:
         self.statuses[result.status.name] = self.statuses.get(result.status.name, 0) + 1
         if result.status is PutStatus.PUT_OK:
             self.confirmed.append((result.physical_offset, result.physical_offset + result.size_bytes, body))
-        elif result.physical_offset < 0:
-            threading.Event().wait(0.01)  # refused: stopping, no room
+        else:  # refused, or nobody confirms: a slave that comes back must not find more than it can catch up with
+            threading.Event().wait(UNCONFIRMED_PAUSE_S)
 
     def wait_for(self, more: int) -> None:
         """Until so many more were confirmed."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
+import needs
 import pyengine
 from fix_replication import Load, free_port, log_bytes
 from ha_proxy import CLEAN, FaultProxy, Faults
+from interop.judge import Judge, JudgeFailure
 from waiting import eventually
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
@@ -181,6 +185,67 @@ def test_a_real_slave_that_is_ahead_is_not_served_and_confirms_nothing(pair, rng
         assert producer.put("Ha", b"x").status is PutStatus.SLAVE_NOT_AVAILABLE
     assert position(engine, "confirm") == 0
     assert slave.end() == end
+
+
+@pytest.mark.long
+def test_a_real_slave_and_one_of_ours_confirm_together(pair, make_engine, rng):
+    engine, _, slave = pair(min_in_sync_replicas=2)
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("Ha", b"alone").status is PutStatus.SLAVE_NOT_AVAILABLE
+        ours = make_engine("async", "ours", **{**OURS, "broker_role": "SLAVE"}, sync_from="first",
+                           ha_master_address=f"127.0.0.1:{engine.settings['ha_listen_port']}")
+        ours.start()
+        eventually(lambda: connected(engine) == 2, "both are connected", 60)
+        for number in range(50):
+            result = producer.put("Ha", rng.randbytes(rng.randrange(6000)), queue_id=number % 2)
+            assert result.status is PutStatus.PUT_OK, result
+            end = result.physical_offset + result.size_bytes
+            assert position(ours, "wrote") >= end
+            if number % 10 == 0:
+                assert slave.end() >= end
+        ours.kill("replicator", signal.SIGSTOP)
+        assert producer.put("Ha", b"one is stopped").status is PutStatus.FLUSH_SLAVE_TIMEOUT
+        ours.kill("replicator", signal.SIGCONT)
+        eventually(lambda: producer.put("Ha", b"both go on").status is PutStatus.PUT_OK, "confirmed again")
+    end = wait_same_end(engine, slave)
+    eventually(lambda: position(ours, "wrote") == end, "ours has everything")
+    assert engine.stop()
+    assert ours.stop()
+    slave.close()
+    assert_same_logs(engine, slave, end)
+    assert_same_logs(engine, ours, end)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_real_slave_that_is_killed_goes_on_where_it_stood(make_engine, tmp_path, rng):
+    engine = make_engine("async", **OURS, ha_listen_port=free_port())
+    engine.start()
+    load = Load(engine.root, rng)
+    address = f"127.0.0.1:{engine.settings['ha_listen_port']}"
+    try:
+        for number in range(3):
+            with contextlib.suppress(JudgeFailure), Judge(needs.java_command(), mkdir(tmp_path / f"judge{number}")) as own:
+                slave = Slave(own, tmp_path / "slave", address)
+                wait_connected(engine)
+                load.wait_for(rng.randrange(20, 200))
+                if number < 2:
+                    own.kill()  # in the middle of what it receives
+                    eventually(lambda: connected(engine) == 0, "the master has seen it", 60)
+                    continue
+                load.stop()
+                end = wait_same_end(engine, slave)
+                assert engine.stop()
+                slave.close()
+    finally:
+        load.stop()
+    assert_same_logs(engine, slave, end)
+    assert load.missing_in(log_bytes(slave.root, 0, end), 0) == []
+
+
+def mkdir(path: Path) -> Path:
+    path.mkdir()
+    return path
 
 
 @pytest.mark.long
