@@ -9,7 +9,6 @@ is created.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -38,11 +37,10 @@ from pyengine.services.ha_join import join
 from pyengine.storage.cut_log import Cut, intend_cut
 from pyengine.storage.log_files import list_log, new_segment_folder
 from pyengine.storage.new_file import create_file, make_folders
-from pyengine.storage.own_log import OwnLog
 from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.recovery_report import RecoveryReport, RecoveryState
-from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.store_checkpoint import read_checkpoint
+from workers.replication_start import check_role, set_confirmed, settle_confirmed
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
 ROLES = {"ASYNC_MASTER": native.ASYNC_MASTER, "SYNC_MASTER": native.SYNC_MASTER, "SLAVE": native.SLAVE}
@@ -86,11 +84,13 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     workers.
     """
     began_s = time.monotonic()
+    check_role(root, config)
     for folder in StorePaths(root).commit_log_folders.writable:
         make_folders(folder)
     keep_sizes(root, config)
     engine_id = ensure_engine_id(root)
     with left_memory(root) as left:
+        remembered = left.confirm
         report = recover(root, config.geometry, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))
         if report.state is RecoveryState.RECOVERED:
             raise_epoch(root)  # from here on nobody believes the memory that is left
@@ -101,6 +101,10 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         left.discard()
     if report.state is RecoveryState.RECOVERED and config.broker_role == "SLAVE" and config.replicates:
         report = _join_master(root, config, report, progress)
+    confirm = 0
+    if report.state is RecoveryState.RECOVERED:
+        confirm, said = settle_confirmed(root, config, report.end_offset, remembered)
+        report = replace(report, notes=report.notes + said)
     folder = SharedFolder.of(engine_id, config.shm_directory)
     folder.make()
     folder.sweep()
@@ -115,7 +119,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         _create_pool(memory)
         failpoint("memory_made")
         _set_positions(memory, root, report)
-        _set_confirmed(memory, root, config, report.end_offset)
+        set_confirmed(memory, root, confirm, report.end_offset)
     except BaseException:
         attach_count.remove(semaphore_id)
         folder.sweep()
@@ -236,24 +240,6 @@ def _set_positions(memory: EngineMemory, root: Path, report: RecoveryReport) -> 
     native.store(control.writer, "intent_end", end)
     native.store(control.allocator, "ready_end", segments[-1].start_offset + size if segments else end - end % size)
     native.store(control.workers[native.CHECKPOINTER], "position", end)
-
-
-def _set_confirmed(memory: EngineMemory, root: Path, config: EngineConfig, end: int) -> None:
-    """`confirm` where it was noted last, and dispatch no further where that bounds it; the rest is in queues unseen."""
-    identity, control = memory.identity, memory.control
-    file = ReplicationStateFile(root)
-    noted = file.read().state
-    dispatch_at = "replicated" if identity.dispatch_at else "committed"
-    if dispatch_at != (noted.dispatch_at if noted else "committed"):
-        file.write(ReplicationState(config.broker_role, noted.confirm if noted else 0, dispatch_at))
-    if not identity.replicates:
-        return
-    confirm = min(end, noted.confirm) if noted else 0
-    native.store_position(control.confirm, confirm)
-    if identity.dispatch_at and confirm < end:
-        start = max(confirm, native.load_position(control.min_offset))
-        with contextlib.closing(OwnLog(root, identity.segment_bytes)) as log:
-            native.store_position(control.reput_from, log.border_below(start))
 
 
 def _publish(memory: EngineMemory, state: int, reason: str) -> None:

@@ -72,9 +72,8 @@ def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, for
     if living_kinds(root):
         document = _promote_running(root, settings, role, force, timeout_s, notes)
     else:
-        _promote_stopped(root, settings, role, notes)
+        _promote_stopped(root, settings, role, force, notes)
         document = {"running": False}
-        notes.append("it does not run, so nobody can tell how far its master's log went")
         if load_config(root, settings).broker_role != role:
             notes.append(f"broker_role is also set by --set or the environment, which win: leave it out there, or give {role}")
     document = {"store": str(root), "role": role, "was": SLAVE, **document, "notes": notes}
@@ -150,8 +149,8 @@ def _wait_until_caught_up(control: Any, timeout_s: float) -> Standing:
 def _judge(standing: Standing, force: bool, notes: list[str]) -> None:
     """EngineError where something is known to be missing and `force` does not go over it; else notes what is known."""
     if standing.missing_bytes:
-        text = (f"{standing.missing_bytes:,} bytes are missing here: it ends at {standing.end}, its master was heard of at "
-                f"{standing.master_end}")
+        text = (f"{standing.missing_bytes:,} bytes are missing here: it has its master's log up to {standing.end}, and that was "
+                f"heard of at {standing.master_end}")
         if not force:
             raise EngineError(f"{text}. Wait until it is caught up (`pyengine status`), or give --force to go on without them")
         notes.append(text)
@@ -159,12 +158,12 @@ def _judge(standing: Standing, force: bool, notes: list[str]) -> None:
         notes.append("its master was still there and does not know: see that it takes no puts, then start it as a slave of "
                      "this one")
     elif not standing.master_end:
-        notes.append("it has heard nothing of its master since it started, so nobody can tell how far that one's log went")
+        notes.append("it has heard nothing of its master, so nobody can tell how far that one's log went")
     else:
         notes.append(f"its master was heard of last at {standing.master_end}; nobody can tell what came after that")
 
 
-def _promote_stopped(root: Path, settings: dict[str, str], role: str, notes: list[str]) -> None:
+def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool, notes: list[str]) -> None:
     """EngineError where it is no slave; it may have been told so in engine.toml, or at its last start only."""
     with _owned(root):
         configured = load_config(root, settings).broker_role
@@ -172,6 +171,10 @@ def _promote_stopped(root: Path, settings: dict[str, str], role: str, notes: lis
         last = noted.role if noted else configured
         if SLAVE not in (last, configured):
             raise EngineError(f"{root} is no slave: its role is {last}")
+        if noted is not None and noted.role == SLAVE:
+            _judge(Standing(False, noted.confirm, noted.master_end), force, notes)
+        else:
+            notes.append("it does not run, so nobody can tell how far its master's log went")
         _write_role(root, role, notes)
 
 

@@ -33,6 +33,7 @@ class LeftMemory:
         self._semaphore_id = attach_count.NONE
         self._memory: EngineMemory | None = None
         self.shared: SharedState | None = None
+        self.confirm = 0  # how far slaves had confirmed the log; newer than what was noted
 
     @property
     def undrained_bytes(self) -> int:
@@ -66,6 +67,7 @@ class LeftMemory:
         committed = native.load_position(memory.control.committed)
         if not mismatch:
             self._semaphore_id = identity.sysv_semaphore_id
+            self.confirm = native.load_position(memory.control.confirm)
         bases = [] if mismatch else self._pool_bases(memory, identity)
         frozen = native.load(memory.control.state, "frozen") != 0
         if frozen and not mismatch:

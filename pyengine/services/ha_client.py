@@ -45,6 +45,8 @@ ANSWER_NS_MAX = 1_000_000_000  # an orderly stop waits so long for the entry und
 HEALTHY_NS = 10_000_000_000     # a link that lasted so long, or brought anything, is tried again at once
 NEVER_NS = 1 << 62
 REJOIN = "restart this slave: it cuts what its master does not have"
+MASTER_LOST = ("this slave has reported more than that, so the master has lost it: promote this slave (pyengine promote), or "
+               "restart it with ha_cut=any to lose it here too")
 
 
 def ring_bytes(record_bytes_max: int) -> int:
@@ -120,16 +122,20 @@ class HaClient:
         except _ReconnectError:
             self._drop("", 0.0)
         except _MasterIsShortError as error:
-            self._drop(f"{error}: {REJOIN}", PAUSES_S[-1])
+            self._drop(f"{error}: {self._way_out(error.offset)}", PAUSES_S[-1])
         except LogsDifferError as error:
             if error.offset == self._differs_at:
-                self._drop(f"{error}: {REJOIN}", PAUSES_S[-1])
+                self._drop(f"{error}: {self._way_out(error.offset)}", PAUSES_S[-1])
             else:
                 self._drop(str(error))  # once may have been the network
             self._differs_at = error.offset
         except EngineError as error:
             self._drop(str(error))
         return self._link is not None
+
+    def _way_out(self, offset: int) -> str:
+        """What its operator can do about a master that has nothing, or other bytes, from `offset` on."""
+        return REJOIN if offset >= self._load_confirm() else MASTER_LOST
 
     def pause_s(self) -> float:
         return max(0.01, min(1.0, (self._retry_ns - self._clock_ns()) / 1e9))
@@ -323,7 +329,7 @@ class HaClient:
             raise _ReconnectError
         if offset < self._begin:
             self._store_master_end(offset)
-            raise _MasterIsShortError(f"the master's log ends at {offset}, this one at {self._stream.own_end}")
+            raise _MasterIsShortError(offset, self._stream.own_end)
         if offset <= self._stream.own_end:
             self._served_from = offset
             raise _ReconnectError
@@ -344,8 +350,8 @@ class HaClient:
                 self._served_from = last_segment  # it may have deleted what is before
                 raise _ReconnectError
             if offset == self._begin > 1:
-                raise _MasterIsShortError(f"the master sends nothing from {offset} on, this log ends at {end}")
-            raise _MasterIsShortError(f"the master's log ends at {offset}, this one at {end}")
+                raise _MasterIsShortError(offset, end, "sends nothing from")
+            raise _MasterIsShortError(offset, end)
         if self._begin == offset == 1:
             raise BadStreamError("the master has nothing to send from its log's first byte on: it begins later. Start this slave "
                                  "anew with an empty directory")
@@ -455,4 +461,8 @@ class HaClient:
 
 
 class _MasterIsShortError(EngineError):
-    """The master's log ends before the own one."""
+    """The master's log ends, at `offset`, before the own one."""
+
+    def __init__(self, offset: int, own_end: int, seen: str = "ends at") -> None:
+        super().__init__(f"the master's log {seen} {offset}, this one ends at {own_end}")
+        self.offset = offset

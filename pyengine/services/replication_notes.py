@@ -19,7 +19,7 @@ INTERVAL_S = 1.0
 
 
 class ReplicationNotes:
-    """Notes the role and the confirmed position of one engine."""
+    """Notes the role and the confirmed position of one engine, and how far a slave's master was heard of."""
 
     def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], report: Callable[[str], None]) -> None:
         self._control = memory.control
@@ -40,7 +40,9 @@ class ReplicationNotes:
 
     def note(self) -> bool:
         """Write the file if it can say more than it does; whether it was written."""
-        state = ReplicationState(self._role, native.load_position(self._control.confirm))
+        is_slave = self._role == ROLE_NAMES[native.SLAVE]
+        state = ReplicationState(self._role, native.load_position(self._control.confirm),
+                                 master_end=native.load(self._control.replicator, "master_end") if is_slave else 0)
         if state == self._written:
             return False
         try:

@@ -1,8 +1,9 @@
 """What a store remembers of replication between runs: `config/replication.json`.
 
 `{"role": ..., "confirm": ...}`: in which role it ran last, and how far its log was
-confirmed (on a slave: how far it had acknowledged); `"dispatchAt": "replicated"` beside
-them where its queues end there. A store that joins a master may cut
+confirmed (on a slave: how far it had acknowledged, and as `"masterEnd"` how far its
+master's log went as last heard); `"dispatchAt": "replicated"` beside them where its queues
+end there. A store that joins a master may cut
 what stands above `confirm`, and nothing below (docs/replication.md). It may lag behind by
 a second, and is never ahead. One process writes it while the engine runs, the replicator;
 before that, its supervisor. RocketMQ ignores the file.
@@ -28,15 +29,15 @@ _INT64_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class ReplicationState:
-    """The role a store ran in last, and how far its log was confirmed; `dispatch_at` None, written: as it stands there."""
+    """The role a store ran in last, and how far its log was confirmed; `dispatch_at` None, written: as it stands there.
+
+    `master_end`: of a slave, how far its master's log went; 0 where nothing was heard.
+    """
 
     role: str
     confirm: int
     dispatch_at: str | None = field(default=None, compare=False)
-
-    @property
-    def was_master(self) -> bool:
-        return self.role != "SLAVE"
+    master_end: int = 0
 
 
 class ReadState(NamedTuple):
@@ -67,6 +68,8 @@ class ReplicationStateFile:
             self.read()
         self._dispatch_at = state.dispatch_at or self._dispatch_at
         document: dict[str, Any] = {"role": state.role, "confirm": state.confirm}
+        if state.master_end:
+            document["masterEnd"] = state.master_end
         if self._dispatch_at != DISPATCH_AT[0]:
             document["dispatchAt"] = self._dispatch_at
         write_config(self.path, encode_config(document).encode(), keep_backup=self._keep_backup)
@@ -77,12 +80,14 @@ def _decode(text: str) -> ReplicationState:
     document: Any = decode_config(text)
     try:
         role, confirm, dispatch_at = document["role"], document["confirm"], document.get("dispatchAt", DISPATCH_AT[0])
+        master_end = document.get("masterEnd", 0)
     except (AttributeError, KeyError, TypeError) as error:
         raise FormatError(f"no role and confirmed position: {error!r}") from error
     if role not in ROLES:
         raise FormatError(f"{role!r} is no role")
-    if type(confirm) is not int or not 0 <= confirm <= _INT64_MAX:
-        raise FormatError(f"{confirm!r} is no position in a log")
+    for position in (confirm, master_end):
+        if type(position) is not int or not 0 <= position <= _INT64_MAX:
+            raise FormatError(f"{position!r} is no position in a log")
     if dispatch_at not in DISPATCH_AT:
         raise FormatError(f"{dispatch_at!r} is no place to dispatch at")
-    return ReplicationState(role, confirm, dispatch_at)
+    return ReplicationState(role, confirm, dispatch_at, master_end)

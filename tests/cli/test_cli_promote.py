@@ -8,13 +8,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+import pyengine
 from broker_lock import held_by_a_broker
 from fix_cli import changes, command_line, environment, picture, run
 from fix_engine import SMALL
 from waiting import eventually
 
 from pyengine.cli.how_started import Start, StartedBy, _started_by
-from pyengine.cli.promote import Standing, _by_hand, _judge, _wait_until_caught_up
+from pyengine.cli.promote import Standing, _by_hand, _judge, _promote_stopped, _wait_until_caught_up
 from pyengine.config import EngineConfig, config_path, keep_sizes, read_file, set_in_file
 from pyengine.engine import supervisor_pid
 from pyengine.errors import ConfigError, EngineError
@@ -156,11 +158,21 @@ def test_what_is_missing_is_what_was_heard_of_and_not_written(make_owner):
     assert standing(owner, master_end=500).missing_bytes == 0
     found = standing(owner, master_end=900)
     assert found == Standing(False, 500, 900) and found.missing_bytes == 400
-    with pytest.raises(EngineError, match="400 bytes are missing here: it ends at 500, its master was heard of at 900"):
+    with pytest.raises(EngineError, match="400 bytes are missing here: it has its master's log up to 500, and that was heard of at 900"):
         _judge(found, False, [])
     notes: list[str] = []
     _judge(found, True, notes)
     assert "400 bytes are missing" in notes[0] and "heard of last at 900" in notes[1]
+
+
+def test_a_stopped_slave_knows_what_it_had_heard_of(tmp_path):
+    with pyengine.Engine(tmp_path / "store", **SMALL):
+        pass
+    ReplicationStateFile(tmp_path / "store").write(ReplicationState("SLAVE", 500, master_end=900))
+    with pytest.raises(EngineError, match="400 bytes are missing"):
+        _promote_stopped(tmp_path / "store", {}, "ASYNC_MASTER", False, [])
+    _promote_stopped(tmp_path / "store", {}, "ASYNC_MASTER", True, [])
+    assert ReplicationStateFile(tmp_path / "store").read().state == ReplicationState("ASYNC_MASTER", 500)
 
 
 def test_a_master_that_lives_and_one_that_was_never_heard_of_are_told_apart():

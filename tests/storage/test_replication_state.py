@@ -16,8 +16,6 @@ def test_what_was_written_is_read(tmp_path):
     file.write(ReplicationState("SLAVE", 1 << 40))
     state, said = ReplicationStateFile(tmp_path).read()
     assert (state, said) == (ReplicationState("SLAVE", 1 << 40), "")
-    assert not state.was_master
-    assert ReplicationState("ASYNC_MASTER", 0).was_master
     assert json.loads(file.path.read_text()) == {"role": "SLAVE", "confirm": 1 << 40}
 
 

@@ -10,6 +10,7 @@ import pytest
 import pyengine
 from fix_engine import SMALL
 from pyengine.config import load_config
+from pyengine.errors import CorruptionError, UsageError
 from pyengine.ipc import attach_count
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.store_lock import StoreLock
@@ -84,11 +85,61 @@ def test_a_store_that_nobody_has_confirmed_shows_nothing(store):
     assert ReplicationStateFile(root).read().state == ReplicationState("SYNC_MASTER", 0)
 
 
-def test_confirm_is_never_beyond_the_log(store):
+def test_a_sync_master_that_lost_what_slaves_confirmed_does_not_start_over_it(store):
     root, ends = store
-    ReplicationStateFile(root).write(ReplicationState("SLAVE", ends[2] + 1000))
-    with brought_up(root, broker_role="SYNC_MASTER") as memory:
+    noted = ReplicationState("SYNC_MASTER", ends[2] + 1000)
+    ReplicationStateFile(root).write(noted)
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="1,000 bytes are lost here.*pyengine promote"), \
+                brought_up(root, broker_role="SYNC_MASTER"):
+            pass
+        assert ReplicationStateFile(root).read().state == noted, "the proof stays"
+    with brought_up(root, broker_role="SYNC_MASTER", ha_cut="any") as memory:
         assert position(memory, "confirm") == position(memory, "reput_from") == ends[2]
+        assert ReplicationStateFile(root).read().state == ReplicationState("SYNC_MASTER", ends[2])
+
+
+@pytest.mark.parametrize("settings", [{}, {"ha_listen_port": "10999"}])
+def test_an_async_master_says_so_and_never_calls_other_bytes_confirmed(store, settings):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("ASYNC_MASTER", ends[2] + 1000))
+    with brought_up(root, **settings) as memory:
+        assert position(memory, "confirm") == (ends[2] if settings else 0)
+    # Durable before anybody puts: what comes next there is confirmed by nobody.
+    assert ReplicationStateFile(root).read().state == ReplicationState("ASYNC_MASTER", ends[2])
+
+
+@pytest.mark.parametrize("role", ["ASYNC_MASTER", "SYNC_MASTER"])
+def test_a_slave_becomes_a_master_by_promotion_alone(store, role):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("SLAVE", ends[2]))
+    with pytest.raises(UsageError, match="pyengine promote"), brought_up(root, broker_role=role):
+        pass
+    with brought_up(root, broker_role="SLAVE"):
+        pass
+
+
+def test_a_slave_that_lost_what_it_had_reported_reports_what_it_has(store):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("SLAVE", ends[2] + 1000, master_end=ends[2] + 2000))
+    with brought_up(root, broker_role="SLAVE", ha_master_address="127.0.0.1:9") as memory:
+        assert position(memory, "confirm") == ends[2]
+        assert native.load(memory.control.replicator, "master_end") == ends[2] + 2000, "what is missing is not forgotten"
+    assert ReplicationStateFile(root).read().state.confirm == ends[2]
+
+
+def test_what_the_dead_engine_knew_counts_more_than_what_it_had_noted(store):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("SYNC_MASTER", ends[0]))
+    config = load_config(root, MASTER, {})
+    with StoreLock(root, create=True) as lock:
+        lock.own()
+        memory = bring_up(root, config, lock).memory
+        native.store_position(memory.control.confirm, ends[1])
+        attach_count.remove(memory.identity.sysv_semaphore_id)
+        memory.close()  # as kill -9 leaves it: nobody said that it is over
+    with brought_up(root, **MASTER) as memory:
+        assert position(memory, "confirm") == position(memory, "reput_from") == ends[1]
 
 
 def test_with_the_setting_gone_everything_is_seen_again(store):
@@ -108,7 +159,7 @@ def test_without_replication_nothing_is_noted_and_nothing_bounded(store, setting
     assert not ReplicationStateFile(root).path.exists()
 
 
-@pytest.mark.parametrize("step", ["_set_positions", "_set_confirmed"])
+@pytest.mark.parametrize("step", ["_set_positions", "set_confirmed"])
 def test_a_start_that_fails_on_the_way_leaves_no_semaphore_and_no_memory(store, monkeypatch, step):
     root, _ = store
     made = []

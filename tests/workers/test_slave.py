@@ -202,7 +202,7 @@ def test_ahead_of_its_master_it_says_so_and_cuts_what_was_confirmed_only_when_th
     assert whole[:border] == other.content
     master.content[:] = other.content
     master.drop()
-    eventually(lambda: f"ends at {border}" in slave.log() and "restart this slave" in slave.log(), "it says what is wrong")
+    eventually(lambda: f"ends at {border}" in slave.log() and "promote this slave" in slave.log(), "it says what is wrong")
     with slave.memory() as memory:
         assert native.load_position(memory.control.wrote) == len(whole) and not native.load(memory.control.replicator, "linked")
     assert slave.stop()
