@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyengine.cli.replication_status import live_replication, noted_replication, why_unlinked
-from pyengine.config import load_config
+from pyengine.config import EngineConfig, load_config
 from pyengine.errors import EngineUnavailableError
 from pyengine.formats.consume_queue import is_filler
 from pyengine.formats.paths import StorePaths
@@ -243,7 +243,7 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
     watermark = read_watermark(root)
     noted = noted_replication(root)
     return {
-        "state": state, "stopping": False, "role": config.broker_role, "mode": config.mode, "read_only": False,
+        "state": state, "stopping": False, "role": _role(config, noted), "mode": config.mode, "read_only": False,
         "reason": reason or watermark.damage, "positions": _positions_from_files(root, settings, unclean, noted),
         "workers": [], "sessions": 0, "producers_attached": 0, "session_list": [], "store": str(root),
         "undrained_bytes": undrained_bytes, "unclean": unclean,
@@ -251,6 +251,11 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
         "replication": noted,
         "durable_watermark": watermark.watermark.flushed if watermark.watermark else None,
     }
+
+
+def _role(config: EngineConfig, noted: dict[str, Any] | None) -> str:
+    """What its settings say; where they say nothing, in which role it ran last."""
+    return config.broker_role if "broker_role" in config.origins else (noted or {}).get("role", config.broker_role)
 
 
 def _positions_from_files(root: Path, settings: dict[str, str], unclean: bool,

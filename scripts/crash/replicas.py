@@ -18,6 +18,7 @@ from pyengine.storage.log_files import list_log
 
 PIECE_BYTES = 1 << 20
 WHOLE_ENGINE_SHARE = 0.25
+ACKED_BYTES = 40_000  # of rows, a few hundred of them
 
 
 class ReplicatorRun(CrashRun):
@@ -41,6 +42,11 @@ class ReplicatorRun(CrashRun):
 
     def start_slave(self) -> None:
         start_engine(self.slave, self.slave_settings, timeout_s=COMMAND_PATIENCE_S)
+
+    def wait_for_acks(self) -> None:
+        """Many, not one: between two kills the slave is to be followed for a while, not only found."""
+        before = self.acked_bytes()
+        wait_for("acknowledgements move", lambda: self.acked_bytes() > before + ACKED_BYTES)
 
     def strike(self) -> None:
         """One side's replicator; or one side as a whole, which recovers and comes back."""

@@ -123,6 +123,8 @@ def test_a_stopped_store_shows_what_it_noted(make_owner):
     document = status(owner)
     assert document["replication"] == {"role": "SLAVE", "confirm": 700, "dispatch_at": "committed", "said": ""}
     assert document["positions"]["confirm"] == 0, "never beyond the log"
+    assert document["role"] == "SLAVE", "as it ran last"
+    assert run("status", owner.root, "--json", "--set", "broker_role=SYNC_MASTER").document["role"] == "SYNC_MASTER"
 
 
 def test_the_dump_names_who_writes_each_field(replicating):
