@@ -52,7 +52,8 @@ def noted_replication(root: Path) -> dict[str, Any] | None:
     state, said = ReplicationStateFile(root).read()
     if state is None:
         return {"said": said} if said else None
-    return {"role": state.role, "confirm": state.confirm, "dispatch_at": state.dispatch_at, "said": said}
+    return {"role": state.role, "confirm": state.confirm, "dispatch_at": state.dispatch_at,
+            "master_end": state.master_end or None, "said": said}
 
 
 def why_unlinked(replication: dict[str, Any] | None) -> str:

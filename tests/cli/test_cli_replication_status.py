@@ -117,11 +117,11 @@ def test_without_the_shared_object_the_counters_are_shown(make_owner):
 def test_a_stopped_store_shows_what_it_noted(make_owner):
     owner = make_owner()
     (owner.root / "commitlog").mkdir()
-    ReplicationStateFile(owner.root).write(ReplicationState("SLAVE", 700))
+    ReplicationStateFile(owner.root).write(ReplicationState("SLAVE", 700, master_end=900))
     owner.memory.retire()
     owner.lock.close()
     document = status(owner)
-    assert document["replication"] == {"role": "SLAVE", "confirm": 700, "dispatch_at": "committed", "said": ""}
+    assert document["replication"] == {"role": "SLAVE", "confirm": 700, "dispatch_at": "committed", "master_end": 900, "said": ""}
     assert document["positions"]["confirm"] == 0, "never beyond the log"
     assert document["role"] == "SLAVE", "as it ran last"
     assert run("status", owner.root, "--json", "--set", "broker_role=SYNC_MASTER").document["role"] == "SYNC_MASTER"
