@@ -189,7 +189,7 @@ def test_a_real_slave_that_is_ahead_is_not_served_and_confirms_nothing(pair, rng
 
 @pytest.mark.long
 def test_a_real_slave_and_one_of_ours_confirm_together(pair, make_engine, rng):
-    engine, _, slave = pair(min_in_sync_replicas=2)
+    engine, _, slave = pair(min_in_sync_replicas=2, ha_slaves_share_hosts="true")
     with pyengine.connect(engine.root) as producer:
         assert producer.put("Ha", b"alone").status is PutStatus.SLAVE_NOT_AVAILABLE
         ours = make_engine("async", "ours", **{**OURS, "broker_role": "SLAVE"}, sync_from="first",
