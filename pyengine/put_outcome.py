@@ -71,7 +71,8 @@ def _why_late(session: native.ProducerSession, code: int, context: PutContext, f
         connected = control_native.load(control.replicator, "slaves_connected")
         needed = control.identity.min_in_sync_replicas
         if connected < needed:
-            return f"stored, but {connected} of {needed} slaves are connected: nobody confirmed it"
+            once = " (those at one address count once, unless ha_slaves_share_hosts)" if needed > 1 else ""
+            return f"stored, but {connected} of {needed} slaves are connected{once}: nobody confirmed it"
         return ("stored, but slaves are farther behind than ha_slave_fallbehind_max_bytes: it was not waited for "
                 "(`pyengine status` shows how far they are)")
     return f"stored, but not durable within {flush_timeout_s:g} s"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 from pathlib import Path
 
@@ -21,6 +24,11 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
+
+
+def has_listener(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Pair:
@@ -176,6 +184,29 @@ def test_every_write_path_on_either_side_gives_equal_logs(make_engine, master_mo
     pair.master.stop()
     assert log_of(pair.slave.root, end) == log_of(pair.master.root, end)
     assert run("check", pair.slave.root).code == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_port_that_was_lost_with_its_replicator_costs_slaves_only_and_comes_back(make_engine):
+    pair = Pair(make_engine).start()
+    supervisor, incarnation = pair.master.pid("supervisor"), pair.master.incarnation("replicator")
+    os.kill(supervisor, signal.SIGSTOP)  # or the next one would have it at once
+    pair.master.kill("replicator")
+    with contextlib.closing(socket.socket()) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        eventually(lambda: not has_listener(pair.port), "the port is free")
+        holder.bind(("127.0.0.1", pair.port))
+        holder.listen()
+        os.kill(supervisor, signal.SIGCONT)
+        pair.master.wait_back("replicator", incarnation)
+        eventually(lambda: "cannot listen for slaves" in run("status", pair.master.root).stdout, "status says so")
+        assert put(pair.master.root, *[b"%d" % number for number in range(20)]) == [PutStatus.SLAVE_NOT_AVAILABLE] * 20
+        assert pair.master.pid("supervisor") == supervisor and pair.master.incarnation("replicator") == incarnation + 1
+    pair.wait_linked()
+    pair.wait_equal()
+    assert put(pair.master.root, b"again") == [PutStatus.PUT_OK]
+    eventually(lambda: "cannot listen" not in run("status", pair.master.root).stdout, "nothing is wrong any more")
 
 
 @pytest.mark.long
