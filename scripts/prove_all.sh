@@ -60,7 +60,7 @@ for part in "${parts[@]}"; do
     failpoints) failpoints ;;
     powercut) tests -m long tests/faults/test_engine_power_cut.py ;;
     disk) tests -m long tests/faults/test_failing_engine.py tests/faults/test_failing_calls.py ;;
-    corruption) tests -m long tests/faults/test_corruption.py ;;
+    corruption) tests -m long tests/faults/test_corruption.py tests/workers/test_scribbled_memory.py ;;
     fuzz) tests -m long tests/native/test_c_fuzz.py ;;
     mutants) tests -k broken tests/faults/test_mutants.py tests/faults/test_engine_power_cut.py ;;
     page) ;;

@@ -102,8 +102,10 @@ def _read(path: Path) -> tuple[EngineId, int, int] | None:
             document = json.loads(file.read(4096))
         identity = EngineId(uuid.UUID(document["uuid"]), status.st_dev, status.st_ino)
         return identity, int(document["device"]), int(document["inode"])
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
+    except OSError as error:
+        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
 
 
 def _write(path: Path, value: uuid.UUID) -> EngineId:

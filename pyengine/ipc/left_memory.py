@@ -63,6 +63,7 @@ class LeftMemory:
         mismatch = _mismatch(root, engine_id, identity)
         if not mismatch and memory.state == native.STATE_DEGRADED:
             mismatch = "that engine only read"  # its end is where the damage was, not where it had written to
+        mismatch = mismatch or _contradiction(memory, identity)
         slot_end, _ = native.committed_slot(memory.control)
         committed = native.load_position(memory.control.committed)
         if not mismatch:
@@ -130,6 +131,25 @@ def left_memory(root: str | os.PathLike[str]) -> Iterator[LeftMemory]:
         yield left
     finally:
         left._close()
+
+
+def _contradiction(memory: EngineMemory, identity: Identity) -> str:
+    """What cannot be in a control block that only its engine wrote; empty if nothing. A slot that was moved back would
+    make recovery take published records for unpublished ones."""
+    control = memory.control
+    slot_end, _ = native.committed_slot(control)
+    wrote, committed, flushed, reput_from = (
+        native.load_position(position) for position in (control.wrote, control.committed, control.flushed, control.reput_from))
+    if not 0 <= flushed <= committed <= slot_end or wrote > slot_end or not 0 <= reput_from <= committed:
+        return (f"its positions contradict each other (committed slot {slot_end}, wrote {wrote}, committed {committed}, "
+                f"flushed {flushed}, reput_from {reput_from})")
+    if identity.pool_buffers > native.POOL_BUFFERS_MAX or identity.segment_bytes <= 0:
+        return f"it speaks of {identity.pool_buffers} pool buffers of {identity.segment_bytes} bytes"
+    if identity.mode == native.MODE_POOL:
+        bases = [native.load(control.pool[number], "segment_base") for number in range(identity.pool_buffers)]
+        if any(base >= 0 and base % identity.segment_bytes for base in bases):
+            return f"its pool buffers begin at {bases}"
+    return ""
 
 
 def _mismatch(root: str | os.PathLike[str], engine_id: EngineId, identity: Identity) -> str:
