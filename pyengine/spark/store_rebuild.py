@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -181,7 +181,9 @@ class WorkersRebuild(RebuildWork):
             return super().look(root, geometry, options, log, progress)
         return Look(log, in_log=set(self._ends))
 
-    def make(self, root: Path, geometry: Geometry, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker) -> int | None:
+    def make(
+        self, root: Path, geometry: Geometry, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker
+    ) -> int | None:
         if self._parts is None:
             return None
         move_away(root, marker)
@@ -206,8 +208,9 @@ class WorkersRebuild(RebuildWork):
     def _walk(self, log: LogView, options: RecoveryOptions) -> _Parts:
         """The log's parts as far as records reach from its beginning."""
         checks_crc = options.check_crc_on_recover and log.watermark is not None
-        units = [LookUnit(unit) for segment in log.segments
-                 for unit in walk_units(segment, log.size_bytes, None, self._task_bytes, checks_crc=checks_crc, multi_dispatch=True)]
+        walks = (walk_units(segment, log.size_bytes, None, self._task_bytes, checks_crc=checks_crc, multi_dispatch=True)
+                 for segment in log.segments)
+        units = [LookUnit(unit) for of_segment in walks for unit in of_segment]
         found = run_units(self._spark, units, None, task_bytes=self._task_bytes, progress=self._progress)
         keys = {(unit.walk.segment, counted.part.begin): counted.keys for unit, counted in zip(units, found) if counted}
         walked = WalkedLog([(unit.walk, counted and counted.part) for unit, counted in zip(units, found)])

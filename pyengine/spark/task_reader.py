@@ -9,7 +9,6 @@ import logging
 import mmap
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa

@@ -14,7 +14,6 @@ owner makes the files before, and nothing here makes or deletes one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple

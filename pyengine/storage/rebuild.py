@@ -137,7 +137,9 @@ class RebuildWork:
         _look_at_queues(look, progress)
         return look
 
-    def make(self, root: Path, geometry: Geometry, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker) -> int | None:
+    def make(
+        self, root: Path, geometry: Geometry, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker
+    ) -> int | None:
         """Move the pieces of `marker` and make them again, durable; up to which offset of the log. None: recovery shall."""
         return None
 

@@ -180,7 +180,8 @@ def test_killed_anywhere_it_is_finished_by_the_next_start(here, build_store, tmp
 
 @pytest.mark.spark
 @pytest.mark.java
-@pytest.mark.parametrize("recipe", long_but(["multi-index"], RECIPES))
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_workers_make_what_one_process_makes(spark, tmp_path, recipe):
     store = unpack(recipe, tmp_path)
     compare(store, 20_000, {}, spark)

@@ -160,8 +160,8 @@ def test_beside_a_running_engine_what_is_dispatched_is_checked(tmp_path, here):
 
 @pytest.mark.spark
 @pytest.mark.java
-@pytest.mark.parametrize("recipe", [
-    "multi-index", *(pytest.param(name, marks=pytest.mark.long) for name in RECIPES if name != "multi-index")])
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_workers_find_what_one_process_finds(spark, tmp_path, recipe):
     store = unpack(recipe, tmp_path)
     told = []
