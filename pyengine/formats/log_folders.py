@@ -97,7 +97,7 @@ def _settings(path: str) -> tuple[str, str]:
         import tomllib
 
         found = {_folded(key): value for key, value in tomllib.loads(raw.decode()).items()}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return "", ""
     return str(found.get(_STORE_PATH, "")), str(found.get(_READ_ONLY, ""))
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.errors import DiskError
+from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.storage.new_file import FILE_MODE, make_folders, sync_folder, write_config
 
 
@@ -102,7 +103,7 @@ def _read(path: Path) -> tuple[EngineId, int, int] | None:
             document = json.loads(file.read(4096))
         identity = EngineId(uuid.UUID(document["uuid"]), status.st_dev, status.st_ino)
         return identity, int(document["device"]), int(document["inode"])
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (FileNotFoundError, NotADirectoryError, *NOT_UNDERSTOOD):
         return None
     except OSError as error:
         raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error

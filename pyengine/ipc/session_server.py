@@ -24,6 +24,7 @@ import struct
 import time
 
 from pyengine.errors import EngineError
+from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.ipc.control_block import STATE_NAMES, EngineMemory
 from pyengine.ipc.sessions import Sessions
 from pyengine.ipc.shared_objects import BELLS, CONTROL, semaphore_name
@@ -118,7 +119,7 @@ class SessionServer:
             answer = {"error": str(error)}
         except OSError as error:  # descriptors are short, or somebody removed the engine's folder
             answer = {"error": f"no session can be opened: {error}"}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except NOT_UNDERSTOOD as error:
             answer = {"error": f"not understood: {error}"}
         try:
             sent = self._answer(peer, answer, descriptors)

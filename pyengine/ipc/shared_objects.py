@@ -35,6 +35,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError
+from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.ipc.engine_id import EngineId, read_engine_id
 
 CONTROL = "control"
@@ -238,7 +239,7 @@ def find_folder(root: str | os.PathLike[str]) -> SharedFolder:
     if engine_id is None:
         raise EngineUnavailableError(f"no engine has ever run on {root}: start it with `pyengine start {root}`")
     directory = DEFAULT_SHM_DIRECTORY
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, *NOT_UNDERSTOOD):
         directory = str(json.loads(engine_run_path(root).read_bytes())["shm_directory"])
     return SharedFolder.of(engine_id, directory)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
+from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.json_config import decode_config, encode_config
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.sealed_text import check_seal, seal
@@ -172,7 +173,7 @@ def _decode(content: bytes) -> Table:
         table = document["offsetTable"]
         return {_text(key): {_queue_id(queue_id): _offset(offset) for queue_id, offset in offsets.items()}
                 for key, offsets in table.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except NOT_UNDERSTOOD as error:
         raise FormatError(f"it is no offset table: {error}") from error
 
 

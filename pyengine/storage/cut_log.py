@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pyengine.errors import CorruptionError
+from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.file_zeros import clear_file_from, used_end
 from pyengine.storage.log_files import list_log
@@ -62,7 +63,7 @@ def read_cut(root: Path | str) -> Cut | None:
     try:
         fields = json.loads(content)
         cut = Cut(int(fields["at"]), int(fields["end"]), str(fields["reason"]), bool(fields["kept"]))
-    except (ValueError, KeyError, TypeError):
+    except NOT_UNDERSTOOD:
         cut = None
     if cut is None or content != _pack(cut):
         raise CorruptionError(f"{path} is damaged: a cut of the log was under way. Remove the file to keep what the log holds "

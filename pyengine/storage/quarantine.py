@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.errors import DiskError, DiskFullError
+from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.new_file import make_folders, sync_folder, write_config
@@ -131,7 +132,7 @@ class Quarantine:
             with open(self._folder / name, "rb") as copy:
                 size_bytes = os.fstat(copy.fileno()).st_size
                 return note.get("sha256") == digest == _digest(copy, 0, size_bytes)
-        except (OSError, ValueError, AttributeError):
+        except (OSError, *NOT_UNDERSTOOD):
             return False
 
     def _write_note(

@@ -11,6 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.new_file import sync_folder, write_config
 
@@ -38,7 +39,7 @@ def read_rebuild_marker(root: Path | str) -> RebuildMarker | None:
     try:
         fields = json.loads(_path(root).read_bytes())
         return RebuildMarker(str(fields["folder"]), tuple(map(str, fields["pieces"])), fields.get("is_made") is True)
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, *NOT_UNDERSTOOD):
         return None
 
 

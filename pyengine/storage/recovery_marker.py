@@ -13,6 +13,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.new_file import sync_folder, write_config
 from pyengine.storage.recovery_report import RecoveryPath
@@ -36,7 +37,7 @@ def read_marker(root: Path | str) -> RecoveryMarker | None:
         return RecoveryMarker(RecoveryPath(fields["path"]), int(fields["scan_from"]), int(fields["dispatch_from"]))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except NOT_UNDERSTOOD:
         return RecoveryMarker(RecoveryPath.ABNORMAL, 0, 0)
 
 

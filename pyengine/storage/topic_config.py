@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
+from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.json_config import decode_config, encode_config
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.config_file import read_config
@@ -163,7 +164,7 @@ def _decode(text: str) -> TopicTable:
         version = document.get("dataVersion") or {}
         topics = {name: _config(name, fields) for name, fields in document["topicConfigTable"].items()}
         return TopicTable(topics, int(version.get("counter", 0)), int(version.get("timestamp", 0)))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except NOT_UNDERSTOOD as error:
         raise FormatError(f"no table of topics: {error!r}") from error
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pyengine.errors import DiskError
+from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.new_file import write_config
 
@@ -60,7 +61,7 @@ def read_watermark(root: Path | str) -> WatermarkReading:
     try:
         fields = json.loads(content)
         watermark = DurableWatermark(str(fields["uuid"]), int(fields["epoch"]), int(fields["flushed"]))
-    except (ValueError, KeyError, TypeError):
+    except NOT_UNDERSTOOD:
         return WatermarkReading(None, f"{path} is not readable; it counts as absent")
     if content != _pack(watermark) or watermark.flushed < 0:
         return WatermarkReading(None, f"{path} does not match its checksum; it counts as absent")

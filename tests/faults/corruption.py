@@ -83,10 +83,11 @@ def flip(files: Files, name: str, bit: int) -> Damage:
     return Damage(f"bit {bit % 8} of byte {bit // 8} of {name}", {name: bytes(content)})
 
 
-def every_flip(files: Files) -> Iterator[Damage]:
-    for name, content in files.items():
-        for bit in range(8 * len(content)):
-            yield flip(files, name, bit)
+def every_flip(files: Files, rng: random.Random) -> Iterator[Damage]:
+    """In any order, so that what a time limit leaves out stands nowhere in particular."""
+    places = [(name, bit) for name, content in files.items() for bit in range(8 * len(content))]
+    rng.shuffle(places)
+    return (flip(files, name, bit) for name, bit in places)
 
 
 def random_flips(files: Files, count: int, rng: random.Random) -> Iterator[Damage]:

@@ -30,7 +30,7 @@ SIZES = {name: str(getattr(TINY, name)) for name in ("mapped_file_size_commit_lo
                                                      "max_hash_slot_num", "max_index_num")}
 MESSAGES = 12
 SORTS: dict[str, Callable[[Judge, random.Random], Iterator[Damage]]] = {
-    "every bit": lambda judge, rng: corruption.every_flip(judge.files),
+    "every bit": lambda judge, rng: corruption.every_flip(judge.files, rng),
     "scribbles": lambda judge, rng: corruption.random_scribbles(judge.files, 5000, rng),
     "pages": lambda judge, rng: corruption.pages(judge.files),
     "truncation": lambda judge, rng: corruption.truncations(judge.files),
@@ -132,8 +132,10 @@ def test_a_reader_that_serves_another_body_is_found(memory_folder):
 @pytest.mark.parametrize("sort", SORTS)
 def test_all_damage_is_told_or_does_no_harm(memory_folder, seed, proof, sort, is_ours):
     judge = make_judge(memory_folder, is_ours=is_ours)
-    outcome = sweep(Sampled(judge, sort, seed), judge, until_s=SWEEP_S)
-    proof("corruption", f"{sort}, {'our store' if is_ours else 'a store as RocketMQ leaves it'}", cases=outcome.cases, bad=len(outcome.bad))
+    damages = Sampled(judge, sort, seed)
+    outcome = sweep(damages, judge, until_s=SWEEP_S)
+    proof("corruption", f"{sort}, {'our store' if is_ours else 'a store as RocketMQ leaves it'}", cases=outcome.cases,
+          **{"left out": sum(1 for _ in damages) - outcome.cases}, bad=len(outcome.bad))
     none_bad(outcome)
 
 

@@ -182,7 +182,8 @@ def test_nobody_closes_the_session_of_another(server):
 @pytest.mark.parametrize("line", [
     b"", b"{}", b"[]", b"null", b'{"want": "more"}', b"\xff\xfe", b'{"want": "session", "ring_bytes": "big"}',
     b'{"want": "close"}', b'{"want": "close", "slot": -1, "generation": 1}', b'{"want": "close", "slot": 99999, "generation": 1}',
-    b'{"want": "session", "ring_bytes": 65536.5}',
+    b'{"want": "session", "ring_bytes": 65536.5}', b"[" * 4000, b'{"want": "close", "slot": 1e999, "generation": 1}',
+    b'{"want": "session", "ring_bytes": 1e999}', b'{"want": "close", "slot": 1' + b"0" * 40 + b', "generation": 1}',
 ])
 def test_nonsense_gets_an_answer_and_harms_nobody(server, line):
     with session_server.connect(server.owner.folder.path, 10) as channel:
