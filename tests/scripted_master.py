@@ -15,11 +15,11 @@ OURS = "ours"
 
 
 class ScriptedMaster:
-    """Serves [min_offset, min_offset + len(content)), one slave at a time.
+    """Serves [min_offset, min_offset + len(content)), each slave in a thread.
 
     `manner`: RocketMQ answers any first report, with heartbeats alone where it has nothing; this
     engine names its end or its beginning and closes. `reports` are all that came, by
-    connection. Before each frame `script(master, sock, offset, body)` may send something else
+    connection that reported; `connections` stand now. Before each frame `script(master, sock, offset, body)` may send something else
     instead (then it returns True).
     """
 
@@ -33,7 +33,10 @@ class ScriptedMaster:
         self.heartbeat_s = heartbeat_s
         self.script = script
         self.is_silent = False
-        self._drop = False
+        self._drops = 0
+        self.connections = 0
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
         self.reports: list[list[int]] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
@@ -51,31 +54,40 @@ class ScriptedMaster:
 
     def _serve(self) -> None:
         while self._going:
-            if not select.select([self._listening], [], [], 0.02)[0]:
-                continue
-            connected, _ = self._listening.accept()
-            self.reports.append([])
-            self._drop = False
+            if select.select([self._listening], [], [], 0.02)[0]:
+                connected, _ = self._listening.accept()
+                self._threads.append(threading.Thread(target=self._serve_one, args=(connected, self._drops), daemon=True))
+                with self._lock:
+                    self.connections += 1
+                self._threads[-1].start()
+
+    def _serve_one(self, connected: socket.socket, drops: int) -> None:
+        try:
             with connected, contextlib.suppress(OSError):
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._follow(connected)
+                self._follow(connected, drops)
+        finally:
+            with self._lock:
+                self.connections -= 1
 
-    def _follow(self, connected: socket.socket) -> None:
-        position, half = -1, b""
+    def _follow(self, connected: socket.socket, drops: int) -> None:
+        position, half, reports = -1, b"", []
         heard_s = 0.0
-        while self._going and not self._drop:
+        while self._going and self._drops == drops:
             if select.select([connected], [], [], 0 if position >= 0 else 0.02)[0]:
                 data = connected.recv(4096)
                 if not data:
                     return
                 half += data
                 while len(half) >= REPORT_BYTES:
-                    self.reports[-1].append(unpack_report(half))
+                    if not reports:
+                        self.reports.append(reports)
+                    reports.append(unpack_report(half))
                     half = half[REPORT_BYTES:]
-            if self.is_silent or not self.reports[-1]:
+            if self.is_silent or not reports:
                 continue
             if position < 0:
-                position = self.reports[-1][0]
+                position = reports[0]
                 if position == 0:
                     position = max(self.min_offset, self.end - self.end % self.segment_bytes)
                 elif self.manner == OURS and not self.min_offset <= position <= self.end:
@@ -101,12 +113,14 @@ class ScriptedMaster:
                 select.select([connected], [], [], self.heartbeat_s / 4)
 
     def drop(self) -> None:
-        """Close the connection that stands, if one does; the next one is served as ever."""
-        self._drop = True
+        """Close the connections that stand; the next one is served as ever."""
+        self._drops += 1
 
     def close(self) -> None:
         self._going = False
         self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self._listening.close()
 
     def __enter__(self) -> ScriptedMaster:

@@ -34,6 +34,7 @@ from pyengine.native.calibrate import spin_us
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.services.ha_join import join
+from pyengine.services.ha_link import MasterLink
 from pyengine.storage.cut_log import Cut, intend_cut
 from pyengine.storage.log_files import list_log, new_segment_folder
 from pyengine.storage.new_file import create_file, make_folders
@@ -56,11 +57,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BroughtUp:
-    """A published engine without workers."""
+    """A published engine without workers. `presence`: to be closed once a slave's replicator is there (services/ha_join.py)."""
 
     memory: EngineMemory
     report: RecoveryReport
     seconds: float
+    presence: MasterLink | None = None
 
 
 def prepare_root(root: Path) -> None:
@@ -99,8 +101,9 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
             raise CorruptionError(f"{report.sentence} {left.undrained_bytes:,} acknowledged bytes stand only in the "
                                   f"shared memory of the dead engine: keep the machine up until that is decided.")
         left.discard()
+    presence = None
     if report.state is RecoveryState.RECOVERED and config.broker_role == "SLAVE" and config.replicates:
-        report = _join_master(root, config, report, progress)
+        report, presence = _join_master(root, config, report, remembered, progress)
     confirm = 0
     if report.state is RecoveryState.RECOVERED:
         confirm, said = settle_confirmed(root, config, report.end_offset, remembered)
@@ -134,20 +137,22 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     if config.broker_role == "SLAVE":
         native.refuse_puts(memory.control, native.REFUSE_SLAVE)
     lock.share()
-    return BroughtUp(memory, report, time.monotonic() - began_s)
+    return BroughtUp(memory, report, time.monotonic() - began_s, presence)
 
 
-def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, progress: Progress | None) -> RecoveryReport:
+def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, remembered: int,
+                 progress: Progress | None) -> tuple[RecoveryReport, MasterLink | None]:
     """Where a new slave's log begins, and what of another's goes because its master does not have it (services/ha_join.py)."""
-    found = join(root, config, report.min_offset, report.end_offset)
+    found = join(root, config, report.min_offset, report.end_offset, remembered)
     if found.cut_at is not None:
         intend_cut(root, Cut(found.cut_at, report.end_offset, found.notes[0]))
         again = recover(root, config.geometry, progress=progress, options=RecoveryOptions.of(config))
-        return replace(again, notes=report.notes + again.notes, quarantined=report.quarantined + again.quarantined)
+        report = replace(again, notes=report.notes + again.notes, quarantined=report.quarantined + again.quarantined)
+        return report, found.presence
     if found.origin:
         _make_first_segment(root, config, found.origin)
         report = replace(report, min_offset=found.origin, end_offset=found.origin)
-    return replace(report, notes=report.notes + found.notes)
+    return replace(report, notes=report.notes + found.notes), found.presence
 
 
 def _make_first_segment(root: Path, config: EngineConfig, origin: int) -> None:

@@ -41,6 +41,7 @@ from pyengine.ipc.sessions import Sessions
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import Ownership, StoreLock
 from pyengine.native import control as native
+from pyengine.services.ha_link import MasterLink
 from pyengine.services.store_stats import StoreStatsService
 from pyengine.storage.abort_file import remove_abort_file
 from pyengine.storage.topic_config import TopicConfigs
@@ -52,6 +53,7 @@ from workers.queue_growth import grow_queue_table
 from workers.worker import ERROR, WARNING, check_packages, say
 
 TICK_S = 1.0
+PRESENCE_TICKS_MAX = 5
 STOP_TIMEOUT_S = 600.0  # a full pool on a slow disk takes its time; who waits for it may give up earlier
 PRODUCERS_WAIT_S = 0.2  # after puts are refused, for producers to notice and leave; then it stops all the same
 READY_TIMEOUT_S = 60.0
@@ -79,6 +81,8 @@ class Supervisor:
         self._stop_asked = False
         self._said = ""
         self._memory: EngineMemory
+        self._presence: MasterLink | None = None
+        self._presence_ticks = 0
         self._watchdog_s = watchdog_interval_s()
         self._listen_to_signals()
 
@@ -113,7 +117,7 @@ class Supervisor:
                 outcome = {"adopted": True}
             else:
                 brought = bring_up(self._root, config, lock, self._report_progress)
-                self._memory = brought.memory
+                self._memory, self._presence = brought.memory, brought.presence
                 outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}
                 self._say(f"{brought.report.sentence} ({brought.seconds:.2f} s)")
                 for note in brought.report.notes:
@@ -162,6 +166,7 @@ class Supervisor:
                 self._go_round(children, server, heart)
             return self._stop(children, server, lock)
         finally:
+            self._leave_master_to_replicator(now=True)
             rest_of_pool.join()
             bridge.close()
             children.forget()
@@ -188,6 +193,7 @@ class Supervisor:
                 heart.beat()
                 server.tick()
                 stats.tick()
+                self._leave_master_to_replicator()
                 self._say_once(grow_queue_table(self._memory) or self._why_frozen())
                 if self._watchdog_s is not None:
                     notify("WATCHDOG=1")
@@ -196,6 +202,14 @@ class Supervisor:
             if self._watchdog_s is not None:
                 until_s = min(until_s, now_s + self._watchdog_s)
             self._pump(until_s - time.monotonic())
+
+    def _leave_master_to_replicator(self, *, now: bool = False) -> None:
+        """Close the connection that stood for this slave since it was brought up, once its replicator's own does."""
+        if self._presence is not None:
+            self._presence_ticks += 1
+            if now or self._presence_ticks > PRESENCE_TICKS_MAX or native.load(self._memory.control.replicator, "linked"):
+                self._presence.close()
+                self._presence = None
 
     def _kinds(self) -> tuple[Kind, ...]:
         return kinds_for(self._memory.identity.mode, bool(self._memory.identity.replicates))

@@ -22,10 +22,10 @@ import contextlib
 import enum
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from pyengine.config import EngineConfig
-from pyengine.errors import CorruptionError, EngineUnavailableError
+from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.ha_link import LinkLostError, MasterLink
 from pyengine.services.ha_stream import BadStreamError, FrameCutter, LogsDifferError, RecordStream
@@ -40,26 +40,47 @@ _FIRST = 1           # a report that asks for a log's first bytes; 0 asks for th
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """What the master's answer means for this store. `origin` only for a new one; `notes` are sentences for the report."""
+    """What the master's answer means for this store. `origin` only for a new one; `notes` are sentences for the report.
+
+    `presence` is a connection on which nothing is said: with it a RocketMQ SYNC_MASTER lets puts wait until the replicator
+    is there, instead of answering that there is no slave. Whoever starts the replicator closes it then.
+    """
 
     origin: int | None = None
     cut_at: int | None = None
     notes: tuple[str, ...] = ()
+    presence: MasterLink | None = field(default=None, compare=False)
 
 
 class JoinRefusedError(CorruptionError):
     """This store cannot follow that master as things are; nothing was changed."""
 
 
-def join(root: str | os.PathLike[str], config: EngineConfig, min_offset: int, end_offset: int) -> Join:
+def join(root: str | os.PathLike[str], config: EngineConfig, min_offset: int, end_offset: int,
+         remembered: int = 0) -> Join:
     """Ask the master at `config.ha_master_address`. The store's log is [min_offset, end_offset), settled by recovery.
+
+    `remembered`: how far it was confirmed as a dead engine's memory says, which is newer than the note; 0 nothing.
 
     EngineUnavailableError: a new store whose master cannot be reached. A store that has a log
     starts without its master; the replicator compares once it is there. JoinRefusedError.
     """
-    if end_offset == 0:
-        return _new_store(config)
-    low = max(0, min_offset)
+    try:
+        presence = MasterLink(config.ha_master_address)
+    except LinkLostError as error:
+        if end_offset == 0:
+            raise _not_reached(config, error) from None
+        return Join(notes=(f"the log was not compared with the master's: {error}",))
+    try:
+        found = _new_store(config) if end_offset == 0 else _old_store(
+            root, config, max(0, min_offset), end_offset, remembered)
+    except BaseException:
+        presence.close()
+        raise
+    return replace(found, presence=presence)
+
+
+def _old_store(root: str | os.PathLike[str], config: EngineConfig, low: int, end_offset: int, remembered: int) -> Join:
     if end_offset == low:
         return Join()  # its origin is known, and there is nothing to compare
     log = OwnLog(root, config.mapped_file_size_commit_log_bytes)
@@ -71,14 +92,15 @@ def join(root: str | os.PathLike[str], config: EngineConfig, min_offset: int, en
         log.close()
     if cut_at is None:
         return Join()
-    _check_floor(root, config, cut_at, end_offset, why)
+    _check_floor(root, config, cut_at, end_offset, remembered, why)
     return Join(cut_at=cut_at, notes=(why,))
 
 
-def _check_floor(root: str | os.PathLike[str], config: EngineConfig, cut_at: int, end_offset: int, why: str) -> None:
+def _check_floor(root: str | os.PathLike[str], config: EngineConfig, cut_at: int, end_offset: int, remembered: int,
+                 why: str) -> None:
     """JoinRefusedError when what was confirmed would go."""
     state, said = ReplicationStateFile(root).read()
-    floor = min(end_offset, state.confirm if state is not None else 0)
+    floor = min(end_offset, max(remembered, state.confirm if state is not None else 0))
     if said and state is None:
         floor = end_offset  # nobody knows what was confirmed
     if cut_at < floor and config.ha_cut != "any":
@@ -99,15 +121,18 @@ def _new_store(config: EngineConfig) -> Join:
         else:
             origin = _begin_of_last_segment(config)
     except (LinkLostError, BadStreamError) as error:
-        raise EngineUnavailableError(
-            f"a new slave asks its master where to begin, and must reach it once: {error} (ha_master_address = {address})"
-        ) from None
+        raise _not_reached(config, error) from None
     size = config.mapped_file_size_commit_log_bytes
     if origin % size:
         raise JoinRefusedError(
             f"the master's log begins at {origin}, which is no multiple of {size}: give this store the size of the master's "
             "segments (mapped_file_size_commit_log_bytes)")
     return Join(origin=origin, notes=(f"new slave of {address}: the log begins at {origin}",))
+
+
+def _not_reached(config: EngineConfig, error: EngineError) -> EngineUnavailableError:
+    return EngineUnavailableError("a new slave asks its master where to begin, and must reach it once: "
+                                  f"{error} (ha_master_address = {config.ha_master_address})")
 
 
 def _first_offset(config: EngineConfig) -> int:

@@ -17,6 +17,7 @@ from pyengine.services import ha_join
 from pyengine.services.ha_join import Join, JoinRefusedError, join
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from scripted_master import OURS, ROCKETMQ, ScriptedMaster
+from waiting import eventually
 
 SEGMENT = 4096
 MANNERS = pytest.mark.parametrize("manner", [ROCKETMQ, OURS])
@@ -69,10 +70,12 @@ def config_of(root, master, **settings):
 def joined(root, log, master, **settings):
     root.mkdir(exist_ok=True)
     if log is None:
-        return join(root, config_of(root, master, **settings), 0, 0)
-    if not (root / "commitlog").exists():
-        log.write(root)
-    return join(root, config_of(root, master, **settings), log.first_offset, log.end)
+        found = join(root, config_of(root, master, **settings), 0, 0)
+    else:
+        if not (root / "commitlog").exists():
+            log.write(root)
+        found = join(root, config_of(root, master, **settings), log.first_offset, log.end)
+    return found
 
 
 # ---- new stores -----------------------------------------------------------------------
@@ -207,6 +210,17 @@ def test_what_was_confirmed_is_not_cut_unless_it_is_allowed(tmp_path, masters):
         else:
             assert joined(tmp_path, log, master).cut_at == border
         assert joined(tmp_path, log, master, ha_cut="any").cut_at == border
+    with pytest.raises(JoinRefusedError, match="ha_cut=any"):  # the note is older than what a dead engine's memory says
+        join(tmp_path, config_of(tmp_path, master), 0, log.end, remembered=borders_of(log)[31])
+
+
+def test_a_connection_stands_from_the_first_look_until_the_replicator_has_its_own(tmp_path, masters):
+    master = masters(content_of(log_of(1, 60)), ROCKETMQ)
+    found = joined(tmp_path, None, master)
+    assert len(master.reports) == 1, "one that looked, and one that says nothing"
+    eventually(lambda: master.connections == 1, "the one that looked is gone")
+    found.presence.close()
+    eventually(lambda: master.connections == 0, "it is gone")
 
 
 def test_a_note_of_what_was_confirmed_that_nobody_can_read_forbids_every_cut(tmp_path, masters):
