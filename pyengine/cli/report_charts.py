@@ -89,11 +89,12 @@ def scale(most: float, base: int = 10) -> tuple[float, list[float]]:
     """A round top of an axis that holds `most`, and the values to mark: whole numbers, round in 10s or in 1024s."""
     if most <= 0:
         return 1.0, [0.0]
-    unit = 1.0 if base == 10 else 1024.0 ** max(0, math.floor(math.log(most, 1024)))
+    if most <= 1:
+        return 1.0, [0.0, 1.0]
+    unit = 1.0 if base == 10 else 1024.0 ** math.floor(math.log(most, 1024))
     power = 10.0 ** math.floor(math.log10(most / unit))
-    step = unit * next(power * part for part in (0.2, 0.25, 0.5, 1, 2.5) if unit * power * part * 5 >= most)
-    if step < 1:
-        step = 1.0
+    steps = (unit * power * part for part in (0.2, 0.25, 0.5, 1, 2, 2.5))
+    step = next(step for step in steps if step * 5 >= most and step == round(step))
     count = math.ceil(most / step - 1e-9)
     return step * count, [step * number for number in range(count + 1)]
 

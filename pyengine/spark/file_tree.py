@@ -30,6 +30,11 @@ def scheme_of(path: str) -> str:
     return found[1].lower() if found else ""
 
 
+def uri_of(path: str) -> str:
+    """The URI as pyarrow knows it: Hadoop's two names for S3 are S3."""
+    return re.sub("^s3[an]://", "s3://", path, flags=re.IGNORECASE)
+
+
 def is_file_system(text: str) -> bool:
     """Whether it is a value of the option fileSystem."""
     return text in (AUTO, ARROW) or _NAMED.fullmatch(text) is not None
@@ -74,7 +79,7 @@ def open_tree(path: str, file_system: str) -> FileTree:
     if not scheme_of(path):
         return FileTree(LocalFileSystem(), path)
     try:
-        system, root = FileSystem.from_uri(path)
+        system, root = FileSystem.from_uri(uri_of(path))
     except (ValueError, NotImplementedError) as error:
         system, root = _by_fsspec(path, error)
     return FileTree(system, root.rstrip("/"))

@@ -12,7 +12,7 @@ from pyengine.errors import CorruptionError, NotAStoreError, StoreRefusedError, 
 from pyengine.formats.message import encode_record
 from pyengine.formats.paths import StorePaths
 from pyengine.spark import segment_bytes
-from pyengine.spark.file_tree import open_tree
+from pyengine.spark.file_tree import open_tree, uri_of
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import cut
 from pyengine.spark.plan import DataLossError, plan
@@ -183,6 +183,8 @@ def test_a_uri_is_resolved_and_what_cannot_be_is_said(tmp_path, monkeypatch):
     for path, system in ((f"file://{tmp_path}/a store", "arrow"), (str(tmp_path / "a store"), "pyarrow.fs:LocalFileSystem"),
                          ("a store", "spark.ranged:subtree")):
         assert len(rows(path, fileSystem=system, columns="offset")) == 3
+    assert [uri_of(f"{scheme}://bucket/s3a://x") for scheme in ("s3a", "S3N", "s3", "gs")] == [
+        f"{scheme}://bucket/s3a://x" for scheme in ("s3", "s3", "s3", "gs")]
     with pytest.raises(UsageError, match="no file system for it"):
         open_tree("nosuch://host/store", "auto")
     for system, sentence in (("nosuch.module:make", "nosuch"), ("os:nothing", "nothing"), ("os:sep", "no file system")):

@@ -43,12 +43,12 @@ def test_a_page_of_a_store_with_groups_at_an_odd_path(spark, tmp_path):
     assert picture(root) == before and sorted(path.name for path in tmp_path.iterdir()) == sorted([root.parent.name, file.name])
 
 
-def test_an_empty_store_and_what_is_refused(spark, tmp_path):
-    root = tmp_path / "store"
+def test_an_empty_store_whose_name_is_no_text_and_what_is_refused(spark, tmp_path):
+    root, file = tmp_path / "sto\udcffre", tmp_path / "pa\udcffge.html"
     (root / "commitlog").mkdir(parents=True)
-    done = run("report", root, "--html", tmp_path / "page.html")
+    done = run("report", root, "--html", file)
     assert done.code == 0 and "0 messages of 0 topics" in done.stdout
-    assert "no messages" in (tmp_path / "page.html").read_text()
-    for file in (tmp_path, tmp_path / "nowhere" / "page.html"):
+    assert "no messages" in file.read_text() and "sto\\udcffre" in file.read_text()
+    for file in (root, tmp_path / "nowhere" / "page.html"):
         refused = run("report", root, "--html", file)
         assert refused.code == 2 and "give a file in a folder that exists" in refused.stderr
