@@ -38,9 +38,9 @@ SETTINGS = {
 }
 # Run once on the cluster and once in a local session; the answers must be equal.
 PROGRAM = """
-import json, os, sys
+import hashlib, json, shutil, sys
 from pathlib import Path
-from pyengine.spark import export_parquet, session, skipped_ranges, stats
+from pyengine.spark import export_parquet, rebuild, session, skipped_ranges, stats, verify
 from pyengine.spark.jobs import batches_of, run_in_workers
 from pyengine.spark.options import read_options
 from pyengine.spark.plan import plan
@@ -66,6 +66,22 @@ for name, cut in (("halves", {"minPartitions": 2}), ("pieces", {"maxPartitionByt
     job(f"{name}: skipped", lambda: rows(skipped_ranges(spark, damaged, **cut)))
     job(f"{name}: export", lambda: export_parquet(spark, store, f"{out}/{name}", **cut).messages)
     job(f"{name}: exported", lambda: rows(spark.read.parquet(f"{out}/{name}").select("physicalOffset")))
+def findings(root, **sizes):
+    report = verify(spark, root, **sizes)
+    return [[one.file, one.offset, one.text] for one in report.findings] + [report.messages, report.queue_entries, report.index_keys]
+
+def files(root):
+    found = {str(path.relative_to(root)): path.read_bytes() for path in Path(root, "consumequeue").rglob("*") if path.is_file()}
+    index = sorted(path.read_bytes() for path in Path(root, "index").iterdir())
+    return [[name, hashlib.sha256(found[name]).hexdigest()] for name in sorted(found)] + [hashlib.sha256(b"".join(index)).hexdigest()]
+
+for name, task_bytes in (("halves", 1 << 30), ("pieces", 16384)):
+    job(f"{name}: verify", lambda: findings(store, task_bytes=task_bytes))
+    job(f"{name}: verify damaged", lambda: findings(damaged, task_bytes=task_bytes))
+    copy = Path(out, f"rebuilt-{name}")
+    shutil.copytree(store, copy)
+    job(f"{name}: rebuild", lambda: len(rebuild(spark, copy, task_bytes=task_bytes).queues))
+    found[f"{name}: rebuilt"] = files(copy)
 job("queue", lambda: rows(spark.read.format("pyengine-queue").load(store)))
 job("by queue", lambda: rows(read(access="queue", subscribe="Roll1").select("physicalOffset", "value")))
 
@@ -100,7 +116,7 @@ def run(stores: tuple[Path, Path], folder: Path, settings: dict[str, str], *befo
     environment = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(Path(__file__).parents[2])}
     environment.pop("PYENGINE_SPARK_MASTER", None)
     done = subprocess.run([*before, sys.executable, program, *stores, folder / "out", json.dumps(settings)], env=environment,
-                          capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL)
+                          capture_output=True, text=True, timeout=1000, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((folder / "out" / "found.json").read_text())
 
@@ -117,13 +133,15 @@ def on_cluster(stores, tmp_path_factory) -> tuple[dict, dict[str, dict[int, str]
 
 
 def executors_of_tasks(log: Path) -> dict[str, dict[int, str]]:
-    """Of each job's first stage, where the byte ranges are read."""
+    """Of the first stage of each job, where the byte ranges are read."""
     job_of_stage: dict[int, str] = {}
     executor_of: dict[str, dict[int, str]] = defaultdict(dict)
     for line in log.read_text().splitlines():
         event = json.loads(line)
         if event["Event"] == "SparkListenerJobStart" and event["Stage IDs"]:
-            job_of_stage.setdefault(min(event["Stage IDs"]), event["Properties"]["spark.job.description"])
+            name = event["Properties"]["spark.job.description"]
+            if name not in job_of_stage.values():
+                job_of_stage[min(event["Stage IDs"])] = name
         elif event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in job_of_stage:
             assert event["Task End Reason"]["Reason"] == "Success"
             executor_of[job_of_stage[event["Stage ID"]]][event["Task Info"]["Index"]] = event["Task Info"]["Executor ID"]
@@ -141,6 +159,9 @@ def test_the_answers_are_those_of_a_local_session_and_of_the_parser(stores, tmp_
     assert found["halves: stats"] == found["pieces: stats"]
     assert found["halves: export"] == found["pieces: export"] == len(messages)
     assert [offset for [offset] in found["pieces: exported"]] == [m.physical_offset for m in messages]
+    assert found["halves: verify"] == found["pieces: verify"] and found["halves: verify"][-3] == len(messages)
+    assert found["halves: verify damaged"] == found["pieces: verify damaged"] and len(found["halves: verify damaged"]) > 3
+    assert found["halves: rebuilt"] == found["pieces: rebuilt"] and found["halves: rebuild"] == 4
     [[offset, length, reason]] = found["halves: skipped"]
     assert (offset, length, reason) == (messages[20].physical_offset, messages[20].size_bytes, "foreign")
 
@@ -161,3 +182,11 @@ def test_the_work_is_split_evenly(stores, on_cluster, job):
     pieces = plan(read_options({"path": str(stores[0]), "maxPartitionBytes": "16k"}))
     assert executor_of[f"pieces: {job}"].keys() == set(range(len(pieces))) and len(pieces) > 4
     assert len(set(executor_of[f"pieces: {job}"].values())) == 2
+
+
+@pytest.mark.parametrize("job", ["verify", "rebuild"])
+def test_both_workers_take_part_in_what_looks_at_whole_stores(on_cluster, job):
+    _, executor_of = on_cluster
+    for name in ("halves", "pieces"):
+        assert len(executor_of[f"{name}: {job}"]) > 1
+        assert len(set(executor_of[f"{name}: {job}"].values())) == 2
