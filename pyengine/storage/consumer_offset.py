@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
-from pyengine.formats.json_config import NOT_UNDERSTOOD
-from pyengine.formats.json_config import decode_config, encode_config
+from pyengine.formats.json_config import NOT_UNDERSTOOD, decode_config, encode_config
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.sealed_text import check_seal, seal
 from pyengine.storage.offset_lock import PATIENCE_S, LockPassedOnError, OffsetLock, Writer

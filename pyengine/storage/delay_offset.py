@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyengine.errors import FormatError
-from pyengine.formats.json_config import NOT_UNDERSTOOD
-from pyengine.formats.json_config import decode_config, encode_config
+from pyengine.formats.json_config import NOT_UNDERSTOOD, decode_config, encode_config
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.config_file import read_config
 from pyengine.storage.new_file import write_config

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
-from pyengine.formats.json_config import NOT_UNDERSTOOD
-from pyengine.formats.json_config import decode_config, encode_config
+from pyengine.formats.json_config import NOT_UNDERSTOOD, decode_config, encode_config
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.config_file import read_config
 from pyengine.storage.new_file import make_folders, write_config

@@ -1,0 +1,141 @@
+"""Power cuts while the engine's small files are replaced and old segments are deleted.
+
+Of a file what a write has returned for is there, or what the next write was about; of a log that is deleted from its
+beginning no segment is missing in the middle.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from faults.power_cut import build_shim, explore, read_journal, shim_environment
+from pyengine.formats.paths import segment_name
+from pyengine.ipc.engine_id import read_epoch
+from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.store_checkpoint import read_checkpoint
+from pyengine.storage.watermark import read_watermark
+
+STEPS = 20
+SEGMENT_BYTES = 4096
+# argv: store, acks, what is written, what is forgotten.
+WRITER = """
+import os, sys
+from pathlib import Path
+from pyengine.formats.checkpoint import Checkpoint
+from pyengine.formats.paths import segment_name
+from pyengine.ipc.engine_id import raise_epoch
+from pyengine.storage import file_removal, new_file, store_checkpoint
+from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.watermark import DurableWatermark, write_watermark
+root, acks, what, forgets = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), sys.argv[3], sys.argv[4]
+for folder in (root / "config", root / "commitlog"):
+    new_file.make_folders(folder)
+if forgets == "sync":
+    new_file._sync_file = lambda *_: None
+    store_checkpoint.os.fdatasync = lambda *_: None
+if forgets == "folder":
+    new_file.sync_folder = file_removal.sync_folder = lambda *_: None
+log = root / "commitlog"
+if what == "removal":
+    for number in range(%(steps)d + 1):
+        os.close(new_file.create_file(log, segment_name(number * %(size)d), %(size)d))
+offsets = DelayOffsets(root)
+for number in range(1, %(steps)d + 1):
+    if what == "delay offsets":
+        offsets.write({1: number, 2: 2 * number})
+    elif what == "checkpoint":
+        store_checkpoint.write_checkpoint(root, Checkpoint(number, number, number))
+    elif what == "watermark":
+        write_watermark(root, DurableWatermark("x", 1, number))
+    elif what == "epoch":
+        raise_epoch(root)
+    else:
+        os.close(file_removal.unlink_durably(log / segment_name((number - 1) * %(size)d)))
+    os.write(acks, b"%%d\\n" %% number)
+""" % {"steps": STEPS, "size": SEGMENT_BYTES}
+
+
+def number_in(read: Callable[[Path], int]) -> Callable[[Path, list[bytes]], str | None]:
+    def check(tree: Path, acks: list[bytes]) -> str | None:
+        count, found = int(acks[-1]) if acks else 0, read(tree)
+        return None if found in (count, count + 1) else f"it says {found} after {count} were written"
+
+    return check
+
+
+def delayed(tree: Path) -> int:
+    table, said = DelayOffsets(tree).read()
+    assert not said and table.get(2, 0) == 2 * table.get(1, 0), said
+    return table.get(1, 0)
+
+
+def watermarked(tree: Path) -> int:
+    reading = read_watermark(tree)
+    assert not reading.damage, reading.damage
+    return reading.watermark.flushed if reading.watermark else 0
+
+
+def checkpointed(tree: Path) -> int:
+    times = read_checkpoint(tree)
+    assert times.physic_msg_timestamp_ms == times.logics_msg_timestamp_ms == times.index_msg_timestamp_ms
+    return times.physic_msg_timestamp_ms
+
+
+def removal(tree: Path, acks: list[bytes]) -> str | None:
+    """Only after everything was made: what is there reaches from some segment to the last, without a gap."""
+    if not acks:
+        return None
+    there = sorted(path.name for path in (tree / "commitlog").iterdir())
+    wanted = [segment_name(number * SEGMENT_BYTES) for number in range(STEPS + 1 - len(there), STEPS + 1)]
+    if there != wanted:
+        return f"a gap: {there}"
+    gone = int(acks[-1])
+    return None if STEPS + 1 - len(there) in (gone, gone + 1) else f"{STEPS + 1 - len(there)} are gone, {gone} were deleted for good"
+
+
+CHECKS = {"delay offsets": number_in(delayed), "checkpoint": number_in(checkpointed), "watermark": number_in(watermarked),
+          "epoch": number_in(read_epoch), "removal": removal}
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    return build_shim(tmp_path_factory.mktemp("shim"))
+
+
+def run(shim: Path, folder: Path, what: str, forgets: str):
+    root, acks, journal = folder / "all" / "store", folder / "acks", folder / "journal"
+    root.parent.mkdir()
+    acks.touch()
+    environ = os.environ | shim_environment(shim, journal, root.parent, acks)
+    subprocess.run([sys.executable, "-c", WRITER, str(root), str(acks), what, forgets], env=environ, check=True, timeout=120)
+    return root, read_journal(journal)
+
+
+def judged(check):
+    """A complaint of an assertion is one of the check's."""
+    def run_check(tree: Path, acks: list[bytes]) -> str | None:
+        try:
+            return check(tree, acks)
+        except (AssertionError, OSError) as error:
+            return str(error) or "an assertion"
+
+    return run_check
+
+
+@pytest.mark.parametrize("what", CHECKS)
+def test_what_was_written_survives_every_cut(shim, tmp_path, seed, what):
+    root, records = run(shim, tmp_path, what, "nothing")
+    outcome = explore(records, root, judged(CHECKS[what]), states=100, seed=seed, scratch=tmp_path / "scratch")
+    assert (outcome.bad, outcome.acknowledged) == ([], STEPS)
+
+
+@pytest.mark.parametrize("what, forgets", [("delay offsets", "sync"), ("checkpoint", "sync"), ("watermark", "folder"), ("removal", "folder")])
+def test_what_is_forgotten_is_found(shim, tmp_path, seed, what, forgets):
+    root, records = run(shim, tmp_path, what, forgets)
+    assert explore(records, root, judged(CHECKS[what]), states=200, seed=seed, scratch=tmp_path / "scratch", stop_at=1).bad
