@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 TESTS = Path(__file__).parents[2] / "tests"
 NAMES = {
     "mapped_file_size_commit_log_bytes": "mappedFileSizeCommitLog",
@@ -20,6 +22,7 @@ NAMES = {
     "enable_consume_queue_ext": "enableConsumeQueueExt",
 }
 PATIENCE_S = 600
+HEAP_MIB_MAX = 6144
 FAILURES_MAX = 5
 
 
@@ -41,13 +44,20 @@ def open_with_rocketmq(store: Path, settings: Mapping[str, object], rows: Sequen
     told = {theirs: str(settings[ours]).lower() for ours, theirs in NAMES.items() if ours in settings}
     with tempfile.TemporaryDirectory(prefix="pyengine-peer-") as scratch:
         try:
-            with Judge(needs.java_command(), Path(scratch)) as judge:
+            with Judge(needs.java_command(), Path(scratch), f"{_heap_mib()}m") as judge:
                 found = judge.verify(store, told).result(PATIENCE_S)
-        except JudgeUnavailableError as error:
-            raise PeerUnavailableError(str(error)) from error
+        except (JudgeUnavailableError, TimeoutError) as error:
+            raise PeerUnavailableError(str(error) or f"RocketMQ has not read the store within {PATIENCE_S} s") from error
         except JudgeFailure as error:
+            if "OutOfMemoryError" in str(error):
+                raise PeerUnavailableError(f"the {len(rows):,} messages are too many for the memory that is free here") from error
             return [f"RocketMQ failed on the store: {str(error)[:2000]}"]
     return judge_answer(found, rows)
+
+
+def _heap_mib() -> int:
+    """Half of what is free: the judge keeps a row for each message and each key."""
+    return max(512, min(HEAP_MIB_MAX, psutil.virtual_memory().available // 2 >> 20))
 
 
 def judge_answer(found: Mapping[str, object], rows: Sequence[dict]) -> list[str]:

@@ -30,7 +30,9 @@ ANSWER_PATIENCE_S = 240
 
 # The store reaches into the JDK to unmap files; it cleans old files by force on a disk that is nearly full.
 JVM_FLAGS = (
-    "-Xmx1g",
+    # A store too large for the heap ends the judge, and says so where answers do not stand.
+    "-XX:+ExitOnOutOfMemoryError",
+    "-XX:+DisplayVMOutputToStderr",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
@@ -103,7 +105,7 @@ def put_row(put: Put, *, with_clock: bool = True) -> dict[str, Any]:
 class Judge:
     """A running judge. Every call gives a Future; use as a context manager."""
 
-    def __init__(self, java: str, scratch: Path) -> None:
+    def __init__(self, java: str, scratch: Path, heap: str = "1g") -> None:
         target = build() / "target"
         self._scratch = scratch
         self._lock = threading.Lock()
@@ -111,7 +113,7 @@ class Judge:
         self._last_id = 0
         self._errors = open(scratch / "judge.stderr", "w+")
         self._process = subprocess.Popen(
-            [java, *JVM_FLAGS, "-cp", f"{target / 'store-judge.jar'}{os.pathsep}{target / 'lib' / '*'}", "judge.Judge"],
+            [java, f"-Xmx{heap}", *JVM_FLAGS, "-cp", f"{target / 'store-judge.jar'}{os.pathsep}{target / 'lib' / '*'}", "judge.Judge"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
