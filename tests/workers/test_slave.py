@@ -189,6 +189,7 @@ def test_nothing_is_reported_before_it_is_flushed_and_nothing_is_skipped_on_a_fu
         assert native.load_position(control.confirm) == before
 
 
+@pytest.mark.long
 def test_ahead_of_its_master_it_says_so_and_cuts_what_was_confirmed_only_when_that_is_allowed(make_engine, scripted, rng):
     seed = rng.random()
     source, other = Growing(seed), Growing(seed)
