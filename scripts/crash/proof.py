@@ -108,7 +108,7 @@ def _title(rig: str) -> str:
 
 
 def _anchor(rig: str) -> str:
-    return rig.lower().replace(" ", "-")
+    return "".join("-" if letter == " " else letter for letter in rig.lower() if letter.isalnum() or letter in " -_")
 
 
 def _sum(runs: Sequence[dict]) -> dict[str, int]:

@@ -28,6 +28,11 @@ def test_a_run_becomes_a_row_with_its_command_and_a_rig_its_sum(records):
     assert page.startswith("# What was proved") and "\n## Power cut\n" in page
 
 
+def test_a_rig_with_a_comma_is_linked_as_its_heading_is(records):
+    proofs.note(records, "failing disk, engine", "writer", {"bad": 0}, held=True, seed="7", command="c", seconds=1)
+    assert "[failing disk, engine](#failing-disk-engine)" in proofs.page(proofs.read(records))
+
+
 def test_what_did_not_hold_is_told(records):
     proofs.note(records, "kills", "writer, sync", {"rounds": 3, "lost": 1}, held=True, seed="7", command="c", seconds=1)
     assert "| writer, sync | 3 rounds, 1 lost | **no** |" in proofs.page(proofs.read(records))
