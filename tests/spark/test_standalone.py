@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections import defaultdict
@@ -190,3 +192,17 @@ def test_both_workers_take_part_in_what_looks_at_whole_stores(on_cluster, job):
     for name in ("halves", "pieces"):
         assert len(executor_of[f"{name}: {job}"]) > 1
         assert len(set(executor_of[f"{name}: {job}"].values())) == 2
+
+
+def test_the_block_of_the_page_runs(stores, tmp_path):
+    page = SCRIPT.parents[1] / "docs" / "spark.md"
+    [block] = re.findall(r"```sh\n(scripts/spark_cluster.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    pyengine = tmp_path / "bin" / "pyengine"
+    pyengine.parent.mkdir()
+    pyengine.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m pyengine "$@"\n')
+    pyengine.chmod(0o755)
+    environment = os.environ | {"PYTHON": sys.executable, "PATH": f"{pyengine.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-euc", block.replace("/var/lib/pyengine/store", str(stores[0]))], env=environment,
+                          cwd=SCRIPT.parents[1], capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert f"{len(oracle.log_messages(stores[0])):,} messages" in done.stdout
