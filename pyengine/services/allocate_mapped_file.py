@@ -35,7 +35,9 @@ from pyengine.storage.new_file import create_file, make_folders, sync_folder
 
 RETRY_NS = 500_000_000
 IDLE_PAUSE_S = 0.1      # a writer that wakes up has a window of 64 MiB, enough for longer than this
-BUSY_PAUSE_S = 0.002
+BUSY_PAUSE_S = 0.002    # in a stream: as long as about this much is written, so that looking costs slow ones little
+BUSY_PAUSE_S_MAX = 0.02
+BUSY_STEP_BYTES = 4 << 20
 BUSY_NS = 100_000_000
 
 
@@ -61,6 +63,7 @@ class AllocateMappedFileService:
         self._wrote = -1
         cpu.step_behind()
         self._moved_ns = 0
+        self._paused = 0, 0  # when, and where the log ended then
 
     def work(self) -> bool:
         """Make one segment, or populate one piece, if that is due."""
@@ -135,7 +138,11 @@ class AllocateMappedFileService:
             return max(0.01, (self._retry_ns - now_ns) / 1e9)
         if self._warmer is None:
             return 1.0
-        return BUSY_PAUSE_S if now_ns - self._moved_ns < BUSY_NS else IDLE_PAUSE_S
+        if now_ns - self._moved_ns >= BUSY_NS:
+            return IDLE_PAUSE_S
+        (then_ns, then_wrote), self._paused = self._paused, (now_ns, self._wrote)
+        pause_s = (now_ns - then_ns) / 1e9 * BUSY_STEP_BYTES / max(1, self._wrote - then_wrote)
+        return min(max(pause_s, BUSY_PAUSE_S), BUSY_PAUSE_S_MAX)
 
     def drain(self) -> bool:
         """Remove the segments that were never written to; only in a stop of the whole engine, behind the writer.

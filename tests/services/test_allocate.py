@@ -274,3 +274,21 @@ def test_room_is_left_for_queues_and_index(make_small_disk):
 def test_an_unreadable_log_folder_is_a_disk_error(tmp_path):
     with pytest.raises(DiskError, match="commitlog"):
         PageWarmer(tmp_path, SEGMENT).advance(0, SEGMENT)
+
+
+def test_a_slow_stream_is_looked_at_less_often_than_a_fast_one(make_owner, monkeypatch):
+    owner = make_owner(mode=native.MODE_MAPPED, segment_bytes=64 << 20)
+    owner.position(0)
+    owner.publish()
+    service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+    now_ns, wrote, pauses = 10**12, 0, {}
+    monkeypatch.setattr(allocate_mapped_file, "monotonic_ns", lambda: now_ns)
+    for bytes_a_pause in (0, 100, 8 << 20):
+        for _ in range(3):
+            now_ns += 20_000_000 if bytes_a_pause else 200_000_000
+            wrote += bytes_a_pause
+            native.store_position(owner.control.wrote, wrote)
+            settle(service)
+            pauses[bytes_a_pause] = service.pause_s()
+    service.close()
+    assert pauses[8 << 20] < pauses[100] < pauses[0] == allocate_mapped_file.IDLE_PAUSE_S
