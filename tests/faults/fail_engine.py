@@ -1,6 +1,6 @@
 """A running engine with one system call of one worker failing, for each call in turn; started by its test.
 
-    python fail_engine.py SHIM FOLDER MODE CASES LIMIT SEED
+    python fail_engine.py SHIM FOLDER MODE CASES LIMIT SEED [--traffic S]
 
 CASES is JSON: a list of [kind, call, errno name, how]; `how` is "once" (the first call fails, then the second, ... at
 most LIMIT), "start" and "stop" (the same, while the engine starts or stops), "killed" (once, behind a kill of the
@@ -65,7 +65,7 @@ SHORT = -1
 TOPICS = ("disk-a", "disk-b")
 LATE_TOPIC = "disk-late"
 PATIENCE_S = 30.0
-TRAFFIC_S = 1.5     # so long a call is waited for that does not come
+TRAFFIC_S = 1.5     # so long a call is waited for that does not come (--traffic)
 BEHIND = 5          # puts after the call has failed
 
 
@@ -143,12 +143,13 @@ class Traffic:
 class Rig:
     """One store, one mode."""
 
-    def __init__(self, folder: Path, mode: str, cleaning: bool, plan: Plan, rng: random.Random) -> None:
+    def __init__(self, folder: Path, mode: str, cleaning: bool, plan: Plan, rng: random.Random, traffic_s: float) -> None:
         self.folder = folder
         self.root = folder / "store"
         self.plan = plan
         self.mode = mode
         self.cleaning = cleaning
+        self.traffic_s = traffic_s
         self.settings = SETTINGS | MODES[mode] | (RETENTION if cleaning else {}) | {"shm_directory": str(folder / "shm")}
         self.traffic = Traffic(self.root, rng)
         self.supervisor = 0
@@ -216,7 +217,7 @@ class Rig:
             return row
         if how == "killed":
             os.kill(self.worker(kind)["pid"] or self.supervisor, signal.SIGKILL)
-        until_s = time.monotonic() + TRAFFIC_S
+        until_s = time.monotonic() + self.traffic_s
         while not plan.failed and time.monotonic() < until_s:
             self.work()
         reason = ""
@@ -349,12 +350,12 @@ class Rig:
                 "restarts": self.restarts, "bad": self.bad}
 
 
-def run(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int, seed: str) -> None:
+def run(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int, seed: str, traffic: float) -> None:
     plan = Plan.make(folder / "plan")
     (folder / "shm").mkdir()
     os.environ |= {"LD_PRELOAD": str(shim), "PYENGINE_FAILING_PLAN": str(folder / "plan"),
                    "PYENGINE_FAILING_FOLDERS": f"{folder / 'store'}:{folder / 'shm'}"}
-    rig = Rig(folder, mode, any(case[0] == "cleaner" for case in cases), plan, random.Random(seed))
+    rig = Rig(folder, mode, any(case[0] == "cleaner" for case in cases), plan, random.Random(seed), traffic)
     try:
         rig.start()
         for case in cases:
@@ -374,4 +375,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, kind in (("shim", Path), ("folder", Path), ("mode", str), ("cases", json.loads), ("limit", int), ("seed", str)):
         parser.add_argument(name, type=kind)
+    parser.add_argument("--traffic", type=float, default=TRAFFIC_S, metavar="S")
     run(**vars(parser.parse_args()))

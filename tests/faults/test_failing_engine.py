@@ -44,10 +44,10 @@ def shim(tmp_path_factory):
     return build_shim(tmp_path_factory.mktemp("shim"))
 
 
-def fail_engine(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int, seed: str) -> list[dict]:
+def fail_engine(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int, seed: str, *options: str) -> list[dict]:
     """The rig's rows; the last one is its summary."""
     path = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "scripts", CHECKOUT / "tests")))
-    command = [sys.executable, "-P", str(RIG), str(shim), str(folder), mode, json.dumps(cases), str(limit), seed]
+    command = [sys.executable, "-P", str(RIG), str(shim), str(folder), mode, json.dumps(cases), str(limit), seed, *options]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=10_000)
     print(done.stdout[-8000:], done.stderr[-4000:])
     assert done.returncode == 0
@@ -69,7 +69,7 @@ def tell(proof, what: str, rows: list[dict]) -> None:
 
 
 def test_a_disk_that_fails_is_told_and_survived(shim, tmp_path, seed):
-    rows = fail_engine(shim, tmp_path, "sync", SHORT_FORM, 1, seed)
+    rows = fail_engine(shim, tmp_path, "sync", SHORT_FORM, 1, seed, "--traffic", "30")
     summary = held(rows)
     assert all(row["came"] for row in rows[:-1]) and summary["acknowledged"] > 0 and summary["restarts"] == 1
     assert [row["kind"] for row in rows[:-1] if row["read_only"]] == ["flusher"]
