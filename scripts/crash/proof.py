@@ -32,9 +32,10 @@ FIELDS = {"rig": str, "what": str, "counts": dict, "held": bool, "seed": str, "c
 HARM = ("lost", "bad", "not caught")
 HEAD = """# What was proved
 
-Made from `proof.jsonl` by `scripts/crash/proof.py`: each row is a run that printed its own counts. None is written by
-hand, and none is left out: a run in which something did not hold stands here as such. [faults.md](faults.md) tells
-what the rigs do; `scripts/prove_all.sh` runs them and makes this page anew.
+Made from `proof.jsonl` by `scripts/crash/proof.py`: each row is a run that came to its end and printed its own counts.
+None is written by hand; a run in which something did not hold stands here as such, beside the later one that shows it
+mended. *Left out* is what a time limit kept from being tried. [faults.md](faults.md) tells what the rigs do;
+`scripts/prove_all.sh` runs them and makes this page anew.
 """
 
 
