@@ -162,8 +162,7 @@ def _make_first_segment(root: Path, config: EngineConfig, origin: int) -> None:
 
 
 def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_id: int) -> Identity:
-    relayed = config.replicates and config.broker_role != "ASYNC_MASTER"
-    spin_writer_us, spin_producer_us = spin_us(config.spin, relayed=relayed)
+    spin_writer_us, spin_producer_us = spin_us(config.spin)
     pool_buffers = min(config.transient_store_pool_size, native.POOL_BUFFERS_MAX) if config.mode == "pool" else 0
     return Identity(
         store_uuid=engine_id.uuid, boot_id=read_boot_id(), epoch=read_epoch(root),

@@ -10,7 +10,6 @@ ROUNDS = 60
 PERCENT = 90
 SPIN_US_MIN = 60
 SPIN_US_MAX = 150
-CPUS_FOR_A_RELAY = 4
 
 
 def wake_up_us(rounds: int = ROUNDS, percent: int = PERCENT) -> float:
@@ -21,22 +20,19 @@ def wake_up_us(rounds: int = ROUNDS, percent: int = PERCENT) -> float:
     return answer / 1000
 
 
-def spin_us(setting: int, *, relayed: bool = False) -> tuple[int, int]:
+def spin_us(setting: int) -> tuple[int, int]:
     """(writer's, producers') spin for the setting: as given, or measured for -1 (auto).
 
     Auto: longer than a wake-up takes, since a shorter spin is the worst choice of all;
-    0 where there is one CPU, where a spinner only keeps its partner from running. `relayed`:
-    behind the writer others carry each put to slaves and back; on few CPUs a writer that
-    spins meanwhile keeps one of two from them (measured: a put took a fifth longer).
+    0 where there is one CPU, where a spinner only keeps its partner from running.
     """
     if setting >= 0:
         return setting, setting
-    cpus = len(os.sched_getaffinity(0))
-    if cpus < 2:
+    if len(os.sched_getaffinity(0)) < 2:
         return 0, 0
     try:
         wake_us = wake_up_us()
     except OSError:
         wake_us = SPIN_US_MIN
     producer = round(min(SPIN_US_MAX, max(SPIN_US_MIN, 1.2 * wake_us)))
-    return 0 if relayed and cpus < CPUS_FOR_A_RELAY else round(min(SPIN_US_MAX, 1.25 * producer)), producer
+    return round(min(SPIN_US_MAX, 1.25 * producer)), producer
