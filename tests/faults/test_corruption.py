@@ -38,7 +38,7 @@ SORTS: dict[str, Callable[[Judge, random.Random], Iterator[Damage]]] = {
     "hostile numbers": lambda judge, rng: corruption.hostile_numbers(judge.files, judge.truth, TINY.mapped_file_size_commit_log_bytes),
     "hostile config": lambda judge, rng: corruption.hostile_config(judge.files),
 }
-SHORT_CASES = 10
+SHORT_CASES = 5
 SWEEP_S = float(os.environ.get("PYENGINE_SWEEP_S", "7200"))
 LARGE_LOG_BYTES = 16 << 20
 # Of one record alone; topic, queue, queue offset, tags and keys are held against queue and index by the check.
