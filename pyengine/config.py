@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError
 from pyengine.formats.log_folders import tell_log_folders
+from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def load_config(
 def read_file(path: Path) -> dict[str, Value]:
     """The settings in an engine.toml; empty if there is no such file. Keys are flat: a table is refused."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small_text(path)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -181,7 +182,7 @@ def keep_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
         return False
     from pyengine.storage.new_file import write_config
 
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = read_small_text(path) if path.exists() else ""
     lines = [line for line in text.splitlines(keepends=True) if _name_of_line(line) not in kept]
     heading = "# Sizes of this store's files, fixed when it was made.\n" if missing else ""
     kept_heading = "# What its queues hold and where its log lies, kept from the last start.\n" if kept else ""
@@ -200,7 +201,7 @@ def set_in_file(path: Path, values: Mapping[str, Value], without: tuple[str, ...
 
     present = read_file(path)
     gone = values.keys() | set(without)
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = read_small_text(path) if path.exists() else ""
     lines = [line for line in text.splitlines(keepends=True) if _name_of_line(line) not in gone]
     if lines and not lines[-1].endswith("\n"):
         lines.append("\n")

@@ -67,7 +67,7 @@ class Children:
         self._children = {kind.number: _Child(kind) for kind in kinds}
         self._restarting = True
         self._seen_s = time.monotonic()
-        self._down = ""
+        self._down = obstacles.read(memory.obstacles, native.SUPERVISOR)  # a predecessor that died may have left its line
         self.halted = ""  # a sentence: the engine cannot run
 
     # ---- start ------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Children:
         if code == WorkerExit.BOOT_FAILED or code == WorkerExit.NOT_NOW and not child.was_ready:
             child.boot_failures += 1
             if not child.was_ready or child.boot_failures >= BOOT_FAILURES_MAX:
-                why = obstacles.read(self._memory.obstacles, child.kind.number).removeprefix("cannot start: ")
+                why = self._why_not_started(child, pid)
                 self.halted = self.halted or f"the {name} cannot start: {why or 'its message stands in the log above'}"
                 return
         else:
@@ -146,6 +146,12 @@ class Children:
         self._say_down(said)
         if not pause_s:
             self._start(child)
+
+    def _why_not_started(self, child: _Child, pid: int) -> str:
+        """What this very process said; "" for one that did not come as far as to say it here: the line is older then."""
+        if native.load(self._memory.control.workers[child.kind.number], "pid") != pid:
+            return ""
+        return obstacles.read(self._memory.obstacles, child.kind.number).removeprefix("cannot start: ")
 
     def _say_down(self, text: str) -> None:
         """For `status`; a worker that cannot even attach says nothing there itself."""

@@ -14,6 +14,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyengine.formats.small_file import read_small_file
+
 PATH_SEPARATOR = ","
 _STORE_PATH, _READ_ONLY = "storepathcommitlog", "readonlycommitlogstorepaths"
 
@@ -90,8 +92,7 @@ def log_folders(root: str | os.PathLike[str]) -> LogFolders:
 def _settings(path: str) -> tuple[str, str]:
     """The two settings in an engine.toml; what is wrong with the file is said by who reads all of it."""
     try:
-        with open(path, "rb") as file:
-            raw = file.read()
+        raw = read_small_file(path)
         if b"path" not in raw.lower():
             return "", ""
         import tomllib

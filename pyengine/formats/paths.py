@@ -13,6 +13,8 @@ from pathlib import Path
 from pyengine.formats.constants import INDEX_NAME_DIGITS, SEGMENT_NAME_DIGITS
 from pyengine.formats.log_folders import LogFolders, log_folders
 
+QUEUE_ID_MAX = 2**31 - 1
+
 
 def segment_name(start_offset: int) -> str:
     """20 digits; ValueError for a negative offset."""
@@ -29,8 +31,9 @@ def parse_segment_name(name: str) -> int | None:
 
 
 def is_queue_id_name(name: str) -> bool:
-    """True for the name of a queue's folder: its number, without leading zeros."""
-    return name.isascii() and name.isdigit() and len(name) <= 10 and (name == "0" or name[0] != "0")
+    """True for the name of a queue's folder: its number, without leading zeros; a record has 4 signed bytes for it."""
+    return (name.isascii() and name.isdigit() and len(name) <= 10 and (name == "0" or name[0] != "0")
+            and int(name) <= QUEUE_ID_MAX)
 
 
 def is_index_name(name: str) -> bool:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from pyengine.errors import DiskError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
+from pyengine.formats.small_file import open_regular, read_small_file
 from pyengine.storage.new_file import FILE_MODE, make_folders, sync_folder, write_config
 
 
@@ -98,7 +99,7 @@ def read_boot_id() -> bytes:
 def _read(path: Path) -> tuple[EngineId, int, int] | None:
     """(identity with the present place, device and inode as written), or None without a usable file."""
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             status = os.fstat(file.fileno())
             document = json.loads(file.read(4096))
         identity = EngineId(uuid.UUID(document["uuid"]), status.st_dev, status.st_ino)
@@ -133,7 +134,7 @@ def _write(path: Path, value: uuid.UUID) -> EngineId:
 def _read_number(path: Path) -> int:
     """What stands there; 0 without a usable file. DiskError when that cannot be told now: an epoch never goes back."""
     try:
-        return int(path.read_bytes())
+        return int(read_small_file(path))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return 0
     except OSError as error:

@@ -36,6 +36,7 @@ from types import TracebackType
 
 from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
+from pyengine.formats.small_file import read_small_file
 from pyengine.ipc.engine_id import EngineId, read_engine_id
 
 CONTROL = "control"
@@ -223,7 +224,7 @@ def note_run(root: str | os.PathLike[str], shm_directory: str | os.PathLike[str]
     path = engine_run_path(root)
     text = json.dumps({"shm_directory": str(shm_directory)}) + "\n"
     with contextlib.suppress(OSError):
-        if path.read_text() == text:
+        if read_small_file(path) == text.encode():
             return
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -240,7 +241,7 @@ def find_folder(root: str | os.PathLike[str]) -> SharedFolder:
         raise EngineUnavailableError(f"no engine has ever run on {root}: start it with `pyengine start {root}`")
     directory = DEFAULT_SHM_DIRECTORY
     with contextlib.suppress(OSError, *NOT_UNDERSTOOD):
-        directory = str(json.loads(engine_run_path(root).read_bytes())["shm_directory"])
+        directory = str(json.loads(read_small_file(engine_run_path(root)))["shm_directory"])
     return SharedFolder.of(engine_id, directory)
 
 

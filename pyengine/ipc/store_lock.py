@@ -20,11 +20,13 @@ import enum
 import errno
 import fcntl
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
+from pyengine.formats.small_file import open_regular
 
 LETTERS = b"lock"
 OWNER_BYTE = 0
@@ -61,6 +63,9 @@ class StoreLock:
         except OSError as error:
             raise DiskError(f"cannot open {self.path}: {error.strerror}", errno=error.errno or 0,
                             path=str(self.path)) from error
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            self.close()
+            raise DiskError(f"cannot use {self.path}: it is no regular file", path=str(self.path))
 
     def own(self) -> Ownership:
         """Become the store's one owner (supervisor, `recover`), or raise StoreBusyError.
@@ -141,7 +146,7 @@ class StoreLock:
 def look(root: str | os.PathLike[str]) -> Holder:
     """Who holds the store's byte 0, without opening it for writing; "nobody" for what was never started."""
     try:
-        descriptor = os.open(Path(root) / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(Path(root) / "lock")
     except OSError:
         return Holder("nobody")
     try:
@@ -153,7 +158,7 @@ def look(root: str | os.PathLike[str]) -> Holder:
 def living_kinds(root: str | os.PathLike[str], kinds: int = 10) -> list[int]:
     """Kinds of worker whose byte is held: alive, whatever their state says."""
     try:
-        descriptor = os.open(Path(root) / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(Path(root) / "lock")
     except OSError:
         return []
     try:

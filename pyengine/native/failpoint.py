@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import stat
 from pathlib import Path
 
 from pyengine._native import ffi, lib
@@ -23,6 +24,7 @@ from pyengine.errors import UsageError
 
 VARIABLE = "PYENGINE_FAILPOINT"
 FILE_BYTES = 4096
+_MAGIC = b"pyengine failpoint\n"  # the last bytes of the file
 _ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 _is_used = False
@@ -39,11 +41,15 @@ class Board:
     """One armed failpoint in a file that processes share; they find it by PYENGINE_FAILPOINT=path."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Makes the file if it is not there."""
+        """Makes the file if it is not there; UsageError, and nothing is changed, for one that something else is in."""
         self.path = Path(path)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, FILE_BYTES)
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and status.st_size == 0:
+                os.pwrite(descriptor, _MAGIC, FILE_BYTES - len(_MAGIC))  # gives it its size too, whoever else does so now
+            elif status.st_size != FILE_BYTES or os.pread(descriptor, len(_MAGIC), FILE_BYTES - len(_MAGIC)) != _MAGIC:
+                raise UsageError(f"{path} is no file of a failpoint: name one that is not there")
             self._mapping = mmap.mmap(descriptor, FILE_BYTES)
         finally:
             os.close(descriptor)

@@ -24,7 +24,7 @@ def create_abort_file(root: Path | str) -> None:
     """Leave an empty `abort`, durable before this returns; an existing one stays as it is."""
     path = StorePaths(root).abort
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644))
     except OSError as error:
         raise DiskError(f"cannot create {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     failpoint("abort_created")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from pyengine.errors import FormatError
+from pyengine.formats.small_file import read_small_file
 
 Value = TypeVar("Value")
 
@@ -54,7 +55,7 @@ _MISSING = "is not there"
 def _read(path: Path, decode: Callable[[str], Value]) -> tuple[Value | None, str]:
     """(value, why not); an empty file counts as damaged: RocketMQ never writes one on purpose."""
     try:
-        text = path.read_bytes().decode()
+        text = read_small_file(path).decode()
     except FileNotFoundError:
         return None, _MISSING
     except OSError as error:

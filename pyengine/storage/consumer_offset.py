@@ -21,16 +21,15 @@ from typing import Any
 
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
 from pyengine.formats.json_config import NOT_UNDERSTOOD, decode_config, encode_config
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
 from pyengine.formats.sealed_text import check_seal, seal
+from pyengine.formats.small_file import read_small_file
 from pyengine.storage.offset_lock import PATIENCE_S, LockPassedOnError, OffsetLock, Writer
 from pyengine.storage.read_level import StoreUse, store_use
 
 SEPARATOR = "@"
 FILE_NAME = "consumerOffset.json"
 GROUP_BYTES_MAX = 127
-FILE_BYTES_MAX = 256 << 20
-QUEUE_ID_MAX = (1 << 31) - 1
 OFFSET_MAX = (1 << 63) - 1
 _TRIES = 5
 
@@ -153,15 +152,11 @@ def split_key(key: str) -> tuple[str, str]:
 
 def _read(path: Path) -> bytes:
     try:
-        with open(path, "rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
+        return read_small_file(path)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
         raise FormatError(f"it cannot be read: {error.strerror}") from error
-    if len(content) > FILE_BYTES_MAX:
-        raise FormatError(f"it is longer than {FILE_BYTES_MAX >> 20} MiB")
-    return content
 
 
 def _decode(content: bytes) -> Table:

@@ -26,6 +26,7 @@ from pyengine.formats.hosts import encode_host
 from pyengine.formats.index_file import HEADER, IndexHeader
 from pyengine.formats.message import Message
 from pyengine.formats.properties import decode_properties, split_keys
+from pyengine.formats.small_file import read_small_file
 from pyengine.formats.walk import iter_records
 from pyengine.results import GetResult, GetStatus, ReadLevel
 from pyengine.storage.key_query import RAW_HITS_MAX, query_raw
@@ -64,7 +65,7 @@ def inspect(root: str | os.PathLike[str], overrides: Mapping[str, object] | None
 def raw_checkpoint(root: Path) -> dict[str, int] | None:
     """The three times of the file as they stand there; its length alone if it is too short, None without it."""
     try:
-        data = (root / "checkpoint").read_bytes()
+        data = read_small_file(root / "checkpoint")
     except (FileNotFoundError, IsADirectoryError):
         return None
     except OSError as error:

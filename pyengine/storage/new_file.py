@@ -24,6 +24,7 @@ from typing import Literal, NoReturn
 
 from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError
 from pyengine.formats.log_folders import log_folders
+from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.native.new_file import link_unnamed, rename_exclusive
 
@@ -270,7 +271,7 @@ def _keep_backup(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError:  # no hard links here
-        spare.write_bytes(path.read_bytes())
+        spare.write_bytes(read_small_file(path))
         with open(spare, "rb") as copied:
             _sync_file(copied.fileno(), spare)
     failpoint("config_backup_linked")

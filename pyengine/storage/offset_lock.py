@@ -28,6 +28,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -186,11 +187,12 @@ class Writer:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(spare)
         try:
-            descriptor = os.open(self._target, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self._target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return
         try:
-            _sync(descriptor, self._target)  # a broker does not sync what it writes
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                _sync(descriptor, self._target)  # a broker does not sync what it writes
             try:
                 os.link(self._target, spare)
             except FileNotFoundError:

@@ -29,6 +29,7 @@ from pathlib import Path
 from pyengine.errors import DiskError, DiskFullError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.small_file import open_regular, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.new_file import make_folders, sync_folder, write_config
 
@@ -128,8 +129,8 @@ class Quarantine:
     def _has(self, name: str, digest: str) -> bool:
         """True when a finished copy of exactly this content is here already."""
         try:
-            note = json.loads(_note_path(self._folder / name).read_bytes())
-            with open(self._folder / name, "rb") as copy:
+            note = json.loads(read_small_file(_note_path(self._folder / name)))
+            with open(open_regular(self._folder / name), "rb") as copy:
                 size_bytes = os.fstat(copy.fileno()).st_size
                 return note.get("sha256") == digest == _digest(copy, 0, size_bytes)
         except (OSError, *NOT_UNDERSTOOD):

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from pyengine.errors import UsageError
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import open_regular
 from pyengine.results import ReadLevel
 from pyengine.storage.log_end import LogEnd
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
@@ -46,7 +47,7 @@ class StoreUse(enum.Enum):
 def store_use(root: str | os.PathLike[str]) -> StoreUse:
     """Who holds byte 0 of `lock`; needs no right but to read it, and takes no lock. NOBODY where it cannot be read."""
     try:
-        descriptor = os.open(StorePaths(root).lock, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(StorePaths(root).lock)
     except OSError:
         return StoreUse.NOBODY
     try:

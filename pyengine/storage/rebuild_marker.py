@@ -11,8 +11,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pyengine.errors import DiskError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import read_small_file
 from pyengine.storage.new_file import sync_folder, write_config
 
 MARKER_NAME = "rebuild"
@@ -36,11 +38,14 @@ class RebuildMarker:
 
 def read_rebuild_marker(root: Path | str) -> RebuildMarker | None:
     """The marker; None without one, or with one that says nothing: then `config/recovery` alone counts."""
+    path = _path(root)
     try:
-        fields = json.loads(_path(root).read_bytes())
+        fields = json.loads(read_small_file(path))
         return RebuildMarker(str(fields["folder"]), tuple(map(str, fields["pieces"])), fields.get("is_made") is True)
     except (FileNotFoundError, *NOT_UNDERSTOOD):
         return None
+    except OSError as error:
+        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
 
 
 def write_rebuild_marker(root: Path | str, marker: RebuildMarker) -> None:

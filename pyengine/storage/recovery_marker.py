@@ -13,8 +13,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pyengine.errors import DiskError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import read_small_file
 from pyengine.storage.new_file import sync_folder, write_config
 from pyengine.storage.recovery_report import RecoveryPath
 
@@ -32,11 +34,14 @@ class RecoveryMarker:
 
 def read_marker(root: Path | str) -> RecoveryMarker | None:
     """The marker; None without one. One that is unreadable asks for the most: everything is read again."""
+    path = _marker_path(root)
     try:
-        fields = json.loads(_marker_path(root).read_bytes())
+        fields = json.loads(read_small_file(path))
         return RecoveryMarker(RecoveryPath(fields["path"]), int(fields["scan_from"]), int(fields["dispatch_from"]))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     except NOT_UNDERSTOOD:
         return RecoveryMarker(RecoveryPath.ABNORMAL, 0, 0)
 

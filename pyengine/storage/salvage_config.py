@@ -10,6 +10,7 @@ from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.json_config import decode_config, encode_config
 from pyengine.formats.log_folders import without_log_folders
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import read_small_file
 from pyengine.storage.new_file import write_config
 from pyengine.storage.salvage_log import MovedQueue
 
@@ -27,7 +28,7 @@ def copy_config(root: Path, destination: Path, queues: Queues) -> list[str]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if not path.is_file() or path.name in _LEFT_BEHIND or path.suffix in _LEFT_BEHIND_SUFFIXES:
             continue
-        content = path.read_bytes()
+        content = read_small_file(path)
         if path.name == "engine.toml":
             content = without_log_folders(content)
         try:

@@ -17,6 +17,7 @@ from pyengine.errors import DiskError, FlushError
 from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint, unpack_checkpoint
 from pyengine.formats.constants import CHECKPOINT_BYTES
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.new_file import write_config
 
@@ -25,7 +26,7 @@ def read_checkpoint(root: Path | str) -> Checkpoint:
     """The three times; zeros where there is no file or it is too short, as RocketMQ's mapping would read it."""
     path = StorePaths(root).checkpoint
     try:
-        content = path.read_bytes()
+        content = read_small_file(path)
     except FileNotFoundError:
         return Checkpoint()
     except OSError as error:
@@ -41,7 +42,7 @@ def write_checkpoint(root: Path | str, checkpoint: Checkpoint) -> None:
     path = StorePaths(root).checkpoint
     content = pack_checkpoint(checkpoint)
     try:
-        descriptor = os.open(path, os.O_WRONLY)
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         write_config(path, content, keep_backup=False)
         return

@@ -18,6 +18,7 @@ from pathlib import Path
 from pyengine.errors import DiskError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import read_small_file
 from pyengine.storage.new_file import write_config
 
 WATERMARK_NAME = "watermark"
@@ -53,7 +54,7 @@ def read_watermark(root: Path | str) -> WatermarkReading:
     """The watermark, or none; never raises for what the file holds (DiskError when it cannot be read)."""
     path = watermark_path(root)
     try:
-        content = path.read_bytes()
+        content = read_small_file(path)
     except FileNotFoundError:
         return WatermarkReading(None)
     except OSError as error:

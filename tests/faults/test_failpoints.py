@@ -73,3 +73,14 @@ def test_a_shared_board_strikes_one_process_once(tmp_path):
     assert not board.struck_pid
     with pytest.raises(UsageError):
         board.arm("no_such_step")
+
+
+@pytest.mark.parametrize("content", [b"somebody's\n", b"x" * 4096, b"x" * 9000])
+def test_a_file_with_something_else_in_it_stays_as_it_is(tmp_path, content):
+    path = tmp_path / "theirs"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="no file of a failpoint"):
+        Board(path)
+    assert path.read_bytes() == content
+    Board(tmp_path / "board").arm("new_file_linked", 3)
+    assert Board(tmp_path / "board").is_armed  # the second who comes finds what the first has made

@@ -68,6 +68,16 @@ def test_a_folder_whose_number_begins_with_zeros_is_no_queue(store):
     assert recover(store.root, store.geometry).queue_ends == {("T", 0): 12}
 
 
+@pytest.mark.parametrize("number", [2**31, 2**32, 9_999_999_999])
+def test_a_folder_whose_number_no_record_can_have_is_no_queue(store, number):
+    folder = store.root / "consumequeue" / "T" / str(number)
+    folder.mkdir()
+    (folder / "00000000000000000000").write_bytes(bytes(store.geometry.mapped_file_size_consume_queue_bytes))
+    assert check(store.root, store.geometry).exit_code == 0
+    assert recover(store.root, store.geometry).queue_ends == {("T", 0): 12}
+    assert read(store) == 10
+
+
 def test_a_checkpoint_that_is_no_file_is_told(store):
     (store.root / "checkpoint").unlink()
     (store.root / "checkpoint").mkdir()

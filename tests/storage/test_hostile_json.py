@@ -1,18 +1,28 @@
-"""Documents that somebody made up, in every small file: told, or taken for damaged; never a traceback."""
+"""Documents that somebody made up, in every small file: told, or taken for damaged; never a traceback, nor a wait for ever."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from pyengine.errors import EngineError
-from pyengine.ipc.engine_id import read_engine_id
+from pyengine.errors import DiskError, EngineError
+from pyengine.formats.checkpoint import Checkpoint
+from pyengine.formats.small_file import read_small_file
+from pyengine.ipc.engine_id import read_engine_id, read_epoch
 from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.store_lock import StoreLock, living_kinds, look
 from pyengine.config import load_config
+from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.cut_log import read_cut
 from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.inspect import raw_checkpoint
+from pyengine.storage.read_level import store_use
 from pyengine.storage.rebuild_marker import read_rebuild_marker
 from pyengine.storage.recovery_marker import read_marker
+from pyengine.storage.replication_state import ReplicationStateFile
+from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.topic_config import TopicConfigs
 from pyengine.storage.watermark import read_watermark
 
@@ -45,3 +55,51 @@ def test_a_made_up_document_is_told_or_taken_for_damaged(tmp_path, name):
             READERS[name](tmp_path)
         except EngineError as error:
             assert str(error), text[:40]
+
+
+# In the store's folder, or in config/ below it.
+PIPES = {f"config/{name}": reader for name, reader in READERS.items()} | {
+    "config/epoch": read_epoch,
+    "config/replication.json": lambda root: ReplicationStateFile(root).read(),
+    "checkpoint": lambda root: (raw_checkpoint(root), read_checkpoint(root)),
+    "abort": create_abort_file,
+    "lock": lambda root: (store_use(root), look(root), living_kinds(root), StoreLock(root)),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", PIPES)
+@pytest.mark.parametrize("suffix", ["", ".bak"])
+def test_a_named_pipe_in_its_place_keeps_nobody_waiting(tmp_path, name, suffix):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "commitlog").mkdir()
+    os.mkfifo(tmp_path / f"{name}{suffix}")
+    try:
+        PIPES[name](tmp_path)
+    except EngineError as error:
+        assert str(error)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_where_the_groups_offsets_stood_is_set_aside_by_the_next_commit(tmp_path):
+    (tmp_path / "config").mkdir()
+    os.mkfifo(tmp_path / "config" / "consumerOffset.json")
+    ConsumerOffsets(tmp_path).commit("T", "g", {0: 5})
+    assert ConsumerOffsets(tmp_path).read("T", "g") == {0: 5}
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_the_checkpoint_is_told(tmp_path):
+    os.mkfifo(tmp_path / "checkpoint")
+    with pytest.raises(DiskError, match="checkpoint: it is no regular file"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(DiskError, match="checkpoint"):
+        write_checkpoint(tmp_path, Checkpoint())
+
+
+def test_a_small_file_of_endless_length_is_not_read(tmp_path):
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(1 << 20)
+    with pytest.raises(OSError, match="longer than 1,000 bytes"):
+        read_small_file(tmp_path / "large", 1000)
+    assert len(read_small_file(tmp_path / "large")) == 1 << 20

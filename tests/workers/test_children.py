@@ -138,6 +138,31 @@ def test_a_worker_that_lacks_room_or_descriptors_is_tried_for_as_long_as_it_take
     assert obstacles.read(made.owner.memory.obstacles, native.SUPERVISOR) == ""
 
 
+def test_what_a_dead_supervisor_said_of_a_worker_is_cleared_by_its_successor(rig):
+    made = rig(FLUSHER)
+    obstacles.say(made.owner.memory.obstacles, native.SUPERVISOR, "flusher (pid 5) ended with SIGKILL; starting it again")
+    successor = Rig(made.owner, FLUSHER)
+    try:
+        successor.children.start()
+        successor.go_until(lambda: successor.children.all_ready, "ready")
+        successor.children.tick()
+        assert obstacles.read(made.owner.memory.obstacles, native.SUPERVISOR) == ""
+    finally:
+        successor.close()
+
+
+def test_an_old_obstacle_is_not_why_a_worker_cannot_start_now(rig, monkeypatch):
+    """It fails before it attaches, so that it says nothing itself; the line is of a worker before it."""
+    made = rig(FLUSHER)
+    obstacles.say(made.owner.memory.obstacles, native.FLUSHER, "no room for a while")
+    real = subprocess.Popen
+    monkeypatch.setattr("workers.children.subprocess.Popen", lambda command, **named: real(
+        [sys.executable, "-c", f"raise SystemExit({int(WorkerExit.BOOT_FAILED)})"], **named))
+    made.children.start()
+    made.go_until(lambda: made.children.halted, "halted")
+    assert made.children.halted == "the flusher cannot start: its message stands in the log above"
+
+
 def test_a_living_worker_of_somebody_else_is_adopted(rig):
     made = rig(FLUSHER)
     stranger = made.owner.spawn("workers.flusher")
