@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -56,7 +57,11 @@ class SmallDisk:
         self._ballast = folder / "ballast"
         folder.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", folder]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except BaseException:
+            self.unmount()  # it may have come about all the same
+            raise
         if done.returncode:
             raise NoDiskError(f"no small disk can be mounted here, which takes root: {done.stderr.strip()}")
 
@@ -75,7 +80,9 @@ class SmallDisk:
         self._ballast.unlink(missing_ok=True)
 
     def unmount(self) -> None:
-        subprocess.run(["umount", "--lazy", self.folder], check=True)
+        """Nothing of it is left; a second time nothing happens."""
+        if os.path.ismount(self.folder):
+            subprocess.run(["umount", "--lazy", self.folder], check=True)
 
 
 class DiskFullRun(CrashRun):
@@ -86,6 +93,14 @@ class DiskFullRun(CrashRun):
         self.disk = disk
         self.settings |= MET_AS_SUCH
         self.summary = DiskFullSummary("disk full", mode, seed)
+
+    def leave(self, *, held: bool) -> None:
+        """The disk goes; a store that is to be looked at stays in the run's folder."""
+        try:
+            if not held and self.store.exists():
+                shutil.copytree(self.store, self.scratch / "store")
+        finally:
+            self.disk.unmount()
 
     def strike(self) -> None:
         self.disk.fill()
@@ -140,17 +155,20 @@ def main() -> int:
     add_common_options(parser, rounds=5)
     parser.add_argument("--mode", choices=list(MODES), default="async")
     arguments = parser.parse_args()
-    disks: list[SmallDisk] = []
 
     def make(store: Path, scratch: Path) -> DiskFullRun:
-        disks.append(SmallDisk(scratch / "disk", DISK_BYTES))
-        return DiskFullRun(disks[0], scratch, arguments.mode, arguments.seed)
+        disk = SmallDisk(scratch / "disk", DISK_BYTES)
+        try:
+            return DiskFullRun(disk, scratch, arguments.mode, arguments.seed)
+        except BaseException:
+            disk.unmount()
+            raise
 
     def words(summary: DiskFullSummary) -> str:
         return f"{summary.times_full} times full, {summary.without_room} recoveries without room"
 
     try:
-        return finish(arguments, make, lambda run: run.run(arguments.rounds), words, before_removal=lambda: disks[0].unmount())
+        return finish(arguments, make, lambda run: run.run(arguments.rounds), words)
     except NoDiskError as error:
         print(error, file=sys.stderr)
         return 2

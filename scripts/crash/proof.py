@@ -30,12 +30,13 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 FIELDS = {"rig": str, "what": str, "counts": dict, "held": bool, "seed": str, "command": str, "commit": str, "date": str,
           "seconds": (int, float)}
 HARM = ("lost", "bad", "not caught")
+GIVEN = ("depth", "left_out")  # of a run, and no count of what it did: it is not summed
 HEAD = """# What was proved
 
-Made from `proof.jsonl` by `scripts/crash/proof.py`: each row is a run that came to its end and printed its own counts.
-None is written by hand; a run in which something did not hold stands here as such, beside the later one that shows it
-mended. *Left out* is what a time limit kept from being tried. [faults.md](faults.md) tells what the rigs do;
-`scripts/prove_all.sh` runs them and makes this page anew.
+Made from `proof.jsonl` by `scripts/crash/proof.py`: each row is a run, with the counts that it printed. None is written
+by hand; a run in which something did not hold, or that ended before it could judge, stands here as such, beside the
+later one that shows it mended. *Left out* is what a time limit kept from being tried. [faults.md](faults.md) tells what
+the rigs do; `scripts/prove_all.sh` runs them and makes this page anew.
 """
 
 
@@ -77,13 +78,19 @@ def read(records: Path) -> list[dict]:
 
 
 def add_summaries(records: Path, rig: str, command: str, output: str) -> None:
-    """The summaries of crash.rounds: one JSON document in a line."""
-    for text in output.splitlines():
-        if text.startswith("{"):
-            one = json.loads(text)
-            counts = {name: value for name, value in one.items() if isinstance(value, int) and name != "seed"}
-            note(records, rig, f"{one['kind']}, {one['mode']}", counts | {"bad": len(one["failures"])}, held=not one["failures"],
-                 seed=str(one["seed"]), command=f"{command} --seed {one['seed']}", seconds=one["seconds"])
+    """The summaries of crash.rounds: one JSON document in a line. Without any the run ended before it could judge: not held."""
+    texts = [text for text in output.splitlines() if text.startswith("{")]
+    for text in texts:
+        one = json.loads(text)
+        counts = {name: value for name, value in one.items() if isinstance(value, int) and name not in ("seed", "seconds", *GIVEN)}
+        counts |= {name: sum(one[name].values()) for name in ("struck",) if name in one}
+        counts |= {name: len(one[name]) for name in ("unreached",) if name in one}
+        what = [one["kind"], one["mode"], *([one["scene"]] if "scene" in one else []),
+                *(f"{name.replace('_', ' ')} {one[name]}" for name in GIVEN if one.get(name))]
+        note(records, rig, ", ".join(what), counts | {"bad": len(one["failures"])}, held=not one["failures"],
+             seed=str(one["seed"]), command=f"{command} --seed {one['seed']}", seconds=one["seconds"])
+    if not texts:
+        note(records, rig, "ended without a summary", {}, held=False, seed="", command=command, seconds=0)
 
 
 def page(lines: Sequence[dict]) -> str:
@@ -116,7 +123,8 @@ def _sum(runs: Sequence[dict]) -> dict[str, int]:
     total: dict[str, int] = defaultdict(int)
     for run in runs:
         for name, count in run["counts"].items():
-            total[name] += count
+            if name not in GIVEN:
+                total[name] += count
     return total
 
 

@@ -20,12 +20,11 @@ from pathlib import Path
 
 from crash.report import add_common_options, finish
 from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
-from crash.watch import EngineWatch, kill, wait_for
+from crash.watch import EngineWatch, kill
 from pyengine._native import lib
 from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine
 from pyengine.errors import EngineError
-from pyengine.ipc.store_lock import living_kinds
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.native.failpoints import FAILPOINTS, RECOVERY, START
 
@@ -116,18 +115,6 @@ class RecoveryRun(CrashRun):
         died = bool(self.board.struck_pid) or not is_armed
         self.end_whatever_lives()
         return died
-
-    def end_whatever_lives(self) -> None:
-        """A start that was given up goes on: it is killed, supervisor first."""
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                words = (path / "cmdline").read_bytes().split(b"\0")
-                if b"workers.supervisor" in words and os.fsencode(self.store) in words:
-                    kill(int(path.name))
-        with contextlib.suppress(EngineError), EngineWatch(self.store) as watch:
-            for pid in watch.pids().values():
-                kill(pid)
-        wait_for("the store is let go", lambda: not living_kinds(self.store))
 
     def is_armed(self) -> bool:
         return self.board.is_armed

@@ -8,6 +8,7 @@ import random
 import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -31,18 +32,36 @@ def add_common_options(parser: argparse.ArgumentParser, rounds: int | None = 20)
 
 
 def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], CrashRun], go: Callable[[CrashRun], Summary],
-           more: Callable[[Summary], str] = lambda summary: "", before_removal: Callable[[], None] = lambda: None) -> int:
+           more: Callable[[Summary], str] = lambda summary: "") -> int:
     """Makes the run in a folder of its own, goes, prints; the exit code.
 
-    `more`: words for the line of the summary. `before_removal` is called before the folder of a run that held is
-    removed; that of one that did not stays.
+    `more`: words for the line of the summary. The folder of a run that held is removed, as is that of one that could
+    not even be made; any other stays and is named.
     """
     scratch = Path(tempfile.mkdtemp(prefix="pyengine-crash-"))
-    run = make(scratch / "store", scratch)
+    try:
+        run = make(scratch / "store", scratch)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
     print(f"seed={arguments.seed} kind={run.summary.kind} mode={run.summary.mode}", file=sys.stderr)
-    summary = go(run)
-    if not summary.failures and arguments.peer is not False:
-        _ask_peer(run, summary, required=bool(arguments.peer))
+    summary = run.summary
+    held = False
+    try:
+        go(run)
+        if not summary.failures and arguments.peer is not False:
+            _ask_peer(run, summary, required=bool(arguments.peer))
+        held = not summary.failures
+    except Exception as error:  # a run without a summary would be missing where runs are counted
+        summary.failures.append(as_failure(error))
+    except KeyboardInterrupt:
+        print(f"interrupted; kept: {scratch}", file=sys.stderr)
+        raise
+    finally:
+        try:
+            run.leave(held=held)
+        except Exception as error:
+            summary.failures.append(as_failure(error))
     if arguments.json:
         print(json.dumps(asdict(summary)))
     else:
@@ -55,9 +74,14 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], CrashRun]
     if summary.failures:
         print(f"kept: {scratch}", file=sys.stderr)
         return 1
-    before_removal()
     shutil.rmtree(scratch)
     return 0
+
+
+def as_failure(error: Exception) -> str:
+    """A line for the summary; where it came from goes to stderr."""
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _ask_peer(run: CrashRun, summary: Summary, *, required: bool) -> None:

@@ -28,13 +28,14 @@ from pathlib import Path
 
 import pyengine
 from crash.audit import audit, check, read_acked, still_kept
-from crash.report import add_common_options, finish
+from crash.report import add_common_options, as_failure, finish
 from crash.watch import EngineWatch, HangError, kill, stopped, wait_for
 from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode, StoreBusyError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.store_lock import living_kinds
 from pyengine.storage.delay_offset import DelayOffsets
 from workers.kinds import KINDS
 
@@ -126,8 +127,8 @@ class CrashRun:
             self.look_over(final=True)
         except HangError as error:
             self.summary.failures.append(f"HANG: {error}")
-        except EngineError as error:
-            self.summary.failures.append(f"{type(error).__name__}: {error}")
+        except Exception as error:  # whatever it was, the run has not held, and its summary says so
+            self.summary.failures.append(as_failure(error))
         finally:
             self.end_everything()
             self.summary.seconds = round(time.monotonic() - began_s, 1)
@@ -300,14 +301,37 @@ class CrashRun:
         for process in self.producers:
             process.kill()
             process.wait()
-        with contextlib.suppress(Exception), EngineWatch(self.store) as watch:
-            pids = watch.pids()
-            supervisor = pids.pop("supervisor", None)
-            for pid in [supervisor, *pids.values()]:
-                if pid:
-                    kill(pid)
+        try:
+            self.end_whatever_lives()
+        except Exception as error:
+            self.summary.failures.append(f"not all of it could be ended: {as_failure(error)}")
         with contextlib.suppress(EngineError):
             find_folder(self.store).sweep()
+
+    def leave(self, *, held: bool) -> None:
+        """Called once, after everything; what the run has outside its folder goes."""
+
+    def end_whatever_lives(self) -> None:
+        """Kills the engine, supervisor first, whether it has got as far as its control block or not."""
+        for module in (b"workers.supervisor", b"workers."):
+            for pid in processes_of(self.store, module):
+                kill(pid)
+        with contextlib.suppress(EngineError), EngineWatch(self.store) as watch:
+            for pid in watch.pids().values():
+                kill(pid)
+        wait_for("the store is let go", lambda: not living_kinds(self.store))
+
+
+def processes_of(store: Path, module: bytes) -> list[int]:
+    """Processes `python -m MODULE... STORE ...`, by what they were started as; `module` is how the name begins."""
+    found = []
+    paths = {os.fsencode(store), os.fsencode(store.resolve())}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            if b"-m" in words[:-1] and words[words.index(b"-m") + 1].startswith(module) and not paths.isdisjoint(words):
+                found.append(int(path.name))
+    return found
 
 
 def main() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -10,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from crash.disk_full_rounds import DiskFullRun, SmallDisk
 from crash.peer import judge_answer
+from crash.report import finish
 from crash.rounds import VICTIMS
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -86,11 +90,35 @@ def test_a_full_disk_loses_nothing(rng):
     assert summary["times_full"] == 1 and summary["kills"] > 0
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("end", [KeyboardInterrupt, KeyError, None])
+def test_the_small_disk_goes_however_a_run_ends_and_its_store_stays_to_be_looked_at(tmp_path, monkeypatch, end):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = []
+
+    def make(store, scratch):
+        made.append(DiskFullRun(SmallDisk(scratch / "disk", 1 << 20), scratch, "async", 5))
+        return made[0]
+
+    def go(run):
+        run.store.mkdir()
+        (run.store / "here").touch()
+        if end:
+            raise end("so")
+
+    with pytest.raises(KeyboardInterrupt) if end is KeyboardInterrupt else contextlib.nullcontext():
+        finish(argparse.Namespace(seed=5, json=True, peer=False), make, go)
+    assert not os.path.ismount(made[0].disk.folder)
+    assert (made[0].scratch / "store" / "here").exists() == bool(end) == made[0].scratch.exists()
+
+
 def test_who_may_not_mount_a_disk_is_told(tmp_path):
+    (tmp_path / "tmp").mkdir()
     (tmp_path / "mount").write_text("#!/bin/sh\necho must be superuser >&2\nexit 32\n")
     (tmp_path / "mount").chmod(0o755)
-    done = run_script("disk_full", "--rounds", "1", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    done = run_script("disk_full", "--rounds", "1", PATH=f"{tmp_path}:{os.environ['PATH']}", TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 2 and "which takes root: must be superuser" in done.stderr
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from crash import proof as proofs
+from crash.report import finish
+from crash.rounds import CrashRun
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -70,3 +73,67 @@ def test_a_test_leaves_a_line_only_where_it_is_asked_to(proof, records, monkeypa
     proof("rig", "what", states=1)
     (line,) = proofs.read(records)
     assert line["counts"] == {"states": 1} and "test_a_test_leaves_a_line" in line["command"]
+
+
+def add(records, output, command="scripts/x.sh"):
+    proofs.add_summaries(records, "kills", command, output)
+    return proofs.read(records)
+
+
+def test_a_run_that_ended_without_a_summary_has_not_held(records):
+    (line,) = add(records, "seed=5 kind=writer\n")
+    assert not line["held"] and line["command"] == "scripts/x.sh"
+    assert "| ended without a summary |  | **no** |" in proofs.page([line])
+
+
+def test_what_was_struck_is_counted_and_what_was_given_is_not_summed(records):
+    summary = {"kind": "failpoints", "mode": "sync", "seed": 5, "rounds": 2, "lost": 0, "seconds": 1, "failures": [], "scene": "puts",
+               "struck": {"a": 2, "b": 3}, "unreached": ["c"], "left_out": 4, "depth": 3}
+    (line,) = add(records, json.dumps(summary))
+    assert line["what"] == "failpoints, sync, puts, depth 3, left out 4"
+    assert line["counts"] == {"rounds": 2, "lost": 0, "struck": 5, "unreached": 1, "bad": 0}
+    assert "depth" not in proofs.page([line | {"what": "older", "counts": {"depth": 3}}]).split("## Kills")[0]
+
+
+def test_whatever_ends_a_run_becomes_a_failure_and_a_summary(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    class Stumbling(CrashRun):
+        left = None
+
+        def start_engine(self):
+            raise KeyError("what nobody thought of")
+
+        def leave(self, *, held):
+            self.left = held
+
+    made = []
+    arguments = argparse.Namespace(seed=5, json=True, peer=False)
+    code = finish(arguments, lambda store, scratch: made.append(Stumbling(store, scratch, "writer", "async", 5)) or made[0],
+                  lambda run: run.run(1))
+    summary = json.loads(capsys.readouterr().out)
+    assert code == 1 and made[0].left is False and "KeyError: 'what nobody thought of'" in summary["failures"][0]
+
+
+def test_a_run_that_cannot_be_made_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def make(store, scratch):
+        raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk"):
+        finish(argparse.Namespace(seed=5, json=True, peer=False), make, lambda run: run.run(1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_that_is_only_starting_is_found_and_ended(tmp_path):
+    """It has no control block yet, and is told by what it was started as."""
+    store = tmp_path / "store"
+    store.mkdir()
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers" / "__init__.py").touch()
+    (tmp_path / "workers" / "supervisor.py").write_text("import time\ntime.sleep(60)\n")
+    process = subprocess.Popen([sys.executable, "-m", "workers.supervisor", str(store), "--report-fd", "5"], cwd=tmp_path)
+    run = CrashRun(store, tmp_path, "writer", "async", 5)
+    run.end_everything()
+    assert process.wait(60) == -9 and run.summary.failures == []
