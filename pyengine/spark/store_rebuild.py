@@ -1,8 +1,9 @@
 """Queues and index made from the log in the workers, by ranges of bytes: what `pyengine rebuild` makes, byte for byte.
 
     look       each range of the log is walked; which queues it feeds, which of their offsets, how many keys
-    move       the driver moves the old files to quarantine, and makes the new ones, empty
+    move       the driver moves the old files to quarantine, and makes the queues' new ones, empty
     make       each range puts its entries into the queues' files; each index file takes its keys
+    name       the driver gives the index files their names, when all of them hold what was counted
     recovery   as after any rebuild, with nothing left to dispatch: times of files, checkpoint, markers
 
 What one dispatch makes of a log depends on what came before wherever queue offsets have gaps
@@ -10,16 +11,19 @@ or doubles, the log is damaged, or entries name units of an extension. Then the 
 not asked, or what they made is thrown away, and one process does it; the report's notes say so.
 
 Markers (storage.rebuild_marker) stand from before the first move to the end. A driver that is
-killed leaves a store that any start, `recover` or `rebuild` finishes. A task that lives on a
-little longer can only write what stands there then anyway: it makes no files, and an entry's
-place and bytes are told by the log.
+killed leaves a store that any start, `recover` or `rebuild` finishes. Spark tries a task again
+when its executor dies, and under spark.speculation twice at once: an entry's place and bytes
+are told by the log, so that writing it again changes nothing, and each try fills an index file
+of its own, of which the driver takes the one that Spark reports. A task that lives on a little
+longer can only write what stands there then anyway, or into a file that nobody reads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,12 +38,14 @@ from pyengine.native.store_check import count_keys
 from pyengine.spark.store_verify import TASK_BYTES, LogPart, WalkedLog, WalkUnit, walk_units
 from pyengine.spark.units import run_units
 from pyengine.storage.abort_file import abort_file_exists
-from pyengine.storage.dispatch_range import KeyPlace, LogRange, key_place, put_entries, put_keys
+from pyengine.storage.dispatch_range import FilledIndex, KeyPlace, LogRange, key_place, put_entries, put_keys
 from pyengine.storage.dispatcher import is_queue_name
 from pyengine.storage.file_zeros import used_end
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_files import IndexFiles
+from pyengine.storage.index_recovery import read_index_header
 from pyengine.storage.log_scan import LogView
+from pyengine.storage.new_file import make_folders, sibling_of, sync_folder
 from pyengine.storage.queue_files import open_queue_file
 from pyengine.storage.rebuild import Look, Queue, RebuildReport, RebuildWork
 from pyengine.storage.rebuild_marker import RebuildMarker
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
 
 _UNREADABLE = "\ufffd"  # a topic that is no UTF-8 comes with this in it
 _QUEUE_OFFSET_MAX = (1 << 62) // CQ_ENTRY_BYTES
+_REMOVE_TRIES = 100
 
 
 def rebuild(
@@ -134,14 +141,15 @@ class EntriesUnit:
 class KeysUnit:
     """One index file: from behind the `skipped`-th key of the range number `first` on (0: from its beginning)."""
 
-    path: Path
+    folder: Path
+    name: str
     first: int
     skipped: int
     cost: int
 
-    def run(self, made: Made) -> int:
+    def run(self, made: Made) -> FilledIndex:
         after: KeyPlace | None = key_place(made.ranges[self.first], self.skipped) if self.skipped else None
-        return put_keys(self.path, made.geometry.index_layout, made.ranges[self.first :], after,
+        return put_keys(self.folder, self.name, made.geometry.index_layout, made.ranges[self.first :], after,
                         made.geometry.mapped_file_size_consume_queue_bytes)
 
 
@@ -193,15 +201,22 @@ class WorkersRebuild(RebuildWork):
         parts = self._parts
         units: list = [EntriesUnit(one, queues) for one, queues in zip(parts.ranges, parts.queues) if queues]
         files = plan_index_files(parts, geometry.index_layout) if options.message_index_enable else []
-        index = IndexFiles(StorePaths(root).index, geometry.index_layout)
-        keys = [KeysUnit(index.make_empty(), first, skipped, cost) for first, skipped, cost in files]
+        folder = StorePaths(root).index
+        names = IndexFiles(folder, geometry.index_layout).next_names(len(files))
+        keys = [KeysUnit(sibling_of(folder), name, *file) for name, file in zip(names, files)]
         common = Made(root, geometry, options.message_delay_level, parts.ranges)
         total = parts.end - parts.ranges[0].begin if parts.ranges else 0
-        outcomes = run_units(self._spark, [*units, *keys], common, task_bytes=self._task_bytes,
-                             progress=lambda done, whole: self._progress(total + done, total + whole))
-        if not all(outcomes[: len(units)]) or keys and sum(outcomes[len(units) :]) != sum(parts.keys):
-            self.note = "made by one process: queue offsets do not follow each other in the log"
-            return None
+        with _unfinished(sibling_of(folder), needed=bool(keys)):
+            outcomes = run_units(self._spark, [*units, *keys], common, task_bytes=self._task_bytes,
+                                 progress=lambda done, whole: self._progress(total + done, total + whole))
+            filled = outcomes[len(units) :]
+            if not all(outcomes[: len(units)]):
+                self.note = "made by one process: queue offsets do not follow each other in the log"
+                return None
+            if keys and not _is_as_counted(filled, sum(parts.keys), geometry.index_layout):
+                self.note = "made by one process: the index that the workers made does not hold the keys that they had counted"
+                return None
+            _name_index_files(folder, names, filled)
         self.made_bytes = total
         return parts.end
 
@@ -276,6 +291,45 @@ def make_queue_files(folder: Path, file_bytes: int, first: int, last: int) -> No
         descriptor, start, _ = open_queue_file(folder, file_bytes, position)
         os.close(descriptor)
         position = (start + file_bytes) // CQ_ENTRY_BYTES
+
+
+@contextlib.contextmanager
+def _unfinished(folder: Path, *, needed: bool) -> Iterator[None]:
+    """A folder for index files in the making; whatever is in it at the end goes. No task makes it again."""
+    _remove_unfinished(folder)
+    if needed:
+        make_folders(folder)
+    try:
+        yield
+    finally:
+        _remove_unfinished(folder)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        for _ in range(_REMOVE_TRIES):  # a task that lives on may begin a file just now
+            for path in folder.iterdir():
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+                return
+
+
+def _is_as_counted(filled: list[FilledIndex], total: int, layout: IndexLayout) -> bool:
+    """Whether each file has the keys that it was to have, by its header too: all of them full but for the last."""
+    room = layout.max_index_num - 1
+    wanted = [min(room, total - before) for before in range(0, len(filled) * room, room)]
+    return wanted == [file.keys for file in filled] == [read_index_header(file.path).index_count - 1 for file in filled]
+
+
+def _name_index_files(folder: Path, names: list[str], filled: list[FilledIndex]) -> None:
+    """Each file takes its place, whole and durable."""
+    if not names:
+        return
+    make_folders(folder)
+    for name, file in zip(names, filled):
+        os.rename(file.path, folder / name)
+    sync_folder(folder)
 
 
 def plan_index_files(parts: _Parts, layout: IndexLayout) -> list[tuple[int, int, int]]:

@@ -3,23 +3,26 @@
     entries  the records of one range of the log put their entries into queue files that exist already. Entry k
              stands at byte 20 k, so ranges may be done in any order and at the same time.
     keys     one index file takes its keys from the log, beginning with the record where the file before it was
-             full. How many keys each range has must have been counted before.
+             full. How many keys each range has must have been counted before. It is a new file at each call,
+             beside the folder of the index: a task may be tried again, or twice at once.
 
 That holds where the offsets of each queue follow each other without a gap or a double;
 `put_entries` says when they do not. Everything written is synced before a function here returns.
 
 Used by whoever rebuilds with many processes (pyengine.spark.store_rebuild); the store's
-owner makes the files before, and nothing here makes or deletes one.
+owner makes the queues' files before, and gives one of the filled index files its name.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.errors import DiskError, InvariantError
-from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.formats.message import decode_record
 from pyengine.formats.paths import segment_name
@@ -31,6 +34,7 @@ from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.durable_writes import sync_file
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_files import map_index_file
+from pyengine.storage.new_file import FILE_MODE
 from pyengine.storage.segment_files import SegmentFile, mapped
 
 Queue = tuple[str, int]
@@ -69,7 +73,9 @@ def put_entries(root: Path, geometry: Geometry, part: LogRange, queues: Sequence
 
 
 class _RangeDispatcher(Dispatcher):
-    """Takes the ends of queues from its caller, and syncs what it closes."""
+    """Takes the ends of queues from its caller, opens only files that exist, and syncs what it closes."""
+
+    _may_make_files = False
 
     def __init__(self, root: Path, geometry: Geometry, begins: Mapping[Queue, int], **settings: object) -> None:
         super().__init__(root, geometry, message_index_enable=False, **settings)
@@ -80,13 +86,6 @@ class _RangeDispatcher(Dispatcher):
         queue.next_offset = self._begins[topic.decode("utf-8"), queue_id]
         return True
 
-    def _attach_file(self, number: int, position: int) -> None:
-        start = position * CQ_ENTRY_BYTES - position * CQ_ENTRY_BYTES % self._file_bytes
-        path = self._folder(self._loop.queues.topic(number), self._loop.queues[number].queue_id) / segment_name(start)
-        if not path.exists():
-            raise DiskError(f"{path} is gone: somebody else has changed the store", path=str(path))
-        super()._attach_file(number, position)
-
     def _close_file(self, number: int) -> None:
         queue = self._loop.queues[number]
         if queue.fd >= 0:
@@ -95,14 +94,45 @@ class _RangeDispatcher(Dispatcher):
         super()._close_file(number)
 
 
-def put_keys(path: Path, layout: IndexLayout, ranges: Sequence[LogRange], after: KeyPlace | None, queue_file_bytes: int) -> int:
-    """Fill the empty index file at `path` with the keys of `ranges` behind `after`, until it is full; how many it took.
+class FilledIndex(NamedTuple):
+    """An index file that nobody reads yet, and how many keys were put into it."""
 
-    `after`: the last key of the file before it, None for the first one. Raises DiskError, FlushError.
+    path: Path
+    keys: int
+
+
+def put_keys(
+    folder: Path, name: str, layout: IndexLayout, ranges: Sequence[LogRange], after: KeyPlace | None, queue_file_bytes: int
+) -> FilledIndex:
+    """A new file in `folder` with the keys of `ranges` behind `after`, until it is full; it is to become the index file `name`.
+
+    No two calls make the same file. `after`: the last key of the file before it, None for the
+    first one. Raises DiskError (no such folder, too), DiskFullError, FlushError; then nothing is left.
     """
+    path = folder / f"{name}.{uuid.uuid4().hex}"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        try:
+            os.ftruncate(descriptor, layout.size_bytes)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DiskError(f"cannot make {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+    try:
+        return FilledIndex(path, _fill(path, int(name), layout, ranges, after, queue_file_bytes))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+
+
+def _fill(
+    path: Path, number: int, layout: IndexLayout, ranges: Sequence[LogRange], after: KeyPlace | None, queue_file_bytes: int
+) -> int:
+    """How many keys the empty file took."""
     mapping = map_index_file(path, layout, to_write=True)
     try:
-        file = IndexMapping(mapping, int(path.name), layout)
+        file = IndexMapping(mapping, number, layout)
         try:
             if after is not None:
                 file.inherit(IndexHeader(end_timestamp_ms=after.store_timestamp_ms, end_physical_offset=after.offset))

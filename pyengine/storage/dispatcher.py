@@ -83,6 +83,8 @@ class Dispatcher:
     Raises StoreRefusedError for files of wrong lengths, DiskFullError, DiskError.
     """
 
+    _may_make_files = True
+
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -239,7 +241,7 @@ class Dispatcher:
         if self._open_files >= self._open_files_max:
             self._close_least_used()
         folder = self._folder(self._loop.queues.topic(number), self._loop.queues[number].queue_id)
-        fd, start, allocated = open_queue_file(folder, self._file_bytes, position)
+        fd, start, allocated = open_queue_file(folder, self._file_bytes, position, may_make=self._may_make_files)
         queue = self._loop.queues[number]
         queue.fd, queue.file_start, queue.allocated_bytes = fd, start, allocated
         self._open_files += 1

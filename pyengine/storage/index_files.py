@@ -78,10 +78,15 @@ class IndexFiles:
             current.inherit(predecessor)
         return current
 
-    def make_empty(self) -> Path:
-        """One more new file, for somebody else to fill; not the current one."""
+    def next_names(self, count: int) -> list[str]:
+        """Names for so many files behind the newest one, for somebody else to make."""
         names = self.names()
-        return self._folder / self._create(int(names[-1]) if names else None)
+        number = int(names[-1]) if names else None
+        found = []
+        for _ in range(count):
+            number = next_index_number(number, self._now())
+            found.append(f"{number:017d}")
+        return found
 
     def close(self) -> None:
         if self._current is not None and self._mapping is not None:

@@ -134,7 +134,7 @@ def sweep_unfinished(root: Path | str) -> list[Path]:
     """
     removed: list[Path] = []
     root = Path(root)
-    of_log = [_sibling_of(folder) for folder in log_folders(root).all]
+    of_log = [sibling_of(folder) for folder in log_folders(root).all]
     for sibling in dict.fromkeys([*root.glob(".*.new"), *root.glob("consumequeue*/*/.*.new"), *of_log]):
         if not sibling.is_dir():
             continue
@@ -181,12 +181,13 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
         os.close(folder_fd)
 
 
-def _sibling_of(folder: Path) -> Path:
+def sibling_of(folder: Path) -> Path:
+    """Where files of `folder` are in the making; what stands there at a start is swept."""
     return folder.with_name(f".{folder.name}.new")
 
 
 def _create_in_sibling(folder: Path, name: str, size_bytes: int, allocate: Allocation) -> int:
-    sibling = _sibling_of(folder)
+    sibling = sibling_of(folder)
     make_folders(sibling)
     unfinished = sibling / name
     target = folder / name

@@ -6,6 +6,7 @@ ahead of the entries, so that many queues do not need room for many full files.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -65,12 +66,12 @@ def remove_void_files(folder: Path, file_bytes: int) -> None:
         sync_folder(folder)
 
 
-def open_queue_file(folder: Path, file_bytes: int, position: int) -> tuple[int, int, int]:
+def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: bool = True) -> tuple[int, int, int]:
     """Open the file that holds entry `position`, making it if need be: (descriptor, its first byte's place in the
     queue, bytes that certainly have blocks or -1).
 
     A new file whose first entries will never come gets filler in front (docs/formats.md section 8.3).
-    Raises DiskFullError, DiskError, StoreRefusedError.
+    Raises DiskFullError, DiskError (also for a missing file that nobody `may_make`), StoreRefusedError.
     """
     byte = position * CQ_ENTRY_BYTES
     start = byte - byte % file_bytes
@@ -78,6 +79,8 @@ def open_queue_file(folder: Path, file_bytes: int, position: int) -> tuple[int, 
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
+        if not may_make:
+            raise DiskError(f"{path} is gone: somebody else has changed the store", errno=errno.ENOENT, path=str(path)) from None
         return (*_create(folder, path, file_bytes, start, byte - start),)
     except OSError as error:
         raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error

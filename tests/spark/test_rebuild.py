@@ -90,6 +90,46 @@ def test_golden_stores_come_back_byte_for_byte(golden, here, recipe, request):
         assert (ALONE.get(recipe, "") in note) and bool(note) == (recipe in ALONE), note
 
 
+@pytest.mark.parametrize("is_undercounted", [False, True])
+def test_a_task_that_is_done_twice_changes_nothing_and_a_wrong_index_is_not_taken(golden, here, monkeypatch, is_undercounted):
+    """As when an executor dies with a task half done, or under spark.speculation."""
+    once = store_rebuild.KeysUnit.run
+
+    def twice(unit, common):
+        once(unit, common)
+        found = once(unit, common)
+        if is_undercounted:
+            with open(found.path, "r+b") as file:
+                file.seek(36)
+                file.write((found.keys).to_bytes(4, "big"))
+        return found
+
+    monkeypatch.setattr(store_rebuild.KeysUnit, "run", twice)
+    store = golden("roll")
+    note = compare(store.root, 3000, store.sizes)
+    assert ("does not hold the keys" in note) is is_undercounted and bool(note) is is_undercounted
+    assert not (store.root.with_name("spread") / ".index.new").exists()
+
+
+def test_a_task_makes_no_queue_file_and_no_folder(tmp_path):
+    from pyengine.errors import DiskError
+    from pyengine.native.dispatch import touched_queues
+    from pyengine.storage.dispatch_range import LogRange, put_entries, put_keys
+    from pyengine.storage.segment_files import list_segments, mapped
+    from spark.logs import SEGMENT_BYTES, end_of, write_log
+
+    write_log(tmp_path, [{"topic": "T", "queue_offset": 0, "body": b"x" * 100}])
+    geometry = Geometry(SEGMENT_BYTES, 60, 3, 5)
+    part = LogRange(list_segments(tmp_path / "commitlog", SEGMENT_BYTES)[0], 0, end_of(tmp_path))
+    with mapped(part.segment.path) as view:
+        queues = touched_queues(view, 0, 0, part.end).queues
+    with pytest.raises(DiskError, match="somebody else has changed the store"):
+        put_entries(tmp_path, geometry, part, queues, message_delay_level="1s", multi_dispatch=True)
+    with pytest.raises(DiskError, match="cannot make"):
+        put_keys(tmp_path / ".index.new", "20200101000000000", geometry.index_layout, [part], None, 60)
+    assert [path.name for path in tmp_path.iterdir()] == ["commitlog"]
+
+
 @pytest.mark.parametrize("recipe", long_but(["abnormal"], ["abnormal", "abnormal-garbled", "pool-halt"]))
 def test_a_store_that_was_not_stopped_in_order_is_left_to_one_process(golden, here, recipe):
     store = golden(recipe)
