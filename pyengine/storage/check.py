@@ -85,7 +85,7 @@ def check(
     check_extensions(root, geometry, log, queues, findings)
     if message_index_enable:
         check_index(
-            root, geometry.index_layout, log, work, findings, report,
+            root, geometry.index_layout, index_files, log, work, findings, report,
             is_ours=is_ours, was_stopped=was_stopped, is_running=is_running,
         )
     if acked is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pyengine.formats.index_file import IndexLayout
@@ -18,12 +19,14 @@ def index_files_to_check(root: Path, *, is_running: bool) -> list[Path]:
 
 
 def check_index(
-    root: Path, layout: IndexLayout, log: LogSegments, work: CheckWork, findings: Findings, report: CheckReport, *,
+    root: Path, layout: IndexLayout, files: Sequence[Path], log: LogSegments, work: CheckWork, findings: Findings, report: CheckReport, *,
     is_ours: bool, was_stopped: bool, is_running: bool,
 ) -> None:
-    """All index files that are not being written."""
+    """`files`: those that `work` was told of at the beginning. A running engine rolls to new ones meanwhile, and deletes expired ones."""
     covered_from, keys = None, 0
-    for path in index_files_to_check(root, is_running=is_running):
+    for path in files:
+        if is_running and not path.exists():
+            continue
         report.index_files += 1
         name = str(path.relative_to(root))
         if path.stat().st_size != layout.size_bytes:

@@ -158,6 +158,33 @@ def test_beside_a_running_engine_what_is_dispatched_is_checked(tmp_path, here):
         assert (report.messages, report.queue_entries, report.findings) == (200, 200, [])
 
 
+def test_an_index_file_that_is_full_while_jobs_run_is_left_to_the_next_check(tmp_path, here, monkeypatch):
+    import pyengine
+    from pyengine.storage.index_recovery import list_index_files
+
+    with pyengine.Engine(tmp_path / "store", **SIZES) as engine, engine.connect() as producer:
+
+        def put(count: int) -> None:
+            for number in range(count):
+                assert producer.put("T", b"x" * 50, keys=f"k{number}").ok
+
+        put(300)
+        files = lambda: len(list_index_files(tmp_path / "store"))  # noqa: E731
+        eventually(lambda: files() > 1, "an index file is full")
+        before, run_units = files(), store_verify.run_units
+
+        def run_while_it_grows(*given, **settings):
+            found = run_units(*given, **settings)
+            if files() == before:
+                put(300)
+                eventually(lambda: files() > before, "the next index file is full")
+            return found
+
+        monkeypatch.setattr(store_verify, "run_units", run_while_it_grows)
+        report = verify(None, tmp_path / "store", task_bytes=1 << 20)
+        assert (report.index_files, report.findings) == (before - 1, [])
+
+
 @pytest.mark.spark
 @pytest.mark.java
 @pytest.mark.long
