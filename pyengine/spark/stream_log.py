@@ -34,6 +34,7 @@ class LogStream:
         self._options = options
         self._reader = reader
         self._log = reader.commit_log
+        self._counted = (0, 0, 0)  # messages from the first offset to the second, and how many
 
     def initial(self) -> Offset:
         """Where a new stream begins."""
@@ -71,12 +72,18 @@ class LogStream:
         return {NAME: end}
 
     def has_waiting(self, start: Offset, target: Offset, least: int) -> bool:
-        """Whether at least so many messages lie between the two."""
-        begin, waiting = max(start[NAME], self._log.min_offset), 0
-        for batch in self._records(begin, target[NAME], batch_rows=min(least, _COUNT_ROWS)) if begin < target[NAME] else ():
+        """Whether at least so many messages lie between the two. Asked again from the same start, it goes on where it had come to."""
+        begin, end = max(start[NAME], self._log.min_offset), target[NAME]
+        first, reached, waiting = self._counted
+        if first != begin or not begin <= reached <= end:
+            reached, waiting = begin, 0
+        if waiting >= least:
+            return True
+        for batch in self._records(reached, end, batch_rows=min(least, _COUNT_ROWS)) if reached < end else ():
             waiting += batch.num_rows
             if waiting >= least:
                 return True
+        self._counted = begin, max(begin, end), waiting
         return False
 
     def parts(self, start: Offset, end: Offset) -> list[LogRange]:

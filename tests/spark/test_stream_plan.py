@@ -301,6 +301,22 @@ def test_what_a_stream_refuses(options, sentence):
     assert sentence in str(refused.value)
 
 
+def test_waiting_messages_are_counted_once(builder, monkeypatch):
+    stream = Stream(builder, readLevel="committed").stream
+    begins, records = [], LogStream._records
+    monkeypatch.setattr(LogStream, "_records", lambda self, begin, end, **settings: begins.append(begin) or records(
+        self, begin, end, **settings))
+    start, first = {"physicalOffset": 0}, stream.available()
+    assert not stream.has_waiting(start, first, 91) and not stream.has_waiting(start, first, 91)
+    assert stream.has_waiting(start, first, 90)
+    fill(builder, 1)
+    second = stream.available()
+    assert not stream.has_waiting(start, second, 92) and stream.has_waiting(start, second, 91)
+    assert begins == [0, first["physicalOffset"]]
+    assert not stream.has_waiting(start, first, 91), "the log ends earlier than before"
+    assert not stream.has_waiting(first, second, 2) and begins[2:] == [0, first["physicalOffset"]]
+
+
 @pytest.mark.parametrize("options", [{"maxOffsetsPerTrigger": "5"}, {"maxBytesPerTrigger": "5"}, {"minOffsetsPerTrigger": "5"}, {"maxTriggerDelay": "5s"}, {"startingOffsets": "-5"}, {"startingOffsets": "-1 hour"}])
 def test_what_only_a_stream_knows(options):
     assert read_options({"path": "/store", "subscribe": "a", **options}, "stream")
