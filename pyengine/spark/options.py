@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from pyengine.config import FIXED_NAMES, SETTINGS, fold
 from pyengine.errors import UsageError
@@ -111,7 +112,9 @@ def _text(value: str) -> str:
 def _path(value: str) -> str:
     if scheme_of(_text(value)) not in ("", "file"):
         return value
-    return os.path.abspath(value.removeprefix("file://").removeprefix("file:"))
+    if scheme_of(value):
+        value = unquote(value[len("file:"):].removeprefix("//"))
+    return os.path.abspath(value)
 
 
 def _file_system(value: str) -> str:
@@ -373,7 +376,9 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
         values["starting_point"] = values.pop("starting_offsets")
     _check_together(given, values)
     if values.get("file_system", AUTO) != AUTO or scheme_of(values["path"]):
-        _check_remote(values, use)
+        effective = dict(values)
+        _let_times_go_first(effective)
+        _check_remote(effective, use)
     if use == "batch":
         _check_batch(given, values)
     elif use == "stream":

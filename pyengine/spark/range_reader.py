@@ -82,7 +82,7 @@ class RangeReader(TaskReader):
             expected = following
         else:
             raise CorruptionError(f"the log is damaged at {following}: {sentence(label)}")
-        found = find_record(segment, border, limit if segment.is_partial else min(following + 1, limit), limit)
+        found = find_record(segment, border, min(following + 1, limit), limit)
         if found == expected:
             return
         if found is None:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyengine.errors import CorruptionError
+from pyengine.formats.constants import MESSAGE_MAGIC
+from pyengine.formats.record_layout import BEGIN, HEAD_BY_FLAGS, I64, MAGIC_AT, PHYSICAL_OFFSET_AT, TRAILER_BYTES
 from pyengine.native.scan import classify, sync, walk
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 FETCH_BYTES = 16 << 20
 # Where a record's beginning is looked for, at first: most records end well within it.
 LOOK_BYTES = 256 << 10
+_BEGIN_BYTES = BEGIN.size
+_RECORD_BYTES_MIN = HEAD_BY_FLAGS[0].size + TRAILER_BYTES
+_MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
 
 
 class MappedSegment:
@@ -86,14 +91,54 @@ def steps(segment: Segment, first: int, limit: int) -> Iterator[int]:
 def find_record(segment: Segment, first: int, end: int, limit: int) -> int | None:
     """The first record that begins in [first, end), see native.scan.sync.
 
-    The answer depends on the bytes alone, not on what was fetched before.
+    The answer depends on the bytes alone, not on what was fetched: little more than [first, end) and the records that may begin there.
     """
-    for have in steps(segment, first, limit):
-        stop = min(end, have)
-        found = sync(segment.view, segment.base, first, stop, limit=have) if first < stop else None
-        if found is not None:
-            return found
+    if isinstance(segment, MappedSegment):
+        end = min(end, limit)
+        return sync(segment.view, segment.base, first, end, limit=limit) if first < end else None
+    at, window = first, LOOK_BYTES
+    stop = min(limit, end + _BEGIN_BYTES - 1)  # the last candidate's magic ends here
+    while at + _BEGIN_BYTES <= stop:
+        have = segment.fill(at, min(at + window, stop), limit)
+        hit = segment.view.find(_MAGIC, at + MAGIC_AT - segment.base, min(have, stop) - segment.base)
+        if hit >= 0:
+            candidate = segment.base + hit - MAGIC_AT
+            if _is_record(segment, candidate, limit):
+                return candidate
+            at = candidate + 1
+        elif have >= stop:
+            return None
+        else:
+            at = have - _BEGIN_BYTES + 1  # a magic may have come in part
+        window = min(2 * window, FETCH_BYTES)
     return None
+
+
+def _is_record(segment: FetchedSegment, at: int, limit: int) -> bool:
+    """What native.scan.sync asks of a candidate: a whole record of this offset, and behind it another, or what ends a log."""
+    if _kind(segment, at, at, limit) != "message":
+        return False
+    size_bytes, _ = BEGIN.unpack_from(segment.view, at - segment.base)
+    following = at + size_bytes
+    return limit - following < _BEGIN_BYTES or _kind(segment, at, following, limit) in ("message", "blank", "zeroes", "overrun")
+
+
+def _kind(segment: FetchedSegment, keep: int, at: int, limit: int) -> str:
+    """As native.scan.classify with the record's own offset, fetching a record only if it has that; bytes from `keep` on stay."""
+    if limit - at < _BEGIN_BYTES:
+        return "range_end"
+    segment.fill(keep, at + _RECORD_BYTES_MIN, limit)
+    size_bytes, magic = BEGIN.unpack_from(segment.view, at - segment.base)
+    if magic != MESSAGE_MAGIC:
+        return classify(segment.view, at - segment.base, _BEGIN_BYTES, check_crc=False)
+    if size_bytes > limit - at:
+        return "overrun"
+    if size_bytes < _RECORD_BYTES_MIN:
+        return "torn"
+    if I64.unpack_from(segment.view, at - segment.base + PHYSICAL_OFFSET_AT)[0] != at:
+        return "offset_mismatch"
+    segment.fill(keep, at + size_bytes, limit)
+    return classify(segment.view, at - segment.base, size_bytes, at, check_crc=False)
 
 
 def judge(segment: Segment, at: int, limit: int) -> str:

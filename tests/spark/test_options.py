@@ -34,6 +34,7 @@ def test_names_do_not_depend_on_case_and_a_relative_path_becomes_absolute():
     assert read(STARTINGtimestamp="5", maxpartitionbytes="1k").max_partition_bytes == 1024
     assert Path(read_options({"path": "some/store"}).path) == Path("some/store").absolute()
     assert read_options({"path": "file:///some/store"}).path == "/some/store"
+    assert read_options({"path": "file:///a%20b"}).path == "/a b" and read_options({"path": "/a%20b"}).path == "/a%20b"
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,55 @@ def test_what_a_remote_store_cannot_do_is_refused(given, use, sentence):
         read_options({"path": "/store", "fileSystem": "s3"})
 
 
+def test_times_go_before_offsets_over_a_file_system_too():
+    offsets = {"subscribe": "T", "startingOffsets": '{"T": {"0": 5}}', "startingTimestamp": "7"}
+    found = read_options({"path": "s3://bucket/store", **offsets})
+    assert (found.starting_offsets, found.starting_timestamp_ms) == (None, 7)
+
+
+class Bytes:
+    """A file whose reads are noted."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.reads = data, []
+
+    def read_at(self, count: int, at: int) -> bytes:
+        self.reads.append((at, count))
+        return self.data[at : at + count]
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 200_000, b"\xaa" * 200_000])
+def test_a_range_without_a_record_is_all_that_is_fetched(small_windows, tail):
+    file = Bytes(tail)
+    segment = segment_bytes.FetchedSegment(file, 0)
+    assert segment_bytes.find_record(segment, 100, 60_000, len(tail)) is None
+    assert file.reads[0][0] == 100 and max(at + count for at, count in file.reads) <= 60_008
+    assert sum(count for _, count in file.reads) <= 60_000 and len(segment.view) <= FETCH + 16
+
+
+def test_no_window_changes_what_is_found(monkeypatch):
+    """Records whose bodies hold look-alikes, what follows these being wrong; every window, against all bytes at once."""
+    from pyengine.native.scan import sync
+
+    log = b""
+    for number in range(6):
+        at = len(log) + 88 + 30
+        inner = encode_record(topic="E", body=b"evil", physical_offset=at)
+        follower = encode_record(topic="E", body=b"y" * 40, physical_offset=at + len(inner) + number % 2)
+        body = (b"\0" * 30 + inner + (b"", follower, follower[:-9], b"\xda\xa3 \xa7" * 9)[number % 4]).ljust(400, b"x")
+        log += encode_record(topic="T", body=body, physical_offset=len(log))
+    for view in (log, log + bytes(300), log + b"\xaa" * 300):
+        for limit in (len(view), len(log) - 150):
+            for first in range(0, limit, 29):
+                for end in (first + 40, first + 600, limit):
+                    wanted = sync(view, 0, first, min(end, limit), limit=limit)
+                    for window in (40, 150):
+                        monkeypatch.setattr(segment_bytes, "LOOK_BYTES", window)
+                        monkeypatch.setattr(segment_bytes, "FETCH_BYTES", window)
+                        found = segment_bytes.find_record(segment_bytes.FetchedSegment(Bytes(view), 0), first, end, limit)
+                        assert found == wanted, (limit, first, end, window)
+
+
 @pytest.mark.spark
 @pytest.mark.java
 def test_spark_reads_and_jobs_run_over_a_file_system(spark, golden, tmp_path):
