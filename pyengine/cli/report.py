@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import asdict
@@ -60,11 +61,16 @@ def report(
 
 
 def _write(file: Path, text: str) -> None:
-    """The file, whole or not at all."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    """The file that a link leads to, whole or not at all; into a device or a pipe it is written."""
+    target = Path(os.path.realpath(file))
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
+        if file.exists() and not file.is_file():
+            file.write_text(text, encoding="utf-8")
+            return
         unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, file)
+        os.replace(unfinished, target)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
         raise DiskError(f"cannot write {file}: {error.strerror}", errno=error.errno or 0, path=str(file)) from error

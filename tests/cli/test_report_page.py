@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from html.parser import HTMLParser
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyengine.cli.report import _write
 from pyengine.cli.report_charts import Layer, bars, line, scale
 from pyengine.cli.report_figures import HOUR_MS, NOTHING, Count, Figures, GroupFigures, TopicFigures
 from pyengine.cli.report_page import BARS_MAX, DRAWN, in_steps, page, step_text
@@ -154,3 +156,20 @@ def test_a_bar_is_as_high_as_its_value():
 def test_a_line_is_broken_where_there_is_nothing():
     drawn = line(["a", "b", "c", "d", "e"], [1, 2, None, 3, 4], str, "test")
     assert drawn.count("<polyline") == 2 and drawn.count("<circle") == 4
+
+
+def test_a_pipe_is_written_into_and_what_a_link_leads_to_is_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        _write(pipe, "a page")
+        assert os.read(reading, 100) == b"a page" and pipe.is_fifo()
+    finally:
+        os.close(reading)
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("older")
+    link.symlink_to("file")
+    _write(link, "a page")
+    assert link.is_symlink() and file.read_text() == "a page"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
