@@ -27,6 +27,7 @@ from pyengine.config import load_config
 from pyengine.errors import (
     CorruptionError, DegradedError, EngineError, EngineUnavailableError, ExitCode, StoreBusyError, UsageError,
 )
+from pyengine.formats.small_file import open_regular
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import find_folder
@@ -264,7 +265,10 @@ def open_log(root: Path):
     with contextlib.suppress(OSError):
         if path.stat().st_size > LOG_BYTES_MAX:
             path.replace(root / f"{LOG_NAME}.1")
-    return open(path, "ab")
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a pipe that nobody reads is refused, not waited for
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "ab")
 
 
 def _wait_until_ready(process: subprocess.Popen, reading: int, timeout_s: float,
@@ -296,7 +300,7 @@ def _wait_until_ready(process: subprocess.Popen, reading: int, timeout_s: float,
 def _last_words(root: Path) -> str:
     """The last lines of the engine's log, for an error's sentence."""
     try:
-        with open(root / LOG_NAME, "rb") as log:
+        with open(open_regular(root / LOG_NAME), "rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - 1000))
             lines = log.read().decode("utf-8", "replace").strip().splitlines()[-3:]
     except OSError:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from pyengine.engine import open_log
 from pyengine.errors import DiskError, EngineError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.small_file import read_small_file
@@ -57,12 +58,20 @@ def test_a_made_up_document_is_told_or_taken_for_damaged(tmp_path, name):
             assert str(error), text[:40]
 
 
+def open_log_told(root):
+    try:
+        open_log(root).close()
+    except OSError as error:  # as the command tells it
+        assert error.filename == str(root / "engine.log")
+
+
 # In the store's folder, or in config/ below it.
 PIPES = {f"config/{name}": reader for name, reader in READERS.items()} | {
     "config/epoch": read_epoch,
     "config/replication.json": lambda root: ReplicationStateFile(root).read(),
     "checkpoint": lambda root: (raw_checkpoint(root), read_checkpoint(root)),
     "abort": create_abort_file,
+    "engine.log": open_log_told,
     "lock": lambda root: (store_use(root), look(root), living_kinds(root), StoreLock(root)),
 }
 
