@@ -137,7 +137,7 @@ def test_wrong_arguments_are_usage_errors(golden, arguments):
 
 def test_a_level_that_files_cannot_tell_is_refused(golden):
     ran = run("get", golden("basic").root, *READING["get"], "--level", "replicated")
-    assert ran.code == 2 and "needs a running engine" in ran.stderr
+    assert ran.code == 2 and "nothing is replicated here" in ran.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)

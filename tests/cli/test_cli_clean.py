@@ -10,8 +10,8 @@ from broker_lock import held_by_a_broker
 from fix_cli import run
 
 import pyengine
-from pyengine.cli import check as check_command
 from pyengine.config import load_config
+from pyengine.ipc import live_check
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.services import clean_request
@@ -133,9 +133,7 @@ def test_a_frozen_store_is_not_waited_for(engine):
 
 def test_a_check_beside_the_engine_holds_the_log(engine, monkeypatch):
     """While it looks nothing is deleted; a queue file that goes under its eyes makes it look again."""
-    from pyengine.storage import check as storage_check
-
-    real, looked = storage_check.check, []
+    real, looked = live_check.check, []
 
     def look(root, *arguments, **named):
         looked.append(run("clean", root, "--older-than", 0, "--json").document["segments"])
@@ -143,10 +141,10 @@ def test_a_check_beside_the_engine_holds_the_log(engine, monkeypatch):
             raise FileNotFoundError("a queue file")
         return real(root, *arguments, **named)
 
-    monkeypatch.setattr(storage_check, "check", look)
+    monkeypatch.setattr(live_check, "check", look)
     checked = run("check", engine.root, "--json")
     assert (checked.code, checked.document["findings"], looked) == (0, [], [0, 0])
     assert run("clean", engine.root, "--older-than", 0, "--json").document["segments"] == 4
-    monkeypatch.setattr(storage_check, "check", lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError("again")))
-    monkeypatch.setattr(check_command, "CHECK_TRIES", 2)
+    monkeypatch.setattr(live_check, "check", lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError("again")))
+    monkeypatch.setattr(live_check, "CHECK_TRIES", 2)
     assert run("check", engine.root).code == 5
