@@ -18,6 +18,8 @@ static struct ms_cleaning cleaning;
 static uint32_t deleted[SEGMENTS];
 static int64_t oldest;
 
+static uint32_t started; /* readers that have held something */
+
 static void *reader(void *number)
 {
     uint64_t owner = ((uint64_t)(uintptr_t)number + 1) << 32 | 1;
@@ -31,7 +33,8 @@ static void *reader(void *number)
         }
         for (int i = 0; i < 20; i++)
             CHECK(ms_load_acquire(&deleted[segment]) == 0);
-        held++;
+        if (held++ == 0)
+            ms_add(&started, 1u);
         ms_hold_release(&cleaning, slot, owner);
     }
     return (void *)(uintptr_t)held;
@@ -44,6 +47,8 @@ int main(void)
     pthread_t readers[READERS];
     for (uintptr_t i = 0; i < READERS; i++)
         CHECK(pthread_create(&readers[i], NULL, reader, (void *)i) == 0);
+    while (ms_load_acquire(&started) < READERS) /* or a busy machine deletes all before anybody has looked */
+        ms_pause();
     for (int64_t segment = 0; segment < SEGMENTS; segment++) {
         ms_cleaning_shut(&cleaning, segment + 1);
         while (ms_hold_find(&cleaning, 0, segment + 1) >= 0)

@@ -17,7 +17,7 @@ COMPLAINTS = ("LOST", "WRONG", "DOUBLED", "HANG", "queue ends", "was due", "pyen
 
 def rounds(broken_build, mutant, tmp_path, rng, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "crash.rounds", "writer", "--mode", "async", "--seed", str(rng.randrange(1 << 32)),
-               *options]
+               "--no-peer", *options]
     done = subprocess.run(command, cwd=tmp_path, env=environment(broken_build, mutant) | {"TMPDIR": str(tmp_path)},
                           capture_output=True, text=True, timeout=280)
     print(done.stdout, done.stderr[-2000:])
