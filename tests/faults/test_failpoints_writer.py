@@ -37,7 +37,9 @@ def steps(mode: str) -> set[str]:
 def test_each_step_of_a_pass_survives_a_kill(broken_build, mode):
     done = run(broken_build, "faults.writer_failpoints", mode, 2)
     assert done.returncode == 0
-    assert set(json.loads(done.stdout)) == steps(mode) >= ALWAYS
+    struck = set(json.loads(done.stdout))
+    # A writer that always has work does not arm its latch.
+    assert steps(mode) - {"latch_armed"} <= struck <= steps(mode) and struck >= ALWAYS
 
 
 def test_the_rare_steps_survive_a_kill(broken_build):

@@ -165,7 +165,7 @@ def test_levels_of_a_store_that_nobody_has_open(builder):
     marks = FilesWatermark(builder.root, log_of(builder))
     for level in (ReadLevel.WRITTEN, ReadLevel.COMMITTED, ReadLevel.FLUSHED):
         assert marks.limit(level) == marks.queue_limit(level) == builder.end
-    with pytest.raises(UsageError, match="running engine"):
+    with pytest.raises(UsageError, match="nothing is replicated here"):
         marks.limit(ReadLevel.REPLICATED)
 
 
