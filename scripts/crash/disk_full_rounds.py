@@ -24,7 +24,7 @@ from pathlib import Path
 
 from crash.report import add_common_options, finish
 from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
-from crash.watch import EngineWatch, HangError, kill, wait_for
+from crash.watch import EngineWatch, HangError
 from pyengine.cli.replay import MODES
 from pyengine.errors import ExitCode
 
@@ -127,16 +127,7 @@ class DiskFullRun(CrashRun):
 
     def kill_everything_without_room(self) -> None:
         with EngineWatch(self.store) as watch:
-            pids = watch.pids()
-            kill(pids.pop("supervisor"))
-            victims = [*watch.pids().values(), *(process.pid for process in self.producers)]
-            self.rng.shuffle(victims)
-            for pid in victims:
-                kill(pid)
-            self.summary.kills += len(victims) + 1
-        for process in self.producers:
-            process.wait()
-        self.producers = []
+            self.kill_all(watch)
         command = [sys.executable, "-P", "-m", "pyengine", "recover", str(self.store)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_PATIENCE_S)
         if done.returncode == ExitCode.OK:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from crash.report import add_common_options, finish
 from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
-from crash.watch import EngineWatch, kill
+from crash.watch import EngineWatch
 from pyengine._native import lib
 from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine
@@ -67,17 +67,8 @@ class RecoveryRun(CrashRun):
 
     def kill_everything_at_once(self) -> None:
         with EngineWatch(self.store) as watch:
-            pids = watch.pids()
-            self.aimed_kill(watch, "writer", pids.pop("writer"))
-            kill(pids.pop("supervisor"))
-            victims = [*watch.pids().values(), *(process.pid for process in self.producers)]
-            self.rng.shuffle(victims)
-            for pid in victims:
-                kill(pid)
-            self.summary.kills += len(victims) + 1
-        for process in self.producers:
-            process.wait()
-        self.producers = []
+            self.aimed_kill(watch, "writer", watch.pids()["writer"])
+            self.kill_all(watch)
 
     def kill_one_recovery(self, *, sure: bool) -> None:
         """`sure`: at a step that it certainly passes, since everything was killed and nothing is recovered yet."""

@@ -252,6 +252,18 @@ class CrashRun:
                     kill(pid)
                     return
 
+    def kill_all(self, watch: EngineWatch) -> None:
+        """Whoever lives: the supervisor first, which would start the others again, then those and the producers in any order."""
+        kill(watch.pids()["supervisor"])
+        victims = [*watch.pids().values(), *(process.pid for process in self.producers)]
+        self.rng.shuffle(victims)
+        for pid in victims:
+            kill(pid)
+        self.summary.kills += len(victims) + 1
+        for process in self.producers:
+            process.wait()
+        self.producers = []
+
     def kill_everything(self) -> None:
         """All processes at once, in any order; the pool's committer is held first, so that bytes wait in the pool."""
         with EngineWatch(self.store) as watch:
@@ -262,20 +274,11 @@ class CrashRun:
                     wait_for("bytes in the pool", lambda: watch.positions().wrote > watch.positions().committed,
                              UNDRAINED_PATIENCE_S)
                     time.sleep(self.rng.uniform(0, 0.02))
-            self.aimed_kill(watch, "writer", pids.pop("writer"))
-            # The supervisor would start a new writer: it goes first, the others in any order.
-            kill(pids.pop("supervisor"))
-            victims = [*watch.pids().values(), *(process.pid for process in self.producers)]
-            self.rng.shuffle(victims)
+            self.aimed_kill(watch, "writer", pids["writer"])
             now = watch.positions()
-            for pid in victims:
-                kill(pid)
-            self.summary.kills += len(victims) + 1
+            self.kill_all(watch)
             if "committer" in pids:
                 self.summary.undrained_bytes += now.wrote - now.committed
-        for process in self.producers:
-            process.wait()
-        self.producers = []
         self.recover()
         self.look_over()
         self.start_engine()
