@@ -81,6 +81,6 @@ def test_an_epoch_that_cannot_be_read_now_is_no_epoch_of_0(root, monkeypatch):
     def fails(path):
         raise OSError(24, "Too many open files", str(path))
 
-    monkeypatch.setattr("pathlib.Path.read_bytes", fails)
+    monkeypatch.setattr("pyengine.ipc.engine_id.read_small_file", fails)
     with pytest.raises(DiskError, match="cannot read .*epoch: Too many open files"):
         raise_epoch(root)
