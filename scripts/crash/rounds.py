@@ -253,12 +253,19 @@ class CrashRun:
                     return
 
     def kill_all(self, watch: EngineWatch) -> None:
-        """Whoever lives: the supervisor first, which would start the others again, then those and the producers in any order."""
-        kill(watch.pids()["supervisor"])
-        victims = [*watch.pids().values(), *(process.pid for process in self.producers)]
-        self.rng.shuffle(victims)
-        for pid in victims:
-            kill(pid)
+        """Whoever lives, in any order. The supervisor, which would start the others again, is held meanwhile.
+
+        It must not die first: the kernel lets stopped processes go on when what they belong to loses its parent,
+        and where hangups are ignored (nohup) a held committer would then empty the pool.
+        """
+        supervisor = watch.pids()["supervisor"]
+        with stopped(supervisor):
+            victims = [pid for pid in watch.pids().values() if pid != supervisor]
+            victims += [process.pid for process in self.producers]
+            self.rng.shuffle(victims)
+            for pid in victims:
+                kill(pid)
+            kill(supervisor)
         self.summary.kills += len(victims) + 1
         for process in self.producers:
             process.wait()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.watch import EngineWatch, kill
+from crash.watch import EngineWatch, kill, stopped
 from fix_cli import run
 from fix_golden import GOLDEN, compare_inspect, load_verify, unpack
 from interop.compare_stores import index_differences, log_differences, queue_differences
@@ -83,10 +83,14 @@ def hold_committer(watch: EngineWatch, manifest: Manifest):
 
 
 def kill_all(watch: EngineWatch) -> int:
-    """Kills the supervisor first, so that nothing is started again; the bytes that were in the pool only."""
-    kill(watch.pid("supervisor"))
-    for pid in watch.pids().values():
-        kill(pid)
+    """Kills all while the supervisor is held, which would start others again, and it last: see crash.rounds; the bytes that
+    were in the pool only."""
+    supervisor = watch.pid("supervisor")
+    with stopped(supervisor):
+        for pid in watch.pids().values():
+            if pid != supervisor:
+                kill(pid)
+        kill(supervisor)
     now = watch.positions()
     return now.wrote - now.committed
 
