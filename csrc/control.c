@@ -6,6 +6,7 @@
 #include "atomics.h"
 #include "failpoint.h"
 #include "futex.h"
+#include "sequence.h"
 
 int64_t ms_control_bytes(void)
 {
@@ -129,8 +130,5 @@ void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells 
 void ms_control_publish_confirm(struct ms_control *control, struct ms_doorbells *bells, int64_t confirm)
 {
     ms_store_release(&control->confirm.value, confirm);
-    ms_add(&control->confirm_seq.value, 1);
-    ms_fence(); /* as above */
-    if (ms_load_relaxed(&bells->confirm_waiters.has_notified) != 0)
-        ms_futex_wake_all(&control->confirm_seq.value);
+    ms_sequence_raise(&control->confirm_seq, &bells->confirm_waiters);
 }

@@ -29,7 +29,7 @@ from pathlib import Path
 import pyengine
 from crash.audit import audit, check, read_acked, still_kept
 from crash.report import add_common_options, as_failure, finish
-from crash.watch import EngineWatch, HangError, kill, stopped, wait_for
+from crash.watch import EngineWatch, HangError, kill, kill_all, stopped, wait_for
 from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode, StoreBusyError
@@ -253,20 +253,8 @@ class CrashRun:
                     return
 
     def kill_all(self, watch: EngineWatch) -> None:
-        """Whoever lives, in any order. The supervisor, which would start the others again, is held meanwhile.
-
-        It must not die first: the kernel lets stopped processes go on when what they belong to loses its parent,
-        and where hangups are ignored (nohup) a held committer would then empty the pool.
-        """
-        supervisor = watch.pids()["supervisor"]
-        with stopped(supervisor):
-            victims = [pid for pid in watch.pids().values() if pid != supervisor]
-            victims += [process.pid for process in self.producers]
-            self.rng.shuffle(victims)
-            for pid in victims:
-                kill(pid)
-            kill(supervisor)
-        self.summary.kills += len(victims) + 1
+        """Engine and producers, in any order."""
+        self.summary.kills += kill_all(watch, [process.pid for process in self.producers], self.rng)
         for process in self.producers:
             process.wait()
         self.producers = []

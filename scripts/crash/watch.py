@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import random
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,6 +141,23 @@ def stopped(pid: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def kill_all(watch: EngineWatch, others: Sequence[int] = (), rng: random.Random | None = None) -> int:
+    """Kill every process of the engine, and `others` (its producers), in the order of kinds or shuffled; how many.
+
+    The supervisor, which would start the others again, is held meanwhile and dies last. Not first: the kernel lets
+    stopped processes go on when what they belong to loses its parent, and where hangups are ignored (nohup) a held
+    committer would then empty the pool.
+    """
+    supervisor = watch.pid("supervisor")
+    with stopped(supervisor):
+        victims = [*(pid for pid in watch.pids().values() if pid != supervisor), *others]
+        if rng is not None:
+            rng.shuffle(victims)
+        for pid in (*victims, supervisor):
+            kill(pid)
+    return len(victims) + 1
 
 
 def kill(pid: int, patience_s: float = PATIENCE_S) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.watch import EngineWatch, kill, stopped
+from crash.watch import EngineWatch, kill_all
 from fix_cli import run
 from fix_golden import GOLDEN, compare_inspect, load_verify, unpack
 from interop.compare_stores import index_differences, log_differences, queue_differences
@@ -66,7 +66,7 @@ def replay_one(folder: Path, recipe: str, mode: str, end: str) -> Replayed:
         patch.setattr("pyengine.engine.Engine.stop", lambda engine, timeout_s=0: engine._process.wait())
         with engine_for(made.root, settings_of(manifest, mode)) as producer, EngineWatch(made.root) as watch:
             made.report = replay_puts(manifest, producer, hold_committer(watch, manifest))
-            made.undrained_bytes = kill_all(watch)
+            made.undrained_bytes = undrained_at_the_kill(watch)
     recovered = run("recover", made.root)
     assert recovered.code == 0, recovered.stderr
     return made
@@ -82,15 +82,9 @@ def hold_committer(watch: EngineWatch, manifest: Manifest):
     return advance
 
 
-def kill_all(watch: EngineWatch) -> int:
-    """Kills all while the supervisor is held, which would start others again, and it last: see crash.rounds; the bytes that
-    were in the pool only."""
-    supervisor = watch.pid("supervisor")
-    with stopped(supervisor):
-        for pid in watch.pids().values():
-            if pid != supervisor:
-                kill(pid)
-        kill(supervisor)
+def undrained_at_the_kill(watch: EngineWatch) -> int:
+    """Kills all; the bytes that were in the pool only."""
+    kill_all(watch)
     now = watch.positions()
     return now.wrote - now.committed
 
