@@ -3,57 +3,80 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
-ANSWER_BYTES_MAX = 8000
+ANSWER_CHARS_MAX = 8000
 
 
-def in_child(check: Callable[..., str | None], patience_s: float = 30.0) -> Callable[..., str | None]:
-    """The same check; nothing of one call reaches the next, and none can end the caller."""
+class InChild:
+    """The same check, called in a child: none can end the caller.
 
-    def run(*arguments: object) -> str | None:
-        ours, its = os.pipe()
+    A child serves `calls` of them, so that what costs a fork and its first imports is paid once; nothing of one call
+    reaches the next only where that is 1. With more the arguments are pickled, and close() ends the last child.
+    """
+
+    def __init__(self, check: Callable[..., str | None], patience_s: float = 30.0, calls: int = 1) -> None:
+        self._check = check
+        self._patience_s = patience_s
+        self._calls = calls
+        self._left = 0
+        self._pid = 0
+        self._line: Connection | None = None
+
+    def __call__(self, *arguments: object) -> str | None:
+        """None, or what was wrong."""
+        if self._line is None:
+            self._fork()
+        self._left -= 1
+        try:
+            self._line.send(arguments)
+            if not self._line.poll(self._patience_s):
+                os.kill(self._pid, signal.SIGKILL)
+                self.close()
+                return f"no answer within {self._patience_s:g} s"
+            answer = self._line.recv()
+        except (EOFError, ConnectionError):
+            status = self.close()
+            return f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"ended with status {status}"
+        if self._left == 0:
+            self.close()
+        return answer
+
+    def close(self) -> int:
+        """Ends the child, if there is one; its status."""
+        if self._line is None:
+            return 0
+        self._line.close()
+        self._line = None
+        return os.waitpid(self._pid, 0)[1]
+
+    def _fork(self) -> None:
+        self._line, its = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._line.close()
             try:
-                try:
-                    answer = check(*arguments) or ""
-                except BaseException:
-                    answer = traceback.format_exc()
-                os.write(its, answer.encode()[-ANSWER_BYTES_MAX:])
+                self._serve(its)
             finally:
                 os._exit(0)
-        os.close(its)
-        try:
-            answer, ended = _read_all(ours, time.monotonic() + patience_s)
-        finally:
-            os.close(ours)
-        if not ended:
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        if not ended:
-            return f"no answer within {patience_s:g} s"
-        if os.WIFSIGNALED(status):
-            return f"ended by signal {os.WTERMSIG(status)}"
-        return answer.decode(errors="replace") or None
+        its.close()
+        self._left = self._calls
 
-    return run
-
-
-def _read_all(descriptor: int, deadline_s: float) -> tuple[bytes, bool]:
-    answer = b""
-    while True:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
-            return answer, False
-        piece = os.read(descriptor, 65536)
-        if not piece:
-            return answer, True
-        answer += piece
+    def _serve(self, line: Connection) -> None:
+        for _ in range(self._calls):
+            try:
+                arguments = line.recv()
+            except EOFError:
+                return
+            try:
+                answer = self._check(*arguments)
+            except BaseException:
+                answer = traceback.format_exc()
+            line.send(answer[-ANSWER_CHARS_MAX:] if answer else None)

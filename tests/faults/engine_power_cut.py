@@ -22,15 +22,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from crash.audit import audit
-from crash.in_child import in_child
+from crash.in_child import InChild
 from crash.report import add_common_options, finish
 from crash.rounds import CrashRun, Summary
 from crash.watch import EngineWatch, kill, wait_for
 from faults.mapped_pages import PageWatch
+from faults.memory_folder import memory_folder
 from faults.mutants import MUTANTS, build, environment
 from faults.power_cut import Outcome, build_shim, explore, read_journal, shim_environment
 from pyengine.cli.replay import MODES
@@ -40,6 +42,7 @@ from pyengine.storage.recovery import recover
 from pyengine.storage.recovery_report import RecoveryState
 
 ACKS = 300
+CALLS_A_CHILD = 200
 FAILURES_SHOWN = 5
 SETTINGS = {
     "mapped_file_size_commit_log_bytes": 64 << 10,
@@ -116,9 +119,10 @@ def cut(
     store, journal = record_run(shim, folder, seed, mode, environ, enough)
     records = read_journal(journal)
     began_s = time.monotonic()
-    checked = mmap.mmap(-1, 4096)  # the judge is a child each time
-    judge = in_child(functools.partial(judge_tree, mode, checked))
-    outcome = explore(records, store, judge, states=states, seed=seed, scratch=folder / "scratch", stop_at=stop_at)
+    checked = mmap.mmap(-1, 4096)  # the judge is in children
+    judge = InChild(functools.partial(judge_tree, mode, checked), calls=CALLS_A_CHILD)
+    with closing(judge), memory_folder(folder / "scratch") as scratch:
+        outcome = explore(records, store, judge, states=states, seed=seed, scratch=scratch, stop_at=stop_at)
     print(
         f"seed {seed}, {mode}: {outcome.states} states of {outcome.records} records, {outcome.acknowledged} acknowledged, "
         f"{len(outcome.bad)} bad, {time.monotonic() - began_s:.1f} s", file=sys.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 
 from faults import corruption
 from faults.corruption import Damage, Judge, Outcome, sweep
+from faults.memory_folder import memory_folder
 from fix_store_builder import StoreBuilder
 from pyengine.config import keep_sizes, load_config
 from pyengine.formats.message import decode_record, encode_record
@@ -45,15 +44,10 @@ LARGE_LOG_BYTES = 16 << 20
 COVERED = ("physical_offset", "body", "body_crc", "size_bytes")
 
 
-@pytest.fixture
-def memory_folder(tmp_path) -> Iterator[Path]:
-    """A folder in memory where there is one: thousands of stores are synced there."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path
-        return
-    folder = Path(tempfile.mkdtemp(prefix="pyengine-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder)
+@pytest.fixture(name="memory_folder")
+def folder_in_memory(tmp_path) -> Iterator[Path]:
+    with memory_folder(tmp_path) as folder:
+        yield folder
 
 
 def make_judge(folder: Path, *, is_ours: bool) -> Judge:

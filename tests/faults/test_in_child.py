@@ -5,23 +5,33 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from contextlib import closing
 
-from crash.in_child import in_child
+from crash.in_child import InChild
 
 
 def test_a_good_check_says_nothing_and_a_bad_one_its_sentence():
-    assert in_child(lambda: None)() is None
-    assert in_child(lambda word: f"bad {word}")("news") == "bad news"
+    assert InChild(lambda: None)() is None
+    assert InChild(lambda word: f"bad {word}")("news") == "bad news"
 
 
 def test_an_exception_a_crash_and_a_hang_become_sentences():
-    assert "ValueError" in in_child(lambda: str(int("x")))()
-    assert in_child(lambda: ctypes.string_at(0))() == "ended by signal 11"
-    assert in_child(lambda: str(threading.Event().wait()), patience_s=0.2)() == "no answer within 0.2 s"
+    assert "ValueError" in InChild(lambda: str(int("x")))()
+    assert InChild(lambda: ctypes.string_at(0))() == "ended by signal 11"
+    assert InChild(lambda: str(threading.Event().wait()), patience_s=0.2)() == "no answer within 0.2 s"
+
+
+def test_one_child_serves_so_many_calls_and_a_crash_ends_only_its_own():
+    with closing(InChild(lambda word: os.kill(os.getpid(), 9) if word == "dies" else str(os.getpid()), calls=3)) as check:
+        first, second = check("first"), check("second")
+        assert first == second != str(os.getpid())
+        assert check("dies") == "ended by signal 9"
+        third = [check("next") for _ in range(4)]
+    assert third[0] == third[1] == third[2] != third[3] and first not in third
 
 
 def test_nothing_stays_from_one_call_to_the_next():
     before = set(os.listdir("/proc/self/fd"))
     for _ in range(20):
-        in_child(lambda: "x" * 100_000)()
+        InChild(lambda: "x" * 100_000)()
     assert set(os.listdir("/proc/self/fd")) == before

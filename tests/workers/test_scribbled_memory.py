@@ -10,7 +10,7 @@ import struct
 import pytest
 
 import pyengine
-from crash.in_child import in_child
+from crash.in_child import InChild
 from pyengine._native import ffi
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.recover import recover_alone
@@ -109,7 +109,7 @@ def scribbled_everywhere(engine, rng, count: int) -> list[str]:
         at = rng.randrange(min(size, rng.choice((256, 4096, size))))
         data = rng.choice((rng.randbytes(rng.randrange(1, 64)), b"\xff" * 16, bytes(64)))[: size - at]
         before = scribble(path, at, data)
-        complaint = in_child(look, patience_s=20)(engine.root)
+        complaint = InChild(look, patience_s=20)(engine.root)
         if complaint:
             bad.append(f"{data.hex()} at {at} of {path.name}: {complaint[-800:]}")
         scribble(path, at, before)
@@ -124,7 +124,7 @@ def test_whatever_stands_in_shared_memory_is_looked_at_without_harm(make_dead, t
         at = ffi.offsetof("struct ms_control", "identity") + ffi.offsetof("struct ms_identity", field)
         size = 8 if field == "segment_bytes" else 4
         before = scribble(control, at, (value % (1 << 8 * size)).to_bytes(size, "little"))
-        assert in_child(look)(dead.root) is None, f"{field} {value}"
+        assert InChild(look)(dead.root) is None, f"{field} {value}"
         scribble(control, at, before)
     assert scribbled_everywhere(dead, rng, SCRIBBLES) == []
     assert recovered(dead, tmp_path / "acked", 100).shared_state == "used"
