@@ -6,6 +6,7 @@ import argparse
 import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
@@ -19,6 +20,8 @@ from crash.peer import PeerUnavailableError, open_with_rocketmq
 
 if TYPE_CHECKING:
     from crash.rounds import CrashRun, Summary
+
+INTERRUPTED = 130
 
 
 def add_common_options(parser: argparse.ArgumentParser, rounds: int | None = 20) -> None:
@@ -36,8 +39,9 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], CrashRun]
     """Makes the run in a folder of its own, goes, prints; the exit code.
 
     `more`: words for the line of the summary. The folder of a run that held is removed, as is that of one that could
-    not even be made; any other stays and is named.
+    not even be made; any other stays and is named. Ctrl-C and SIGTERM end the run and whatever it started.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     scratch = Path(tempfile.mkdtemp(prefix="pyengine-crash-"))
     try:
         run = make(scratch / "store", scratch)
@@ -56,7 +60,7 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], CrashRun]
         summary.failures.append(as_failure(error))
     except KeyboardInterrupt:
         print(f"interrupted; kept: {scratch}", file=sys.stderr)
-        raise
+        return INTERRUPTED
     finally:
         try:
             run.leave(held=held)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +15,8 @@ import pytest
 from crash.disk_full_rounds import DiskFullRun, SmallDisk
 from crash.peer import judge_answer
 from crash.report import finish
-from crash.rounds import VICTIMS
+from crash.rounds import VICTIMS, processes_of
+from crash.watch import wait_for
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 KINDS = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "scheduler", "cleaner", "replicator", "supervisor",
@@ -106,10 +107,28 @@ def test_the_small_disk_goes_however_a_run_ends_and_its_store_stays_to_be_looked
         if end:
             raise end("so")
 
-    with pytest.raises(KeyboardInterrupt) if end is KeyboardInterrupt else contextlib.nullcontext():
-        finish(argparse.Namespace(seed=5, json=True, peer=False), make, go)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert finish(argparse.Namespace(seed=5, json=True, peer=False), make, go) == {None: 0, KeyError: 1}.get(end, 130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert not os.path.ismount(made[0].disk.folder)
     assert (made[0].scratch / "store" / "here").exists() == bool(end) == made[0].scratch.exists()
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_ended_from_outside_leaves_no_process(tmp_path, end):
+    script = subprocess.Popen([SCRIPTS / "crash_flusher.sh", "--rounds", "100000"], text=True, stderr=subprocess.PIPE,
+                              env=os.environ | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path)})
+
+    def engine() -> list[int]:
+        return [pid for store in tmp_path.glob("pyengine-crash-*/store") for pid in processes_of(store, b"")]
+
+    wait_for("an engine under producers", lambda: len(engine()) > 6)
+    script.send_signal(end)
+    _, words = script.communicate(timeout=60)
+    assert script.returncode == 130 and "interrupted; kept: " in words and "Traceback" not in words
+    assert engine() == []
 
 
 def test_who_may_not_mount_a_disk_is_told(tmp_path):
