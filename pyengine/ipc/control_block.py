@@ -17,6 +17,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from functools import cached_property
+from types import ModuleType
 
 from pyengine._native import ffi
 from pyengine.errors import EngineUnavailableError
@@ -183,19 +184,11 @@ class EngineMemory:
 
     def open_store_stats(self, *, writable: bool = False) -> object:
         """`struct ms_store_stats *`, usable until close_statistics(); EngineUnavailableError says why not."""
-        shared = self.folder.attach(shared_objects.STORE_STATS, writable=writable)
-        self._stats_objects.append(shared)
-        stats = store_stats.view(shared.memory)
-        store_stats.check_stats(stats, shared.size_bytes)
-        return stats
+        return self._open(shared_objects.STORE_STATS, store_stats, writable)
 
     def open_topic_stats(self, *, writable: bool = False) -> object:
         """`struct ms_topic_stats *`, usable until close_statistics(); EngineUnavailableError says why not."""
-        shared = self.folder.attach(shared_objects.TOPIC_STATS, writable=writable)
-        self._stats_objects.append(shared)
-        stats = topic_stats.view(shared.memory)
-        topic_stats.check_topic_stats(stats, shared.size_bytes)
-        return stats
+        return self._open(shared_objects.TOPIC_STATS, topic_stats, writable)
 
     @cached_property
     def counters(self) -> object:
@@ -210,11 +203,7 @@ class EngineMemory:
 
     def open_obstacles(self, *, writable: bool = False) -> object:
         """`struct ms_obstacles *`, usable until close_statistics(); EngineUnavailableError says why not."""
-        shared = self.folder.attach(shared_objects.OBSTACLES, writable=writable)
-        self._stats_objects.append(shared)
-        found = obstacles.view(shared.memory)
-        obstacles.check(found, shared.size_bytes)
-        return found
+        return self._open(shared_objects.OBSTACLES, obstacles, writable)
 
     @cached_property
     def obstacles(self) -> object:
@@ -223,6 +212,14 @@ class EngineMemory:
             return self.open_obstacles(writable=True)
         except EngineUnavailableError:
             return obstacles.private()
+
+    def _open(self, name: str, layout: ModuleType, writable: bool) -> object:
+        """The object of that name; `layout`: the module of pyengine.native that has its view() and check()."""
+        shared = self.folder.attach(name, writable=writable)
+        self._stats_objects.append(shared)
+        found = layout.view(shared.memory)
+        layout.check(found, shared.size_bytes)
+        return found
 
     def close_statistics(self) -> None:
         """Let go of what open_store_stats, open_topic_stats, open_obstacles, `counters` and `obstacles` gave."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-
 from pyengine._native import ffi, lib
-from pyengine.errors import EngineUnavailableError
+from pyengine.native.layout_error import raise_layout_error
 
 CLEANING_BYTES: int = lib.ms_cleaning_bytes()
 LAYOUT_VERSION: int = lib.MS_CLEANING_LAYOUT_VERSION
@@ -31,12 +29,7 @@ def format_cleaning(cleaning, epoch: int) -> None:
 
 def check(cleaning, mapped_bytes: int) -> None:
     """EngineUnavailableError, naming what is wrong, unless this is a whole object of our layout."""
-    code = lib.ms_cleaning_check(cleaning, mapped_bytes)
-    if code == -errno.EBADMSG:
-        raise EngineUnavailableError(
-            f"the cleaner's shared object has another layout than {LAYOUT_VERSION}: use the version of the running engine")
-    if code:
-        raise EngineUnavailableError("the cleaner's shared object is too short or not ours")
+    raise_layout_error("the cleaner's shared object", lib.ms_cleaning_check(cleaning, mapped_bytes))
 
 
 def owner_mark(pid: int, start_time_ms: int) -> int:

@@ -12,6 +12,7 @@ from functools import partial
 
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
+from pyengine.native.layout_error import raise_layout_error
 
 CONTROL_BYTES: int = lib.ms_control_bytes()
 LAYOUT_VERSION: int = lib.MS_CONTROL_LAYOUT_VERSION
@@ -82,15 +83,12 @@ def index_progress_copy(control) -> bytes:
 def check_control(control, mapped_bytes: int) -> None:
     """Raise EngineUnavailableError, naming what is wrong, unless this is a published block of our layout."""
     code = lib.ms_control_check(control, mapped_bytes)
-    if code == -errno.EPROTO:
-        raise EngineUnavailableError("the control block is not published yet or is not ours (wrong magic)")
     if code == -errno.EBADMSG:
         raise EngineUnavailableError(
             f"the control block has layout {control.identity.layout_version}, this pyengine speaks "
             f"{lib.MS_CONTROL_LAYOUT_VERSION}: use the same version as the running engine"
         )
-    if code:
-        raise EngineUnavailableError("the control block is too short")
+    raise_layout_error("the control block", code)
 
 
 def publish(control, bells) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-
 from pyengine._native import ffi, lib
-from pyengine.errors import EngineUnavailableError
+from pyengine.native.layout_error import raise_layout_error
 
 OBSTACLES_BYTES: int = lib.ms_obstacles_bytes()
 LAYOUT_VERSION: int = lib.MS_OBSTACLES_LAYOUT_VERSION
@@ -31,12 +29,7 @@ def format_obstacles(obstacles) -> None:
 
 def check(obstacles, mapped_bytes: int) -> None:
     """EngineUnavailableError, naming what is wrong, unless this is a whole object of our layout."""
-    code = lib.ms_obstacles_check(obstacles, mapped_bytes)
-    if code == -errno.EBADMSG:
-        raise EngineUnavailableError(
-            f"the workers' obstacles have another layout than {LAYOUT_VERSION}: use the version of the running engine")
-    if code:
-        raise EngineUnavailableError("the workers' obstacles are too short or not ours")
+    raise_layout_error("the workers' obstacles", lib.ms_obstacles_check(obstacles, mapped_bytes))
 
 
 def say(obstacles, kind: int, text: str) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-
 from pyengine._native import ffi, lib
-from pyengine.errors import EngineUnavailableError
+from pyengine.native.layout_error import raise_layout_error
 
 REPLICATION_BYTES: int = lib.ms_replication_bytes()
 LAYOUT_VERSION: int = lib.MS_REPLICATION_LAYOUT_VERSION
@@ -40,12 +38,7 @@ def format_replication(replication, epoch: int) -> None:
 
 def check(replication, mapped_bytes: int) -> None:
     """EngineUnavailableError, naming what is wrong, unless this is a whole object of our layout."""
-    code = lib.ms_replication_check(replication, mapped_bytes)
-    if code == -errno.EBADMSG:
-        raise EngineUnavailableError(
-            f"the replicator's shared object has another layout than {LAYOUT_VERSION}: use the version of the running engine")
-    if code:
-        raise EngineUnavailableError("the replicator's shared object is too short or not ours")
+    raise_layout_error("the replicator's shared object", lib.ms_replication_check(replication, mapped_bytes))
 
 
 def clear(replication) -> None:

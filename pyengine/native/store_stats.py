@@ -6,13 +6,12 @@ A latency histogram is a list of counts by bucket; `bound_ns` tells where a buck
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
 from pyengine._native import ffi, lib
-from pyengine.errors import EngineUnavailableError
+from pyengine.native.layout_error import raise_layout_error
 
 STATS_BYTES: int = lib.ms_store_stats_bytes()
 LAYOUT_VERSION: int = lib.MS_STATS_LAYOUT_VERSION
@@ -67,19 +66,9 @@ def format_stats(stats) -> None:
     lib.ms_store_stats_format(stats)
 
 
-def check_stats(stats, mapped_bytes: int) -> None:
-    """Raise EngineUnavailableError, naming what is wrong, unless these are counters of our layout."""
-    raise_layout_error("statistics", lib.ms_store_stats_check(stats, mapped_bytes))
-
-
-def raise_layout_error(what: str, code: int) -> None:
-    """EngineUnavailableError for the answer of a *_check function; nothing for 0."""
-    if code == -errno.EPROTO:
-        raise EngineUnavailableError(f"the {what} are not published yet or are not ours (wrong magic)")
-    if code == -errno.EBADMSG:
-        raise EngineUnavailableError(f"the {what} have another layout: use the same version as the running engine")
-    if code:
-        raise EngineUnavailableError(f"the {what} are too short")
+def check(stats, mapped_bytes: int) -> None:
+    """EngineUnavailableError, naming what is wrong, unless these are whole counters of our layout."""
+    raise_layout_error("the statistics", lib.ms_store_stats_check(stats, mapped_bytes))
 
 
 # ---- the writing processes ------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pyengine._native import ffi, lib
-from pyengine.native.store_stats import raise_layout_error
+from pyengine.native.layout_error import raise_layout_error
 
 LAYOUT_VERSION: int = lib.MS_TOPIC_STATS_LAYOUT_VERSION
 
@@ -32,9 +32,9 @@ def format_topic_stats(stats, slots: int) -> None:
     lib.ms_topic_stats_format(stats, slots)
 
 
-def check_topic_stats(stats, mapped_bytes: int) -> None:
-    """Raise EngineUnavailableError unless this is a table of our layout."""
-    raise_layout_error("statistics by topic", lib.ms_topic_stats_check(stats, mapped_bytes))
+def check(stats, mapped_bytes: int) -> None:
+    """EngineUnavailableError, naming what is wrong, unless this is a whole table of our layout."""
+    raise_layout_error("the statistics by topic", lib.ms_topic_stats_check(stats, mapped_bytes))
 
 
 def topic_counts(stats) -> dict[str, TopicCount]:
