@@ -43,6 +43,7 @@ kills() {
       run_rig kills "scripts/crash_$kind.sh" --mode "$mode" --rounds "$rounds"
     done
   done
+  tests -m long tests/native/test_writer_kill.py tests/faults/test_failpoints_writer.py
 }
 
 restarts() {

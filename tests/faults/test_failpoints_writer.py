@@ -55,6 +55,9 @@ def test_a_successor_that_forgets_the_undo_list_is_caught(broken_build):
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_each_passing_of_each_step_survives_a_kill(broken_build, mode):
+def test_each_passing_of_each_step_survives_a_kill(broken_build, mode, proof):
     done = run(broken_build, "faults.writer_failpoints", mode, 100)
-    assert done.returncode == 0 and sum(json.loads(done.stdout).values()) > 500
+    struck = json.loads(done.stdout) if done.returncode == 0 else {}
+    proof("kills", f"a writer alone, at each passing of each step, {mode}", held=done.returncode == 0, steps=len(struck),
+          kills=sum(struck.values()))
+    assert done.returncode == 0 and sum(struck.values()) > 500
