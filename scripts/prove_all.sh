@@ -57,16 +57,24 @@ restarts() {
 
 failpoints() { run_rig failpoints scripts/failpoints.sh; }
 
+power_cuts() {
+  local mode
+  tests -m long tests/faults/test_engine_power_cut.py
+  for mode in async pool sync; do
+    run_rig "power cut, blocks" scripts/power_cut.sh --block --mode "$mode" --rounds $((rounds / 10 + 1)) --states 300
+  done
+}
+
 for part in "${parts[@]}"; do
   case "$part" in
     kills) kills ;;
     restarts) restarts ;;
     failpoints) failpoints ;;
-    powercut) tests -m long tests/faults/test_engine_power_cut.py ;;
+    powercut) power_cuts ;;
     disk) tests -m long tests/faults/test_failing_engine.py tests/faults/test_failing_calls.py ;;
     corruption) tests -m long tests/faults/test_corruption.py tests/workers/test_scribbled_memory.py ;;
     fuzz) tests -m long tests/native/test_c_fuzz.py ;;
-    mutants) tests -k broken tests/faults/test_mutants.py tests/faults/test_engine_power_cut.py ;;
+    mutants) tests -k broken tests/faults/test_mutants.py tests/faults/test_engine_power_cut.py tests/faults/test_block_power_cut.py ;;
     page) ;;
     *) echo "no part is called $part" >&2; exit 2 ;;
   esac

@@ -63,14 +63,20 @@ def _no_root() -> str | None:
     return None if os.geteuid() == 0 else "not root"
 
 
-def _no_fuse() -> str | None:
-    if not os.access("/dev/fuse", os.W_OK):
-        return "/dev/fuse is not writable"
-    if shutil.which("fusermount3") is None:
-        return "fusermount3 not found (package fuse3)"
-    if shutil.which("pkg-config") is None or subprocess.run(["pkg-config", "--exists", "fuse3"]).returncode:
-        return "the headers of fuse3 were not found (package libfuse3-dev, pkg-config)"
-    return None
+def _no_block() -> str | None:
+    if _no_root():
+        return "not root"
+    for path in ("/dev/fuse", "/dev/loop-control"):
+        if not os.access(path, os.W_OK):
+            return f"{path} is not writable"
+    missing = [name for name in ("mkfs.ext4", "unshare") if shutil.which(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} not found on PATH (packages e2fsprogs, util-linux)"
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=60).returncode:
+        return "nothing may be mounted"
+    if not {"\tfuse", "\text4"} <= {line.removeprefix("nodev") for line in Path("/proc/filesystems").read_text().splitlines()}:
+        return "the kernel does not know fuse and ext4"
+    return None if Path("/usr/include/linux/fuse.h").exists() else "<linux/fuse.h> not found (package linux-libc-dev)"
 
 
 def _no_systemd() -> str | None:
@@ -92,7 +98,7 @@ NEEDS = {
         Need("java", functools.cache(_no_java)),
         Need("maven", functools.cache(_no_maven)),
         Need("root", functools.cache(_no_root)),
-        Need("fuse", functools.cache(_no_fuse)),
+        Need("block", functools.cache(_no_block)),
         Need("systemd", functools.cache(_no_systemd)),
         Need("spark", functools.cache(_no_spark)),
     )

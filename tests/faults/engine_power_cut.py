@@ -14,6 +14,7 @@ Exit 0: held. 1: something promised was lost, torn, doubled or out of order.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import mmap
@@ -22,14 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash.audit import audit
+from crash.audit import audit, read_acked
 from crash.in_child import InChild
 from crash.report import add_common_options, finish
-from crash.rounds import CrashRun, Summary
+from crash.rounds import CrashRun, Summary, processes_of
 from crash.watch import EngineWatch, kill, wait_for
 from faults.mapped_pages import PageWatch
 from faults.memory_folder import memory_folder
@@ -37,6 +38,7 @@ from faults.mutants import MUTANTS, build, environment
 from faults.power_cut import Outcome, build_shim, explore, read_journal, shim_environment
 from pyengine.cli.replay import MODES
 from pyengine.config import load_config
+from pyengine.errors import EngineError
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.recovery import recover
 from pyengine.storage.recovery_report import RecoveryState
@@ -54,8 +56,7 @@ SETTINGS = {
     "transient_store_pool_size": 3,
 }
 MAPPED = {"sync": ("index",), "async": ("commitlog", "index"), "pool": ("index",)}  # folders that are written through mappings
-START = ("import sys, json; from pyengine.engine import start_engine; "
-         "print(start_engine(sys.argv[1], json.loads(sys.argv[2]))['pid'])")
+START = "import sys, json; from pyengine.engine import start_engine; start_engine(sys.argv[1], json.loads(sys.argv[2]))"
 
 
 def judge_tree(mode: str, checked: mmap.mmap, tree: Path, acks: list[bytes]) -> str | None:
@@ -72,10 +73,15 @@ def judge_tree(mode: str, checked: mmap.mmap, tree: Path, acks: list[bytes]) -> 
     if report.end_offset < flushed:
         return f"LOST: the log was flushed up to {flushed} and ends at {report.end_offset}"
     if mode != "sync":
-        rows = [row for row in rows if row["physical_offset"] is not None and row["physical_offset"] < report.end_offset]
+        rows = below(rows, report.end_offset)
     found = audit(tree, rows)
     checked[:8] = (int.from_bytes(checked[:8], "little") + found.messages).to_bytes(8, "little")
     return "; ".join(found.failures) or None
+
+
+def below(rows: list[dict], end: int) -> list[dict]:
+    """Those that are known to lie in a log that ends there."""
+    return [row for row in rows if row["physical_offset"] is not None and row["physical_offset"] < end]
 
 
 def record_run(shim: Path, folder: Path, seed: str, mode: str, environ: dict[str, str], enough: int) -> tuple[Path, Path]:
@@ -84,14 +90,21 @@ def record_run(shim: Path, folder: Path, seed: str, mode: str, environ: dict[str
     store.mkdir()
     acks.touch()
     environ = environ | shim_environment(shim, journal, store, acks, MAPPED[mode])
-    started = subprocess.run(
-        [sys.executable, "-P", "-c", START, str(store), json.dumps(SETTINGS | MODES[mode])], env=environ, capture_output=True,
-        text=True, timeout=120
-    )
-    assert started.returncode == 0, started.stderr
+    run_engine(store, acks, seed, mode, environ, enough, lambda: PageWatch(store, journal, MAPPED[mode]))
+    return store, journal
+
+
+def run_engine(store: Path, acks: Path, seed: str, mode: str, environ: dict[str, str], enough: int,
+               watch: Callable[[], contextlib.AbstractContextManager]) -> None:
+    """Engine and producers, watched, until `enough` messages are acknowledged; then all are killed."""
     producers = []
     try:
-        with PageWatch(store, journal, MAPPED[mode]):
+        started = subprocess.run(
+            [sys.executable, "-P", "-c", START, str(store), json.dumps(SETTINGS | MODES[mode])], env=environ, capture_output=True,
+            text=True, timeout=120
+        )
+        assert started.returncode == 0, started.stderr
+        with watch():
             for number in range(2):
                 command = [sys.executable, "-P", "-m", "crash.acked_producer", str(store), str(acks), "--name", f"p{number}",
                            "--seed", seed]
@@ -101,16 +114,18 @@ def record_run(shim: Path, folder: Path, seed: str, mode: str, environ: dict[str
         for producer in producers:
             producer.kill()
             producer.wait()
-        end_engine(store, int(started.stdout))
-    return store, journal
+        end_engine(store)
 
 
-def end_engine(store: Path, supervisor: int) -> None:
-    with EngineWatch(store) as watch:
-        kill(supervisor)
-        for pid in watch.pids().values():
-            kill(pid)
-    find_folder(store).sweep()
+def end_engine(store: Path) -> None:
+    """Kills it, its supervisor first, wherever it stands, and removes its memory."""
+    for pid in processes_of(store, b"workers.supervisor"):
+        kill(pid)
+    with contextlib.suppress(EngineError):
+        with EngineWatch(store) as watch:
+            for pid in watch.pids().values():
+                kill(pid)
+        find_folder(store).sweep()
 
 
 def cut(
@@ -118,11 +133,17 @@ def cut(
 ) -> Outcome:
     store, journal = record_run(shim, folder, seed, mode, environ, enough)
     records = read_journal(journal)
+    with memory_folder(folder / "scratch") as scratch:
+        return judge_states(mode, seed, lambda judge: explore(records, store, judge, states=states, seed=seed, scratch=scratch,
+                                                              stop_at=stop_at))
+
+
+def judge_states(mode: str, seed: str, exploring: Callable[[Callable[[Path, list[bytes]], str | None]], Outcome]) -> Outcome:
+    """What `exploring` finds with the judge that it is given, told on stderr."""
     began_s = time.monotonic()
     checked = mmap.mmap(-1, 4096)  # the judge is in children
-    judge = InChild(functools.partial(judge_tree, mode, checked), calls=CALLS_A_CHILD)
-    with closing(judge), memory_folder(folder / "scratch") as scratch:
-        outcome = explore(records, store, judge, states=states, seed=seed, scratch=scratch, stop_at=stop_at)
+    with contextlib.closing(InChild(functools.partial(judge_tree, mode, checked), calls=CALLS_A_CHILD)) as judge:
+        outcome = exploring(judge)
     print(
         f"seed {seed}, {mode}: {outcome.states} states of {outcome.records} records, {outcome.acknowledged} acknowledged, "
         f"{len(outcome.bad)} bad, {time.monotonic() - began_s:.1f} s", file=sys.stderr
@@ -147,20 +168,29 @@ class PowerCutSummary(Summary):
 class PowerCutRun(CrashRun):
     """Rounds of one recorded run and its trees. The store of the last one stays, recovered as after a kill."""
 
+    kind = "power cut"
+
     def __init__(self, scratch: Path, mode: str, seed: int, states: int, environ: dict[str, str]) -> None:
-        super().__init__(scratch / "store", scratch, "power cut", mode, seed)
+        super().__init__(scratch / "store", scratch, self.kind, mode, seed)
         self.settings |= SETTINGS
-        self.summary = PowerCutSummary("power cut", mode, seed)
+        self.summary = PowerCutSummary(self.kind, mode, seed)
         self.mode, self.states, self.environ = mode, states, environ
+        self.program = self.build()
+
+    def build(self) -> Path:
+        """The C that writes down."""
+        return build_shim(self.scratch)
+
+    def cut(self, folder: Path, seed: str) -> Outcome:
+        """One round in an empty folder; leaves `store` and `acks` there."""
+        return cut(self.program, folder, seed, self.mode, self.states, self.environ, stop_at=FAILURES_SHOWN)
 
     def run(self, rounds: int) -> PowerCutSummary:
         began_s = time.monotonic()
-        shim = build_shim(self.scratch)
         for number in range(rounds):
             folder = self.scratch / f"round-{number}"
             folder.mkdir()
-            outcome = cut(shim, folder, f"{self.summary.seed}/{number}", self.mode, self.states, self.environ,
-                          stop_at=FAILURES_SHOWN)
+            outcome = self.cut(folder, f"{self.summary.seed}/{number}")
             self.summary.rounds += 1
             self.summary.states += outcome.states
             self.summary.records += outcome.records
@@ -170,9 +200,11 @@ class PowerCutRun(CrashRun):
             self.summary.failures += [f"state {state}, cut behind record {point}: {sentence}"
                                       for point, state, sentence in outcome.bad]
             self.store = folder / "store"
-            recover(self.store, load_config(self.store, environ={}).geometry)
-            lines = (folder / "acks").read_text().splitlines(keepends=True)
-            (folder / "rows").write_text("".join(line for line in lines if "flushed" not in line))
+            end = recover(self.store, load_config(self.store, environ={}).geometry).end_offset
+            rows = [row for row in read_acked([folder / "acks"]) if "flushed" not in row]
+            if self.mode == "pool":  # what was in its buffers alone is gone
+                rows = below(rows, end)
+            (folder / "rows").write_text("".join(json.dumps(row) + "\n" for row in rows))
             self.acked = [folder / "rows"]
             if outcome.bad:
                 break
@@ -180,11 +212,11 @@ class PowerCutRun(CrashRun):
         return self.summary
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(words: str | None = __doc__, rig: type[PowerCutRun] = PowerCutRun) -> int:
+    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_options(parser, rounds=1)
     parser.add_argument("--mode", choices=list(MODES), default="sync")
-    parser.add_argument("--states", type=int, default=200, help="trees for each recorded run (200)")
+    parser.add_argument("--states", type=int, default=200, help="states for each recorded run (200)")
     parser.add_argument("--broken", choices=[mutant.switch for mutant in MUTANTS],
                         help="an engine broken in this way: must be caught")
     arguments = parser.parse_args()
@@ -194,7 +226,7 @@ def main() -> int:
             environ = environment(build(Path(place)), next(mutant for mutant in MUTANTS if mutant.switch == arguments.broken))
 
         def make(store: Path, scratch: Path) -> PowerCutRun:
-            return PowerCutRun(scratch, arguments.mode, arguments.seed, arguments.states, environ)
+            return rig(scratch, arguments.mode, arguments.seed, arguments.states, environ)
 
         return finish(arguments, make, lambda run: run.run(arguments.rounds),
                       lambda summary: f"{summary.states} states of {summary.records} records")

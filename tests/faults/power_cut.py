@@ -18,6 +18,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -82,11 +83,13 @@ def read_journal(path: Path) -> list[Record]:
     return records
 
 
+Change = tuple[int, int, bytes | None]  # (when, offset, bytes) of a write, (when, size, None) of a change of size
+
+
 @dataclass
 class _File:
     safe: bytearray = field(default_factory=bytearray)
-    # (when, offset, bytes) of a write, (when, size, None) of a change of size
-    pending: list[tuple[int, int, bytes | None]] = field(default_factory=list)
+    pending: list[Change] = field(default_factory=list)
 
     def keep_before(self, when: int) -> None:
         for change in self.pending:
@@ -189,16 +192,23 @@ def _reachable(path: str, names: dict[str, int], root: str) -> bool:
 
 def _survivor(file: _File, rng: random.Random) -> bytes:
     content = bytearray(file.safe)
-    share = rng.choice((0.0, 1.0, 0.5))
-    survivors = [change for change in file.pending if rng.random() < share]
-    for number, (when, at, data) in enumerate(survivors):
-        if data is not None and number == len(survivors) - 1 and rng.random() < 0.3:
-            data = data[: rng.randint(0, len(data) // SECTOR_BYTES) * SECTOR_BYTES]
-        _apply(content, (when, at, data))
+    for change in survivors(file.pending, rng):
+        _apply(content, change)
     return bytes(content)
 
 
-def _apply(content: bytearray, change: tuple[int, int, bytes | None]) -> None:
+def survivors(pending: Sequence[Change], rng: random.Random) -> list[Change]:
+    """None, all or a part of what was not safe, in its order; the last perhaps torn."""
+    share = rng.choice((0.0, 1.0, 0.5))
+    chosen = [change for change in pending if rng.random() < share]
+    if chosen and rng.random() < 0.3:
+        when, at, data = chosen[-1]
+        if data is not None:
+            chosen[-1] = when, at, data[: rng.randint(0, len(data) // SECTOR_BYTES) * SECTOR_BYTES]
+    return chosen
+
+
+def _apply(content: bytearray, change: Change) -> None:
     _, at, data = change
     if data is None:
         if at < len(content):
@@ -209,6 +219,10 @@ def _apply(content: bytearray, change: tuple[int, int, bytes | None]) -> None:
     if len(content) < at:
         content.extend(bytes(at - len(content)))
     content[at : at + len(data)] = data
+
+
+class UnmountableError(Exception):
+    """The file system does not come up in this state; the text says why."""
 
 
 def cut_points(records: Sequence[Record], count: int, rng: random.Random) -> list[int]:
@@ -253,17 +267,38 @@ def explore(
 
     Ends early once `stop_at` bad states were found. State k of a seed is the same in every run.
     """
-    points = cut_points(records, states, random.Random(seed))
-    disk, fed = Disk(), 0
+    disk, tree, name = Disk(), scratch / "state", str(root.resolve())
+
+    def state(rng: random.Random) -> AbstractContextManager[Path]:
+        disk.cut(rng, name, tree)
+        return nullcontext(tree)
+
+    return explore_states(records, disk, state, check, states=states, seed=seed, stop_at=stop_at)
+
+
+def explore_states(
+    records: Sequence[Record],
+    disk: Disk,
+    state: Callable[[random.Random], AbstractContextManager[Path]],
+    check: Callable[[Path, list[bytes]], str | None],
+    *,
+    states: int,
+    seed: str,
+    stop_at: int = 1_000_000,
+) -> Outcome:
+    """The same of any disk that is fed the records; `state` makes a tree of it as it then is, for as long as it is judged."""
+    points, fed = cut_points(records, states, random.Random(seed)), 0
     outcome = Outcome(records=len(records), acknowledged=sum(record.kind == "A" for record in records))
     for number, point in enumerate(points):
         for record in records[fed:point]:
             disk.feed(record)
         fed = point
-        tree = scratch / "state"
-        disk.cut(random.Random(f"{seed}/{number}"), str(root.resolve()), tree)
         outcome.states += 1
-        sentence = check(tree, list(disk.acks))
+        try:
+            with state(random.Random(f"{seed}/{number}")) as tree:
+                sentence = check(tree, list(disk.acks))
+        except UnmountableError as error:
+            sentence = str(error)
         if sentence:
             outcome.bad.append((point, number, sentence))
             if len(outcome.bad) >= stop_at:

@@ -1,0 +1,65 @@
+"""Power cuts under a running engine, on a real file system: a run on a disk that writes down what reaches it.
+
+    scripts/power_cut.sh --block [--rounds 1] [--states 200] [--seed N] [--mode async|pool|sync] [--broken SWITCH]
+                                 [--json] [--peer]
+
+A round is one run of an engine under producers on a new ext4, and `--states` states of its disk (logged_disk.py):
+what was flushed, and a part of what was not. Each is mounted, so that ext4 replays its journal, recovered and judged
+by the same promises as the strict trees are (engine_power_cut.py). What is stored through mappings is in it as the
+kernel wrote it back. A folder that is not synced is not missed here: ext4 makes a name durable with its file.
+
+Exit 0: held. 1: something promised was lost, torn, doubled or out of order. 2: it cannot run here, which a sentence says.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import needs
+from faults.engine_power_cut import ACKS, FAILURES_SHOWN, PowerCutRun, judge_states, main, run_engine
+from faults.flushed_watch import FlushedWatch
+from faults.logged_disk import BlockDisk, LoggedDisk, build_server, logged_disk
+from faults.memory_folder import memory_folder
+from faults.mounts import own_mounts
+from faults.power_cut import Outcome, explore_states
+
+
+def cut(
+    program: Path, folder: Path, seed: str, mode: str, states: int, environ: dict[str, str], *, enough: int = ACKS, stop_at: int = 5
+) -> Outcome:
+    """One round; `store` and `acks` stay in `folder`, as all processes' death left them."""
+    with memory_folder(folder / "scratch") as scratch:
+        with logged_disk(program, scratch) as disk:
+            record_run(disk, seed, mode, environ, enough)
+            records = disk.records()
+            shutil.copytree(disk.store, folder / "store")
+            shutil.copy(disk.acks, folder / "acks")
+        model, place = BlockDisk(disk.kind, disk.base), scratch / "state"
+        place.mkdir()
+        return judge_states(mode, seed, lambda judge: explore_states(records, model, lambda rng: model.state(rng, place), judge,
+                                                                     states=states, seed=seed, stop_at=stop_at))
+
+
+def record_run(disk: LoggedDisk, seed: str, mode: str, environ: dict[str, str], enough: int) -> None:
+    with open(disk.acks, "ab", buffering=0) as acks:
+        run_engine(disk.store, disk.acks, seed, mode, environ, enough, lambda: FlushedWatch(disk.store, acks.write))
+
+
+class BlockPowerCutRun(PowerCutRun):
+    kind = "power cut, blocks"
+
+    def build(self) -> Path:
+        return build_server(self.scratch)
+
+    def cut(self, folder: Path, seed: str) -> Outcome:
+        return cut(self.program, folder, seed, self.mode, self.states, self.environ, stop_at=FAILURES_SHOWN)
+
+
+if __name__ == "__main__":
+    if reason := needs.NEEDS["block"].absent():
+        print(f"no disk that writes down what reaches it can be made here: {reason}", file=sys.stderr)
+        sys.exit(2)
+    own_mounts()
+    sys.exit(main(__doc__, BlockPowerCutRun))

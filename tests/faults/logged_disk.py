@@ -1,0 +1,146 @@
+"""A file system on a disk that writes down what reaches it (logged_disk.c), and the disk's states after a power cut.
+
+A state is what had been flushed (a flush covers the writes that reached the disk before it began) and some of what
+had not: none, all, a prefix, a subset, the last of them perhaps torn at 512 bytes. Each is mounted for real, so the
+file system's own journal is replayed on it. Needs root (tests/needs.py, `block`); call it in mounts.with_own_mounts.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults.mounts import detach, mount
+from faults.power_cut import SECTOR_BYTES, Change, Disk, Record, UnmountableError, read_journal, survivors
+
+SOURCE = Path(__file__).with_suffix(".c")
+FLUSH_US = 1000  # of a disk: whoever publishes before the flush has ended is seen
+BLOCK_BYTES = 4096
+STORE = "store"
+INODE = 1  # of the disk, in the journal
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """`image_bytes`: as small as it goes, a state costs as much as there is to copy."""
+
+    name: str
+    command: tuple[str, ...]
+    image_bytes: int
+
+
+FILE_SYSTEMS = {
+    one.name: one
+    for one in (
+        FileSystem("ext4", ("mkfs.ext4", "-q", "-F", "-b", "4096", "-J", "size=4", "-O", "^resize_inode", "-E",
+                            "lazy_itable_init=0,lazy_journal_init=0,nodiscard"), 32 << 20),
+        FileSystem("xfs", ("mkfs.xfs", "-q", "-f", "-K"), 300 << 20),
+    )
+}
+
+
+def build_server(folder: Path) -> Path:
+    """Compiles logged_disk.c; CalledProcessError carries the compiler's words."""
+    program = folder / "logged_disk"
+    command = [os.environ.get("CC", "cc"), "-O2", "-pthread", "-o", str(program), str(SOURCE)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return program
+
+
+@dataclass(frozen=True)
+class LoggedDisk:
+    """`store`: a folder on the file system; `acks`: what is appended there is written down among the writes."""
+
+    kind: FileSystem
+    store: Path
+    acks: Path
+    journal: Path
+    base: bytes
+
+    def records(self) -> list[Record]:
+        """What has reached the disk since its file system was made."""
+        return read_journal(self.journal)
+
+
+@contextmanager
+def logged_disk(program: Path, folder: Path, kind: FileSystem = FILE_SYSTEMS["ext4"], flush_us: int = FLUSH_US) -> Iterator[LoggedDisk]:
+    """A new file system with an empty store, mounted for this block; `folder` keeps the journal."""
+    image, server_folder, place = folder / "image", folder / "server", folder / "disk"
+    server_folder.mkdir()
+    place.mkdir()
+    with open(image, "xb") as file:
+        file.truncate(kind.image_bytes)
+    subprocess.run([*kind.command, image], check=True, capture_output=True, text=True)
+    with open(image, "rb+") as file, mount(file.fileno(), place, kind.name):
+        (place / STORE).mkdir()
+    disk = LoggedDisk(kind, place / STORE, server_folder / "acks", folder / "journal", image.read_bytes())
+    command = [program, image, disk.journal, server_folder, str(flush_us)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as server:
+        try:
+            if server.stdout.readline() != b"ready\n":
+                raise OSError(f"logged_disk ended with {server.wait()}")
+            with open(server_folder / "disk", "rb+") as file, mount(file.fileno(), place, kind.name):
+                yield disk
+        finally:
+            detach(server_folder)  # with which the server ends
+
+
+class BlockDisk(Disk):
+    """What is on the disk and what is in its cache, after the records fed so far."""
+
+    def __init__(self, kind: FileSystem, base: bytes) -> None:
+        super().__init__()
+        self._kind = kind
+        self._base = base
+        zeros = bytes(BLOCK_BYTES)
+        self._used = {at for at in range(0, len(base), BLOCK_BYTES) if base[at : at + BLOCK_BYTES] != zeros}
+
+    def feed(self, record: Record) -> None:
+        super().feed(record)
+        if record.kind == "F":
+            self.files[INODE].safe[:] = self._base
+        elif record.kind == "W":
+            self._used.update(range(record.number - record.number % BLOCK_BYTES, record.number + len(record.a), BLOCK_BYTES))
+
+    @contextmanager
+    def state(self, rng: random.Random, folder: Path) -> Iterator[Path]:
+        """The store on the disk as a cut now could leave it, mounted on `folder` for this block; may be changed."""
+        image = os.memfd_create("power-cut")
+        try:
+            self._write(image, rng)
+            try:
+                state = mount(image, folder, self._kind.name)
+            except OSError as error:
+                raise UnmountableError(f"the file system does not come up: {error}") from None
+            with state:
+                yield folder / STORE
+        finally:
+            os.close(image)
+
+    def _write(self, image: int, rng: random.Random) -> None:
+        os.ftruncate(image, len(self._base))
+        if INODE not in self.files:
+            self.feed(Record("F", INODE, 0, b"", b""))
+        file = self.files[INODE]
+        for at in self._used:
+            os.pwrite(image, file.safe[at : at + BLOCK_BYTES], at)
+        for _, at, data in survivors(_torn(file.pending, rng), rng):
+            os.pwrite(image, data, at)
+
+
+def _torn(pending: Sequence[Change], rng: random.Random) -> list[Change]:
+    """All of them or the first ones, one perhaps in two parts of whole sectors: each may survive the other."""
+    changes = list(pending)
+    if rng.random() < 0.25:
+        del changes[rng.randint(0, len(changes)) :]
+    if changes and rng.random() < 0.3:
+        number = rng.randrange(len(changes))
+        when, at, data = changes[number]
+        middle = rng.randint(0, len(data) // SECTOR_BYTES) * SECTOR_BYTES
+        changes[number : number + 1] = (when, at, data[:middle]), (when, at + middle, data[middle:])
+    return changes
