@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Cut the power under a running engine: every tree that a cut could leave is recovered and audited.
 # usage: scripts/power_cut.sh [--block] [--rounds N] [--states N] [--seed S] [--mode async|pool|sync] [--broken SWITCH] [--json]
-#                             [--peer]
+#                             [--peer] [--with [cleaning] [delayed] [consumers]]
+#        --with: what else goes on in each run; without it the rounds take turns
 #        --block: states of a disk with a real ext4 on it (root), not the trees of the strictest reading of POSIX
 #        exit 0: held, 1: lost, 2: no such disk can be made here
 set -euo pipefail

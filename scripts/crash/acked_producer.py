@@ -1,11 +1,12 @@
 """One producer process: puts for ever and writes down what was acknowledged.
 
-    python -m crash.acked_producer STORE ACKED --name p0 --seed 7 [--rate 2000] [--delayed]
+    python -m crash.acked_producer STORE ACKED --name p0 --seed 7 [--rate 2000] [--delayed [LEVELS]]
 
 Each acknowledged message is one JSON line in ACKED (topic, queue_id, queue_offset, physical_offset,
 body_sha256; put_many tells the physical offset of its first message only, the others have null), written
-only after the put has returned PUT_OK. With --delayed some messages are delayed ones: their lines have no
-offsets, since where they will be delivered nobody knows yet. Ends in order on SIGTERM; may be killed at any
+only after the put has returned PUT_OK. With --delayed some messages are delayed ones, of one level or of so many:
+their lines have no offsets, since where they will be delivered nobody knows yet; `level`, `waits_as` and `waits_at` say
+in which queue of SCHEDULE_TOPIC_XXXX, as what and where in the log they wait. Ends in order on SIGTERM; may be killed at any
 moment. When the engine goes away it tries again until it is back.
 
 A body tells who made it and in which order, so that an audit finds doubled and reordered ones, and
@@ -56,7 +57,8 @@ class AckedList:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    def add(self, topic: str, queue_id: int, queue_offset: int | None, physical_offset: int | None, body: bytes) -> None:
+    def add(self, topic: str, queue_id: int, queue_offset: int | None, physical_offset: int | None, body: bytes,
+            **more: int) -> None:
         row = {
             "topic": topic,
             "queue_id": queue_id,
@@ -64,18 +66,23 @@ class AckedList:
             "physical_offset": physical_offset,
             "body_sha256": hashlib.sha256(body).hexdigest(),
         }
-        os.write(self._fd, json.dumps(row).encode() + b"\n")
+        self.write(row | more)
+
+    def write(self, line: dict) -> None:
+        os.write(self._fd, json.dumps(line).encode() + b"\n")
 
 
 class AckedProducer:
     """Puts of every kind against one connected producer."""
 
-    def __init__(self, name: str, rng: random.Random, acked: AckedList, *, delayed: bool = False) -> None:
+    def __init__(self, name: str, rng: random.Random, acked: AckedList, *, delayed: int = 0) -> None:
+        """`delayed`: how many delay levels are put to, from the first on."""
         self._name = name
         self._rng = rng
         self._acked = acked
         self._sequence = 0
-        self._kinds = [self._one, self._one, self._many, self._batch, self._async] + [self._delayed] * delayed
+        self._kinds = [self._one, self._one, self._many, self._batch, self._async] + [self._delayed] * (delayed > 0)
+        self._levels = delayed
 
     def bodies(self, count: int) -> list[bytes]:
         made = []
@@ -119,8 +126,11 @@ class AckedProducer:
 
     def _delayed(self, producer: pyengine.Producer, topic: str, queue_id: int) -> int:
         (body,) = self.bodies(1)
-        if producer.put(DELAYED_TOPIC, body, queue_id=queue_id, delay_level=1).status is PutStatus.PUT_OK:
-            self._acked.add(DELAYED_TOPIC, queue_id, None, None, body)
+        level = self._rng.randint(1, self._levels)
+        result = producer.put(DELAYED_TOPIC, body, queue_id=queue_id, delay_level=level)
+        if result.status is PutStatus.PUT_OK:
+            self._acked.add(DELAYED_TOPIC, queue_id, None, None, body,
+                            level=level, waits_as=result.queue_offset, waits_at=result.physical_offset)
         return 1
 
     def _note(self, topic: str, queue_id: int, result: pyengine.PutResult, bodies: list[bytes]) -> None:
@@ -146,7 +156,8 @@ def main() -> int:
     parser.add_argument("acked", type=Path)
     parser.add_argument("--name", required=True, help="must differ from every other producer's, earlier ones included")
     parser.add_argument("--seed", required=True)
-    parser.add_argument("--delayed", action="store_true", help="some messages with delay level 1")
+    parser.add_argument("--delayed", type=int, nargs="?", const=1, default=0, metavar="LEVELS",
+                        help="some messages with a delay level from 1 to this (1)")
     parser.add_argument("--rate", type=float, default=2000.0, help="messages per second, at most")
     arguments = parser.parse_args()
 

@@ -29,13 +29,19 @@ FAILURES_MAX = 10
 
 @dataclass
 class Audit:
-    """`failures` are sentences; empty means that everything promised is there."""
+    """`failures` are sentences; empty means that everything promised is there.
+
+    `waiting`: (queue id, offset) in SCHEDULE_TOPIC_XXXX -> digest of the body there; `delivered`: digest -> how often
+    that body stands under its own topic.
+    """
 
     acknowledged: int = 0
     messages: int = 0
     lost: int = 0
     redelivered: int = 0
     failures: list[str] = field(default_factory=list)
+    waiting: dict[tuple[int, int], str] = field(default_factory=dict)
+    delivered: Counter[str] = field(default_factory=Counter)
 
 
 def read_acked(paths: Iterable[Path]) -> list[dict]:
@@ -76,7 +82,6 @@ def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: C
     found = Audit(acknowledged=len(rows))
     at_offset = [row for row in rows if row["queue_offset"] is not None]
     delayed = {row["body_sha256"]: row for row in rows if row["queue_offset"] is None}
-    delivered: Counter[str] = Counter()
     promised = {(row["topic"], row["queue_id"], row["queue_offset"]): row for row in at_offset}
     if len(promised) != len(at_offset):
         found.failures.append(f"{len(at_offset) - len(promised)} queue offsets were acknowledged twice")
@@ -93,28 +98,31 @@ def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: C
                         break
                     for message in got.messages:
                         if topic in (SCHEDULE_TOPIC, DELAYED_TOPIC):
-                            _look_at_delayed(message, topic, delivered, found)
+                            _look_at_delayed(message, topic, queue_id, found)
                         else:
                             _look_at(message, at, topic, queue_id, promised, last_of, seen, found)
                         at += 1
-    found.redelivered = delivered.total() - len(delivered)
+    found.redelivered = found.delivered.total() - len(found.delivered)
     if delayed_are_due:
-        promised |= {(DELAYED_TOPIC, digest, None): row for digest, row in delayed.items() if digest not in delivered}
+        promised |= {(DELAYED_TOPIC, digest, None): row for digest, row in delayed.items() if digest not in found.delivered}
     found.lost = len(promised)
     for row in list(promised.values())[:FAILURES_MAX]:
         found.failures.append(f"LOST: acknowledged, but not there: {row}")
     return found
 
 
-def _look_at_delayed(message, topic: str, delivered: Counter[str], found: Audit) -> None:
+def _look_at_delayed(message, topic: str, queue_id: int, found: Audit) -> None:
     """Whole, wherever it stands; as long as it waits (SCHEDULE_TOPIC) it is not delivered."""
     found.messages += 1
     try:
         read_body(message.body)
     except ValueError as error:
         found.failures.append(f"TORN: {topic} offset {message.queue_offset}: {error}")
+    digest = sha256(message.body).hexdigest()
     if topic == DELAYED_TOPIC:
-        delivered[sha256(message.body).hexdigest()] += 1
+        found.delivered[digest] += 1
+    else:
+        found.waiting[queue_id, message.queue_offset] = digest
 
 
 def _look_at(message, at, topic, queue_id, promised, last_of, seen, found: Audit) -> None:

@@ -1,7 +1,7 @@
 """Power cuts under a running engine, on a real file system: a run on a disk that writes down what reaches it.
 
-    scripts/power_cut.sh --block [--rounds 1] [--states 200] [--seed N] [--mode async|pool|sync] [--broken SWITCH]
-                                 [--json] [--peer]
+    scripts/power_cut.sh --block [--rounds 2] [--states 200] [--seed N] [--mode async|pool|sync] [--broken SWITCH]
+                                 [--with [delayed] [consumers]] [--json] [--peer]
 
 A round is one run of an engine under producers on a new ext4, and `--states` states of its disk (logged_disk.py):
 what was flushed, and a part of what was not. Each is mounted, so that ext4 replays its journal, recovered and judged
@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import needs
-from faults.engine_power_cut import ACKS, FAILURES_SHOWN, PowerCutRun, judge_states, main, run_engine
+from faults.engine_power_cut import ACKS, FAILURES_SHOWN, TURNS, PowerCutRun, judge_states, main, run_engine
 from faults.flushed_watch import FlushedWatch
 from faults.logged_disk import BlockDisk, LoggedDisk, build_server, logged_disk
 from faults.memory_folder import memory_folder
@@ -27,34 +28,36 @@ from faults.power_cut import Outcome, explore_states
 
 
 def cut(
-    program: Path, folder: Path, seed: str, mode: str, states: int, environ: dict[str, str], *, enough: int = ACKS, stop_at: int = 5
+    program: Path, folder: Path, seed: str, mode: str, states: int, environ: dict[str, str], company: Collection[str] = (), *,
+    enough: int = ACKS, stop_at: int = 5
 ) -> Outcome:
     """One round; `store` and `acks` stay in `folder`, as all processes' death left them."""
     with memory_folder(folder / "scratch") as scratch:
         with logged_disk(program, scratch) as disk:
-            record_run(disk, seed, mode, environ, enough)
+            record_run(disk, seed, mode, company, environ, enough)
             records = disk.records()
             shutil.copytree(disk.store, folder / "store")
             shutil.copy(disk.acks, folder / "acks")
         model, place = BlockDisk(disk.kind, disk.base), scratch / "state"
         place.mkdir()
-        return judge_states(mode, seed, lambda judge: explore_states(records, model, lambda rng: model.state(rng, place), judge,
-                                                                     states=states, seed=seed, stop_at=stop_at))
+        return judge_states(mode, company, seed, records, lambda judge: explore_states(
+            records, model, lambda rng: model.state(rng, place), judge, states=states, seed=seed, stop_at=stop_at))
 
 
-def record_run(disk: LoggedDisk, seed: str, mode: str, environ: dict[str, str], enough: int) -> None:
+def record_run(disk: LoggedDisk, seed: str, mode: str, company: Collection[str], environ: dict[str, str], enough: int) -> None:
     with open(disk.acks, "ab", buffering=0) as acks:
-        run_engine(disk.store, disk.acks, seed, mode, environ, enough, lambda: FlushedWatch(disk.store, acks.write))
+        run_engine(disk.store, disk.acks, seed, mode, company, environ, enough, lambda: FlushedWatch(disk.store, acks.write))
 
 
 class BlockPowerCutRun(PowerCutRun):
     kind = "power cut, blocks"
+    turns = TURNS[:2]  # the judge would have to know which files were about to be deleted
 
     def build(self) -> Path:
         return build_server(self.scratch)
 
-    def cut(self, folder: Path, seed: str) -> Outcome:
-        return cut(self.program, folder, seed, self.mode, self.states, self.environ, stop_at=FAILURES_SHOWN)
+    def cut(self, folder: Path, seed: str, company: Sequence[str]) -> Outcome:
+        return cut(self.program, folder, seed, self.mode, self.states, self.environ, company, stop_at=FAILURES_SHOWN)
 
 
 if __name__ == "__main__":

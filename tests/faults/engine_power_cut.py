@@ -1,12 +1,12 @@
 """Power cuts under a running engine: one recorded run, and the trees that cuts of it could leave, each recovered and judged.
 
-    python -m faults.engine_power_cut [--rounds 1] [--states 200] [--seed N] [--mode async|pool|sync] [--broken SWITCH]
-                                      [--json] [--peer]
+    python -m faults.engine_power_cut [--rounds 3] [--states 200] [--seed N] [--mode async|pool|sync] [--broken SWITCH]
+                                      [--with [cleaning] [delayed] [consumers]] [--json] [--peer]
 
 A round is one run of an engine under producers whose system calls are written down, and `--states` trees made from
-that journal. What was promised must be in every one: in sync mode each acknowledgement; in the async modes `flushed`,
-as the engine showed it: the log reaches it, and what was acknowledged is there, whole and in order, up to where the
-log ends. With --broken the engine is a build that is broken on purpose (mutants.py), and must be caught.
+that journal; cut_judge.py says what must be in every one. --with says what else goes on in each run: delayed messages
+being delivered, groups that commit, old files being deleted. Without it the rounds take turns (TURNS). With --broken
+the engine is a build that is broken on purpose (mutants.py), and must be caught.
 
 Exit 0: held. 1: something promised was lost, torn, doubled or out of order.
 """
@@ -23,31 +23,38 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash.audit import audit, read_acked
+from crash.audit import read_acked
 from crash.in_child import InChild
 from crash.report import add_common_options, finish
-from crash.rounds import CrashRun, Summary, processes_of
+from crash.rounds import RETENTION, CrashRun, Summary, processes_of
 from crash.watch import EngineWatch, kill, wait_for
+from faults.cut_judge import Promised, below, judge_tree, tell_removals
 from faults.mapped_pages import PageWatch
 from faults.memory_folder import memory_folder
 from faults.mutants import MUTANTS, build, environment
-from faults.power_cut import Outcome, build_shim, explore, read_journal, shim_environment
+from faults.power_cut import Outcome, Record, build_shim, explore, read_journal, shim_environment
 from pyengine.cli.replay import MODES
 from pyengine.config import load_config
 from pyengine.errors import EngineError
+from pyengine.formats.paths import segment_name
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.storage.recovery import recover
-from pyengine.storage.recovery_report import RecoveryState
+from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.recovery import RecoveryOptions, recover
 
 ACKS = 300
 CALLS_A_CHILD = 200
 FAILURES_SHOWN = 5
+SEGMENT_BYTES = 64 << 10
+COMPANY = ("cleaning", "delayed", "consumers")
+TURNS = ((), ("delayed", "consumers"), COMPANY)  # alone; then with what adds to the store; then with what takes away too
+NOTED, COMMITS, DELETED = 4, 10, 3  # delayed messages, of groups, segments: before a run has shown anything
+RATE_IN_COMPANY = "400"  # so that these come about within some hundred messages
 SETTINGS = {
-    "mapped_file_size_commit_log_bytes": 64 << 10,
+    "mapped_file_size_commit_log_bytes": SEGMENT_BYTES,
     "mapped_file_size_consume_queue_bytes": 2000,
     "max_hash_slot_num": 100,
     "max_index_num": 400,
@@ -55,66 +62,72 @@ SETTINGS = {
     "commit_interval_commit_log_ms": 10,
     "transient_store_pool_size": 3,
 }
+DELAY_LEVELS = 3
+DELAYED = {"message_delay_level": "0s 1s 1h", "flush_delay_offset_interval_ms": 10}  # one is always still waiting
+CLEANING = RETENTION | {"clean_resource_interval_ms": 200, "max_hash_slot_num": 5, "max_index_num": 10}  # several go at once
 MAPPED = {"sync": ("index",), "async": ("commitlog", "index"), "pool": ("index",)}  # folders that are written through mappings
 START = "import sys, json; from pyengine.engine import start_engine; start_engine(sys.argv[1], json.loads(sys.argv[2]))"
 
 
-def judge_tree(mode: str, checked: mmap.mmap, tree: Path, acks: list[bytes]) -> str | None:
-    """Recovers the tree as the next start would, and looks for everything that had been promised before the cut."""
-    lines = [json.loads(line) for line in b"".join(acks).splitlines()]
-    flushed = max((line["flushed"] for line in lines if "flushed" in line), default=0)
-    rows = [line for line in lines if "flushed" not in line]
-    if not any((tree / "commitlog").glob("*")):
-        is_lost = flushed or rows and mode == "sync"
-        return f"{len(rows)} acknowledged, {flushed} flushed, but there is no commit log" if is_lost else None
-    report = recover(tree, load_config(tree, environ={}).geometry)
-    if report.state is not RecoveryState.RECOVERED:
-        return report.sentence
-    if report.end_offset < flushed:
-        return f"LOST: the log was flushed up to {flushed} and ends at {report.end_offset}"
-    if mode != "sync":
-        rows = below(rows, report.end_offset)
-    found = audit(tree, rows)
-    checked[:8] = (int.from_bytes(checked[:8], "little") + found.messages).to_bytes(8, "little")
-    return "; ".join(found.failures) or None
+def judge(mode: str, checked: mmap.mmap, tree: Path, acks: list[bytes]) -> str | None:
+    """For explore(): None, or what is wrong. Adds the messages that it read to `checked`."""
+    wrong, messages = judge_tree(mode, tree, Promised.of(acks))
+    checked[:8] = (int.from_bytes(checked[:8], "little") + messages).to_bytes(8, "little")
+    return "; ".join(wrong) or None
 
 
-def below(rows: list[dict], end: int) -> list[dict]:
-    """Those that are known to lie in a log that ends there."""
-    return [row for row in rows if row["physical_offset"] is not None and row["physical_offset"] < end]
+def settings(mode: str, company: Collection[str]) -> dict[str, object]:
+    return SETTINGS | MODES[mode] | (DELAYED if "delayed" in company else {}) | (CLEANING if "cleaning" in company else {})
 
 
-def record_run(shim: Path, folder: Path, seed: str, mode: str, environ: dict[str, str], enough: int) -> tuple[Path, Path]:
-    """Runs engine and producers until `enough` messages are acknowledged, then kills all; (store, journal)."""
+def record_run(
+    shim: Path, folder: Path, seed: str, mode: str, company: Collection[str], environ: dict[str, str], enough: int
+) -> tuple[Path, Path]:
+    """Runs engine, producers and `company` until all of them have done enough, then kills all; (store, journal)."""
     store, acks, journal = folder / "store", folder / "acks", folder / "journal"
     store.mkdir()
     acks.touch()
     environ = environ | shim_environment(shim, journal, store, acks, MAPPED[mode])
-    run_engine(store, acks, seed, mode, environ, enough, lambda: PageWatch(store, journal, MAPPED[mode]))
+    run_engine(store, acks, seed, mode, company, environ, enough, lambda: PageWatch(store, journal, MAPPED[mode]))
     return store, journal
 
 
-def run_engine(store: Path, acks: Path, seed: str, mode: str, environ: dict[str, str], enough: int,
+def run_engine(store: Path, acks: Path, seed: str, mode: str, company: Collection[str], environ: dict[str, str], enough: int,
                watch: Callable[[], contextlib.AbstractContextManager]) -> None:
-    """Engine and producers, watched, until `enough` messages are acknowledged; then all are killed."""
-    producers = []
+    """Engine, producers and `company`, watched, until they have done enough; then all are killed."""
+    more = ["--delayed", str(DELAY_LEVELS)] * ("delayed" in company) + ["--rate", RATE_IN_COMPANY] * bool(company)
+    commands = [["acked_consumer"]] * ("consumers" in company)
+    commands += [["acked_producer", "--name", f"p{number}", "--seed", seed, *more] for number in range(2)]
+    clients = []
     try:
         started = subprocess.run(
-            [sys.executable, "-P", "-c", START, str(store), json.dumps(SETTINGS | MODES[mode])], env=environ, capture_output=True,
+            [sys.executable, "-P", "-c", START, str(store), json.dumps(settings(mode, company))], env=environ, capture_output=True,
             text=True, timeout=120
         )
         assert started.returncode == 0, started.stderr
         with watch():
-            for number in range(2):
-                command = [sys.executable, "-P", "-m", "crash.acked_producer", str(store), str(acks), "--name", f"p{number}",
-                           "--seed", seed]
-                producers.append(subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL))
-            wait_for("acknowledgements", lambda: acks.read_bytes().count(b"\n") >= enough, patience_s=120)
+            for module, *options in commands:
+                command = [sys.executable, "-P", "-m", f"crash.{module}", str(store), str(acks), *options]
+                clients.append(subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL))
+                if module == "acked_consumer":
+                    wait_for("a consumer", lambda: b'"reads"' in acks.read_bytes(), patience_s=120)
+            wait_for("acknowledgements", lambda: has_done_enough(store, acks, company, enough), patience_s=120)
     finally:
-        for producer in producers:
-            producer.kill()
-            producer.wait()
+        for client in clients:
+            client.kill()
+            client.wait()
         end_engine(store)
+
+
+def has_done_enough(store: Path, acks: Path, company: Collection[str], enough: int) -> bool:
+    """Whether all that a run is to show has come about: messages, notes of deliveries, commits, segments deleted."""
+    lines = acks.read_bytes()
+    return (
+        lines.count(b"body_sha256") >= enough
+        and ("delayed" not in company or DelayOffsets(store).read()[0].get(1, 0) >= NOTED)
+        and ("consumers" not in company or lines.count(b'"commits"') >= COMMITS)
+        and ("cleaning" not in company or min(os.listdir(store / "commitlog")) >= segment_name(DELETED * SEGMENT_BYTES))
+    )
 
 
 def end_engine(store: Path) -> None:
@@ -129,27 +142,35 @@ def end_engine(store: Path) -> None:
 
 
 def cut(
-    shim: Path, folder: Path, seed: str, mode: str, states: int, environ: dict[str, str], *, enough: int = ACKS, stop_at: int = 5
+    shim: Path, folder: Path, seed: str, mode: str, states: int, environ: dict[str, str], company: Collection[str] = (), *,
+    enough: int = ACKS, stop_at: int = 5
 ) -> Outcome:
-    store, journal = record_run(shim, folder, seed, mode, environ, enough)
-    records = read_journal(journal)
+    """One run with that `company`, and its trees."""
+    store, journal = record_run(shim, folder, seed, mode, company, environ, enough)
+    records = list(tell_removals(read_journal(journal), store))
     with memory_folder(folder / "scratch") as scratch:
-        return judge_states(mode, seed, lambda judge: explore(records, store, judge, states=states, seed=seed, scratch=scratch,
-                                                              stop_at=stop_at))
+        return judge_states(mode, company, seed, records, lambda judge: explore(
+            records, store, judge, states=states, seed=seed, scratch=scratch, stop_at=stop_at))
 
 
-def judge_states(mode: str, seed: str, exploring: Callable[[Callable[[Path, list[bytes]], str | None]], Outcome]) -> Outcome:
-    """What `exploring` finds with the judge that it is given, told on stderr."""
+def judge_states(mode: str, company: Collection[str], seed: str, records: Sequence[Record],
+                 exploring: Callable[[Callable[[Path, list[bytes]], str | None]], Outcome]) -> Outcome:
+    """What `exploring` finds in the states of these records with the judge that it is given, told on stderr."""
     began_s = time.monotonic()
     checked = mmap.mmap(-1, 4096)  # the judge is in children
-    with contextlib.closing(InChild(functools.partial(judge_tree, mode, checked), calls=CALLS_A_CHILD)) as judge:
-        outcome = exploring(judge)
+    with contextlib.closing(InChild(functools.partial(judge, mode, checked), calls=CALLS_A_CHILD)) as in_child:
+        outcome = exploring(in_child)
+    outcome.acknowledged = sum(record.kind == "A" and b"body_sha256" in record.a for record in records)
     print(
-        f"seed {seed}, {mode}: {outcome.states} states of {outcome.records} records, {outcome.acknowledged} acknowledged, "
-        f"{len(outcome.bad)} bad, {time.monotonic() - began_s:.1f} s", file=sys.stderr
+        f"seed {seed}, {words(mode, company)}: {outcome.states} states of {outcome.records} records, "
+        f"{outcome.acknowledged} acknowledged, {len(outcome.bad)} bad, {time.monotonic() - began_s:.1f} s", file=sys.stderr
     )
     outcome.checked = int.from_bytes(checked[:8], "little")
     return outcome
+
+
+def words(mode: str, company: Collection[str]) -> str:
+    return f"{mode} with {', '.join(company)}" if company else mode
 
 
 def here() -> dict[str, str]:
@@ -169,39 +190,44 @@ class PowerCutRun(CrashRun):
     """Rounds of one recorded run and its trees. The store of the last one stays, recovered as after a kill."""
 
     kind = "power cut"
+    turns: Sequence[Sequence[str]] = TURNS
 
-    def __init__(self, scratch: Path, mode: str, seed: int, states: int, environ: dict[str, str]) -> None:
+    def __init__(self, scratch: Path, mode: str, seed: int, states: int, environ: dict[str, str],
+                 company: Sequence[str] | None) -> None:
+        """`company` None: each round's own, by turns."""
         super().__init__(scratch / "store", scratch, self.kind, mode, seed)
-        self.settings |= SETTINGS
         self.summary = PowerCutSummary(self.kind, mode, seed)
-        self.mode, self.states, self.environ = mode, states, environ
+        self.mode, self.states, self.environ, self.company = mode, states, environ, company
         self.program = self.build()
 
     def build(self) -> Path:
         """The C that writes down."""
         return build_shim(self.scratch)
 
-    def cut(self, folder: Path, seed: str) -> Outcome:
+    def cut(self, folder: Path, seed: str, company: Sequence[str]) -> Outcome:
         """One round in an empty folder; leaves `store` and `acks` there."""
-        return cut(self.program, folder, seed, self.mode, self.states, self.environ, stop_at=FAILURES_SHOWN)
+        return cut(self.program, folder, seed, self.mode, self.states, self.environ, company, stop_at=FAILURES_SHOWN)
 
     def run(self, rounds: int) -> PowerCutSummary:
         began_s = time.monotonic()
         for number in range(rounds):
             folder = self.scratch / f"round-{number}"
             folder.mkdir()
-            outcome = self.cut(folder, f"{self.summary.seed}/{number}")
+            company = self.turns[number % len(self.turns)] if self.company is None else self.company
+            self.settings = settings(self.mode, company)
+            outcome = self.cut(folder, f"{self.summary.seed}/{number}", company)
             self.summary.rounds += 1
             self.summary.states += outcome.states
             self.summary.records += outcome.records
             self.summary.acknowledged += outcome.acknowledged
             self.summary.checked += outcome.checked
             self.summary.lost += len(outcome.bad)
-            self.summary.failures += [f"state {state}, cut behind record {point}: {sentence}"
+            self.summary.failures += [f"{words(self.mode, company)}: state {state}, cut behind record {point}: {sentence}"
                                       for point, state, sentence in outcome.bad]
             self.store = folder / "store"
-            end = recover(self.store, load_config(self.store, environ={}).geometry).end_offset
-            rows = [row for row in read_acked([folder / "acks"]) if "flushed" not in row]
+            config = load_config(self.store, environ={})
+            end = recover(self.store, config.geometry, options=RecoveryOptions.of(config)).end_offset
+            rows = [row for row in read_acked([folder / "acks"]) if "body_sha256" in row]
             if self.mode == "pool":  # what was in its buffers alone is gone
                 rows = below(rows, end)
             (folder / "rows").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -214,9 +240,11 @@ class PowerCutRun(CrashRun):
 
 def main(words: str | None = __doc__, rig: type[PowerCutRun] = PowerCutRun) -> int:
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_options(parser, rounds=1)
+    add_common_options(parser, rounds=len(rig.turns))
     parser.add_argument("--mode", choices=list(MODES), default="sync")
     parser.add_argument("--states", type=int, default=200, help="states for each recorded run (200)")
+    parser.add_argument("--with", dest="company", nargs="*", choices=[name for name in COMPANY if name in rig.turns[-1]],
+                        help="what else goes on in each run (by turns)")
     parser.add_argument("--broken", choices=[mutant.switch for mutant in MUTANTS],
                         help="an engine broken in this way: must be caught")
     arguments = parser.parse_args()
@@ -226,7 +254,7 @@ def main(words: str | None = __doc__, rig: type[PowerCutRun] = PowerCutRun) -> i
             environ = environment(build(Path(place)), next(mutant for mutant in MUTANTS if mutant.switch == arguments.broken))
 
         def make(store: Path, scratch: Path) -> PowerCutRun:
-            return rig(scratch, arguments.mode, arguments.seed, arguments.states, environ)
+            return rig(scratch, arguments.mode, arguments.seed, arguments.states, environ, arguments.company)
 
         return finish(arguments, make, lambda run: run.run(arguments.rounds),
                       lambda summary: f"{summary.states} states of {summary.records} records")

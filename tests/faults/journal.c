@@ -231,7 +231,11 @@ int fallocate64(int fd, int mode, off64_t at, off64_t n)
 {
 	int result = REAL(fallocate64)(fd, mode, at, n);
 	char path[PATH_MAX];
+	struct stat status;
 	if (!result && (mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)) && own(fd, path)) {
+		if (fstat(fd, &status) || status.st_size <= at)
+			return result;
+		n = n < status.st_size - at ? n : status.st_size - at;
 		void *zeros = calloc(1, (size_t)n);
 		if (!zeros)
 			abort();

@@ -43,12 +43,12 @@ class PageWatch(FlushedWatch):
         try:
             with open(path, "rb") as file:
                 inode, content = os.fstat(file.fileno()).st_ino, file.read()
-            known = self._pages.setdefault((path.name, inode), {})
-            for at in range(0, len(content), PAGE_BYTES):
-                page = content[at : at + PAGE_BYTES]
-                if page != known.get(at, bytes(len(page))):
-                    known[at] = page
-                    append_record(self._descriptor, Record("W", inode, at, page, b""))
+                known = self._pages.setdefault((path.name, inode), {})
+                for at in range(0, len(content), PAGE_BYTES):
+                    page = content[at : at + PAGE_BYTES]
+                    if page != known.get(at, bytes(len(page))):
+                        known[at] = page
+                        append_record(self._descriptor, Record("W", inode, at, page, b""))  # open still: the inode is no other's
         except FileNotFoundError:
             pass
         finally:

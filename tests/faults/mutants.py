@@ -75,7 +75,29 @@ FORGETS_TIMED_SYNC = Mutant(
     "                fdatasync(self._segments.descriptors[start], self._segments.path(start))",
     "                BROKEN or fdatasync(self._segments.descriptors[start], self._segments.path(start))",
 )
-MUTANTS = (ANSWERS_EARLY, FORGETS_UNDO, NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, FORGETS_FOLDER, FORGETS_TIMED_SYNC)
+NOTES_EARLY = Mutant(
+    "early-note",
+    "notes a delivery of a delayed message before it is flushed",
+    "pyengine/services/schedule_message.py",
+    "            while level.unflushed and level.unflushed[0][1] <= flushed:\n",
+    "            while level.unflushed and (BROKEN or level.unflushed[0][1] <= flushed):\n",
+)
+FORGETS_REMOVED = Mutant(
+    "no-removal-sync",
+    "does not sync the folder of a deleted file",
+    "pyengine/storage/file_removal.py",
+    "        sync_folder(path.parent)\n",
+    "        BROKEN or sync_folder(path.parent)\n",
+)
+COMMITS_UNSYNCED = Mutant(
+    "no-commit-sync",
+    "says that a group's offset is remembered without a sync",
+    "pyengine/storage/offset_lock.py",
+    "    try:\n        os.fsync(descriptor)\n",
+    "    try:\n        BROKEN or os.fsync(descriptor)\n",
+)
+MUTANTS = (ANSWERS_EARLY, FORGETS_UNDO, NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, FORGETS_FOLDER, FORGETS_TIMED_SYNC, NOTES_EARLY,
+           FORGETS_REMOVED, COMMITS_UNSYNCED)
 
 
 def build(folder: Path) -> Path:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 SOURCE = Path(__file__).with_name("journal.c")
 SECTOR_BYTES = 512
-FOLDER = 0  # stands for an inode where a name is a folder
+FOLDER = 0  # stands for a life where a name is a folder
 _HEAD = struct.Struct("=cIIQQ")
 
 
@@ -102,7 +102,7 @@ class _NameChange(NamedTuple):
     when: int
     kind: str
     path: str
-    inode: int
+    life: int
     target: str = ""
 
     def folders(self) -> set[str]:
@@ -113,45 +113,56 @@ class _NameChange(NamedTuple):
             names.pop(self.path, None)
         elif self.kind == "R":
             names.pop(self.path, None)
-            names[self.target] = self.inode
+            names[self.target] = self.life
         else:
-            names[self.path] = self.inode
+            names[self.path] = self.life
 
 
 class Disk:
-    """What is safe and what is not, after the records fed so far."""
+    """What is safe and what is not, after the records fed so far.
+
+    A file system gives the number of an inode again once its file is gone, so a file is known by its *life*: how many
+    were made before it.
+    """
 
     def __init__(self) -> None:
-        self.files: dict[int, _File] = {}
-        self.names: dict[str, int] = {}
+        self.files: dict[int, _File] = {}  # by life; without those that no name can lead to any more
+        self.names: dict[str, int] = {}    # path -> life, or FOLDER
+        self._lives: dict[int, int] = {}   # inode -> the life that it has now
         self.pending_names: list[_NameChange] = []
         self.acks: list[bytes] = []
-        self._begun: dict[tuple[int, int], int] = {}
+        self._begun: dict[tuple[int, int], tuple[int, int]] = {}
+        self._births = 0
         self._now = 0
 
     def feed(self, record: Record) -> None:
         kind, inode, number, a, b = record
         now = self._now
         self._now += 1
-        if kind == "W":
-            self.files[inode].pending.append((now, number, a))
-        elif kind == "S":
-            self.files[inode].pending.append((now, number, None))
+        if kind in "WS":
+            file = self.files.get(self._lives[inode])
+            if file is not None:
+                file.pending.append((now, number, a if kind == "W" else None))
         elif kind == "F":
-            self.files[inode] = _File()
+            self._births += 1
+            self._lives[inode] = self._births
+            self.files[self._births] = _File()
         elif kind in "NMUR":
-            self.pending_names.append(_NameChange(now, kind, a.decode(), inode if kind in "NR" else FOLDER, b.decode()))
+            life = self._lives[inode] if kind in "NR" else FOLDER
+            self.pending_names.append(_NameChange(now, kind, a.decode(), life, b.decode()))
         elif kind == "b":
-            self._begun[inode, number] = now
+            self._begun[inode, number] = now, self._lives.get(inode, FOLDER)
         elif kind == "e":
-            self._synced(inode, self._begun.pop((inode, number)), a.decode())
+            self._synced(*self._begun.pop((inode, number)), a.decode())
         elif kind == "A":
             self.acks.append(a)
 
-    def _synced(self, inode: int, begun: int, folder: str) -> None:
+    def _synced(self, begun: int, life: int, folder: str) -> None:
         if not folder:
-            self.files[inode].keep_before(begun)
+            if life in self.files:
+                self.files[life].keep_before(begun)
             return
+        before = set(self.names.values())
         left = []
         for change in self.pending_names:
             if change.when < begun and folder in change.folders():
@@ -159,6 +170,8 @@ class Disk:
             else:
                 left.append(change)
         self.pending_names = left
+        for life in before.difference(self.names.values(), (change.life for change in left), (FOLDER,)):
+            self.files.pop(life, None)
 
     @property
     def clean(self) -> bool:

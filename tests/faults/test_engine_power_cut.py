@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from faults.engine_power_cut import ACKS, MAPPED, cut, here
-from faults.mutants import FORGETS_FOLDER, FORGETS_TIMED_SYNC, NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, Mutant, environment
+from faults.engine_power_cut import ACKS, COMPANY, MAPPED, TURNS, cut, here, words
+from faults.mutants import (
+    COMMITS_UNSYNCED,
+    FORGETS_FOLDER,
+    FORGETS_REMOVED,
+    FORGETS_TIMED_SYNC,
+    NEVER_SYNCS,
+    NOTES_EARLY,
+    PUBLISHES_BEFORE_SYNC,
+    Mutant,
+    environment,
+)
 from faults.power_cut import build_shim
 
 STATES = 30
@@ -24,22 +34,31 @@ def shim(tmp_path_factory):
     return build_shim(tmp_path_factory.mktemp("shim"))
 
 
-@pytest.mark.parametrize("mode", MAPPED)
-def test_what_was_promised_survives_every_cut(shim, tmp_path, seed, mode):
-    outcome = cut(shim, tmp_path, seed, mode, STATES, here())
+def with_company(company):
+    return "+".join(company) or "alone"
+
+
+@pytest.mark.parametrize("mode, company", [("sync", ("delayed", "consumers")), ("async", COMPANY), ("pool", COMPANY)],
+                         ids=lambda of: of if isinstance(of, str) else with_company(of))
+def test_what_was_promised_survives_every_cut(shim, tmp_path, seed, mode, company):
+    outcome = cut(shim, tmp_path, seed, mode, STATES, here(), company)
     assert outcome.acknowledged >= ACKS
     assert outcome.bad == []
 
 
 @pytest.mark.parametrize(
-    "mutant, mode, states",
-    [(NEVER_SYNCS, "sync", 100), (PUBLISHES_BEFORE_SYNC, "sync", 400), (FORGETS_FOLDER, "sync", 200),
-     (FORGETS_TIMED_SYNC, "async", 200), (FORGETS_TIMED_SYNC, "pool", 200)],
-    ids=lambda of: getattr(of, "switch", str(of)),
+    "mutant, mode, company, states",
+    [(NEVER_SYNCS, "sync", (), 100), (PUBLISHES_BEFORE_SYNC, "sync", (), 400), (FORGETS_FOLDER, "sync", (), 200),
+     (FORGETS_TIMED_SYNC, "async", (), 200), (FORGETS_TIMED_SYNC, "pool", (), 200),
+     *(pytest.param(*one, marks=pytest.mark.long) for one in [
+         (NOTES_EARLY, "async", ("delayed",), 1000), (NOTES_EARLY, "pool", COMPANY, 2000),
+         (FORGETS_REMOVED, "sync", ("cleaning",), 2000), (FORGETS_REMOVED, "async", COMPANY, 2000),
+         (COMMITS_UNSYNCED, "sync", ("consumers",), 1000), (COMMITS_UNSYNCED, "pool", COMPANY, 1000)])],
+    ids=lambda of: getattr(of, "switch", with_company(of) if isinstance(of, tuple) else str(of)),
 )
-def test_a_broken_engine_is_caught(shim, broken_build, tmp_path, seed, proof, mutant: Mutant, mode: str, states: int):
-    outcome = cut(shim, tmp_path, seed, mode, states, environment(broken_build, mutant), stop_at=1)
-    proof("broken builds", f"power cut: {mutant.name} ({mode})",
+def test_a_broken_engine_is_caught(shim, broken_build, tmp_path, seed, proof, mutant: Mutant, mode, company, states):
+    outcome = cut(shim, tmp_path, seed, mode, states, environment(broken_build, mutant), company, stop_at=1)
+    proof("broken builds", f"power cut: {mutant.name} ({words(mode, company)})",
           **{"states until caught": outcome.states, "not caught": int(not outcome.bad)})
     assert outcome.bad, f"an engine that {mutant.name} was not noticed in {outcome.states} states"
     print(outcome.bad[0])
@@ -47,10 +66,12 @@ def test_a_broken_engine_is_caught(shim, broken_build, tmp_path, seed, proof, mu
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("company", TURNS, ids=with_company)
 @pytest.mark.parametrize("mode", MAPPED)
-def test_what_was_promised_survives_thousands_of_cuts(shim, tmp_path, seed, proof, mode):
-    outcome = cut(shim, tmp_path, seed, mode, STATES_LONG, here(), enough=ACKS_LONG)
-    proof("power cut", mode, states=outcome.states, records=outcome.records, acknowledged=outcome.acknowledged, bad=len(outcome.bad))
+def test_what_was_promised_survives_thousands_of_cuts(shim, tmp_path, seed, proof, mode, company):
+    outcome = cut(shim, tmp_path, seed, mode, STATES_LONG, here(), company, enough=ACKS_LONG)
+    proof("power cut", words(mode, company), states=outcome.states, records=outcome.records, acknowledged=outcome.acknowledged,
+          bad=len(outcome.bad))
     assert outcome.bad == []
 
 

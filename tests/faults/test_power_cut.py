@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.power_cut import Disk, build_shim, cut_points, explore, read_journal, shim_environment
+from faults.power_cut import Disk, Record, build_shim, cut_points, explore, read_journal, shim_environment
 
 # A store of numbered 700-byte lines in files of 40 lines; argv: folder, acks, what it forgets.
 TOY = """
@@ -105,6 +105,31 @@ def test_the_whole_run_replayed_is_what_stands_on_disk(run_toy, tmp_path):
     for name, inode in disk.names.items():
         if inode:
             assert bytes(disk.files[inode].safe) == Path(name).read_bytes()
+
+
+def test_the_number_of_an_inode_that_is_given_again_is_another_file():
+    disk = Disk()
+    for record in (Record("F", 7, 0, b"", b""), Record("W", 7, 0, b"old", b""), Record("b", 7, 1, b"", b""),
+                   Record("e", 7, 1, b"", b""), Record("N", 7, 0, b"/s/old", b""), Record("b", 1, 2, b"/s", b""),
+                   Record("e", 1, 2, b"/s", b""), Record("U", 0, 0, b"/s/old", b""), Record("F", 7, 0, b"", b""),
+                   Record("W", 7, 0, b"new", b""), Record("b", 7, 3, b"", b""), Record("e", 7, 3, b"", b""),
+                   Record("N", 7, 0, b"/s/new", b"")):
+        disk.feed(record)
+    assert bytes(disk.files[disk.names["/s/old"]].safe) == b"old"  # its removal is not safe
+    for record in (Record("b", 1, 4, b"/s", b""), Record("e", 1, 4, b"/s", b"")):
+        disk.feed(record)
+    assert disk.clean and list(disk.names) == ["/s/new"]
+    assert [bytes(file.safe) for file in disk.files.values()] == [b"new"]
+
+
+def test_a_hole_is_written_down_as_far_as_the_file_reaches(shim, tmp_path):
+    store, journal = tmp_path / "store", tmp_path / "journal"
+    store.mkdir()
+    script = ("import os, sys; from pyengine.native.flush import punch; fd = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR);"
+              " os.write(fd, bytes(5000)); os.unlink(sys.argv[1]); code = punch(fd, 4096, 64 << 20); assert not code, code")
+    environ = os.environ | shim_environment(shim, journal, store, tmp_path / "acks")
+    subprocess.run([sys.executable, "-c", script, str(store / "file")], env=environ, check=True, timeout=60)
+    assert [(record.number, len(record.a)) for record in read_journal(journal) if record.kind == "W"] == [(0, 5000), (4096, 904)]
 
 
 def test_suspicious_acknowledgements_are_cut_first(run_toy):
