@@ -42,6 +42,14 @@ class Skipped:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """The blank in [start, end) that closes a segment."""
+
+    start: int
+    end: int
+
+
 def list_damaged_segments(folder: Path) -> list[tuple[int, Path]]:
     """(start offset, path) of every 20-digit file, whatever its length; other files are left out."""
     found = []
@@ -52,10 +60,10 @@ def list_damaged_segments(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skipped, memoryview]]:
-    """Runs and skipped ranges of one segment in order, each with its bytes; `size_bytes` is what it should have.
+def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skipped | Blank, memoryview]]:
+    """Runs, skipped ranges and the blank of one segment in order, each with its bytes; `size_bytes` is what it should have.
 
-    The bytes are valid until the next one is asked for.
+    Zeros up to the segment's end are left out. The bytes are valid until the next one is asked for.
     """
     if path.stat().st_size == 0:
         return
@@ -72,7 +80,9 @@ def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skippe
             if at >= data_end or result.reason == CaseLabel.RANGE_END:
                 return
             if result.reason == CaseLabel.BLANK and BEGIN.unpack_from(view, at - base)[0] == base + size_bytes - at:
-                return  # what follows the blank is undefined
+                with view[at - base : end - base] as piece:  # what follows the blank's head is undefined
+                    yield Blank(at, base + size_bytes), piece
+                return
             following = _next_record(mapping, base, at + 1, end)
             stop = data_end if following is None else following
             with view[at - base : stop - base] as piece:

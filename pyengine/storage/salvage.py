@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.record_case import CaseLabel
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.log_carver import Run, Skipped, carve, list_damaged_segments
 from pyengine.storage.log_files import log_exists
@@ -27,6 +29,10 @@ from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.recovery_report import Progress, RecoveryReport
 from pyengine.storage.salvage_config import copy_config
 from pyengine.storage.salvage_log import SalvagedLog
+from pyengine.storage.watermark import read_watermark
+
+LOST = "lost"  # a reason beside formats.record_case: nothing is there, though it had been synced
+MISSING_LISTED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,18 @@ def salvage(
         raise
 
 
+def _missing(segments: Sequence[tuple[int, Path]], size_bytes: int) -> tuple[tuple[int, ...], list[str]]:
+    """Start offsets of segments that are missing between others; a sentence where there are too many to list."""
+    missing: list[int] = []
+    notes = []
+    for (before, _), (after, path) in zip(segments, segments[1:]):
+        starts = range(before + size_bytes, after, size_bytes)
+        missing += starts[:MISSING_LISTED_MAX]
+        if len(starts) > MISSING_LISTED_MAX:
+            notes.append(f"{len(starts):,} segments are missing before {path.name}; the first {MISSING_LISTED_MAX:,} are listed")
+    return tuple(missing), notes
+
+
 def _salvage(
     root: Path, destination: Path, geometry: Geometry, options: RecoveryOptions | None, progress: Progress | None,
     started_s: float,
@@ -100,22 +118,29 @@ def _salvage(
     size_bytes = geometry.mapped_file_size_commit_log_bytes
     folders = [folder for folder in StorePaths(root).commit_log_folders.all if folder.is_dir()]
     segments = sorted(segment for folder in folders for segment in list_damaged_segments(folder))
-    missing = tuple(
-        start
-        for before, after in zip(segments, segments[1:])
-        for start in range(before[0] + size_bytes, after[0], size_bytes)
-    )
+    missing, notes = _missing(segments, size_bytes)
     skipped: list[Skipped] = []
+    unsure: list[Skipped] = []  # zeros that end the log, unless something follows them
+    end = segments[0][0] if segments else 0
     with SalvagedLog(StorePaths(destination).commit_log, size_bytes) as log:
         for number, (base, path) in enumerate(segments, 1):
+            reached = base
             for piece, data in carve(path, base, size_bytes):
+                skipped += unsure
+                unsure.clear()
+                end = reached = piece.end
                 if isinstance(piece, Run):
                     log.append_run(piece.start, data)
-                else:
+                elif isinstance(piece, Skipped):
                     skipped.append(piece)
+            if reached < base + size_bytes:
+                unsure.append(Skipped(reached, base + size_bytes, str(CaseLabel.ZEROES)))
             if progress is not None:
                 progress(number * size_bytes, len(segments) * size_bytes)
-    notes = copy_config(root, destination, log.queues)
+    durable = read_watermark(root).watermark
+    if durable is not None and end < durable.flushed:
+        skipped.append(Skipped(end, durable.flushed, LOST))
+    notes += copy_config(root, destination, log.queues)
     report = recover(destination, geometry, options=options)
     return SalvageReport(
         log.records, log.kept_bytes, tuple(skipped), missing,

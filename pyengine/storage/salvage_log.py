@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyengine.formats.constants import (
+    PROPERTY_INNER_MULTI_QUEUE_OFFSET,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
 )
-from pyengine.formats.message import encode_blank
+from pyengine.formats.light_queues import further_places, with_further_offsets
+from pyengine.formats.message import decode_record, encode_blank
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record_layout import (
     BEGIN,
     HEAD_BY_FLAGS,
+    I16,
     I32,
     I64,
     PHYSICAL_OFFSET_AT,
@@ -30,6 +33,7 @@ from pyengine.storage.new_file import create_file, make_folders
 _WRITE_BYTES = 1 << 20
 _QUEUE_ID_AT = 12
 _BLANK_BYTES = 8
+_PLACES = PROPERTY_INNER_MULTI_QUEUE_OFFSET.encode()
 _NOT_QUEUED = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
 
 
@@ -110,10 +114,12 @@ class SalvagedLog:
         return new_start + old_offset - old_start
 
     def _append(self, old_offset: int, record: bytearray) -> None:
+        old_bytes = len(record)
+        self._renumber_places(record)
         room = self._segment + self._size_bytes - self._at
         if self._descriptor < 0 or len(record) + _BLANK_BYTES > room:
             self._roll(room)
-        self._note_move(old_offset, len(record))
+        self._note_move(old_offset, old_bytes)
         self._renumber(record)
         self._pending += record
         self._at += len(record)
@@ -131,6 +137,22 @@ class SalvagedLog:
         self._moved.append((old_offset, self._at))
         self._moved_old_end.append(old_offset + size_bytes)
 
+    def _renumber_places(self, record: bytearray) -> None:
+        """New numbers in further queues (docs/formats.md section 8.6); the text gets shorter perhaps, never longer."""
+        if _PLACES not in record:
+            return
+        message = decode_record(record)
+        places = further_places(message)
+        numbers = [self._queue(topic, queue_id, old).take(old) for topic, queue_id, old in places]
+        if numbers == [old for _, _, old in places]:
+            return
+        text = with_further_offsets(message.raw_properties, numbers).encode()
+        record[len(record) - len(message.raw_properties.encode()) - I16.size :] = I16.pack(len(text)) + text
+        I32.pack_into(record, 0, len(record))
+
+    def _queue(self, topic: str, queue_id: int, first: int) -> MovedQueue:
+        return self.queues.setdefault((topic, queue_id), MovedQueue(first))
+
     def _renumber(self, record: bytearray) -> None:
         I64.pack_into(record, PHYSICAL_OFFSET_AT, self._at)
         (sys_flag,) = I32.unpack_from(record, SYS_FLAG_AT)
@@ -145,8 +167,7 @@ class SalvagedLog:
         topic = str(record[topic_at : topic_at + record[topic_at - 1]], "utf-8", "replace")
         (queue_id,) = I32.unpack_from(record, _QUEUE_ID_AT)
         (queue_offset,) = I64.unpack_from(record, QUEUE_OFFSET_AT)
-        queue = self.queues.setdefault((topic, queue_id), MovedQueue(queue_offset))
-        I64.pack_into(record, QUEUE_OFFSET_AT, queue.take(queue_offset))
+        I64.pack_into(record, QUEUE_OFFSET_AT, self._queue(topic, queue_id, queue_offset).take(queue_offset))
 
     def _roll(self, room: int) -> None:
         if self._descriptor >= 0:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 
 import pytest
 
+import pyengine
 from damage import flip
 from fix_golden import CLEAN
 from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, UsageError
@@ -16,8 +18,8 @@ from pyengine.storage import salvage_log
 from pyengine.storage.check import check
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
-from pyengine.storage.recovery import recover
-from pyengine.storage.salvage import salvage
+from pyengine.storage.recovery import RecoveryOptions, recover
+from pyengine.storage.salvage import MISSING_LISTED_MAX, salvage
 
 
 @pytest.fixture
@@ -193,3 +195,47 @@ def test_a_full_disk_leaves_nothing_at_the_destination(stopped, tmp_path, monkey
     with pytest.raises(DiskFullError):
         salvage(stopped.root, tmp_path / "new", stopped.geometry)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("kept", [0, 1000])
+def test_zeros_between_records_are_told_though_nothing_stands_there(stopped, tmp_path, kept):
+    """An older copy of a segment, put back: it ends in zeros where records and a blank had followed."""
+    start = max(8192, stopped.boundary_before(8192 + kept))
+    stopped.poke(start, bytes(12288 - start))
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert [(piece.start, piece.end, piece.reason) for piece in report.skipped] == [(start, 12288, "zeroes")]
+    assert report.exit_code is ExitCode.REPAIRED
+    assert_whole(tmp_path / "new", stopped.geometry, [r for r in stopped.records if not start <= r.start < 12288])
+
+
+def test_a_log_that_ends_before_what_had_been_synced_is_told(stopped, tmp_path):
+    last = stopped.records[-1]
+    stopped.poke(last.start, bytes(len(last.data)))
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert [(piece.start, piece.end, piece.reason) for piece in report.skipped] == [(last.start, last.end, "lost")]
+    assert report.exit_code is ExitCode.REPAIRED
+
+
+def test_a_segment_with_a_name_far_away_leaves_no_endless_list(stopped, tmp_path):
+    stopped.segment(8192).rename(stopped.segment(8192).with_name(f"{1 << 50:020d}"))
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert 8192 in report.missing_segments and len(report.missing_segments) <= 1 + MISSING_LISTED_MAX
+    assert any("segments are missing before" in note for note in report.notes)
+    assert_whole(tmp_path / "new", stopped.geometry, [r for r in stopped.records if not 8192 <= r.start < 12288])
+
+
+def test_numbers_in_light_queues_move_up_behind_a_loss_too(builder, tmp_path):
+    put = []
+    for number in range(12):
+        offsets = {"INNER_MULTI_DISPATCH": "%LMQ%a,archive", "INNER_MULTI_QUEUE_OFFSET": f"{number},{number}", "x": "y"}
+        put.append(builder.put("T", b"%d" % number, queue_id=2, properties=offsets))
+    builder.write_log(b"\xff" * 8, at=put[3].physical_offset)
+    options = RecoveryOptions(enable_multi_dispatch=True)
+    assert salvage(builder.root, tmp_path / "new", builder.geometry, options=options).records == 11
+    assert check(tmp_path / "new", builder.geometry).findings == []
+    kept = [b"%d" % number for number in range(12) if number != 3]
+    with pyengine.open_store(tmp_path / "new", **asdict(builder.geometry)) as reader:
+        for topic, queue_id in (("T", 2), ("%LMQ%a", 0), ("archive", 2)):
+            found = [reader.get_message(topic, queue_id, number).messages[0] for number in range(11)]
+            assert [message.body for message in found] == kept
+        assert found[-1].properties["INNER_MULTI_QUEUE_OFFSET"] == "10,10" and found[-1].properties["x"] == "y"
