@@ -52,6 +52,10 @@ class LogView:
         sure = self.watermark or 0
         return [segment.path for segment in self.segments if segment.start_offset + self.size_bytes > sure]
 
+    def is_gap_behind(self, index: int) -> bool:
+        """Whether the segment that follows this one does not begin where it ends."""
+        return self.segments[index + 1].start_offset != self.segments[index].start_offset + self.size_bytes
+
     def index_of(self, offset: int) -> int | None:
         """Which segment holds `offset`; None when none does."""
         for index, segment in enumerate(self.segments):
@@ -88,9 +92,9 @@ class LogScan:
 def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoint) -> int:
     """The index of the segment in which the reading begins; 0 without segments.
 
-    With our watermark it is never a later segment than the watermark's. After a clean
-    stop of our own store as many of the last three segments are read as fit into
-    CLEAN_VERIFY_BYTES_MAX, the watermark's own in any case.
+    With our watermark it is never a later segment than the watermark's, nor one behind a
+    gap. After a clean stop of our own store as many of the last three segments are read as
+    fit into CLEAN_VERIFY_BYTES_MAX, the watermark's own in any case.
     """
     count = len(log.segments)
     if path is RecoveryPath.NORMAL:
@@ -107,6 +111,7 @@ def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoi
     if log.watermark is not None and count:
         holder = log.index_of(log.watermark)
         first = min(first, count - 1 if holder is None else holder)
+        first = next((index for index in range(first) if log.is_gap_behind(index)), first)
     return first
 
 

@@ -144,6 +144,19 @@ def test_a_missing_segment_below_the_watermark_is_damage(build_store):
     assert store.tree() == before
 
 
+def test_a_missing_segment_long_before_the_end_is_damage_after_an_orderly_stop_too(build_store):
+    """It lies before what is read again after an orderly stop: the names alone tell."""
+    store = build_store(100, spare=False)
+    store.mark(store.end)
+    recovered(store)
+    assert store.end > 5 * store.size_bytes
+    store.segment(4096).unlink()
+    before = store.tree()
+    report = recovered(store)
+    assert (report.exit_code, report.damage_offset, report.stop_reason) == (ExitCode.CORRUPTION, 4096, "missing_segment")
+    assert store.tree() == before
+
+
 def test_all_segments_missing_below_the_watermark_is_damage(build_store):
     store = build_store(5, spare=False)
     store.mark(store.end)
