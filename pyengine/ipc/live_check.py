@@ -29,7 +29,8 @@ def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progr
 
     As storage.check.check, and StoreBusyError: see `dispatched_end`.
     """
-    given = {"acked": acked, "message_index_enable": config.message_index_enable, "progress": progress, "work": work}
+    given = {"acked": acked, "message_index_enable": config.message_index_enable,
+             "enable_multi_dispatch": config.enable_multi_dispatch, "progress": progress, "work": work}
     limit = dispatched_end(root)
     if limit is None:
         return check(root, config.geometry, **given)

@@ -39,13 +39,14 @@ def check(
     acked: Path | str | None = None,
     limit: int | None = None,
     message_index_enable: bool = True,
+    enable_multi_dispatch: bool = False,
     progress: CheckProgress | None = None,
     work: CheckWork | None = None,
 ) -> CheckReport:
     """Look at everything; the report's exit code is 3 when there is an error among the findings.
 
     `limit` is for a store that an engine has open: its `reput_from`, beyond which
-    nothing is judged. `work` reads for the check (default: here). Raises NotAStoreError, UsageError (the list of acknowledged
+    nothing is judged. Light queues are missed with `enable_multi_dispatch`, or where any are there. `work` reads for the check (default: here). Raises NotAStoreError, UsageError (the list of acknowledged
     messages), DiskError. Files that RocketMQ would refuse are findings, not exceptions.
     """
     root = Path(root)
@@ -82,6 +83,7 @@ def check(
     )
     work.log_is_known(log, queues, queue_check.rules, root)
     queue_check.check(queues)
+    queue_check.check_light_queues(is_expected=enable_multi_dispatch)
     check_extensions(root, geometry, log, queues, findings)
     if message_index_enable:
         check_index(

@@ -1,11 +1,13 @@
-"""The queue part of the whole-store check: every entry points to its own record, and every record has its entry."""
+"""The queue part of the whole-store check: every entry points to its own record, and every record has its entries."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from pyengine.formats.paths import StorePaths
+from pyengine.native.dispatch import touched_queues
 from pyengine.storage.check_entries import QueueFile, QueueRules
 from pyengine.storage.check_log import LogFacts
 from pyengine.storage.check_report import CheckReport, Findings, Severity
@@ -28,6 +30,7 @@ class QueueCheck:
         self._findings = findings
         self._report = report
         self._is_running = is_running
+        self._further: Counter[tuple[str, int]] = Counter()  # entries of other queues' records, by queue
         # RocketMQ lives with a queue that it lost in part or whose topic was deleted; our own never loses one.
         settled_by_recovery = not was_stopped or facts.is_damaged
         self.rules = QueueRules(
@@ -50,6 +53,26 @@ class QueueCheck:
                     f"the log holds {in_log.count} messages of this queue, which has no files",
                 )
 
+    def check_light_queues(self, *, is_expected: bool) -> None:
+        """Further entries of records (docs/formats.md section 8.6) that no queue has; after `check`.
+
+        Not looked for in a store without any, unless they are expected: RocketMQ makes none where its settings say so.
+        """
+        if self._is_running or not (is_expected or +self._further):
+            return
+        in_log: Counter[tuple[str, int]] = Counter()
+        for base, start, stop, view in self._log.ranges(self._log.min_offset):
+            for further, sign in ((True, 1), (False, -1)):
+                for queue in touched_queues(view, base, start, stop, multi_dispatch=further).queues:
+                    in_log[queue.topic, queue.queue_id] += sign * queue.count
+        for (topic, queue_id), count in sorted((+in_log).items()):
+            have = self._further[topic, queue_id]
+            if have < count:
+                self._findings.add(
+                    self.rules.missing, "missing entries", f"consumequeue/{topic}/{queue_id}", None,
+                    f"only {have} of the {count} messages that have a further place in this queue have an entry there",
+                )
+
     def _check_queue(self, queue: QueueState) -> None:
         self._report.queues += 1
         expected_start = queue.files[0].start_offset
@@ -62,6 +85,7 @@ class QueueCheck:
             self._findings.take(found.findings)
             self._report.queue_entries += found.entries
             own_entries += found.own
+            self._further[queue.topic, queue.queue_id] += found.entries - found.own
             after = found.after
         in_log = self._facts.queues.get((queue.topic, queue.queue_id))
         if in_log is not None and own_entries < in_log.count and not self._is_running:

@@ -22,7 +22,7 @@ from pyengine.storage.check_grades import KINDS, Grade
 from pyengine.storage.check_report import FINDINGS_PER_KIND_MAX, Severity
 from pyengine.storage.geometry import discover
 from pyengine.storage.rebuild import Selection, rebuild
-from pyengine.storage.recovery import recover
+from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.store_checkpoint import write_checkpoint
 
 # Its own store cannot open it again without a loss (a topic of 180 bytes: docs/compatibility.md).
@@ -282,6 +282,23 @@ def test_of_many_findings_of_one_kind_some_are_shown_and_the_rest_counted(stoppe
     wrong = [finding for finding in report.findings if "does not point" in finding.text]
     assert len(wrong) == FINDINGS_PER_KIND_MAX
     assert report.left_out > 0
+
+
+@pytest.mark.parametrize("gone", ["a", "ab"])
+def test_lost_light_queues_are_missed(builder, gone):
+    for number in range(3):
+        builder.put("T", queue_id=2, properties={"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b",
+                                                 "INNER_MULTI_QUEUE_OFFSET": f"{number},{number}"})
+    recover(builder.root, builder.geometry, options=RecoveryOptions(enable_multi_dispatch=True))
+    shutil.rmtree(builder.root / "consumequeue")
+    recover(builder.root, builder.geometry, options=RecoveryOptions(enable_multi_dispatch=True))
+    assert check(builder.root, builder.geometry, enable_multi_dispatch=True).findings == []
+    for name in gone:
+        shutil.rmtree(builder.root / "consumequeue" / f"%LMQ%{name}")
+    report = check(builder.root, builder.geometry, enable_multi_dispatch=True)
+    assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
+        ("missing entries", f"consumequeue/%LMQ%{name}/0",
+         "only 0 of the 3 messages that have a further place in this queue have an entry there") for name in gone]
 
 
 def test_a_running_engines_log_is_judged_up_to_its_limit_only(stopped):
