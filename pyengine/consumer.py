@@ -355,12 +355,21 @@ class Consumer:
             self.missed += following - held.position
             self._note(f"queue {held.queue_id}: messages {held.position} to {following - 1} were removed "
                        f"before the group came to them")
+        elif self._tags is None and len(found.messages) < following - held.position:
+            self._pass_over(held, set(range(held.position, following)).difference(found.queue_offsets))
         held.position = following
-        held.buffer.extend(found.messages)
-        if found.messages:
-            held.last = found.messages[-1]
+        messages = found.placed(held.queue_id)
+        held.buffer.extend(messages)
+        if messages:
+            held.last = messages[-1]
         held.settle()
-        return bool(found.messages)
+        return bool(messages)
+
+    def _pass_over(self, held: HeldQueue, numbers: set[int]) -> None:
+        """Entries of the queue that lead to no message of it: removed at this moment, or damaged."""
+        self.missed += len(numbers)
+        self._note(f"queue {held.queue_id}: {len(numbers)} messages from {min(numbers)} on cannot be read: "
+                   f"removed just now, or damaged (`pyengine check` tells)")
 
     def _behind_the_end(self, held: HeldQueue) -> int:
         """Where to go on with a position behind the end: it stays if that is only not to be read yet at this level."""
@@ -560,7 +569,7 @@ class Consumer:
         found = self._reader.get_message(self.topic, held.queue_id, held.last.queue_offset, 1, level=ReadLevel.WRITTEN)
         if found.status is GetStatus.OFFSET_TOO_SMALL:
             return True
-        return [_mark(message) for message in found.messages] == [_mark(held.last)]
+        return [_mark(message) for message in found.placed(held.queue_id)] == [_mark(held.last)]
 
     # -- small things -------------------------------------------------------------
 

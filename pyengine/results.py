@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -166,10 +166,23 @@ class PutManyResult:
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """The answer to get_message: RocketMQ's status, the messages, and where to ask next."""
+    """The answer to get_message: RocketMQ's status, the messages, and where to ask next.
+
+    `queue_offsets` are the numbers of the messages in the queue that was asked: their own
+    `queue_offset`, but for those whose own queue is another one (docs/queues.md, light queues).
+    """
 
     status: GetStatus
     messages: list[Message] = field(default_factory=list)
     next_begin_offset: int = 0
     min_offset: int = 0
     max_offset: int = 0
+    queue_offsets: list[int] = field(default_factory=list)
+
+    def placed(self, queue_id: int) -> list[Message]:
+        """The messages with their places in the queue `queue_id` that was asked, whatever their own records say."""
+        return [
+            message if message.queue_offset == offset and message.queue_id == queue_id
+            else replace(message, queue_id=queue_id, queue_offset=offset)
+            for message, offset in zip(self.messages, self.queue_offsets)
+        ]

@@ -25,8 +25,8 @@ def consume(builder):
     opened = []
 
     def make(**options) -> pyengine.Consumer:
-        options = {"group": "billing", "from_": "first"} | options
-        opened.append(pyengine.consume(builder.root, "orders", **settings(builder), **options))
+        options = {"topic": "orders", "group": "billing", "from_": "first"} | options
+        opened.append(pyengine.consume(builder.root, **settings(builder), **options))
         return opened[-1]
 
     yield make
@@ -349,6 +349,41 @@ def test_after_a_recovery_that_cut_the_log_the_new_messages_are_given(builder, c
     assert bodies(consumer.pull(10)) == [b"old 3", *later]
     consumer.commit()
     assert stored(builder) == {0: 6}
+
+
+def test_a_light_queue_is_read_by_its_own_numbers(builder, consume):
+    """The record of a light queue has the queue id and number of the queue that it was put to."""
+    fill(builder, 30, queue_id=2)
+    put = [builder.put("orders", b"light %d" % number, queue_id=2,
+                       properties={"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(number)})
+           for number in range(8)]
+    for number, message in enumerate(put):
+        builder.write_entry("%LMQ%a", 0, number, message.physical_offset, message.size_bytes, 0)
+    with consume(topic="%LMQ%a") as consumer:
+        first = consumer.pull(3, timeout_s=5)
+        assert [(message.queue_id, message.queue_offset, message.topic) for message in first] == [
+            (0, number, "orders") for number in range(3)]
+        consumer.commit(first[:2])
+    assert ConsumerOffsets(builder.root).read("%LMQ%a", "billing") == {0: 3}
+    with consume(topic="%LMQ%a") as consumer:
+        assert bodies(consumer.pull(9, timeout_s=5)) == [b"light %d" % number for number in range(3, 8)]
+
+
+@pytest.mark.parametrize("damage", ["another queue's record", "queue offset"])
+def test_a_damaged_message_or_entry_costs_itself_only_and_is_said(builder, consume, damage):
+    fill(builder, 12)
+    other = builder.put("other", b"not of this queue")
+    with pyengine.open_store(builder.root, **settings(builder)) as reader:
+        fifth = reader.get_message("orders", 0, 5).messages[0]
+    if damage == "queue offset":
+        builder.write_log((1 << 40).to_bytes(8, "big"), at=fifth.physical_offset + 20)
+    else:
+        builder.write_entry("orders", 0, 5, other.physical_offset, other.size_bytes, 0)
+    with consume() as consumer:
+        given = consumer.pull(12, timeout_s=5)
+    assert [m.queue_offset for m in given] == [n for n in range(12) if n != 5 or damage == "queue offset"]
+    assert (consumer.missed, len(consumer.notes)) == ((0, 0) if damage == "queue offset" else (1, 1))
+    assert stored(builder) == {0: 12}
 
 
 def test_a_broker_that_owns_the_store_keeps_the_offsets(builder, consume):

@@ -46,7 +46,7 @@ class Follower:
             for queue_id in self._queue_ids or self._reader.topics().get(self._topic, []):
                 before = self._next_offset(queue_id)
                 found = self._reader.get_message(self._topic, queue_id, before, tags=self._tags, level=self._level)
-                for message in found.messages:
+                for message in found.placed(queue_id):
                     yield message
                     self.next_offsets[queue_id] = message.queue_offset + 1
                     count += 1

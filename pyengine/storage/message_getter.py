@@ -10,6 +10,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_FILLER_SIZE
 from pyengine.formats.consume_queue import ENTRY, is_ext_address
+from pyengine.formats.light_queues import belongs_to
 from pyengine.formats.message import Message, decode_record
 from pyengine.results import GetResult, GetStatus
 from pyengine.storage.queue_reader import QueueReader
@@ -56,21 +57,23 @@ class MessageGetter:
         if span is None:
             next_offset = queue.next_file_offset(offset)
             return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, min_offset, max_offset)
-        status, messages, walked = self._walk(queue, span, messages_max, tag_filter, limit)
+        status, messages, numbers, walked = self._walk(queue, span, messages_max, tag_filter, limit)
         if messages and messages[0].physical_offset < (log_min := self._log.min_offset):
             # Deleted while it was read: the file was unlinked first, then emptied.
-            messages = [message for message in messages if message.physical_offset >= log_min]
+            kept = [pair for pair in zip(messages, numbers) if pair[0].physical_offset >= log_min]
+            messages, numbers = [message for message, _ in kept], [number for _, number in kept]
             status = GetStatus.FOUND if messages else GetStatus.MESSAGE_WAS_REMOVING
-        return GetResult(status, messages, offset + walked, min_offset, max_offset)
+        return GetResult(status, messages, offset + walked, min_offset, max_offset, [offset + number for number in numbers])
 
     def _walk(
         self, queue: QueueReader, span: tuple, messages_max: int, tag_filter: TagFilter | None, limit: int
-    ) -> tuple[GetStatus, list[Message], int]:
-        """(status, messages, entries walked over)."""
+    ) -> tuple[GetStatus, list[Message], list[int], int]:
+        """(status, messages, the entry of each, entries walked over)."""
         view, first, end = span
         end = min(end, first + CQ_ENTRY_BYTES * max(ENTRIES_WALKED_MIN, messages_max))
         status = GetStatus.NO_MATCHED_MESSAGE
         messages: list[Message] = []
+        numbers: list[int] = []
         total_bytes = 0
         skip_below = -1
         segment = _NO_SEGMENT
@@ -95,7 +98,7 @@ class MessageGetter:
                 continue
             if not segment.start <= physical_offset < segment.end:
                 segment = self._segment(physical_offset)
-            message = None if segment.view is None else _message(segment, physical_offset, size_bytes)
+            message = None if segment.view is None else _message(queue, segment, physical_offset, size_bytes)
             if message is None:
                 if not messages:
                     status = GetStatus.MESSAGE_WAS_REMOVING
@@ -107,12 +110,13 @@ class MessageGetter:
                     status = GetStatus.NO_MATCHED_MESSAGE
                 continue
             messages.append(message)
+            numbers.append((at - first) // CQ_ENTRY_BYTES)
             total_bytes += size_bytes
             status = GetStatus.FOUND
             skip_below = -1
         else:
             at = end
-        return status, messages, (at - first) // CQ_ENTRY_BYTES
+        return status, messages, numbers, (at - first) // CQ_ENTRY_BYTES
 
     def _segment(self, physical_offset: int) -> _Segment:
         """The segment that holds the offset; without a view when it is gone."""
@@ -131,13 +135,15 @@ class _Segment(NamedTuple):
 _NO_SEGMENT = _Segment(0, 0, None)
 
 
-def _message(segment: _Segment, physical_offset: int, size_bytes: int) -> Message | None:
-    """The record of an entry; None when it is emptied, or not what the entry says."""
+def _message(queue: QueueReader, segment: _Segment, physical_offset: int, size_bytes: int) -> Message | None:
+    """The record of an entry; None when it is emptied, not what the entry says, or another queue's."""
     try:
         message = decode_record(segment.view, physical_offset - segment.start)
     except FormatError:
         return None
-    return message if message.physical_offset == physical_offset and message.size_bytes == size_bytes else None
+    is_it = (message.physical_offset == physical_offset and message.size_bytes == size_bytes
+             and belongs_to(message, queue.topic, queue.queue_id))
+    return message if is_it else None
 
 
 def _tags_code(queue: QueueReader, tags_code: int) -> int | None:

@@ -564,6 +564,19 @@ def test_filler_entries_count_nowhere(builder):
         assert store.get_message("T", 0, 0).messages == []
 
 
+def test_an_entry_that_leads_to_another_queues_record_gives_nothing(builder):
+    other = [builder.put("other", b"a"), builder.put("T", b"b", queue_id=1)]
+    mine = builder.put("T", b"c")
+    light = builder.put("other", b"d", properties={"INNER_MULTI_DISPATCH": "T", "INNER_MULTI_QUEUE_OFFSET": "3"})
+    for number, message in enumerate((other[0], mine, other[1], light)):
+        builder.write_entry("T", 0, number, message.physical_offset, message.size_bytes, 0)
+    with open_store(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
+        found = store.get_message("T", 0, 0)
+    assert [message.body for message in found.messages] == [b"c", b"d"]
+    assert (found.queue_offsets, found.next_begin_offset) == ([1, 3], 4)
+    assert [(m.queue_id, m.queue_offset) for m in found.placed(0)] == [(0, 1), (0, 3)]
+
+
 # -- as columns
 
 
