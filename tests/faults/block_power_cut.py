@@ -6,16 +6,20 @@
 A round is one run of an engine under producers on a new ext4, and `--states` states of its disk (logged_disk.py):
 what was flushed, and a part of what was not. Each is mounted, so that ext4 replays its journal, recovered and judged
 by the same promises as the strict trees are (engine_power_cut.py). What is stored through mappings is in it as the
-kernel wrote it back. A folder that is not synced is not missed here: ext4 makes a name durable with its file.
+kernel wrote it back, which it is made to do all the time (WriteBack). A folder that is not synced is not missed here:
+ext4 makes a name durable with its file.
 
 Exit 0: held. 1: something promised was lost, torn, doubled or out of order. 2: it cannot run here, which a sentence says.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 import shutil
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import needs
@@ -25,6 +29,9 @@ from faults.logged_disk import BlockDisk, LoggedDisk, build_server, logged_disk
 from faults.memory_folder import memory_folder
 from faults.mounts import own_mounts
 from faults.power_cut import Outcome, explore_states
+
+WRITTEN_BACK = ("commitlog", "consumequeue", "index")
+FILES_A_LOOK = 4
 
 
 def cut(
@@ -46,7 +53,28 @@ def cut(
 
 def record_run(disk: LoggedDisk, seed: str, mode: str, company: Collection[str], environ: dict[str, str], enough: int) -> None:
     with open(disk.acks, "ab", buffering=0) as acks:
-        run_engine(disk.store, disk.acks, seed, mode, company, environ, enough, lambda: FlushedWatch(disk.store, acks.write))
+        run_engine(disk.store, disk.acks, seed, mode, company, environ, enough,
+                   lambda: WriteBack(disk.store, acks.write, random.Random(seed)))
+
+
+class WriteBack(FlushedWatch):
+    """Lets the kernel write files back while it watches, any of them at any time.
+
+    As it does of itself for want of memory, or after seconds; a run takes less. No flush follows: what is written may
+    be lost all the same, and may survive what was stored before it.
+    """
+
+    def __init__(self, store: Path, tell: Callable[[bytes], object], rng: random.Random) -> None:
+        super().__init__(store, tell)
+        self._store = store
+        self._rng = rng
+
+    def look(self) -> None:
+        super().look()
+        paths = sorted(path for folder in WRITTEN_BACK for path in (self._store / folder).glob("**/*") if path.is_file())
+        for path in self._rng.sample(paths, min(FILES_A_LOOK, len(paths))):
+            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class BlockPowerCutRun(PowerCutRun):

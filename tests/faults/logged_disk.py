@@ -1,7 +1,7 @@
 """A file system on a disk that writes down what reaches it (logged_disk.c), and the disk's states after a power cut.
 
 A state is what had been flushed (a flush covers the writes that reached the disk before it began) and some of what
-had not: none, all, a prefix, a subset, the last of them perhaps torn at 512 bytes. Each is mounted for real, so the
+had not: none, all, a prefix, a subset, of writes or of their blocks, perhaps torn at 512 bytes. Each is mounted for real, so the
 file system's own journal is replayed on it. Needs root (tests/needs.py, `block`); call it in mounts.with_own_mounts.
 """
 
@@ -129,18 +129,23 @@ class BlockDisk(Disk):
         file = self.files[INODE]
         for at in self._used:
             os.pwrite(image, file.safe[at : at + BLOCK_BYTES], at)
-        for _, at, data in survivors(_torn(file.pending, rng), rng):
+        for _, at, data in survivors(_pieces(file.pending, rng), rng):
             os.pwrite(image, data, at)
 
 
-def _torn(pending: Sequence[Change], rng: random.Random) -> list[Change]:
-    """All of them or the first ones, one perhaps in two parts of whole sectors: each may survive the other."""
-    changes = list(pending)
+def _pieces(pending: Sequence[Change], rng: random.Random) -> list[Change]:
+    """All of the writes or the first ones, whole or block by block, one piece perhaps in two of whole sectors.
+
+    Each piece can survive without the others: a disk promises no more than a sector.
+    """
+    pieces = list(pending)
+    if rng.random() < 0.5:
+        pieces = [(when, at + k, data[k : k + BLOCK_BYTES]) for when, at, data in pieces for k in range(0, len(data), BLOCK_BYTES)]
     if rng.random() < 0.25:
-        del changes[rng.randint(0, len(changes)) :]
-    if changes and rng.random() < 0.3:
-        number = rng.randrange(len(changes))
-        when, at, data = changes[number]
+        del pieces[rng.randint(0, len(pieces)) :]
+    if pieces and rng.random() < 0.3:
+        number = rng.randrange(len(pieces))
+        when, at, data = pieces[number]
         middle = rng.randint(0, len(data) // SECTOR_BYTES) * SECTOR_BYTES
-        changes[number : number + 1] = (when, at, data[:middle]), (when, at + middle, data[middle:])
-    return changes
+        pieces[number : number + 1] = (when, at, data[:middle]), (when, at + middle, data[middle:])
+    return pieces
