@@ -1,7 +1,7 @@
 """Power cuts under a running engine, on a real file system: a run on a disk that writes down what reaches it.
 
-    scripts/power_cut.sh --block [--rounds 2] [--states 200] [--seed N] [--mode async|pool|sync] [--broken SWITCH]
-                                 [--with [delayed] [consumers]] [--json] [--peer]
+    scripts/power_cut.sh --block [--rounds 3] [--states 200] [--seed N] [--mode async|pool|sync] [--broken SWITCH]
+                                 [--with [cleaning] [delayed] [consumers]] [--json] [--peer]
 
 A round is one run of an engine under producers on a new ext4, and `--states` states of its disk (logged_disk.py):
 what was flushed, and a part of what was not. Each is mounted, so that ext4 replays its journal, recovered and judged
@@ -15,6 +15,7 @@ Exit 0: held. 1: something promised was lost, torn, doubled or out of order. 2: 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -23,12 +24,13 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import needs
-from faults.engine_power_cut import ACKS, FAILURES_SHOWN, TURNS, PowerCutRun, judge_states, main, run_engine
+from faults.engine_power_cut import ACKS, FAILURES_SHOWN, SEGMENT_BYTES, PowerCutRun, judge_states, main, run_engine
 from faults.flushed_watch import FlushedWatch
 from faults.logged_disk import BlockDisk, LoggedDisk, build_server, logged_disk
 from faults.memory_folder import memory_folder
 from faults.mounts import own_mounts
 from faults.power_cut import Outcome, explore_states
+from pyengine.formats.paths import parse_segment_name, segment_name
 
 WRITTEN_BACK = ("commitlog", "consumequeue", "index")
 FILES_A_LOOK = 4
@@ -54,23 +56,32 @@ def cut(
 def record_run(disk: LoggedDisk, seed: str, mode: str, company: Collection[str], environ: dict[str, str], enough: int) -> None:
     with open(disk.acks, "ab", buffering=0) as acks:
         run_engine(disk.store, disk.acks, seed, mode, company, environ, enough,
-                   lambda: WriteBack(disk.store, acks.write, random.Random(seed)))
+                   lambda: WriteBack(disk.store, acks.write, random.Random(seed), is_cleaned="cleaning" in company))
 
 
 class WriteBack(FlushedWatch):
-    """Lets the kernel write files back while it watches, any of them at any time.
+    """Lets the kernel write files back while it watches, any of them at any time, and tells which segments may go.
 
-    As it does of itself for want of memory, or after seconds; a run takes less. No flush follows: what is written may
-    be lost all the same, and may survive what was stored before it.
+    As the kernel does of itself for want of memory, or after seconds; a run takes less. No flush follows: what is
+    written may be lost all the same, and may survive what was stored before it. No removal is seen before it is done,
+    so with `is_cleaned` any segment may go, but for those behind the one after the last: the judge looks for gaps.
     """
 
-    def __init__(self, store: Path, tell: Callable[[bytes], object], rng: random.Random) -> None:
+    def __init__(self, store: Path, tell: Callable[[bytes], object], rng: random.Random, *, is_cleaned: bool) -> None:
         super().__init__(store, tell)
         self._store = store
         self._rng = rng
+        self._is_cleaned = is_cleaned
+        self._last = -1
 
     def look(self) -> None:
         super().look()
+        names = os.listdir(self._store / "commitlog") if self._is_cleaned else []
+        last = max((start for name in names if (start := parse_segment_name(name)) is not None), default=-1)
+        if last > self._last:
+            self._last = last
+            name = f"commitlog/{segment_name(last + SEGMENT_BYTES)}"
+            self._tell(json.dumps({"removing": name}).encode() + b"\n")
         paths = sorted(path for folder in WRITTEN_BACK for path in (self._store / folder).glob("**/*") if path.is_file())
         for path in self._rng.sample(paths, min(FILES_A_LOOK, len(paths))):
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
@@ -79,7 +90,6 @@ class WriteBack(FlushedWatch):
 
 class BlockPowerCutRun(PowerCutRun):
     kind = "power cut, blocks"
-    turns = TURNS[:2]  # the judge would have to know which files were about to be deleted
 
     def build(self) -> Path:
         return build_server(self.scratch)

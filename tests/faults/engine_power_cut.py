@@ -190,7 +190,6 @@ class PowerCutRun(CrashRun):
     """Rounds of one recorded run and its trees. The store of the last one stays, recovered as after a kill."""
 
     kind = "power cut"
-    turns: Sequence[Sequence[str]] = TURNS
 
     def __init__(self, scratch: Path, mode: str, seed: int, states: int, environ: dict[str, str],
                  company: Sequence[str] | None) -> None:
@@ -213,7 +212,7 @@ class PowerCutRun(CrashRun):
         for number in range(rounds):
             folder = self.scratch / f"round-{number}"
             folder.mkdir()
-            company = self.turns[number % len(self.turns)] if self.company is None else self.company
+            company = TURNS[number % len(TURNS)] if self.company is None else self.company
             self.settings = settings(self.mode, company)
             outcome = self.cut(folder, f"{self.summary.seed}/{number}", company)
             self.summary.rounds += 1
@@ -240,10 +239,10 @@ class PowerCutRun(CrashRun):
 
 def main(words: str | None = __doc__, rig: type[PowerCutRun] = PowerCutRun) -> int:
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_options(parser, rounds=len(rig.turns))
+    add_common_options(parser, rounds=len(TURNS))
     parser.add_argument("--mode", choices=list(MODES), default="sync")
     parser.add_argument("--states", type=int, default=200, help="states for each recorded run (200)")
-    parser.add_argument("--with", dest="company", nargs="*", choices=[name for name in COMPANY if name in rig.turns[-1]],
+    parser.add_argument("--with", dest="company", nargs="*", choices=COMPANY,
                         help="what else goes on in each run (by turns)")
     parser.add_argument("--broken", choices=[mutant.switch for mutant in MUTANTS],
                         help="an engine broken in this way: must be caught")
