@@ -130,5 +130,6 @@ void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells 
 void ms_control_publish_confirm(struct ms_control *control, struct ms_doorbells *bells, int64_t confirm)
 {
     ms_store_release(&control->confirm.value, confirm);
+    MS_FAILPOINT("confirm_stored");
     ms_sequence_raise(&control->confirm_seq, &bells->confirm_waiters);
 }

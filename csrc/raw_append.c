@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "atomics.h"
+#include "failpoint.h"
 #include "log_tail.h"
 #include "record.h"
 
@@ -63,6 +64,7 @@ int ms_raw_append(struct ms_writer *writer, const struct ms_taken *taken, struct
     const uint8_t *end = at + taken->payload_bytes;
     if (ms_tail_room(writer) == 0 && ms_tail_roll(writer) != 0)
         return -EIO;
+    MS_FAILPOINT("raw_begun");
     what->physical_offset = writer->position;
     while (at < end) {
         struct ms_record record;
@@ -76,8 +78,10 @@ int ms_raw_append(struct ms_writer *writer, const struct ms_taken *taken, struct
         }
         if (ms_tail_copy(writer, at, bytes) != 0)
             return -EIO;
+        MS_FAILPOINT("raw_record_copied");
         at += bytes;
     }
+    MS_FAILPOINT("raw_copied");
     what->end_offset = writer->position;
     what->store_timestamp_ms = writer->store_timestamp_ms;
     writer->put_bytes += taken->payload_bytes;

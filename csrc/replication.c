@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "atomics.h"
+#include "failpoint.h"
 
 int64_t ms_replication_bytes(void)
 {
@@ -42,8 +43,10 @@ void ms_replication_write_texts(uint32_t *text_seq, int8_t *address, int8_t *sai
     uint32_t before = ms_load_relaxed(text_seq) | 1u; /* odd already: its writer was killed in here */
     ms_store_relaxed(text_seq, before);
     ms_fence();
+    MS_FAILPOINT("link_texts_begun");
     copy_text(address, MS_LINK_ADDRESS_BYTES, new_address);
     copy_text(said, MS_LINK_SAID_BYTES, new_said);
+    MS_FAILPOINT("link_texts_filled");
     ms_store_release(text_seq, before + 1u);
 }
 
@@ -63,6 +66,7 @@ void ms_replication_clear(struct ms_replication *replication)
     for (uint32_t i = 0; i < MS_LINKS_MAX; i++) {
         struct ms_link *link = &replication->links[i];
         ms_store_release(&link->state, (uint32_t)MS_LINK_NONE);
+        MS_FAILPOINT("link_cleared");
         ms_replication_write_texts(&link->text_seq, link->address, link->said, "", "");
     }
     ms_store_release(&replication->listening_port, (int64_t)0);

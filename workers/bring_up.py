@@ -145,12 +145,15 @@ def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, remem
     """Where a new slave's log begins, and what of another's goes because its master does not have it (services/ha_join.py)."""
     found = join(root, config, report.min_offset, report.end_offset, remembered)
     if found.cut_at is not None:
+        failpoint("cut_decided")
         intend_cut(root, Cut(found.cut_at, report.end_offset, found.notes[0]))
+        failpoint("cut_intended")
         again = recover(root, config.geometry, progress=progress, options=RecoveryOptions.of(config))
         report = replace(again, notes=report.notes + again.notes, quarantined=report.quarantined + again.quarantined)
         return report, found.presence
     if found.origin:
         _make_first_segment(root, config, found.origin)
+        failpoint("origin_made")
         report = replace(report, min_offset=found.origin, end_offset=found.origin)
     return replace(report, notes=report.notes + found.notes), found.presence
 

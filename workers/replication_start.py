@@ -18,6 +18,7 @@ from pyengine.config import EngineConfig
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
 from pyengine.storage.own_log import OwnLog
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
@@ -59,6 +60,7 @@ def settle_confirmed(root: str | os.PathLike[str], config: EngineConfig, end: in
     if noted is not None and noted.confirm > end or dispatch_at != (noted.dispatch_at if noted else "committed"):
         master_end = noted.master_end if noted is not None and config.broker_role == SLAVE else 0
         file.write(ReplicationState(config.broker_role, confirm, dispatch_at, master_end))
+        failpoint("confirmed_settled")
     return confirm, notes
 
 
@@ -68,6 +70,7 @@ def set_confirmed(memory: EngineMemory, root: str | os.PathLike[str], confirm: i
     if not identity.replicates:
         return
     native.store_position(control.confirm, confirm)
+    failpoint("confirm_restored")
     if identity.role == native.SLAVE:
         noted = ReplicationStateFile(root).read().state
         native.store(control.replicator, "master_end", noted.master_end if noted else 0)

@@ -20,6 +20,7 @@ from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import Ownership, StoreLock, living_kinds
 from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 SLAVE = "SLAVE"
@@ -101,7 +102,9 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
         load_config(root, kept)  # what cannot run as a master is refused while it runs as a slave
         standing = _wait_until_caught_up(memory.control, timeout_s)
     _judge(standing, force, notes)
+    failpoint("promotion_judged")
     stop_engine(root)
+    failpoint("promotion_stopped")
     with _owned(root):
         _write_role(root, role, notes)
     try:
@@ -188,10 +191,12 @@ def _owned(root: Path) -> Iterator[None]:
 
 
 def _write_role(root: Path, role: str, notes: list[str]) -> None:
-    """The settings first: a crash in between leaves a master that knows itself for one at its first start."""
+    """The settings first: a crash in between leaves what neither starts as a slave nor as a master, until this is run again."""
     file = ReplicationStateFile(root)
     noted = file.read()
     if noted.said:
         notes.append(noted.said)
     set_in_file(config_path(root), {"broker_role": role}, ("ha_master_address",))
+    failpoint("promotion_set")
     file.write(ReplicationState(role, noted.state.confirm if noted.state else 0))
+    failpoint("promotion_noted")

@@ -12,6 +12,7 @@ from functools import partial
 from types import MappingProxyType
 
 EVERY_MODE = "async pool sync"
+MASTER, SLAVE = "master", "slave"
 
 # What must go on for a step to be reached.
 PUTS = "puts"          # producers put
@@ -22,6 +23,8 @@ STOP = "stop"          # an engine is stopped in order
 RECOVERY = "recovery"  # `recover` after everything was killed
 EXT = "ext"            # queues have extensions
 TABLES = "tables"      # more queues come than the queue table has room for
+REPLICATED = "replicated"  # a SYNC_MASTER and its slave, while producers put
+PROMOTED = "promoted"  # the slave is promoted, and the old master comes back as its slave
 OWN = "own"            # something rare, which a test of its own makes
 
 
@@ -30,7 +33,8 @@ class Failpoint:
     """One step. `gap` says what is done when it is reached, and what is not.
 
     `process`: the kind that passes it, or one of them. `modes`: the write paths that have it.
-    `after`: only the successor of a process that died at that step passes it.
+    `after`: the successor of a process that died at that step passes it, and hardly anybody else.
+    `side`: of two engines, which one's process passes it; "" either.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Failpoint:
     modes: str = EVERY_MODE
     after: str = ""
     scene: str = PUTS
+    side: str = ""
 
     @property
     def in_c(self) -> bool:
@@ -122,6 +127,7 @@ _TABLE = (
         _("flush_pair_published", "the pair moved, flushed did not"),
         _("flushed_published", "flushed moved, the sequence that producers sleep on did not"),
         _("flush_seq_raised", "the sequence moved, nobody is woken"),
+        _("confirm_stored", "`confirm` moved, the sequence that puts sleep on did not", process="replicator", scene=REPLICATED),
         _("freeze_claimed", "the store is frozen, nobody is told why", scene=OWN),
         _("freeze_reasoned", "the reason stands, the state says RUNNING", scene=OWN),
         _("freeze_stated", "the state says READ_ONLY, the freeze is not complete", scene=OWN),
@@ -300,12 +306,81 @@ _TABLE = (
         _("session_opened", "its row is OPEN, the writer is not told"),
         _("session_marked_dead", "its row is DEAD, the writer is not told"),
     ),
+    *_steps("csrc/raw_append.c", "writer",
+        _("raw_begun", "a slave's writer has room for what its master sent, nothing is copied", side=SLAVE, scene=REPLICATED),
+        _("raw_record_copied", "one record stands behind the end, the next is not copied", side=SLAVE, scene=REPLICATED),
+        _("raw_copied", "all of them stand behind the end, nothing is answered", side=SLAVE, scene=REPLICATED),
+    ),
+    *_steps("csrc/replication.c", "replicator",
+        _("link_texts_begun", "a link's texts are being written: text_seq is odd", scene=REPLICATED),
+        _("link_texts_filled", "they are written, text_seq is odd still", scene=REPLICATED),
+        _("link_cleared", "one link of a dead replicator is gone, the others stand", after="confirm_stored", scene=REPLICATED),
+    ),
+    *_steps("pyengine/services/ha_client.py", "replicator",
+        _("slave_session_opened", "a session for what the master sends, no connection", side=SLAVE, after="confirm_stored",
+          scene=REPLICATED),
+        _("slave_connected", "connected, nothing is asked for", side=SLAVE, after="confirm_stored", scene=REPLICATED),
+        _("slave_asked", "the first report is sent, nothing has come", side=SLAVE, after="confirm_stored", scene=REPLICATED),
+        _("received_moved", "`received` moved over what came, none of it is with the writer", side=SLAVE, scene=REPLICATED),
+        _("slave_linked", "`linked` says so, the link's row does not", side=SLAVE, after="confirm_stored", scene=REPLICATED),
+        _("raw_submitted", "records are in the writer's ring, unanswered", side=SLAVE, scene=REPLICATED),
+        _("raw_answered", "they are appended, nothing is reported", side=SLAVE, scene=REPLICATED),
+        _("slave_reported", "reported to the master; `confirm` lags", side=SLAVE, scene=REPLICATED),
+        _("slave_confirmed", "`confirm` moved, the link's row lags", side=SLAVE, scene=REPLICATED),
+        _("slave_disconnected", "the connection is closed, `linked` still says it stands", side=SLAVE, scene=REPLICATED),
+    ),
+    *_steps("pyengine/services/ha_connection.py", "replicator",
+        _("link_positioned", "a slave has said where it stands, nothing shows it", side=MASTER, after="confirm_stored",
+          scene=REPLICATED),
+        _("frames_filled", "frames are made, none is sent", side=MASTER, scene=REPLICATED),
+        _("frames_sent", "frames are with the kernel, the link's row does not say so", side=MASTER, scene=REPLICATED),
+        _("report_taken", "a report stands in the link's row, `confirm` lags", side=MASTER, scene=REPLICATED),
+    ),
+    *_steps("pyengine/services/ha_service.py", "replicator",
+        _("link_opened", "a connection has its row, it is served by nobody", side=MASTER, after="confirm_stored",
+          scene=REPLICATED),
+        _("confirm_published", "`confirm` moved, the reputter is not woken", side=MASTER, scene=REPLICATED),
+        _("link_dropped", "a connection and its row are gone, `slaves_connected` still counts it", side=MASTER,
+          scene=REPLICATED),
+        _("slaves_counted", "`slaves_connected` is true", side=MASTER, after="confirm_stored", scene=REPLICATED),
+    ),
+    *_steps("pyengine/services/transfer_source.py", "replicator",
+        _("source_opened", "a segment is open to be sent, nobody knows its descriptor", side=MASTER, after="confirm_stored",
+          scene=REPLICATED),
+        _("source_read", "bytes to send are read; whether they were deleted meanwhile is not looked at", side=MASTER,
+          scene=REPLICATED),
+    ),
+    *_steps("pyengine/services/replication_notes.py", "replicator",
+        _("replication_noted", "replication.json is new and durable", scene=REPLICATED),
+    ),
+    *_steps("pyengine/storage/cut_log.py", "supervisor",
+        _("cut_watermark_lowered", "the watermark ends at the border, the log goes on", scene=PROMOTED),
+        _("cut_copied", "the end of the border's segment is in quarantine, the note does not say so", scene=PROMOTED),
+        _("cut_kept", "the note says so, nothing is cut", scene=PROMOTED),
+        _("cut_segment_gone", "a segment behind the border is gone, the one before it still stands", scene=PROMOTED),
+        _("cut_cleared", "the log ends at the border, the note still stands", scene=PROMOTED),
+        _("cut_note_unlinked", "the note has lost its name, not durably", scene=PROMOTED),
+        _("cut_done", "the note is gone; queues and index go beyond the log", scene=PROMOTED),
+    ),
+    *_steps("workers/replication_start.py", "supervisor",
+        _("confirmed_settled", "what counts as confirmed is noted, no memory is made", scene=PROMOTED),
+        _("confirm_restored", "`confirm` stands in memory that nobody can attach yet", scene=PROMOTED),
+    ),
+    *_steps("pyengine/cli/promote.py", "promote",
+        _("promotion_judged", "it may be promoted, and runs as a slave", scene=PROMOTED),
+        _("promotion_stopped", "it is stopped, and a slave still", scene=PROMOTED),
+        _("promotion_set", "engine.toml says master, replication.json says slave", scene=PROMOTED),
+        _("promotion_noted", "both say master, the engine is not started", scene=PROMOTED),
+    ),
     *_steps("workers/queue_growth.py", "supervisor",
         _("table_made", "a larger queue table stands, it is not offered", scene=TABLES),
         _("table_offered", "it is offered, the writer is not woken", scene=TABLES),
     ),
     *_steps("workers/bring_up.py", "supervisor",
         _("epoch_raised", "the store is recovered, memory of the dead engine still stands", scene=START),
+        _("cut_decided", "a slave's log goes on where its master's does not; nothing is changed", scene=PROMOTED),
+        _("cut_intended", "the note says where to cut, nothing is cut", scene=PROMOTED),
+        _("origin_made", "a new slave has its first segment, no memory", scene=OWN),
         _("memory_made", "shared memory is made, `abort` does not stand", scene=START),
         _("engine_opened", "`abort` stands, the control block is not published", scene=START),
         _("engine_published", "workers can attach, none is started", scene=START),

@@ -26,6 +26,7 @@ from pyengine.ipc.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANS
 from pyengine.ipc.session_client import ProducerSession
 from pyengine.native import control as native
 from pyengine.native import producer
+from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.writer import REFUSALS, REFUSED_OFFSET, REFUSED_RAW
 from pyengine.results import PutStatus
@@ -191,6 +192,7 @@ class HaClient:
         except LinkLostError:
             self._replication.count("refused")
             raise
+        failpoint("slave_connected")
         self._replication.count("connections")
         if self._look is not None:
             self._look.close()
@@ -208,6 +210,7 @@ class HaClient:
         self._acked = begin if begin != 1 else 0
         self._heard_ns = self._sent_ns = self._clock_ns()
         self._link.report(begin)
+        failpoint("slave_asked")
 
     def _begin_of(self, end: int) -> int:
         """The first report: `ha_compare_bytes` or more below the own end, on a border; 1 where 0 would mean another thing."""
@@ -240,6 +243,7 @@ class HaClient:
     def _disconnect(self) -> None:
         if self._link is not None:
             self._link.close()
+            failpoint("slave_disconnected")
             self._link = None
         self._wait_out()
         native.store(self._control.replicator, "linked", 0)
@@ -305,6 +309,7 @@ class HaClient:
                 self._hear_end(offset)
         position = self._stream.position
         self._store_received(position)
+        failpoint("received_moved")
         if position > self._load_master_end():
             self._store_master_end(position)
         if self._look is not None:
@@ -314,6 +319,7 @@ class HaClient:
 
     def _be_linked(self) -> None:
         native.store(self._control.replicator, "linked", 1)
+        failpoint("slave_linked")
         self._linked_ns = self._clock_ns()
         if self._look is not None:
             self._look.state(LINK_TRANSFER)
@@ -363,6 +369,7 @@ class HaClient:
     def _begin_session(self) -> None:
         wanted = ring_bytes(self._memory.identity.max_message_bytes + (64 << 10))
         self._session = session = self._open_session(wanted)
+        failpoint("slave_session_opened")
         self._writer = producer.ProducerSession(session.control, session.bells, session.session,
                                                 session.writer_latch.semaphore, session.slot, session.generation)
         self._sequence = 0
@@ -389,6 +396,7 @@ class HaClient:
             self._end_session()
             raise _ReconnectError
         else:
+            failpoint("raw_submitted")
             self._refused_until_ns = 0
             self._sequence = self._writer.sequence
             self._under_way = (run.offset, run.end)
@@ -408,6 +416,7 @@ class HaClient:
         elif (physical_offset, end_offset) != self._under_way:
             raise LinkLostError(f"the writer put [{physical_offset}, {end_offset}) where {self._under_way} was asked for")
         else:
+            failpoint("raw_answered")
             self._stream.drop(end_offset)
             self._has_appended = True
             if self._said:
@@ -450,9 +459,11 @@ class HaClient:
         if goal > self._acked:
             self._acked = goal
             self._link.report(goal)
+            failpoint("slave_reported")
             self._sent_ns = now_ns
             if goal > self._load_confirm():
                 native.publish_confirm(self._control, self._memory.bells, goal)
+                failpoint("slave_confirmed")
             if self._look is not None:
                 self._look.acked(goal)
         elif now_ns - self._sent_ns >= self._heartbeat_ns and not self._is_first_header:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pyengine.errors import DiskError, FormatError
 from pyengine.formats import ha_wire
 from pyengine.ipc.replication import Link
+from pyengine.native.failpoint import failpoint
 from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER
 from pyengine.services.transfer_source import TransferSource
 
@@ -117,6 +118,7 @@ class HAConnection:
             if report > self._start:
                 self.acked = report
                 self._link.acked(report)
+                failpoint("report_taken")
 
     def _position(self, report: int, now_ns: int) -> None:
         """HAConnection.slaveRequestOffset; what this log cannot serve is answered with where it could be."""
@@ -132,6 +134,7 @@ class HAConnection:
             self.positioned = True
             self.reported = min(report, start)
             self._start = self._next = self._buffer_start = start
+            failpoint("link_positioned")
             self._link.start(start)
             self._link.state(LINK_TRANSFER)
 
@@ -196,6 +199,7 @@ class HAConnection:
                 self._end(f"what the slave needs at {self._buffer_start} was deleted before it was sent")
         except DiskError as error:
             self._end(str(error))
+        failpoint("frames_filled")
         self._next = position
         self._pushed, self._filled, self._frames = 0, at, len(views)
 
@@ -221,6 +225,7 @@ class HAConnection:
                 return False
             self._written_ns = now_ns
         self.blocked = False
+        failpoint("frames_sent")
         if self._frames:
             self._link.sent(self._next, self._next - self._buffer_start, self._frames)
             self._frames = 0

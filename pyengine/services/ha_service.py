@@ -37,6 +37,7 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
 from pyengine.native import cpu
+from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINKS_MAX
 from pyengine.services.ha_connection import HAConnection, LinkLimits
@@ -75,6 +76,7 @@ class ConfirmedPosition:
             return False
         self.value = confirmed
         native.publish_confirm(self._memory.control, self._memory.bells, confirmed)
+        failpoint("confirm_published")
         if self._wakes_reputter:
             self._memory.wake(native.REPUTTER)
         return True
@@ -314,6 +316,7 @@ class HAService:
             self._replication.count("refused")
             connected.close()
             return
+        failpoint("link_opened")
         self._replication.count("connections")
         connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host)
         self._by_descriptor[connected.fileno()] = connection
@@ -345,12 +348,14 @@ class HAService:
         if connection.ended and connection.has_reported:  # others, which only look whether somebody is there, are counted
             self._lines.say(connection.host, f"{connection.address} is gone: {connection.ended}", self._clock_ns())
         connection.close()
+        failpoint("link_dropped")
         self._publish_connected()
 
     def _publish_connected(self) -> None:
         count = self._counted((connection.host, 0) for connection in self._by_descriptor.values()
                               if connection.positioned and not connection.ended)
         native.store(self._control.replicator, "slaves_connected", len(count))
+        failpoint("slaves_counted")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pyengine.errors import EngineError
 from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory
 from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 INTERVAL_S = 1.0
@@ -47,6 +48,7 @@ class ReplicationNotes:
             return False
         try:
             self._file.write(state)
+            failpoint("replication_noted")
         except EngineError as error:
             if str(error) != self._said:
                 self._said = str(error)

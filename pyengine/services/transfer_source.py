@@ -16,6 +16,7 @@ from pyengine.errors import DiskError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
 
 SEGMENTS_OPEN_MAX = 32
 
@@ -50,6 +51,7 @@ class TransferSource:
             if descriptor is None:
                 descriptor = self._open_segment(base)
             got = os.preadv(descriptor, views, offset - base)
+            failpoint("source_read")
         except OSError as error:
             if self.min_offset() > offset:
                 return False
@@ -66,6 +68,7 @@ class TransferSource:
         if len(self._open) >= SEGMENTS_OPEN_MAX:
             self._close(next(iter(self._open)))
         descriptor = os.open(self._paths.commit_log_segment(base), os.O_RDONLY | os.O_CLOEXEC)
+        failpoint("source_opened")
         self._open[base] = descriptor
         return descriptor
 

@@ -26,6 +26,7 @@ from pyengine.errors import CorruptionError, DiskError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import read_small_file
+from pyengine.native.failpoint import failpoint
 from pyengine.storage.file_zeros import clear_file_from, used_end
 from pyengine.storage.log_files import list_log
 from pyengine.storage.new_file import sync_folder, write_config
@@ -81,14 +82,17 @@ def carry_out_cut(root: Path | str, size_bytes: int, cut: Cut, quarantine: Quara
     if watermark is not None and watermark.flushed > cut.at:
         on_step("cut: watermark")
         write_watermark(root, replace(watermark, flushed=cut.at))
+        failpoint("cut_watermark_lowered")
     segments = list_log(root, size_bytes)
     holder = next((each for each in segments if each.start_offset < cut.at < each.start_offset + size_bytes), None)
     if holder is not None and not cut.kept:
         on_step("cut: copy")
         quarantine.keep_bytes(holder.path, holder.start_offset, cut.at, holder.start_offset + size_bytes, cut.reason)
+        failpoint("cut_copied")
     if not cut.kept:
         on_step("cut: kept")
         intend_cut(root, replace(cut, kept=True))
+        failpoint("cut_kept")
     for segment in reversed(segments):
         if segment.start_offset < cut.at:
             break
@@ -98,13 +102,17 @@ def carry_out_cut(root: Path | str, size_bytes: int, cut: Cut, quarantine: Quara
         else:
             segment.path.unlink()
             sync_folder(segment.path.parent)
+        failpoint("cut_segment_gone")
     if holder is not None:
         on_step("cut: clear")
         clear_file_from(holder.path, cut.at - holder.start_offset)
+        failpoint("cut_cleared")
     on_step("cut: note")
     path = cut_path(root)
     path.unlink()
+    failpoint("cut_note_unlinked")
     sync_folder(path.parent)
+    failpoint("cut_done")
     return f"the log was cut at {cut.at}, {cut.end - cut.at:,} bytes of it are in quarantine: {cut.reason}"
 
 

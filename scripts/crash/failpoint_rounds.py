@@ -10,6 +10,7 @@ The steps and what lies in their gaps: pyengine/native/failpoints.py. Three ways
     hang      it is stopped there for a moment and goes on
 
 Steps in C need a build with PYENGINE_BUILD_FAILPOINTS=1; in another one they are left out, with a count.
+Two engines, master and slave, are struck in the scenes `replicated` and `promoted` (failpoint_replicas.py).
 A step that is not reached is a failure. Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang.
 """
 
@@ -24,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyengine
@@ -41,11 +42,26 @@ from pyengine.formats.consume_queue import pack_entry
 from pyengine.formats.paths import segment_name
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native.failpoint import VARIABLE, Board
-from pyengine.native.failpoints import CLEANING, DELAYED, EXT, FAILPOINTS, PUTS, RECOVERY, START, STOP, TABLES, Failpoint
+from pyengine.native.failpoints import (
+    CLEANING,
+    DELAYED,
+    EVERY_MODE,
+    EXT,
+    FAILPOINTS,
+    PROMOTED,
+    PUTS,
+    RECOVERY,
+    REPLICATED,
+    SLAVE,
+    START,
+    STOP,
+    TABLES,
+    Failpoint,
+)
 from pyengine.storage.queue_files import find_queue_end
 
 RESTART, CRASH, HANG = WAYS = ("restart", "crash", "hang")
-SCENES = (PUTS, CLEANING, DELAYED, START, STOP, RECOVERY, EXT, TABLES)
+SCENES = (PUTS, CLEANING, DELAYED, START, STOP, RECOVERY, EXT, TABLES, REPLICATED, PROMOTED)
 PRODUCER = "acked_producer"
 SUPERVISOR = "supervisor"
 NUDGE_S = 0.4          # so long without reaching the step: something must happen for it
@@ -55,6 +71,21 @@ MOMENT_S = 0.05
 HELD = {"segment_wanted": "allocator"}
 # Where the dead engine's memory tells the end, nothing behind it is anybody's, and the index is believed.
 WITHOUT_MEMORY = ("quarantine_copied", "quarantine_noted", "quarantine_moved", "recovery_index_deleted")
+# Steps of one engine that the two of a scene pass as well: how they are struck there.
+ALSO = {
+    REPLICATED: (
+        ({"process": "writer", "side": SLAVE},
+         ("pass_intended", "tail_intended", "tail_stage_intended", "tail_written", "tail_rolled", "answer_given",
+          "commit_slot_filled", "commit_point", "wrote_published", "session_acked_published")),
+        ({"process": "writer", "side": SLAVE, "after": "raw_copied"}, ("dead_pass_put_back", "dead_pass_zeroed")),
+        ({"process": "replicator"}, ("config_written", "config_renamed")),
+    ),
+    PROMOTED: (
+        ({"process": SUPERVISOR, "modes": EVERY_MODE},
+         ("config_written", "config_renamed", "quarantine_copied", "quarantine_noted", "quarantine_moved", "zeros_page_written",
+          "zeros_written")),
+    ),
+}
 QUEUES_MANY = 3000
 # So that what comes once in a while comes soon.
 OFTEN = {"max_hash_slot_num": 30, "max_index_num": 120, "flush_interval_consume_queue_ms": 20, "flush_interval_commit_log_ms": 20,
@@ -73,7 +104,9 @@ class FailpointSummary(Summary):
 
 def points_of(scene: str, mode: str) -> list[Failpoint]:
     """The steps that a run of the scene in that mode passes."""
-    return [point for point in FAILPOINTS.values() if point.scene == scene and mode in point.modes.split()]
+    points = [point for point in FAILPOINTS.values() if point.scene == scene]
+    points += [replace(FAILPOINTS[name], scene=scene, **how) for how, names in ALSO.get(scene, ()) for name in names]
+    return [point for point in points if mode in point.modes.split()]
 
 
 class NotReachedError(HangError):
@@ -87,19 +120,21 @@ class FailpointRun(CrashRun):
         super().__init__(store, scratch, {CLEANING: "cleaner", DELAYED: "scheduler"}.get(scene, scene), mode, seed)
         self.settings |= OFTEN | ({"enable_consume_queue_ext": True} if scene == EXT else {})
         self.scene = scene
-        if scene == RECOVERY:  # what was spoilt goes to quarantine
+        if scene in (RECOVERY, PROMOTED):  # what was spoilt goes to quarantine
             self.recovered_codes = (ExitCode.OK, ExitCode.REPAIRED)
         self.summary = FailpointSummary("failpoints", mode, seed, scene=scene)
         self.board = Board(scratch / "board")
+        self.victim = store
 
     def go_through(self, points: list[Failpoint], ways: list[str], nth: int) -> FailpointSummary:
         """Each step in each way; the summary tells what did not hold."""
-        steps = iter([(point, way) for point in points for way in ways])
+        all_steps = [step for point in points for way in ways for step in self.steps_of(point, way)]
+        steps = iter(all_steps)
         self.strike = lambda: self.strike_at(*next(steps), nth)
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = str(self.board.path)  # for what is started from here
         try:
-            summary = self.run(len(points) * len(ways))
+            summary = self.run(len(all_steps))
             if summary.unreached:
                 summary.failures.append(f"never reached: {', '.join(summary.unreached)}")
             return summary
@@ -108,8 +143,12 @@ class FailpointRun(CrashRun):
             if before is not None:
                 os.environ[VARIABLE] = before
 
-    def strike_at(self, point: Failpoint, way: str, nth: int) -> None:
-        print(f"{point.name} {way}", file=sys.stderr)
+    def steps_of(self, point: Failpoint, way: str) -> list[tuple[Failpoint, str, str]]:
+        """What is to be struck for it: (point, way, side)."""
+        return [(point, way, point.side)]
+
+    def strike_at(self, point: Failpoint, way: str, side: str, nth: int) -> None:
+        print(f"{point.name} {way} {side}".rstrip(), file=sys.stderr)
         try:
             if self.scene == RECOVERY:
                 self.in_recovery(point, nth)
@@ -124,7 +163,7 @@ class FailpointRun(CrashRun):
             self.board.disarm()
             return
         except (HangError, EngineError) as error:
-            raise type(error)(f"at {point.name}, {way}: {error}") from error
+            raise type(error)(f"at {point.name}, {way} {side}: {error}") from error
         self.summary.struck[point.name] = self.summary.struck.get(point.name, 0) + 1
         self.summary.kills += way != HANG
 
@@ -144,7 +183,7 @@ class FailpointRun(CrashRun):
             wait_for(f"{point.process} stands still", lambda: state_of(pid) == "T")
             if way == CRASH:
                 self.kill_all_around(pid)
-                self.recover()
+                self.recover(self.victim)
                 self.look_over()
                 self.start_engine()
             else:
@@ -169,7 +208,7 @@ class FailpointRun(CrashRun):
         if kind is None:
             yield
             return
-        with EngineWatch(self.store) as watch, stopped(wait_for(f"a living {kind}", lambda: watch.pids().get(kind))):
+        with EngineWatch(self.victim) as watch, stopped(wait_for(f"a living {kind}", lambda: watch.pids().get(kind))):
             yield
 
     def nudge(self, point: Failpoint, number: int) -> None:
@@ -197,20 +236,20 @@ class FailpointRun(CrashRun):
         if point.process == SUPERVISOR:
             self.start_successor()
         elif point.process != PRODUCER:
-            with EngineWatch(self.store) as watch:
+            with EngineWatch(self.victim) as watch:
                 wait_for(f"a new {point.process}", lambda: watch.pids().get(point.process, pid) != pid)
             self.keep_supervisor_fresh()
 
     def kill_all_around(self, pid: int) -> None:
-        """Everything else dies while that process stands in the gap, then it does."""
-        with EngineWatch(self.store) as watch:
-            pids = watch.pids()
-            supervisor = pids.pop(SUPERVISOR, None)
-            victims = [supervisor, *pids.values(), *(process.pid for process in self.producers)]
-            for victim in victims:
-                if victim and victim != pid:
-                    kill(victim)
-            kill(pid)
+        """Everything else dies while that process stands in the gap, then it does; the supervisor is held (watch.kill_all)."""
+        with EngineWatch(self.victim) as watch:
+            supervisor = watch.pid(SUPERVISOR)
+            with stopped(supervisor):
+                for victim in (*watch.pids().values(), *(process.pid for process in self.producers)):
+                    if victim not in (pid, supervisor):
+                        kill(victim)
+                kill(pid)
+                kill(supervisor)
         for process in self.producers:
             process.wait()
         self.producers = []
@@ -320,11 +359,16 @@ def main() -> int:
     if arguments.scene == TABLES and len(there) > 1:
         parser.error("a queue table grows once in a run: give one --point")
     ways = arguments.way or list(WAYS)
-    if arguments.scene in (START, STOP, RECOVERY, TABLES):
+    if arguments.scene in (START, STOP, RECOVERY, TABLES, PROMOTED):
         ways = [RESTART]
 
     def make(store: Path, scratch: Path) -> FailpointRun:
-        run = FailpointRun(store, scratch, arguments.scene, arguments.mode, arguments.seed)
+        kind = FailpointRun
+        if arguments.scene == REPLICATED:
+            from crash.failpoint_replicas import ReplicatedRun as kind
+        elif arguments.scene == PROMOTED:
+            from crash.failpoint_replicas import PromotedRun as kind
+        run = kind(store, scratch, arguments.scene, arguments.mode, arguments.seed)
         run.summary.left_out = len(points) - len(there)
         return run
 

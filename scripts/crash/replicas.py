@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 
 from crash.audit import audit, check, read_acked
-from crash.rounds import COMMAND_PATIENCE_S, CrashRun
+from crash.rounds import AIM_SHARE, COMMAND_PATIENCE_S, CrashRun
 from crash.watch import EngineWatch, kill, wait_for
 from pyengine.engine import start_engine, stop_engine
 from pyengine.ipc.store_lock import living_kinds
@@ -24,7 +24,7 @@ ACKED_BYTES = 40_000  # of rows, a few hundred of them
 class ReplicatorRun(CrashRun):
     """A CrashRun with a slave beside it. `aim` stays what it is: the share of kills in the middle of something."""
 
-    def __init__(self, store: Path, scratch: Path, kind: str, mode: str, seed: int, aim: float) -> None:
+    def __init__(self, store: Path, scratch: Path, kind: str, mode: str, seed: int, aim: float = AIM_SHARE) -> None:
         super().__init__(store, scratch, kind, mode, seed, aim)
         port = free_port()
         self.slave = store.with_name("slave")
@@ -40,8 +40,8 @@ class ReplicatorRun(CrashRun):
             self.start_slave()
         return started
 
-    def start_slave(self) -> None:
-        start_engine(self.slave, self.slave_settings, timeout_s=COMMAND_PATIENCE_S)
+    def start_slave(self) -> dict[str, object]:
+        return start_engine(self.slave, self.slave_settings, timeout_s=COMMAND_PATIENCE_S)
 
     def wait_for_acks(self) -> None:
         """Many, not one: between two kills the slave is to be followed for a while, not only found."""
@@ -75,8 +75,11 @@ class ReplicatorRun(CrashRun):
             self.summary.kills += len(victims) + 1
 
     def look_over(self, *, final: bool = False) -> None:
-        """The master is stopped; its slave has what it sent, and is stopped too."""
-        start_engine(self.store, self.settings, timeout_s=COMMAND_PATIENCE_S)
+        """Both run until the slave has everything, then both are stopped."""
+        if not living_kinds(self.store):
+            start_engine(self.store, self.settings, timeout_s=COMMAND_PATIENCE_S)
+        if not living_kinds(self.slave):
+            self.start_slave()
         try:
             with EngineWatch(self.store) as master, EngineWatch(self.slave) as slave:
                 wait_for("the slave has everything", lambda: slave.positions().wrote == master.positions().wrote)

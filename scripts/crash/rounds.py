@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,20 +140,21 @@ class CrashRun:
     def start_engine(self) -> dict[str, object]:
         return start_engine(self.store, self.settings, timeout_s=COMMAND_PATIENCE_S)
 
-    def start_successor(self) -> dict[str, object]:
+    def start_successor(self, start: Callable[[], dict[str, object]] | None = None) -> dict[str, object]:
         """Start a supervisor behind a dead one. A worker that it was just starting may hold its lock for a moment."""
+        start = start or self.start_engine
         deadline_s = time.monotonic() + UNDRAINED_PATIENCE_S
         while True:
             try:
-                return self.start_engine()
+                return start()
             except StoreBusyError:
                 if time.monotonic() > deadline_s:
                     raise
             time.sleep(0.01)
 
-    def recover(self) -> None:
+    def recover(self, store: Path | None = None) -> None:
         """As an operator would: the command, which drains what the dead engine left in its buffers."""
-        command = [sys.executable, "-P", "-m", "pyengine", "recover", str(self.store)]
+        command = [sys.executable, "-P", "-m", "pyengine", "recover", str(store or self.store)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_PATIENCE_S)
         if done.returncode not in self.recovered_codes:
             raise EngineError(f"pyengine recover ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")

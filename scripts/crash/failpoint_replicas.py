@@ -1,0 +1,207 @@
+"""Failpoints of two engines: a SYNC_MASTER and its slave under puts, and the two as they change places.
+
+    replicated   a step of either side is struck; each side has a board of its own
+    promoted     the slave is promoted, the old master, whose log goes on where no slave was, comes back as its slave;
+                 `promote` or that start is killed at the step. What is cut must stand in quarantine/
+
+Afterwards what was acknowledged is on both sides, and the two logs are equal byte for byte (replicas.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyengine
+from crash.acked_producer import make_body
+from crash.failpoint_rounds import SUPERVISOR, FailpointRun, NotReachedError
+from crash.replicas import ReplicatorRun, free_port
+from crash.rounds import COMMAND_PATIENCE_S, DEATHS_SEEN_MAX
+from crash.watch import EngineWatch, kill, wait_for
+from pyengine.engine import start_engine, stop_engine
+from pyengine.errors import EngineError, ExitCode
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.native.failpoints import MASTER, SLAVE, Failpoint
+from pyengine.results import PutStatus
+from pyengine.storage.log_files import list_log
+
+OWN_SHARE = 4             # every so manyth nudge is for the struck side's own process, the others for the other side
+SEGMENT_BYTES = 64 << 10  # of the promoted scene: what is cut is of several segments
+TAIL_BYTES = 2 * SEGMENT_BYTES + SEGMENT_BYTES // 2
+PROMOTE = "promote"
+
+
+class ReplicatedRun(FailpointRun, ReplicatorRun):
+    """A step of one side's replicator, or of the slave's writer, under puts."""
+
+    def __init__(self, store: Path, scratch: Path, scene: str, mode: str, seed: int) -> None:
+        super().__init__(store, scratch, scene, mode, seed)
+        self.boards = {MASTER: self.board, SLAVE: Board(scratch / "slave-board")}
+        self._deaths: dict[Path, int] = {}
+
+    def start_slave(self) -> dict[str, object]:
+        with looking_at(self.boards[SLAVE]):
+            return super().start_slave()
+
+    def steps_of(self, point: Failpoint, way: str) -> list[tuple[Failpoint, str, str]]:
+        return [(point, way, side) for side in ([point.side] if point.side else [MASTER, SLAVE])]
+
+    def strike_at(self, point: Failpoint, way: str, side: str, nth: int) -> None:
+        self.board = self.boards[side]
+        self.victim = self.slave if side == SLAVE else self.store
+        super().strike_at(point, way, side, nth)
+
+    def nudge(self, point: Failpoint, number: int) -> None:
+        """The other side's replicator is replaced, so that the link comes anew; now and then the own process."""
+        own = number % OWN_SHARE == OWN_SHARE - 1
+        store = self.victim if own else self.store if self.victim == self.slave else self.slave
+        with EngineWatch(store) as watch:
+            kill(watch.pids().get(point.process if own else "replicator", 0) or self.producers[0].pid)
+        self.make_producers()
+        self._refresh(store)
+
+    def keep_supervisor_fresh(self) -> None:
+        self._refresh(self.victim)
+
+    def _refresh(self, store: Path) -> None:
+        self._deaths[store] = self._deaths.get(store, 0) + 1
+        if self._deaths[store] >= DEATHS_SEEN_MAX:
+            self._deaths[store] = 0
+            with EngineWatch(store) as watch:
+                kill(watch.pid(SUPERVISOR))
+            self.start_successor(self.start_slave if store == self.slave else self.start_engine)
+
+
+class PromotedRun(FailpointRun, ReplicatorRun):
+    """`store` is whichever is the master now; each round they change places."""
+
+    def __init__(self, store: Path, scratch: Path, scene: str, mode: str, seed: int) -> None:
+        super().__init__(store, scratch, scene, mode, seed)
+        self.ports = {self.store: int(self.settings["ha_listen_port"]), self.slave: free_port()}
+        self.settings |= {"mapped_file_size_commit_log_bytes": SEGMENT_BYTES, "dispatch_at": "replicated"}
+        self.slave_settings |= {name: value for name, value in self.settings.items() if name.startswith("ma")}
+
+    def start_engine(self) -> dict[str, object]:
+        self.settings["ha_listen_port"] = self.ports[self.store]
+        return super().start_engine()
+
+    def start_slave(self) -> dict[str, object]:
+        settings = self.slave_settings | {"ha_master_address": f"127.0.0.1:{self.ports[self.store]}"}
+        return start_engine(self.slave, settings, timeout_s=COMMAND_PATIENCE_S)
+
+    def in_life(self, point: Failpoint, way: str, nth: int) -> None:
+        """The master goes on alone and is lost; its slave is promoted; the old master returns. One of it is struck."""
+        self.end_producers()
+        with EngineWatch(self.store) as master, EngineWatch(self.slave) as slave:
+            wait_for("the slave has everything", lambda: slave.positions().wrote == master.positions().wrote)
+            end = slave.positions().wrote
+        self.kill_engine(self.slave)
+        self.put_what_is_lost(end)
+        if self.rng.random() < 0.5:
+            self.kill_engine(self.store)
+            self.recover()
+        else:
+            stop_engine(self.store)
+        tail = self.read_tail(end)
+        was_struck = self.promote_slave(point)
+        self.store, self.slave = self.slave, self.store  # from here on by their new roles
+        if self.rng.random() < 0.5:  # else the old master's log is longer, and not another one
+            with pyengine.connect(self.store) as producer:
+                producer.put("crash-promoted", make_body(f"new-{self.summary.rounds}", 0, b""), timeout_s=5.0)
+        was_struck |= self.return_old_master(point)
+        self.board.disarm()
+        self.summary.failures += not_kept(self.slave, tail)
+        self.make_producers()
+        self.wait_for_acks()
+        if not was_struck:
+            raise NotReachedError
+
+    def put_what_is_lost(self, end: int) -> None:
+        """Puts that no slave gets: none of them may be acknowledged as if one had."""
+        with EngineWatch(self.store) as watch, pyengine.connect(self.store) as producer:
+            number = 0
+            while watch.positions().wrote < end + TAIL_BYTES:
+                body = make_body(f"lost-{self.summary.rounds}", number, self.rng.randbytes(2000))
+                if producer.put("crash-a", body, timeout_s=10.0).status is PutStatus.PUT_OK:
+                    self.summary.failures.append("PUT_OK without a slave")
+                    return
+                number += 1
+
+    def read_tail(self, end: int) -> dict[int, bytes]:
+        """What the master's files hold from `end` on: physical offset -> bytes without the zeros at their end."""
+        found = {}
+        for segment in list_log(self.store, SEGMENT_BYTES):
+            start = max(end, segment.start_offset)
+            content = segment.path.read_bytes()[start - segment.start_offset:].rstrip(b"\0")
+            if content:
+                found[start] = content
+        return found
+
+    def promote_slave(self, point: Failpoint) -> bool:
+        """Whether `promote` was struck. It is a master afterwards, and runs."""
+        words = [sys.executable, "-P", "-m", "pyengine", PROMOTE, str(self.slave), "--role", "SYNC_MASTER", "--force"]
+        for name, value in (self.settings | {"ha_listen_port": self.ports[self.slave]}).items():
+            words += ["--set", f"{name}={value}"] if name != "broker_role" else []
+        if point.process == PROMOTE:
+            self.start_slave()  # whose master is away
+            self.board.arm(point.name, 1, "kill", PROMOTE)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_PATIENCE_S)
+        was_struck = done.returncode == -signal.SIGKILL and self.board.struck_pid != 0
+        self.board.disarm()
+        if was_struck:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_PATIENCE_S)
+        finished = was_struck and done.returncode == ExitCode.FAILED and "is no slave" in done.stderr
+        if done.returncode and not finished:
+            raise EngineError(f"promote ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
+        self.settings["ha_listen_port"] = self.ports[self.slave]
+        if not living_kinds(self.slave):  # a slave that ran runs again
+            start_engine(self.slave, self.settings, timeout_s=COMMAND_PATIENCE_S)
+        return was_struck
+
+    def return_old_master(self, point: Failpoint) -> bool:
+        """It comes back as a slave, killed once in that if the step lies there."""
+        if point.process == PROMOTE:
+            self.start_slave()
+            return False
+        self.board.arm(point.name, 1, "kill", SUPERVISOR)
+        with contextlib.suppress(EngineError):
+            self.start_slave()
+        was_struck = bool(self.board.struck_pid)
+        self.board.disarm()
+        if was_struck and self.rng.random() < 0.5:
+            self.recover(self.slave)
+        if not living_kinds(self.slave):
+            self.start_slave()
+        return was_struck
+
+
+def not_kept(store: Path, tail: dict[int, bytes]) -> list[str]:
+    """What of a log that was cut stands nowhere in quarantine/."""
+    kept: dict[int, list[bytes]] = {}
+    for note in (store / "quarantine").glob("*.json"):
+        said = json.loads(note.read_bytes())
+        with contextlib.suppress(FileNotFoundError):
+            kept.setdefault(said["physical_offset"], []).append(note.with_suffix("").read_bytes().rstrip(b"\0"))
+    return [f"LOST: {len(content)} bytes at {start} were cut and are not in quarantine" for start, content in sorted(tail.items())
+            if content not in kept.get(start, [])] + (["nothing was there to be cut"] if len(tail) < 2 else [])
+
+
+@contextlib.contextmanager
+def looking_at(board: Board) -> Iterator[None]:
+    """What is started meanwhile looks at that board."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(board.path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
