@@ -10,7 +10,7 @@ use_failpoint_build
 failed=0
 at_scene() { "$PYTHON" -P -m crash.failpoint_rounds --scene "$@" || failed=1; }
 
-for scene in puts cleaning delayed start stop recovery ext; do
+for scene in puts cleaning delayed start stop recovery ext replicated promoted; do
   for mode in async pool sync; do
     at_scene "$scene" --mode "$mode" "$@"
   done

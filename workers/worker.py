@@ -115,8 +115,11 @@ class Worker:
         While there is work the latch stays unarmed, which spares the others their wake-ups.
         """
         armed = False
+        never_idle = getattr(service, "never_idle", False)
         while not self.stopping:
             if service.work():
+                if never_idle:
+                    self.say_obstacle(service.obstacle)
                 if armed:
                     self.latch.disarm()
                     armed = False

@@ -9,7 +9,8 @@ A service is driven by its worker (workers/worker.py):
 
 and, on the way out, `drain()` until it is False, then `close()`. Services are built on
 ipc and storage, so a test drives them in its own process. A service that can be kept from its
-work says by what in `obstacle`, for `status`; "" when nothing does.
+work says by what in `obstacle`, for `status`; "" when nothing does. It is looked at when there is nothing to do, and,
+of a service with `never_idle`, after each round.
 """
 
 from __future__ import annotations

@@ -65,6 +65,8 @@ class _ReconnectError(EngineError):
 class HaClient:
     """The slave's replicator, as a service. `open_session` gives a session with a ring of so many bytes; `replication` is closed with it."""
 
+    never_idle = True  # while it is connected it waits in the socket, not on its latch
+
     def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
                  open_session: Callable[[int], ProducerSession], replication: Replication,
                  report: Callable[[str], None] = lambda text: None, clock_ns: Callable[[], int] = monotonic_ns) -> None:
@@ -137,6 +139,11 @@ class HaClient:
     def _way_out(self, offset: int) -> str:
         """What its operator can do about a master that has nothing, or other bytes, from `offset` on."""
         return REJOIN if offset >= self._load_confirm() else MASTER_LOST
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps it from noting how far it is; that it is not linked shows elsewhere."""
+        return self._notes.obstacle
 
     def pause_s(self) -> float:
         return max(0.01, min(1.0, (self._retry_ns - self._clock_ns()) / 1e9))

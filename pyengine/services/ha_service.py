@@ -122,7 +122,7 @@ class HAService:
         self._going = True
         self._host = config.ha_listen_host
         self.port = config.ha_port if port is None else port
-        self.obstacle = ""
+        self._obstacle = ""
         self._listener: socket.socket | None = None
         self._takes = False       # the listener is watched
         self._take_ns = 0         # when to try again, where it is not
@@ -172,6 +172,11 @@ class HAService:
         """From the slaves' thread, under the lock: somebody takes bytes who did not when all was sent."""
         self._all_sent = NOT_ALL
         self._memory.wake(native.REPLICATOR)
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps it from taking slaves, or from noting what they have."""
+        return self._obstacle or self._notes.obstacle
 
     def pause_s(self) -> float:
         return PAUSE_S
@@ -282,7 +287,7 @@ class HAService:
                 self._listen()
                 self._replication.listening(self.port)
                 self._report(f"listens for slaves at {self._host}:{self.port}")
-                self.obstacle = ""
+                self._obstacle = ""
             else:
                 self._epoll.register(self._listener, select.EPOLLIN)
                 self._takes = True
@@ -293,8 +298,8 @@ class HAService:
 
     def _not_now(self, why: str, now_ns: int) -> None:
         """No slaves can be taken: said once, tried again each second."""
-        if why != self.obstacle:
-            self.obstacle = why
+        if why != self._obstacle:
+            self._obstacle = why
             self._report(why)
         self._take_ns = now_ns + RETRY_NS
 
@@ -303,13 +308,13 @@ class HAService:
             connected, address = self._listener.accept()
         except OSError as error:
             if error.errno in _GONE_ALREADY:
-                self.obstacle = ""
+                self._obstacle = ""
                 return
             self._epoll.unregister(self._listener)  # no descriptor is free: it stays readable, and is left alone for a while
             self._takes = False
             self._not_now(f"cannot take slaves: {error.strerror}", now_ns)
             return
-        self.obstacle = ""
+        self._obstacle = ""
         host, name = _host_texts(address)
         link = self._replication.open_link(name) if len(self._by_descriptor) < self._connections_max else None
         if link is None:

@@ -14,21 +14,25 @@ from pyengine.errors import EngineError
 from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from pyengine.storage.replication_state import DISPATCH_AT, ReplicationState, ReplicationStateFile
 
 INTERVAL_S = 1.0
 
 
 class ReplicationNotes:
-    """Notes the role and the confirmed position of one engine, and how far a slave's master was heard of."""
+    """Notes the role and the confirmed position of one engine, and how far a slave's master was heard of.
+
+    `obstacle`: why nothing can be noted at present, a sentence; "" as long as it can.
+    """
 
     def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], report: Callable[[str], None]) -> None:
         self._control = memory.control
         self._role = ROLE_NAMES[memory.identity.role]
+        self._dispatch_at = DISPATCH_AT[memory.identity.dispatch_at]  # not as it stands in a file that may be unreadable now
         self._file = ReplicationStateFile(root)
         self._report = report
         self._written, _ = self._file.read()
-        self._said = ""
+        self.obstacle = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._go, name="notes", daemon=True)
 
@@ -42,7 +46,7 @@ class ReplicationNotes:
     def note(self) -> bool:
         """Write the file if it can say more than it does; whether it was written."""
         is_slave = self._role == ROLE_NAMES[native.SLAVE]
-        state = ReplicationState(self._role, native.load_position(self._control.confirm),
+        state = ReplicationState(self._role, native.load_position(self._control.confirm), self._dispatch_at,
                                  master_end=native.load(self._control.replicator, "master_end") if is_slave else 0)
         if state == self._written:
             return False
@@ -50,12 +54,12 @@ class ReplicationNotes:
             self._file.write(state)
             failpoint("replication_noted")
         except EngineError as error:
-            if str(error) != self._said:
-                self._said = str(error)
-                self._report(f"how far the log is confirmed cannot be noted: {error}")
+            said, self.obstacle = self.obstacle, f"how far the log is confirmed cannot be noted: {error}"
+            if said != self.obstacle:
+                self._report(self.obstacle)
             return False
         self._written = state
-        self._said = ""
+        self.obstacle = ""
         return True
 
     def close(self) -> None:

@@ -259,6 +259,8 @@ class FailpointRun(CrashRun):
 
     def in_recovery(self, point: Failpoint, nth: int) -> None:
         """Recovery after everything was killed is killed at the step; the next one makes the store whole."""
+        with EngineWatch(self.store) as watch:
+            wait_for("queues that can be spoilt", lambda: watch.positions().reput_from > 0)
         self.kill_everything_now()
         self.spoil(point)
         self.board.arm(point.name, nth, "kill", "recover")

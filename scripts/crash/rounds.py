@@ -121,6 +121,8 @@ class CrashRun:
                     return self.summary
             self.make_producers()
             self.wait_for_acks()
+            if self.kind == "cleaner":
+                self.wait_for_deletion()
             self.end_producers()
             if self.has_delayed:
                 wait_for("all delayed messages are delivered and noted", self.delayed_are_noted)
@@ -190,6 +192,11 @@ class CrashRun:
         """New acknowledgements from now on; HangError if none come."""
         before = self.acked_bytes()
         wait_for("acknowledgements move", lambda: self.acked_bytes() > before)
+
+    def wait_for_deletion(self) -> None:
+        """Few kills may have come before the first segment went: what they left must not keep it from going."""
+        with EngineWatch(self.store) as watch:
+            wait_for("an old segment is deleted", lambda: watch.positions().min_offset > 0)
 
     def acked_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.acked)

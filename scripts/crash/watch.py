@@ -51,6 +51,7 @@ class Positions:
     committed: int
     flushed: int
     reput_from: int
+    min_offset: int
 
 
 class EngineWatch:
@@ -90,6 +91,7 @@ class EngineWatch:
             committed=native.load(control.committed, "value"),
             flushed=native.load(control.flushed, "value"),
             reput_from=native.load(control.reput_from, "value"),
+            min_offset=native.load(control.min_offset, "value"),
         )
 
     def await_work(self, kind: str, pid: int, patience_s: float) -> None:

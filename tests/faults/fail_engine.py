@@ -30,6 +30,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -94,8 +95,9 @@ class Plan(ctypes.Structure):
 class Traffic:
     """One producer and one reader of the engine; both come back after whatever happens to them."""
 
-    def __init__(self, root: Path, rng: random.Random) -> None:
+    def __init__(self, root: Path, rng: random.Random, late_share: float = 0.1) -> None:
         self._root = root
+        self._late_share = late_share
         self._rng = rng
         self._producer: pyengine.Producer | None = None
         self._sequence = 0
@@ -107,7 +109,7 @@ class Traffic:
         """One put of any size, now and then a delayed one; whether it was acknowledged. `last` tells the rest."""
         self._sequence += 1
         body = make_body("d", self._sequence, self._rng.randbytes(self._rng.randrange(1500)))
-        late = self._rng.random() < 0.1
+        late = self._rng.random() < self._late_share
         topic, queue_id = LATE_TOPIC if late else self._rng.choice(TOPICS), self._rng.randrange(2)
         try:
             if self._producer is None:
@@ -350,12 +352,13 @@ class Rig:
                 "restarts": self.restarts, "bad": self.bad}
 
 
-def run(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int, seed: str, traffic: float) -> None:
+def run(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int, seed: str, traffic: float,
+        make: Callable[..., Rig] = Rig) -> None:
     plan = Plan.make(folder / "plan")
     (folder / "shm").mkdir()
     os.environ |= {"LD_PRELOAD": str(shim), "PYENGINE_FAILING_PLAN": str(folder / "plan"),
-                   "PYENGINE_FAILING_FOLDERS": f"{folder / 'store'}:{folder / 'shm'}"}
-    rig = Rig(folder, mode, any(case[0] == "cleaner" for case in cases), plan, random.Random(seed), traffic)
+                   "PYENGINE_FAILING_FOLDERS": f"{folder / 'store'}:{folder / 'slave'}:{folder / 'shm'}"}
+    rig = make(folder, mode, any(case[0] == "cleaner" for case in cases), plan, random.Random(seed), traffic)
     try:
         rig.start()
         for case in cases:
@@ -371,9 +374,14 @@ def run(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int,
         rig.end()
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(doc: str) -> argparse.ArgumentParser:
+    """What a rig is told."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, kind in (("shim", Path), ("folder", Path), ("mode", str), ("cases", json.loads), ("limit", int), ("seed", str)):
         parser.add_argument(name, type=kind)
     parser.add_argument("--traffic", type=float, default=TRAFFIC_S, metavar="S")
-    run(**vars(parser.parse_args()))
+    return parser
+
+
+if __name__ == "__main__":
+    run(**vars(options(__doc__).parse_args()))

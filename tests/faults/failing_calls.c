@@ -1,4 +1,4 @@
-/* failing_calls.c - LD_PRELOAD shim: chosen system calls on the files below some folders fail.
+/* failing_calls.c - LD_PRELOAD shim: chosen system calls on the files below some folders, and on TCP sockets, fail.
  *
  * For tests only. Nothing is armed at first; SHORT as errno lets a write take half of its bytes. Two ways to arm it:
  * In the process itself, fail_at(folder, call, n, error): the n-th such call from now on (from 1) fails, once;
@@ -17,7 +17,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #define SHORT (-1)
@@ -161,6 +163,52 @@ ssize_t write(int fd, const void *bytes, size_t n)
 		return -1;
 	}
 	return REAL(write)(fd, bytes, error == SHORT && n > 1 ? n / 2 : n);
+}
+
+ssize_t preadv64v2(int fd, const struct iovec *pieces, int count, off64_t at, int flags)
+{
+	FAILS("pread", own(fd));
+	return REAL(preadv64v2)(fd, pieces, count, at, flags);
+}
+
+/* A socket to another host, as far as one can tell: no file has it. */
+static int tcp(int fd)
+{
+	struct sockaddr_storage name;
+	socklen_t length = sizeof name;
+	return !getsockname(fd, (struct sockaddr *)&name, &length) && (name.ss_family == AF_INET || name.ss_family == AF_INET6);
+}
+
+int connect(int fd, const struct sockaddr *to, socklen_t length)
+{
+	FAILS("connect", tcp(fd));
+	return REAL(connect)(fd, to, length);
+}
+
+int accept4(int fd, struct sockaddr *from, socklen_t *length, int flags)
+{
+	FAILS("accept", tcp(fd));
+	return REAL(accept4)(fd, from, length, flags);
+}
+
+ssize_t send(int fd, const void *bytes, size_t n, int flags)
+{
+	int error = armed("send") && tcp(fd) ? due() : 0;
+	if (error > 0) {
+		errno = error;
+		return -1;
+	}
+	return REAL(send)(fd, bytes, error == SHORT && n > 1 ? n / 2 : n, flags);
+}
+
+ssize_t recv(int fd, void *bytes, size_t n, int flags)
+{
+	int error = armed("recv") && tcp(fd) ? due() : 0;
+	if (error > 0) {
+		errno = error;
+		return -1;
+	}
+	return REAL(recv)(fd, bytes, error == SHORT && n > 1 ? n / 2 : n, flags);
 }
 
 int fsync(int fd)

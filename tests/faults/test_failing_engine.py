@@ -13,6 +13,7 @@ import pytest
 from faults.failing_calls import build_shim
 
 RIG = Path(__file__).with_name("fail_engine.py")
+PAIR_RIG = Path(__file__).with_name("fail_replicas.py")
 CHECKOUT = Path(__file__).parents[2]
 # One of each sort: a log that cannot be opened, made, noted, dispatched, synced.
 SHORT_FORM = [
@@ -33,8 +34,21 @@ CALLS_OF = {
     "cleaner": ("open", "unlink", "fsync", "fallocate"),
     "supervisor": ("open", "fallocate", "mmap", "write"),
 }
+# Of a SYNC_MASTER and its slave: the replicator of either, and what a slave's records go through.
+CALLS_OF_ROLE = {
+    "master": {"replicator": ("open", "pread", "mmap", "write", "fsync", "rename", "link", "accept", "recv", "send")},
+    "slave": {"replicator": ("open", "mmap", "write", "fsync", "rename", "link", "connect", "recv", "send"),
+              "writer": ("open", "pwrite", "mmap"), "flusher": ("open", "fsync"), "allocator": ("open", "fallocate", "fsync", "link"),
+              "supervisor": ("connect", "recv", "send", "open")},
+}
+# Those are made by a replicator that begins, or at a start.
+AT_A_BEGINNING = ("accept", "connect", "mmap")
+SHORT_PAIR = [["replicator", "recv", "EIO", "once"], ["replicator", "rename", "ENOSPC", "lasting"]]
 ERRORS = ("EIO", "ENOSPC", "EROFS", "EINTR", "EMFILE", "ENOMEM")
 WITH_SHORT = ("pwrite", "write")
+WITH_SHORT_LINK = (*WITH_SHORT, "send", "recv")
+LINK_ERRORS = ("EIO", "EINTR", "EMFILE", "ENOMEM", "ECONNRESET", "ETIMEDOUT")
+LINK_CALLS = ("accept", "connect", "recv", "send")
 START_CALLS = ("open", "fallocate", "mmap", "mkdir", "fsync", "pwrite", "write", "link", "rename", "unlink", "ftruncate")
 N_LONG = 8
 
@@ -44,10 +58,11 @@ def shim(tmp_path_factory):
     return build_shim(tmp_path_factory.mktemp("shim"))
 
 
-def fail_engine(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int, seed: str, *options: str) -> list[dict]:
+def fail_engine(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int, seed: str, *options: str,
+                rig: Path = RIG) -> list[dict]:
     """The rig's rows; the last one is its summary."""
     path = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "scripts", CHECKOUT / "tests")))
-    command = [sys.executable, "-P", str(RIG), str(shim), str(folder), mode, json.dumps(cases), str(limit), seed, *options]
+    command = [sys.executable, "-P", str(rig), str(shim), str(folder), mode, json.dumps(cases), str(limit), seed, *options]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=10_000)
     print(done.stdout[-8000:], done.stderr[-4000:])
     assert done.returncode == 0
@@ -89,6 +104,39 @@ def test_every_call_of_every_worker_fails_in_turn(shim, tmp_path, seed, proof, m
              for how in ("once", "lasting") if how == "once" or name in ("ENOSPC", "EMFILE")]
     rows = fail_engine(shim, tmp_path, mode, cases, N_LONG, seed)
     tell(proof, f"{kind}, {mode}", rows)
+    held(rows)
+
+
+def cases_of_role(role: str) -> list[list[str]]:
+    cases = []
+    for kind, calls in CALLS_OF_ROLE[role].items():
+        for call in calls:
+            names = LINK_ERRORS if call in LINK_CALLS else ERRORS
+            for name in (*names, *(("SHORT",) if call in WITH_SHORT_LINK else ())):
+                if kind == "supervisor":
+                    cases.append([kind, call, name, "start"])
+                    continue
+                cases.append([kind, call, name, "killed" if call in AT_A_BEGINNING else "once"])
+                if name in ("ENOSPC", "ECONNRESET") and kind == "replicator" and call not in AT_A_BEGINNING:
+                    cases.append([kind, call, name, "lasting"])
+    return cases
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("role", CALLS_OF_ROLE)
+def test_a_link_that_breaks_and_a_note_that_cannot_be_written_are_told_and_survived(shim, tmp_path, seed, role):
+    rows = fail_engine(shim, tmp_path, "sync", SHORT_PAIR, 1, seed, "--traffic", "30", "--role", role, rig=PAIR_RIG)
+    assert held(rows)["acknowledged"] > 0 and all(row["came"] for row in rows[:-1])
+    assert "how far the log is confirmed cannot be noted" in rows[1]["reason"] and "the disk is full" in rows[1]["reason"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(10_000)
+@pytest.mark.parametrize("role", CALLS_OF_ROLE)
+@pytest.mark.parametrize("mode", ["sync", "async", "pool"])
+def test_every_call_of_both_ends_of_a_replication_fails_in_turn(shim, tmp_path, seed, proof, mode, role):
+    rows = fail_engine(shim, tmp_path, mode, cases_of_role(role), N_LONG, seed, "--role", role, rig=PAIR_RIG)
+    tell(proof, f"replication, {role}, {mode}", rows)
     held(rows)
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from crash.failpoint_rounds import SCENES, TABLES, points_of
+from crash.failpoint_rounds import REPLICATED, SCENES, TABLES, points_of
 from faults.mutants import environment
 from pyengine.native.failpoints import FAILPOINTS, OWN, PUTS, START
 
@@ -35,6 +35,10 @@ def test_each_step_has_a_scene():
 def test_a_worker_dies_at_a_step_and_alone_or_with_all_others_loses_nothing(broken_build, rng):
     summary = rounds(broken_build, rng, PUTS, "async", IN_LIFE, "--way", "restart", "--way", "crash")
     assert summary["kills"] == 2 * len(IN_LIFE)
+
+
+def test_a_slave_dies_between_its_append_and_its_report_and_both_logs_are_equal(broken_build, rng):
+    assert rounds(broken_build, rng, REPLICATED, "async", ("raw_answered",), "--way", "restart")["kills"] == 1
 
 
 def test_wrong_arguments_are_explained(broken_build):

@@ -14,6 +14,7 @@ from pyengine.config import load_config
 from pyengine.errors import EngineError
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
+from pyengine.native.failpoint import VARIABLE
 from pyengine.storage.check import check
 from pyengine.storage.replication_state import ReplicationStateFile
 from scripted_master import OURS, ROCKETMQ, ScriptedMaster
@@ -245,6 +246,25 @@ def test_a_master_that_deletes_what_was_to_be_compared_is_followed_on(make_engin
         eventually(lambda: native.load_position(memory.control.reput_from) == master.end == master.last_report, "it follows")
     assert log_of(slave.root, master.end) == source.content
     assert_whole(slave)
+
+
+@pytest.mark.long
+def test_a_new_slave_that_is_killed_when_it_has_its_first_segment_begins_there_again(make_engine, scripted, rng, monkeypatch):
+    source = Growing(rng.random())
+    master = scripted(source.more(700))
+    origin = master.end - master.end % SEGMENT
+    assert origin > 0
+    slave = slave_of(make_engine, master, sync_from="last")
+    monkeypatch.setenv(VARIABLE, "origin_made@supervisor:1:kill")
+    with pytest.raises(EngineError):
+        slave.start()
+    assert [path.name for path in (slave.root / "commitlog").iterdir()] == [f"{origin:020d}"]
+    monkeypatch.delenv(VARIABLE)
+    slave.start()
+    with slave.memory() as memory:
+        eventually(lambda: native.load_position(memory.control.reput_from) == master.end == master.last_report, "it follows")
+        assert native.load_position(memory.control.min_offset) == origin
+    assert log_of(slave.root, master.end) == master.content[origin:]
 
 
 @pytest.mark.long
