@@ -117,7 +117,7 @@ def cases_of_role(role: str) -> list[list[str]]:
                     cases.append([kind, call, name, "start"])
                     continue
                 cases.append([kind, call, name, "killed" if call in AT_A_BEGINNING else "once"])
-                if name in ("ENOSPC", "ECONNRESET") and kind == "replicator" and call not in AT_A_BEGINNING:
+                if name in ("ENOSPC", "ECONNRESET") and kind == "replicator" and call not in (*AT_A_BEGINNING, "link"):
                     cases.append([kind, call, name, "lasting"])
     return cases
 
