@@ -36,6 +36,7 @@ OWN_SHARE = 4             # every so manyth nudge is for the struck side's own p
 SEGMENT_BYTES = 64 << 10  # of the promoted scene: what is cut is of several segments
 TAIL_BYTES = 2 * SEGMENT_BYTES + SEGMENT_BYTES // 2
 PROMOTE = "promote"
+CRASHES_SEEN_MAX = 8      # what one has lost stays lost: every so manyth, and the end, is looked over
 
 
 class ReplicatedRun(FailpointRun, ReplicatorRun):
@@ -45,10 +46,16 @@ class ReplicatedRun(FailpointRun, ReplicatorRun):
         super().__init__(store, scratch, scene, mode, seed)
         self.boards = {MASTER: self.board, SLAVE: Board(scratch / "slave-board")}
         self._deaths: dict[Path, int] = {}
+        self._crashes = 0
 
     def start_slave(self) -> dict[str, object]:
         with looking_at(self.boards[SLAVE]):
             return super().start_slave()
+
+    def look_over(self, *, final: bool = False) -> None:
+        self._crashes += 1
+        if final or self._crashes % CRASHES_SEEN_MAX == 0:
+            super().look_over(final=final)
 
     def steps_of(self, point: Failpoint, way: str) -> list[tuple[Failpoint, str, str]]:
         return [(point, way, side) for side in ([point.side] if point.side else [MASTER, SLAVE])]
