@@ -352,7 +352,9 @@ class _Recovery:
             self._on_step("dispatch")
             try:
                 while (gap := self._dispatch_from(log, plan, start)) is not None:
-                    start = record_start(log, max(log.min_offset, 0, gap.max_physical))
+                    log_min = max(log.min_offset, 0)
+                    earlier = record_start(log, max(log_min, gap.max_physical))
+                    start = earlier if earlier < start else log_min  # a queue that lacks an entry and knows later ones
             except DiskFullError as error:
                 raise DiskFullError(
                     f"{error}. The log is whole up to offset {end} and stays as it is; its queues and index need room: "

@@ -10,9 +10,11 @@ import pytest
 from dying import run_and_die_at
 from fix_log import SMALL
 from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, StoreRefusedError
+from pyengine.formats.paths import StorePaths
 from pyengine.storage.abort_file import abort_file_exists, create_abort_file
+from pyengine.storage.check import check
 from pyengine.storage.quarantine import Quarantine
-from pyengine.storage.recovery import recover
+from pyengine.storage.recovery import _Recovery, recover
 from pyengine.storage.recovery_report import RecoveryPath, RecoveryState
 from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.watermark import read_watermark
@@ -275,6 +277,28 @@ def test_a_folder_that_is_no_store_is_told_so(tmp_path):
     with pytest.raises(NotAStoreError):
         recover(tmp_path, SMALL)
     assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_recovery_ends_with_a_queue_that_lacks_an_entry_and_knows_later_ones(build_store, monkeypatch):
+    """The entries of its first file moved up by one: a hole at the end of that, and no entry before it leads further."""
+    store = build_store(100)
+    recovered(store)
+    path = StorePaths(store.root).queue_folder("topic-1", 0) / ("0" * 20)
+    assert path.with_name(f"{400:020d}").exists()
+    entries = path.read_bytes()
+    path.write_bytes(entries[:40] + entries[60:] + bytes(20))
+    rounds = []
+    dispatch_from = _Recovery._dispatch_from
+
+    def counted(recovery, log, plan, start):
+        rounds.append(start)
+        assert len(rounds) < 5, f"no end of it: {rounds}"
+        return dispatch_from(recovery, log, plan, start)
+
+    monkeypatch.setattr(_Recovery, "_dispatch_from", counted)
+    assert recovered(store).end_offset == store.end
+    assert rounds == [rounds[0], 0]
+    assert "consumequeue/topic-1/0" in {finding.file[:22] for finding in check(store.root, store.geometry).findings}
 
 
 def test_lost_queues_and_index_are_made_again_from_the_whole_log(build_store):
