@@ -3,7 +3,8 @@
 # usage: scripts/power_cut.sh [--block] [--rounds N] [--states N] [--seed S] [--mode async|pool|sync] [--broken SWITCH] [--json]
 #                             [--peer] [--with [cleaning] [delayed] [consumers]]
 #        --with: what else goes on in each run; without it the rounds take turns
-#        --block: states of a disk with a real ext4 on it (root), not the trees of the strictest reading of POSIX
+#        --block: states of a disk with a real ext4 on it (root), not the trees of the strictest reading of POSIX;
+#                 --file-system xfs: that one, where mkfs.xfs is
 #        exit 0: held, 1: lost, 2: no such disk can be made here
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

@@ -1,7 +1,7 @@
 """Power cuts under a running engine, on a real file system: a run on a disk that writes down what reaches it.
 
     scripts/power_cut.sh --block [--rounds 3] [--states 200] [--seed N] [--mode async|pool|sync] [--broken SWITCH]
-                                 [--with [cleaning] [delayed] [consumers]] [--json] [--peer]
+                                 [--with [cleaning] [delayed] [consumers]] [--file-system ext4|xfs] [--json] [--peer]
 
 A round is one run of an engine under producers on a new ext4, and `--states` states of its disk (logged_disk.py):
 what was flushed, and a part of what was not. Each is mounted, so that ext4 replays its journal, recovered and judged
@@ -14,6 +14,7 @@ Exit 0: held. 1: something promised was lost, torn, doubled or out of order. 2: 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 import needs
 from faults.engine_power_cut import ACKS, FAILURES_SHOWN, SEGMENT_BYTES, PowerCutRun, judge_states, main, run_engine
 from faults.flushed_watch import FlushedWatch
-from faults.logged_disk import BlockDisk, LoggedDisk, build_server, logged_disk
+from faults.logged_disk import FILE_SYSTEMS, BlockDisk, FileSystem, LoggedDisk, build_server, logged_disk
 from faults.memory_folder import memory_folder
 from faults.mounts import own_mounts
 from faults.power_cut import Outcome, explore_states
@@ -38,19 +39,26 @@ FILES_A_LOOK = 4
 
 def cut(
     program: Path, folder: Path, seed: str, mode: str, states: int, environ: dict[str, str], company: Collection[str] = (), *,
-    enough: int = ACKS, stop_at: int = 5
+    kind: FileSystem = FILE_SYSTEMS["ext4"], enough: int = ACKS, stop_at: int = 5
 ) -> Outcome:
-    """One round; `store` and `acks` stay in `folder`, as all processes' death left them."""
+    """One round; `store` and `acks` stay in `folder`, as all processes' death left them.
+
+    With a bad state also `journal` and `image`, the disk before it, of which explore_states makes the same states again.
+    """
     with memory_folder(folder / "scratch") as scratch:
-        with logged_disk(program, scratch) as disk:
+        with logged_disk(program, scratch, kind) as disk:
             record_run(disk, seed, mode, company, environ, enough)
             records = disk.records()
             shutil.copytree(disk.store, folder / "store")
-            shutil.copy(disk.acks, folder / "acks")
+            (folder / "acks").write_bytes(disk.acks.read_bytes())
         model, place = BlockDisk(disk.kind, disk.base), scratch / "state"
         place.mkdir()
-        return judge_states(mode, company, seed, records, lambda judge: explore_states(
+        outcome = judge_states(mode, company, seed, records, lambda judge: explore_states(
             records, model, lambda rng: model.state(rng, place), judge, states=states, seed=seed, stop_at=stop_at))
+        if outcome.bad:  # whoever looks for the reason needs them
+            shutil.copy(disk.journal, folder / "journal")
+            (folder / "image").write_bytes(disk.base)
+        return outcome
 
 
 def record_run(disk: LoggedDisk, seed: str, mode: str, company: Collection[str], environ: dict[str, str], enough: int) -> None:
@@ -91,11 +99,22 @@ class WriteBack(FlushedWatch):
 class BlockPowerCutRun(PowerCutRun):
     kind = "power cut, blocks"
 
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        present = [name for name, kind in FILE_SYSTEMS.items() if shutil.which(kind.command[0])]
+        parser.add_argument("--file-system", choices=present, default="ext4", help="one that can be made here")
+
+    def take_options(self, arguments: argparse.Namespace) -> None:
+        self.file_system = FILE_SYSTEMS[arguments.file_system]
+        if arguments.file_system != "ext4":
+            self.summary.kind += f", {arguments.file_system}"
+
     def build(self) -> Path:
         return build_server(self.scratch)
 
     def cut(self, folder: Path, seed: str, company: Sequence[str]) -> Outcome:
-        return cut(self.program, folder, seed, self.mode, self.states, self.environ, company, stop_at=FAILURES_SHOWN)
+        return cut(self.program, folder, seed, self.mode, self.states, self.environ, company, kind=self.file_system,
+                   stop_at=FAILURES_SHOWN)
 
 
 if __name__ == "__main__":

@@ -199,6 +199,13 @@ class PowerCutRun(CrashRun):
         self.mode, self.states, self.environ, self.company = mode, states, environ, company
         self.program = self.build()
 
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        """Those that this rig has besides."""
+
+    def take_options(self, arguments: argparse.Namespace) -> None:
+        """Called once, with what stands in them."""
+
     def build(self) -> Path:
         """The C that writes down."""
         return build_shim(self.scratch)
@@ -246,6 +253,7 @@ def main(words: str | None = __doc__, rig: type[PowerCutRun] = PowerCutRun) -> i
                         help="what else goes on in each run (by turns)")
     parser.add_argument("--broken", choices=[mutant.switch for mutant in MUTANTS],
                         help="an engine broken in this way: must be caught")
+    rig.add_options(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pyengine-broken-") as place:
         environ = here()
@@ -253,7 +261,9 @@ def main(words: str | None = __doc__, rig: type[PowerCutRun] = PowerCutRun) -> i
             environ = environment(build(Path(place)), next(mutant for mutant in MUTANTS if mutant.switch == arguments.broken))
 
         def make(store: Path, scratch: Path) -> PowerCutRun:
-            return rig(scratch, arguments.mode, arguments.seed, arguments.states, environ, arguments.company)
+            run = rig(scratch, arguments.mode, arguments.seed, arguments.states, environ, arguments.company)
+            run.take_options(arguments)
+            return run
 
         return finish(arguments, make, lambda run: run.run(arguments.rounds),
                       lambda summary: f"{summary.states} states of {summary.records} records")

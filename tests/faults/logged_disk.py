@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faults.mounts import detach, mount
-from faults.power_cut import SECTOR_BYTES, Change, Disk, Record, UnmountableError, read_journal, survivors
+from faults.power_cut import SECTOR_BYTES, Change, Disk, Record, UnmountableError, read_journal, some
 
 SOURCE = Path(__file__).with_suffix(".c")
 FLUSH_US = 1000  # of a disk: whoever publishes before the flush has ended is seen
 BLOCK_BYTES = 4096
 STORE = "store"
+JOURNAL_MAGIC = bytes.fromhex("c03b3998")  # how each block of JBD2's own begins
 INODE = 1  # of the disk, in the journal
 
 
@@ -96,15 +97,17 @@ class BlockDisk(Disk):
     def __init__(self, kind: FileSystem, base: bytes) -> None:
         super().__init__()
         self._kind = kind
-        self._base = base
         zeros = bytes(BLOCK_BYTES)
         self._used = {at for at in range(0, len(base), BLOCK_BYTES) if base[at : at + BLOCK_BYTES] != zeros}
+        super().feed(Record("F", INODE, 0, b"", b""))
+        self._file = self.files[INODE]
+        self._file.safe[:] = base
 
     def feed(self, record: Record) -> None:
+        if record.kind == "F":  # there before anything was fed
+            return
         super().feed(record)
-        if record.kind == "F":
-            self.files[INODE].safe[:] = self._base
-        elif record.kind == "W":
+        if record.kind == "W":
             self._used.update(range(record.number - record.number % BLOCK_BYTES, record.number + len(record.a), BLOCK_BYTES))
 
     @contextmanager
@@ -112,7 +115,7 @@ class BlockDisk(Disk):
         """The store on the disk as a cut now could leave it, mounted on `folder` for this block; may be changed."""
         image = os.memfd_create("power-cut")
         try:
-            self._write(image, rng)
+            self.write(image, rng)
             try:
                 state = mount(image, folder, self._kind.name)
             except OSError as error:
@@ -122,30 +125,44 @@ class BlockDisk(Disk):
         finally:
             os.close(image)
 
-    def _write(self, image: int, rng: random.Random) -> None:
-        os.ftruncate(image, len(self._base))
-        if INODE not in self.files:
-            self.feed(Record("F", INODE, 0, b"", b""))
-        file = self.files[INODE]
+    def write(self, image: int, rng: random.Random) -> None:
+        """Makes an empty file the disk as a cut now could leave it."""
+        os.ftruncate(image, len(self._file.safe))
         for at in self._used:
-            os.pwrite(image, file.safe[at : at + BLOCK_BYTES], at)
-        for _, at, data in survivors(_pieces(file.pending, rng), rng):
+            os.pwrite(image, self._file.safe[at : at + BLOCK_BYTES], at)
+        for _, at, data in some(_pieces(self._file.pending, rng), rng):
             os.pwrite(image, data, at)
 
 
 def _pieces(pending: Sequence[Change], rng: random.Random) -> list[Change]:
-    """All of the writes or the first ones, whole or block by block, one piece perhaps in two of whole sectors.
+    """All of the writes or the first ones, whole or block by block, one block perhaps in two parts of whole sectors.
 
-    Each piece can survive without the others: a disk promises no more than a sector.
+    Each piece can survive without the others: a disk promises no more than a sector. What ext4 relies on to be more is
+    left whole.
     """
     pieces = list(pending)
     if rng.random() < 0.5:
-        pieces = [(when, at + k, data[k : k + BLOCK_BYTES]) for when, at, data in pieces for k in range(0, len(data), BLOCK_BYTES)]
+        pieces = [piece for change in pieces for piece in _blocks(change)]
     if rng.random() < 0.25:
         del pieces[rng.randint(0, len(pieces)) :]
     if pieces and rng.random() < 0.3:
         number = rng.randrange(len(pieces))
-        when, at, data = pieces[number]
-        middle = rng.randint(0, len(data) // SECTOR_BYTES) * SECTOR_BYTES
-        pieces[number : number + 1] = (when, at, data[:middle]), (when, at + middle, data[middle:])
+        blocks = _blocks(pieces[number])
+        torn = rng.randrange(len(blocks))
+        when, at, data = blocks[torn]
+        if not _is_checked(at, data):
+            middle = rng.randint(0, len(data) // SECTOR_BYTES) * SECTOR_BYTES
+            blocks[torn : torn + 1] = (when, at, data[:middle]), (when, at + middle, data[middle:])
+            pieces[number : number + 1] = blocks
     return pieces
+
+
+def _blocks(change: Change) -> list[Change]:
+    when, at, data = change
+    return [(when, at + k, data[k : k + BLOCK_BYTES]) for k in range(0, len(data), BLOCK_BYTES)]
+
+
+def _is_checked(at: int, data: bytes) -> bool:
+    """Whether ext4 needs that block written at once: its superblock and the journal's blocks, each with a checksum of
+    its own, without which it does not come up. What it writes elsewhere the journal holds too."""
+    return at == 0 or data.startswith(JOURNAL_MAGIC)

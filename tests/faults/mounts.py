@@ -29,7 +29,6 @@ MNT_DETACH = 2
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE = 0x4C82, 0x4C0A
 LO_FLAGS_AUTOCLEAR = 4
 _LOOP_CONFIG = struct.Struct("=II52xI176x64x")  # descriptor, block size; flags of its loop_info64; reserved
-_TRIES = 50  # somebody else may take the device that was free
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
@@ -63,17 +62,21 @@ def loop_device(descriptor: int) -> Iterator[str]:
 
 
 def _attach(control: int, descriptor: int) -> tuple[str, int]:
-    for left in reversed(range(_TRIES)):
+    while True:
         path = f"/dev/loop{fcntl.ioctl(control, LOOP_CTL_GET_FREE)}"
-        device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # somebody has just let it go
+                continue
+            raise
         try:
             fcntl.ioctl(device, LOOP_CONFIGURE, _LOOP_CONFIG.pack(descriptor, 0, LO_FLAGS_AUTOCLEAR))
             return path, device
         except OSError as error:
             os.close(device)
-            if not left or error.errno != errno.EBUSY:
+            if error.errno != errno.EBUSY:  # somebody else has just taken it
                 raise
-    raise AssertionError("not reached")
 
 
 def mount(descriptor: int, folder: Path, kind: str) -> AbstractContextManager[None]:

@@ -212,13 +212,18 @@ def _survivor(file: _File, rng: random.Random) -> bytes:
 
 def survivors(pending: Sequence[Change], rng: random.Random) -> list[Change]:
     """None, all or a part of what was not safe, in its order; the last perhaps torn."""
-    share = rng.choice((0.0, 1.0, 0.5))
-    chosen = [change for change in pending if rng.random() < share]
+    chosen = some(pending, rng)
     if chosen and rng.random() < 0.3:
         when, at, data = chosen[-1]
         if data is not None:
             chosen[-1] = when, at, data[: rng.randint(0, len(data) // SECTOR_BYTES) * SECTOR_BYTES]
     return chosen
+
+
+def some(pending: Sequence[Change], rng: random.Random) -> list[Change]:
+    """None, all or a part, in its order."""
+    share = rng.choice((0.0, 1.0, 0.5))
+    return [change for change in pending if rng.random() < share]
 
 
 def _apply(content: bytearray, change: Change) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.logged_disk import FILE_SYSTEMS, INODE, BlockDisk, LoggedDisk, build_server, logged_disk
+from faults.logged_disk import BLOCK_BYTES, FILE_SYSTEMS, INODE, JOURNAL_MAGIC, BlockDisk, LoggedDisk, build_server, logged_disk
 from faults.memory_folder import memory_folder
 from faults.mounts import mount, own_mounts, with_own_mounts
 from faults.power_cut import Outcome, Record, explore_states
@@ -107,13 +108,42 @@ def test_what_is_acknowledged_under_a_flush_stands_before_its_end(program, tmp_p
     assert any("A" in part.partition("e")[0] for part in kinds.split("b")[1:])
 
 
-def test_a_flush_covers_what_was_written_before_it_began():
-    disk = BlockDisk(None, bytes(8192))
+def fed(disk: BlockDisk) -> BlockDisk:
     for record in (Record("F", INODE, 0, b"", b""), Record("W", INODE, 0, b"a" * 512, b""), Record("b", INODE, 1, b"", b""),
                    Record("W", INODE, 512, b"b" * 512, b""), Record("e", INODE, 1, b"", b"")):
         disk.feed(record)
-    assert bytes(disk.files[INODE].safe) == b"a" * 512 + bytes(8192 - 512)
-    assert [at for _, at, _ in disk.files[INODE].pending] == [512]
+    return disk
+
+
+def image_of(disk: BlockDisk, rng: random.Random) -> bytes:
+    image = os.memfd_create("test")
+    try:
+        disk.write(image, rng)
+        return os.pread(image, 1 << 20, 0)
+    finally:
+        os.close(image)
+
+
+def test_a_flush_covers_what_was_written_before_it_began(rng):
+    disk = fed(BlockDisk(FILE_SYSTEMS["ext4"], bytes(8192)))
+    states = {image_of(disk, rng) for _ in range(100)}
+    assert states == {b"a" * 512 + second * 512 + bytes(8192 - 1024) for second in (b"b", bytes(1))}
+
+
+def test_a_cut_before_everything_changes_nothing_for_those_behind_it(rng):
+    disk = BlockDisk(FILE_SYSTEMS["ext4"], b"z" * 8192)
+    assert image_of(disk, rng) == b"z" * 8192
+    assert image_of(fed(disk), rng).startswith(b"a" * 512)
+
+
+def test_a_write_of_many_blocks_survives_in_any_part_but_for_what_the_file_system_needs_whole(rng):
+    journal = JOURNAL_MAGIC + b"j" * (BLOCK_BYTES - len(JOURNAL_MAGIC))
+    disk = BlockDisk(FILE_SYSTEMS["ext4"], bytes(5 * BLOCK_BYTES))
+    disk.feed(Record("W", INODE, BLOCK_BYTES, b"d" * (2 * BLOCK_BYTES) + journal, b""))
+    images = [image_of(disk, rng) for _ in range(1000)]
+    assert {image[3 * BLOCK_BYTES : 4 * BLOCK_BYTES] for image in images} == {journal, bytes(BLOCK_BYTES)}
+    counts = {image.count(b"d") for image in images}
+    assert {0, BLOCK_BYTES, 2 * BLOCK_BYTES} < counts and all(count % 512 == 0 for count in counts)
 
 
 def hold_a_mount(image: Path, folder: Path, ready: int) -> None:
