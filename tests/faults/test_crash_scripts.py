@@ -27,8 +27,8 @@ OTHERS = {
     "kill_during_recovery": (("--rounds", "1"), 40),
     "hang_worker": (("--rounds", "1", "--kind", "writer", "--kind", "reputter"), 10),
 }
-SHORT = [(kind, "pool" if kind == "committer" else "async") for kind in KINDS if kind != "replicator"] + [
-    ("writer", "sync"), ("writer", "pool"), ("flusher", "sync"), ("everything", "sync"), ("everything", "pool"),
+SHORT = [(kind, "pool" if kind == "committer" else "async") for kind in KINDS if kind not in ("replicator", "everything")] + [
+    ("writer", "sync"), ("flusher", "sync"), ("everything", "sync"), ("everything", "pool"),
 ]  # fmt: skip
 LONG_ROUNDS = 60
 

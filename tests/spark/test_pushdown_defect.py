@@ -65,6 +65,7 @@ def toy_source():
     return Toy
 
 
+@pytest.mark.long
 def test_spark_gives_wrong_counts_for_a_dataframe_that_is_used_twice_with_pushdown(spark):
     spark.dataSource.register(toy_source())
     mended = "Spark plans each query anew now: decision 0007 can be looked at again"

@@ -72,13 +72,14 @@ def test_what_waits_in_a_rocketmq_store_is_delivered_and_rocketmq_reads_it(golde
 @pytest.mark.java
 @pytest.mark.maven
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("rounds", [2, pytest.param(6, marks=pytest.mark.long)])
 @pytest.mark.parametrize("mode", ["async", "sync", "pool"])
-def test_kill_9_of_the_scheduler_loses_nothing_and_keeps_the_order(make_engine, judge, rng, mode):
+def test_kill_9_of_the_scheduler_loses_nothing_and_keeps_the_order(make_engine, judge, rng, mode, rounds):
     engine = make_engine(mode, message_delay_level=LEVELS, flush_delay_offset_interval_ms=rng.choice((1, 300)))
     engine.start()
     sent: dict[int, list[str]] = {1: [], 2: []}
     with pyengine.connect(engine.root, message_delay_level=LEVELS) as producer:
-        for round_number in range(4):
+        for _ in range(rounds):
             for _ in range(150):
                 level = rng.choice((1, 2))
                 name = f"{level}-{len(sent[level])}"
