@@ -90,7 +90,8 @@ class WriteBack(FlushedWatch):
             self._last = last
             name = f"commitlog/{segment_name(last + SEGMENT_BYTES)}"
             self._tell(json.dumps({"removing": name}).encode() + b"\n")
-        paths = sorted(path for folder in WRITTEN_BACK for path in (self._store / folder).glob("**/*") if path.is_file())
+        paths = sorted(os.path.join(place, name) for folder in WRITTEN_BACK
+                       for place, _, names in os.walk(self._store / folder) for name in names)
         for path in self._rng.sample(paths, min(FILES_A_LOOK, len(paths))):
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -20,6 +20,7 @@ class FlushedWatch:
         self._flushed = 0
         self._engine = EngineWatch(store)
         self._stop = threading.Event()
+        self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> FlushedWatch:
@@ -30,10 +31,15 @@ class FlushedWatch:
         self._stop.set()
         self._thread.join()
         self._engine.close()
+        if self._failed:
+            raise self._failed
 
     def _run(self) -> None:
-        while not self._stop.wait(PAUSE_S):
-            self.look()
+        try:
+            while not self._stop.wait(PAUSE_S):
+                self.look()
+        except Exception as error:  # what it would have told is missing: so is the run
+            self._failed = error
 
     def look(self) -> None:
         """Once."""

@@ -27,8 +27,10 @@ class PageWatch(FlushedWatch):
         self._pages: dict[tuple[str, int], dict[int, bytes]] = {}
 
     def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        os.close(self._descriptor)
+        try:
+            super().__exit__()
+        finally:
+            os.close(self._descriptor)
 
     def look(self) -> None:
         """Once over everything."""
