@@ -23,7 +23,7 @@ from crash.acked_producer import make_body
 from crash.failpoint_rounds import SUPERVISOR, FailpointRun, NotReachedError
 from crash.replicas import ReplicatorRun, free_port
 from crash.rounds import COMMAND_PATIENCE_S, DEATHS_SEEN_MAX
-from crash.watch import EngineWatch, kill, wait_for
+from crash.watch import EngineWatch, kill
 from pyengine.engine import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.store_lock import living_kinds
@@ -63,6 +63,8 @@ class ReplicatedRun(FailpointRun, ReplicatorRun):
     def strike_at(self, point: Failpoint, way: str, side: str, nth: int) -> None:
         self.board = self.boards[side]
         self.victim = self.slave if side == SLAVE else self.store
+        for store in (self.store, self.slave):  # now, while nothing is armed: a start waits for every worker
+            self._refresh(store)
         super().strike_at(point, way, side, nth)
 
     def nudge(self, point: Failpoint, number: int) -> None:
@@ -70,16 +72,20 @@ class ReplicatedRun(FailpointRun, ReplicatorRun):
         own = number % OWN_SHARE == OWN_SHARE - 1
         store = self.victim if own else self.store if self.victim == self.slave else self.slave
         with EngineWatch(store) as watch:
-            kill(watch.pids().get(point.process if own else "replicator", 0) or self.producers[0].pid)
-        self.make_producers()
-        self._refresh(store)
+            pid = watch.pids().get(point.process if own else "replicator", 0)
+            if pid and pid != self.board.struck_pid:
+                kill(pid)
+                self._count_death(store)
 
     def keep_supervisor_fresh(self) -> None:
-        self._refresh(self.victim)
+        self._count_death(self.victim)
+
+    def _count_death(self, store: Path) -> None:
+        self._deaths[store] = self._deaths.get(store, 0) + 1
 
     def _refresh(self, store: Path) -> None:
-        self._deaths[store] = self._deaths.get(store, 0) + 1
-        if self._deaths[store] >= DEATHS_SEEN_MAX:
+        """As CrashRun.keep_supervisor_fresh, of either engine."""
+        if self._deaths.get(store, 0) >= DEATHS_SEEN_MAX:
             self._deaths[store] = 0
             with EngineWatch(store) as watch:
                 kill(watch.pid(SUPERVISOR))
@@ -104,12 +110,14 @@ class PromotedRun(FailpointRun, ReplicatorRun):
         return start_engine(self.slave, settings, timeout_s=COMMAND_PATIENCE_S)
 
     def in_life(self, point: Failpoint, way: str, nth: int) -> None:
-        """The master goes on alone and is lost; its slave is promoted; the old master returns. One of it is struck."""
-        self.end_producers()
-        with EngineWatch(self.store) as master, EngineWatch(self.slave) as slave:
-            wait_for("the slave has everything", lambda: slave.positions().wrote == master.positions().wrote)
-            end = slave.positions().wrote
+        """The slave is killed under puts, the master goes on alone and is lost; the slave is promoted; the old master returns.
+
+        One of the two last is struck. What was acknowledged the slave must have had when it was killed.
+        """
         self.kill_engine(self.slave)
+        self.end_producers()
+        with EngineWatch(self.slave) as slave:
+            end = slave.positions().slot_end
         self.put_what_is_lost(end)
         if self.rng.random() < 0.5:
             self.kill_engine(self.store)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from crash.failpoint_rounds import REPLICATED, SCENES, TABLES, points_of
+from crash.failpoint_rounds import PROMOTED, REPLICATED, SCENES, TABLES, points_of
 from faults.mutants import environment
 from pyengine.native.failpoints import FAILPOINTS, OWN, PUTS, START
 
@@ -53,6 +54,26 @@ def test_wrong_arguments_are_explained(broken_build):
 @pytest.mark.parametrize("scene", [scene for scene in SCENES if scene != TABLES])
 def test_each_step_of_each_scene(broken_build, rng, scene, mode):
     rounds(broken_build, rng, scene, mode, tuple(point.name for point in points_of(scene, mode)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_slave_that_reports_what_it_has_only_received_is_caught(broken_build, tmp_path, rng):
+    build = tmp_path / "build"
+    shutil.copytree(broken_build, build)
+    source = build / "pyengine/services/ha_client.py"
+    text, appended = source.read_text(), "return self._stream.own_end if self._stream.is_equal"
+    assert appended in text
+    source.write_text(text.replace(appended, "return self._stream.position if self._stream.is_equal"))
+    command = [sys.executable, "-P", "-m", "crash.failpoint_rounds", "--scene", PROMOTED, "--no-peer", "--json",
+               "--seed", str(rng.randrange(1 << 32))]
+    command += [word for point in points_of(PROMOTED, "async")[:12] for word in ("--point", point.name)]
+    done = subprocess.run(command, env=environment(build, None) | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True,
+                          timeout=1100)
+    print(done.stdout[-2000:], done.stderr[-4000:])
+    assert done.returncode == 1
+    failures = " ".join(json.loads(done.stdout)["failures"])
+    assert "had confirmed its log up to" in failures or "LOST" in failures or "have confirmed this log up to" in failures
 
 
 @pytest.mark.long
