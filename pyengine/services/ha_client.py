@@ -107,6 +107,7 @@ class HaClient:
         self._has_appended = False     # on this connection
         self._linked_ns = NEVER_NS     # since when it has been equal
         self._link: MasterLink | None = None
+        native.store(control.replicator, "linked", 0)  # a predecessor that was killed may have left it
         self._be_connecting("")
 
     # ---- the service --------------------------------------------------------------

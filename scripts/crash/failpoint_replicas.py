@@ -23,7 +23,7 @@ from crash.acked_producer import make_body
 from crash.failpoint_rounds import SUPERVISOR, FailpointRun, NotReachedError
 from crash.replicas import ReplicatorRun, free_port
 from crash.rounds import COMMAND_PATIENCE_S, DEATHS_SEEN_MAX
-from crash.watch import EngineWatch, kill
+from crash.watch import EngineWatch, HangError, kill, wait_for
 from pyengine.engine import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.store_lock import living_kinds
@@ -34,6 +34,7 @@ from pyengine.storage.log_files import list_log
 
 OWN_SHARE = 4             # every so manyth nudge is for the struck side's own process, the others for the other side
 SEGMENT_BYTES = 64 << 10  # of the promoted scene: what is cut is of several segments
+NUDGED_S = 10.0
 TAIL_BYTES = 2 * SEGMENT_BYTES + SEGMENT_BYTES // 2
 PROMOTE = "promote"
 CRASHES_SEEN_MAX = 8      # what one has lost stays lost: every so manyth, and the end, is looked over
@@ -69,6 +70,10 @@ class ReplicatedRun(FailpointRun, ReplicatorRun):
 
     def nudge(self, point: Failpoint, number: int) -> None:
         """The other side's replicator is replaced, so that the link comes anew; now and then the own process."""
+        with EngineWatch(self.slave) as watch, contextlib.suppress(HangError):  # what the last nudge brought about comes first
+            wait_for("it follows", lambda: self.board.struck_pid or watch.is_linked, NUDGED_S)
+        if self.board.struck_pid:
+            return
         own = number % OWN_SHARE == OWN_SHARE - 1
         store = self.victim if own else self.store if self.victim == self.slave else self.slave
         with EngineWatch(store) as watch:

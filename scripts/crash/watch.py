@@ -94,6 +94,11 @@ class EngineWatch:
             min_offset=native.load(control.min_offset, "value"),
         )
 
+    @property
+    def is_linked(self) -> bool:
+        """Of a slave: whether it follows its master."""
+        return bool(native.load(self._memory.control.replicator, "linked"))
+
     def await_work(self, kind: str, pid: int, patience_s: float) -> None:
         """Looks, without a pause, until the worker has begun something; a moment to stop it. Or until patience ends."""
         deadline_s = time.monotonic() + patience_s

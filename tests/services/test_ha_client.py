@@ -36,6 +36,7 @@ class Rig:
         while self.writer.end < 5000:
             self.writer.put(b"x" * 900)
         replication.create_replication(self.owner.folder, 1)
+        native.store(self.owner.control.replicator, "linked", 1)  # of a replicator that was killed
         self.master = ScriptedMaster(bytes(self.writer.log), SEGMENT, manner)
         self.now_ns = 10**12
         self.said: list[str] = []
@@ -96,6 +97,16 @@ def test_a_master_that_breaks_off_during_an_orderly_stop_is_no_failure(make_rig)
     assert rig.client.drain() is False
     assert rig.session.closed and rig.client._link is None
     assert "on purpose" in rig.said[-1]
+
+
+def test_the_successor_of_a_killed_replicator_is_linked_when_it_has_compared_and_not_before(make_rig):
+    rig = make_rig()
+    linked = native.loader(rig.owner.control.replicator, "linked")
+    assert not linked()
+    rig.until(lambda: rig.client._acked == rig.writer.end, "it follows")
+    assert linked() and any("follows from" in said for said in rig.said)
+    with replication.Replication(rig.owner.folder) as links:
+        assert [link.state for link in links.links()] == ["transfer"]
 
 
 def test_nothing_is_said_again_before_the_master_has_said_anything(make_rig):
