@@ -37,23 +37,15 @@ from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.recovery_report import RecoveryState
 
-CLEANED = ("commitlog", "consumequeue", "index")
-
 
 def tell_removals(records: Iterable[Record], root: Path) -> Iterator[Record]:
-    """The journal with a line before and behind each removal of a file of the log, the queues or the index.
-
-    Before: from then on it may be gone. Behind: a moment where a cut is worth trying.
-    """
+    """The journal with a line before each removal of a segment: from then on it may be gone."""
     for record in records:
         path = PurePosixPath(record.a.decode()) if record.kind == "U" else None
-        if path is None or path.relative_to(root.resolve()).parts[0] not in CLEANED:
-            yield record
-            continue
-        name = str(path.relative_to(root.resolve()))
-        yield Record("A", 0, 0, json.dumps({"removing": name}).encode() + b"\n", b"")
+        start = None if path is None or path.parent != root.resolve() / "commitlog" else parse_segment_name(path.name)
+        if start is not None:
+            yield Record("A", 0, 0, json.dumps({"removing": start}).encode() + b"\n", b"")
         yield record
-        yield Record("A", 0, 0, json.dumps({"removed": name}).encode() + b"\n", b"")
 
 
 @dataclass
@@ -82,8 +74,8 @@ class Promised:
                     found.asked[group] |= _by_queue(offsets)
                 case {"group": group, "commits": offsets}:
                     found.committed[group] |= _by_queue(offsets)
-                case {"removing": name} if name.startswith("commitlog/"):
-                    found.removing = max(found.removing, int(PurePosixPath(name).name))
+                case {"removing": start}:
+                    found.removing = max(found.removing, start)
         return found
 
 

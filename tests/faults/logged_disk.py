@@ -23,7 +23,7 @@ FLUSH_US = 1000  # of a disk: whoever publishes before the flush has ended is se
 BLOCK_BYTES = 4096
 STORE = "store"
 JOURNAL_MAGIC = bytes.fromhex("c03b3998")  # how each block of JBD2's own begins
-INODE = 1  # of the disk, in the journal
+INODE = 1  # of the disk, in the journal; its life too, the only one
 
 
 @dataclass(frozen=True)

@@ -244,20 +244,25 @@ class UnmountableError(Exception):
 
 
 def cut_points(records: Sequence[Record], count: int, rng: random.Random) -> list[int]:
-    """Where to cut: a third right behind acknowledgements given while something was unsafe, a third behind any.
+    """Where to cut: a share right behind acknowledgements given while something was unsafe, one behind any, one anywhere.
 
-    The rest anywhere.
+    One behind removals of names and one behind replacements of files, where there are any; all shares are equal.
     """
     disk = Disk()
-    acks, suspicious = [], []
+    acks, suspicious, removals, replacements = [], [], [], []
     for number, record in enumerate(records):
         disk.feed(record)
         if record.kind == "A":
             acks.append(number + 1)
             if not disk.clean:
                 suspicious.append(number + 1)
+        elif record.kind == "U":
+            removals.append(number + 1)
+        elif record.kind == "R":
+            replacements.append(number + 1)
     anywhere = range(len(records) + 1)
-    return sorted(rng.choice(rng.choice((suspicious or acks or anywhere, acks or anywhere, anywhere))) for _ in range(count))
+    shares = [suspicious or acks or anywhere, acks or anywhere, anywhere, *filter(None, (removals, replacements))]
+    return sorted(rng.choice(rng.choice(shares)) for _ in range(count))
 
 
 @dataclass
