@@ -18,6 +18,8 @@ from pyengine.storage.queue_reader import QueueReader
 from pyengine.storage.queue_recovery import QueueState
 from pyengine.storage.segment_files import MappingCache
 
+_TIME_READABLE_BYTES = 68 + 8  # behind a 20-byte host
+
 
 def check_extensions(
     root: Path, geometry: Geometry, log: LogSegments, queues: Sequence[QueueState], findings: Findings
@@ -61,6 +63,8 @@ def _wrong(unit: ConsumeQueueExtUnit | None, offset: int, log: LogSegments) -> s
     if segment is None:
         return ""
     base, _, view = segment
+    if offset - base + _TIME_READABLE_BYTES > len(view):
+        return ""  # no record begins there: the check of the entries tells
     (sys_flag,) = I32.unpack_from(view, offset - base + SYS_FLAG_AT)
     (stored_ms,) = I64.unpack_from(view, offset - base + store_timestamp_at(sys_flag))
     if unit.store_timestamp_ms == stored_ms:

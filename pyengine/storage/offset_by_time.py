@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.constants import CQ_ENTRY_BYTES, MESSAGE_BYTES_MIN
 from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.record_layout import I32, I64, SYS_FLAG_AT, store_timestamp_at
 from pyengine.storage.queue_reader import QueueReader
@@ -72,7 +72,7 @@ def store_timestamp_ms(commit_log: SegmentFolder, physical_offset: int, size_byt
     """CommitLog.pickupStoreTimestamp: the record's store time, -1 when the record is not there."""
     start = commit_log.start_of(physical_offset)
     view = None if start is None else commit_log.view(start)
-    if start is None or view is None or physical_offset - start + size_bytes > len(view):
+    if start is None or view is None or physical_offset - start + max(size_bytes, MESSAGE_BYTES_MIN) > len(view):
         return -1
     at = physical_offset - start
     (sys_flag,) = I32.unpack_from(view, at + SYS_FLAG_AT)

@@ -199,3 +199,15 @@ def test_a_unit_that_is_not_its_message_s_is_found_and_made_again(cqext):
     assert [finding.kind for finding in report.findings] == ["extension"] * 2 and report.grade.label == "repairable"
     rebuild(cqext.root, geometry)
     assert check(cqext.root, geometry).findings == []
+
+
+def test_an_entry_that_leads_to_a_segments_last_bytes_is_found(builder):
+    """Nothing begins there whose store time could be looked at."""
+    for _ in range(40):
+        builder.put("T", b"x" * 100, tags="a", dispatch=False)
+    recover(builder.root, builder.geometry, options=RecoveryOptions(enable_consume_queue_ext=True))
+    assert check(builder.root, builder.geometry).findings == []
+    with open(builder.queue_file("T", 0), "r+b") as file:
+        file.seek(5 * 20)
+        file.write((builder.geometry.mapped_file_size_commit_log_bytes - 8).to_bytes(8, "big"))
+    assert {finding.kind for finding in check(builder.root, builder.geometry).findings} == {"wrong entry", "missing entries"}

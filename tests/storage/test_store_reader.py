@@ -577,6 +577,16 @@ def test_an_entry_that_leads_to_another_queues_record_gives_nothing(builder):
     assert [(m.queue_id, m.queue_offset) for m in found.placed(0)] == [(0, 1), (0, 3)]
 
 
+@pytest.mark.parametrize("size_bytes", [1, 8, 60])
+def test_a_look_up_by_time_goes_on_past_an_entry_that_leads_to_a_segments_last_bytes(builder, size_bytes):
+    for _ in range(40):
+        builder.put("T", b"x" * 100)
+    builder.write_entry("T", 0, 4, builder.geometry.mapped_file_size_commit_log_bytes - size_bytes, size_bytes, 0)
+    with open_store(builder.root, watermark=FixedWatermark(committed=builder.end)) as store:
+        for number in range(10):
+            assert 0 <= store.offset_by_time("T", 0, START_MS + 1000 * number) < 40
+
+
 # -- as columns
 
 
