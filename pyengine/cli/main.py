@@ -90,6 +90,9 @@ class CommandLine(click.Group):
         except OSError as error:
             _report(error, os_error_sentence(error), ExitCode.FAILED, as_json)
             return ExitCode.FAILED
+        except MemoryError as error:
+            _report(error, "not enough memory", ExitCode.FAILED, as_json)
+            return ExitCode.FAILED
 
 
 def _report(error: BaseException, sentence: str, code: ExitCode, as_json: bool) -> None:

@@ -12,6 +12,7 @@ import os
 import stat
 
 SMALL_FILE_BYTES_MAX = 256 << 20
+_PIECE_BYTES = 1 << 20
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
@@ -31,11 +32,14 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 def read_small_file(path: str | os.PathLike[str], bytes_max: int = SMALL_FILE_BYTES_MAX) -> bytes:
     """All of it; OSError, whose `strerror` says why, also for what is no regular file or longer than `bytes_max`."""
-    with open(open_regular(path), "rb") as file:
-        content = file.read(bytes_max + 1)
-    if len(content) > bytes_max:
+    pieces, room = [], bytes_max + 1
+    with open(open_regular(path), "rb", buffering=0) as file:
+        while room and (piece := file.read(min(room, _PIECE_BYTES))):  # memory is taken for what there is, not for what may be
+            pieces.append(piece)
+            room -= len(piece)
+    if not room:
         raise OSError(errno.EFBIG, f"it is longer than {bytes_max:,} bytes", os.fspath(path))
-    return content
+    return b"".join(pieces)
 
 
 def read_small_text(path: str | os.PathLike[str]) -> str:

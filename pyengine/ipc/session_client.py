@@ -109,13 +109,15 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
     """A session with the engine that runs on `root`; `ring_bytes` None takes the engine's default.
 
     EngineUnavailableError says why there is none: no engine, stopping, degraded, no slot
-    free. A missing supervisor is waited for while other processes of the engine live.
+    free, another user's engine. A missing supervisor is waited for while other processes of the engine live.
     """
     root = Path(root).resolve()
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             return _open_now(root, ring_bytes, max(0.1, deadline_s - time.monotonic()))
+        except PermissionError as error:
+            raise EngineUnavailableError(f"the engine on {root} runs as another user: no permission for its socket") from error
         except OSError as error:
             if not living_kinds(root):
                 raise EngineUnavailableError(f"no engine is running on {root}: start it with `pyengine start {root}`") from None

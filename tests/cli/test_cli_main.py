@@ -109,6 +109,12 @@ def test_an_operating_system_error_names_the_path(failing):
     assert (ran.code, ran.stderr) == (1, "error: Permission denied: /some/where\n")
 
 
+def test_want_of_memory_is_a_sentence(failing):
+    failing(MemoryError())
+    ran = run("fail")
+    assert (ran.code, ran.stderr) == (1, "error: not enough memory\n")
+
+
 def test_an_interrupt_ends_with_130(failing):
     failing(KeyboardInterrupt())
     ran = run("fail")

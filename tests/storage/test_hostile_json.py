@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 
 import pytest
 
@@ -112,3 +113,13 @@ def test_a_small_file_of_endless_length_is_not_read(tmp_path):
     with pytest.raises(OSError, match="longer than 1,000 bytes"):
         read_small_file(tmp_path / "large", 1000)
     assert len(read_small_file(tmp_path / "large")) == 1 << 20
+
+
+def test_a_small_file_takes_no_more_memory_than_it_is_long(tmp_path):
+    (tmp_path / "small").write_bytes(b"x" * 100)
+    tracemalloc.start()
+    try:
+        assert read_small_file(tmp_path / "small") == b"x" * 100
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
