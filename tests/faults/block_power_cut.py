@@ -31,7 +31,7 @@ from faults.logged_disk import FILE_SYSTEMS, BlockDisk, FileSystem, LoggedDisk, 
 from faults.memory_folder import memory_folder
 from faults.mounts import own_mounts
 from faults.power_cut import Outcome, explore_states
-from pyengine.formats.paths import parse_segment_name, segment_name
+from pyengine.formats.paths import parse_segment_name
 
 WRITTEN_BACK = ("commitlog", "consumequeue", "index")
 
@@ -88,8 +88,7 @@ class WriteBack(FlushedWatch):
         last = max((start for name in names if (start := parse_segment_name(name)) is not None), default=-1)
         if last > self._last:
             self._last = last
-            name = f"commitlog/{segment_name(last + SEGMENT_BYTES)}"
-            self._tell(json.dumps({"removing": name}).encode() + b"\n")
+            self._tell(json.dumps({"removing": last + SEGMENT_BYTES}).encode() + b"\n")
         paths = sorted(os.path.join(place, name) for folder in WRITTEN_BACK
                        for place, _, names in os.walk(self._store / folder) for name in names)
         if paths:

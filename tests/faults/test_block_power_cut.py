@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from faults.block_power_cut import cut
-from faults.engine_power_cut import ACKS, here
+from faults.engine_power_cut import ACKS, COMPANY, here, words
 from faults.logged_disk import build_server
 from faults.mounts import with_own_mounts
 from faults.mutants import FORGETS_TIMED_SYNC, NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, Mutant, environment
@@ -25,7 +25,7 @@ from waiting import eventually
 STATES = 10
 ENOUGH = 60
 TURNS = 5
-STATES_LONG = int(os.environ.get("PYENGINE_STATES", "1000"))
+STATES_LONG = int(os.environ.get("PYENGINE_STATES", "500"))
 SCRIPT = Path(__file__).parents[2] / "scripts" / "power_cut.sh"
 
 
@@ -45,10 +45,11 @@ def test_what_was_promised_is_on_the_disk(program, tmp_path, seed, rng):
 @pytest.mark.long
 @pytest.mark.block
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("company", [(), COMPANY], ids=("alone", "in company"))
 @pytest.mark.parametrize("mode", MODES)
-def test_what_was_promised_is_on_the_disk_in_a_thousand_states(program, tmp_path, seed, proof, mode):
-    outcome = with_own_mounts(cut, program, tmp_path, seed, mode, STATES_LONG, here(), enough=4 * ACKS)
-    proof("power cut, blocks", mode, states=outcome.states, records=outcome.records, acknowledged=outcome.acknowledged,
+def test_what_was_promised_is_on_the_disk_in_many_states(program, tmp_path, seed, proof, mode, company):
+    outcome = with_own_mounts(cut, program, tmp_path, seed, mode, STATES_LONG, here(), company, enough=4 * ACKS)
+    proof("power cut, blocks", words(mode, company), states=outcome.states, records=outcome.records, acknowledged=outcome.acknowledged,
           checked=outcome.checked, bad=len(outcome.bad))
     assert outcome.bad == []
 
