@@ -34,7 +34,7 @@ from pyengine.storage.log_files import list_log
 
 OWN_SHARE = 4             # every so manyth nudge is for the struck side's own process, the others for the other side
 SEGMENT_BYTES = 64 << 10  # of the promoted scene: what is cut is of several segments
-NUDGED_S = 10.0
+NUDGED_S = 15.0
 TAIL_BYTES = 2 * SEGMENT_BYTES + SEGMENT_BYTES // 2
 PROMOTE = "promote"
 CRASHES_SEEN_MAX = 8      # what one has lost stays lost: every so manyth, and the end, is looked over
@@ -66,12 +66,15 @@ class ReplicatedRun(FailpointRun, ReplicatorRun):
         self.victim = self.slave if side == SLAVE else self.store
         for store in (self.store, self.slave):  # now, while nothing is armed: a start waits for every worker
             self._refresh(store)
+        if point.after:  # its predecessor dies first
+            self._count_death(self.victim)
         super().strike_at(point, way, side, nth)
 
     def nudge(self, point: Failpoint, number: int) -> None:
         """The other side's replicator is replaced, so that the link comes anew; now and then the own process."""
         with EngineWatch(self.slave) as watch, contextlib.suppress(HangError):  # what the last nudge brought about comes first
-            wait_for("it follows", lambda: self.board.struck_pid or watch.is_linked, NUDGED_S)
+            wait_for("it follows", lambda: self.board.struck_pid or (watch.is_linked and watch.pids().get("replicator")),
+                     NUDGED_S)
         if self.board.struck_pid:
             return
         own = number % OWN_SHARE == OWN_SHARE - 1
