@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from pyengine.formats.constants import (
+    LMQ_PREFIX,
+    LMQ_QUEUE_ID,
     MULTI_DISPATCH_SEPARATOR,
     PROPERTY_INNER_MULTI_DISPATCH,
     PROPERTY_INNER_MULTI_QUEUE_OFFSET,
@@ -12,38 +17,55 @@ from pyengine.formats.constants import (
 )
 from pyengine.formats.message import Message
 
-LIGHT_QUEUE_PREFIX = "%LMQ%"
+NOT_QUEUED = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
 _QUEUE_OFFSET_MAX = 2**63 - 1
-_NOT_QUEUED = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
+_OFFSETS = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
 
 
-def further_places(message: Message) -> list[tuple[str, int, int]]:
-    """(topic, queue id, queue offset) of each further entry of a record, in its order; empty without any.
+class FurtherPlace(NamedTuple):
+    """`number`: which of the names it is, those that name nothing counted."""
+
+    number: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+
+
+def further_places(message: Message) -> list[FurtherPlace]:
+    """The further entries of a record, in its order; empty without any.
 
     None at all where names and offsets are not equally many, as in RocketMQ; a pair that
     names nothing is passed over.
     """
     names = _pieces(message.properties.get(PROPERTY_INNER_MULTI_DISPATCH))
-    numbers = _pieces(message.properties.get(PROPERTY_INNER_MULTI_QUEUE_OFFSET))
-    if len(names) != len(numbers) or message.transaction_type in _NOT_QUEUED:
+    offsets = _pieces(message.properties.get(PROPERTY_INNER_MULTI_QUEUE_OFFSET))
+    if len(names) != len(offsets) or message.transaction_type in NOT_QUEUED:
         return []
-    return [(name, 0 if name.startswith(LIGHT_QUEUE_PREFIX) else message.queue_id, int(number))
-            for name, number in zip(names, numbers) if name and _is_offset(number)]
+    return [FurtherPlace(number, name, LMQ_QUEUE_ID if name.startswith(LMQ_PREFIX) else message.queue_id, int(offset))
+            for number, (name, offset) in enumerate(zip(names, offsets)) if name and _is_offset(offset)]
 
 
 def belongs_to(message: Message, topic: str, queue_id: int) -> bool:
-    """Whether the record has a place in this queue: its own, or a further one."""
+    """Whether the record has a place in this queue: its own, or a further one.
+
+    RocketMQ puts a light queue's entry under the record's own queue id where its settings do not know light queues.
+    """
     if message.topic == topic and message.queue_id == queue_id:
         return True
-    return any(place[:2] == (topic, queue_id) for place in further_places(message))
+    return any(place.topic == topic and queue_id in (place.queue_id, message.queue_id) for place in further_places(message))
 
 
-def with_further_offsets(raw_properties: str, offsets: list[int]) -> str:
-    """The property text with other offsets of the further places."""
-    name = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01"
-    numbers = MULTI_DISPATCH_SEPARATOR.join(map(str, offsets))
-    return PROPERTY_SEPARATOR.join(
-        name + numbers if piece.startswith(name) else piece for piece in raw_properties.split(PROPERTY_SEPARATOR))
+def with_further_offsets(raw_properties: bytes, offsets: Mapping[int, int]) -> bytes:
+    """The property bytes, untouched but for the offsets of the further places: by the number of the place."""
+    separator = PROPERTY_SEPARATOR.encode()
+    return separator.join(_with_offsets(piece, offsets) if piece.startswith(_OFFSETS) else piece
+                          for piece in raw_properties.split(separator))
+
+
+def _with_offsets(piece: bytes, offsets: Mapping[int, int]) -> bytes:
+    separator = MULTI_DISPATCH_SEPARATOR.encode()
+    texts = piece[len(_OFFSETS) :].split(separator)
+    return _OFFSETS + separator.join(b"%d" % offsets[number] if number in offsets else text for number, text in enumerate(texts))
 
 
 def _pieces(text: str | None) -> list[str]:

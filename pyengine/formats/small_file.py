@@ -32,14 +32,14 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 def read_small_file(path: str | os.PathLike[str], bytes_max: int = SMALL_FILE_BYTES_MAX) -> bytes:
     """All of it; OSError, whose `strerror` says why, also for what is no regular file or longer than `bytes_max`."""
-    pieces, room = [], bytes_max + 1
+    found, room = bytearray(), bytes_max + 1
     with open(open_regular(path), "rb", buffering=0) as file:
         while room and (piece := file.read(min(room, _PIECE_BYTES))):  # memory is taken for what there is, not for what may be
-            pieces.append(piece)
+            found += piece
             room -= len(piece)
     if not room:
         raise OSError(errno.EFBIG, f"it is longer than {bytes_max:,} bytes", os.fspath(path))
-    return b"".join(pieces)
+    return bytes(found)
 
 
 def read_small_text(path: str | os.PathLike[str]) -> str:

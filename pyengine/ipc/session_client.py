@@ -117,7 +117,8 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
         try:
             return _open_now(root, ring_bytes, max(0.1, deadline_s - time.monotonic()))
         except PermissionError as error:
-            raise EngineUnavailableError(f"the engine on {root} runs as another user: no permission for its socket") from error
+            raise EngineUnavailableError(
+                f"the engine on {root} runs, or last ran, as another user: no permission for its socket") from error
         except OSError as error:
             if not living_kinds(root):
                 raise EngineUnavailableError(f"no engine is running on {root}: start it with `pyengine start {root}`") from None

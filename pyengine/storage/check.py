@@ -46,7 +46,8 @@ def check(
     """Look at everything; the report's exit code is 3 when there is an error among the findings.
 
     `limit` is for a store that an engine has open: its `reput_from`, beyond which
-    nothing is judged. Light queues are missed with `enable_multi_dispatch`, or where any are there. `work` reads for the check (default: here). Raises NotAStoreError, UsageError (the list of acknowledged
+    nothing is judged. Light queues are missed with `enable_multi_dispatch`, or where any are there.
+    `work` reads for the check (default: here). Raises NotAStoreError, UsageError (the list of acknowledged
     messages), DiskError. Files that RocketMQ would refuse are findings, not exceptions.
     """
     root = Path(root)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from pyengine.formats.constants import LMQ_PREFIX, LMQ_QUEUE_ID
 from pyengine.formats.paths import StorePaths
 from pyengine.native.dispatch import touched_queues
 from pyengine.storage.check_entries import QueueFile, QueueRules
@@ -64,7 +65,7 @@ class QueueCheck:
         for base, start, stop, view in self._log.ranges(self._log.min_offset):
             for further, sign in ((True, 1), (False, -1)):
                 for queue in touched_queues(view, base, start, stop, multi_dispatch=further).queues:
-                    in_log[queue.topic, queue.queue_id] += sign * queue.count
+                    in_log[_counted_as(queue.topic, queue.queue_id)] += sign * queue.count
         for (topic, queue_id), count in sorted((+in_log).items()):
             have = self._further[topic, queue_id]
             if have < count:
@@ -85,7 +86,7 @@ class QueueCheck:
             self._findings.take(found.findings)
             self._report.queue_entries += found.entries
             own_entries += found.own
-            self._further[queue.topic, queue.queue_id] += found.entries - found.own
+            self._further[_counted_as(queue.topic, queue.queue_id)] += found.entries - found.own
             after = found.after
         in_log = self._facts.queues.get((queue.topic, queue.queue_id))
         if in_log is not None and own_entries < in_log.count and not self._is_running:
@@ -93,6 +94,11 @@ class QueueCheck:
                 self.rules.missing, "missing entries", f"consumequeue/{queue.topic}/{queue.queue_id}", None,
                 f"only {own_entries} of the {in_log.count} messages that the log holds for this queue have an entry",
             )
+
+
+def _counted_as(topic: str, queue_id: int) -> tuple[str, int]:
+    """A light queue is one, whichever queue id RocketMQ's settings gave its entries (formats.light_queues.belongs_to)."""
+    return (topic, LMQ_QUEUE_ID) if topic.startswith(LMQ_PREFIX) else (topic, queue_id)
 
 
 def queue_files(root: Path, queue: QueueState) -> Iterator[QueueFile]:

@@ -354,7 +354,11 @@ class _Recovery:
                 while (gap := self._dispatch_from(log, plan, start)) is not None:
                     log_min = max(log.min_offset, 0)
                     earlier = record_start(log, max(log_min, gap.max_physical))
-                    start = earlier if earlier < start else log_min  # a queue that lacks an entry and knows later ones
+                    if earlier >= start:  # it lacks an entry and knows later ones: no start in the middle mends that
+                        folder = self._paths.queue_folder(gap.topic, gap.queue_id)
+                        self._quarantine.keep_file(folder, 0, "it lacked entries in the middle: it was made again", kind="queue")
+                        earlier = log_min
+                    start = earlier
             except DiskFullError as error:
                 raise DiskFullError(
                     f"{error}. The log is whole up to offset {end} and stays as it is; its queues and index need room: "
@@ -376,14 +380,15 @@ class _Recovery:
         return start
 
     def _dispatch_from(self, log: LogView, plan: _Plan, start: int) -> QueueGap | None:
-        """Dispatch [start, end), or stop before a queue would be left with a gap that an earlier start can fill."""
+        """Dispatch [start, end), or stop before a queue would be left with a gap that the log can fill."""
         end = plan.log.end_offset
         scanned_bytes = plan.log.scan.end_offset - plan.log.scan.scan_from
         gaps: list[QueueGap] = []
 
         def on_gap(gap: QueueGap) -> bool:
             gaps.append(gap)
-            return start > max(log.min_offset, 0)
+            log_min = max(log.min_offset, 0)
+            return start > log_min or gap.max_physical > log_min
 
         with contextlib.closing(self._dispatcher(plan, on_gap)) as dispatcher:
             for segment in self._segments_between(log, start, end):

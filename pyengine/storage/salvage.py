@@ -45,6 +45,7 @@ class SalvageReport:
     missing_segments: tuple[int, ...]  # start offsets
     moved_queues: dict[tuple[str, int], int]  # by how much the queue's newest offsets moved up
     end_offset: int
+    written_end: int  # of the new log; end_offset is how far its recovery found it whole
     recovery: RecoveryReport  # of the new store
     notes: tuple[str, ...]
     seconds: float
@@ -52,7 +53,8 @@ class SalvageReport:
     @property
     def exit_code(self) -> ExitCode:
         """OK when everything was there, REPAIRED when something had to be left out."""
-        return ExitCode.REPAIRED if self.skipped or self.missing_segments else ExitCode.OK
+        is_all = not (self.skipped or self.missing_segments or self.end_offset < self.written_end)
+        return ExitCode.OK if is_all else ExitCode.REPAIRED
 
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values."""
@@ -133,8 +135,11 @@ def _salvage(
                     log.append_run(piece.start, data)
                 elif isinstance(piece, Skipped):
                     skipped.append(piece)
-            if reached < base + size_bytes:
-                unsure.append(Skipped(reached, base + size_bytes, str(CaseLabel.ZEROES)))
+            there = max(reached, base + min(size_bytes, path.stat().st_size))
+            if reached < there:
+                unsure.append(Skipped(reached, there, str(CaseLabel.ZEROES)))
+            if there < base + size_bytes:
+                unsure.append(Skipped(there, base + size_bytes, LOST))
             if progress is not None:
                 progress(number * size_bytes, len(segments) * size_bytes)
     durable = read_watermark(root).watermark
@@ -142,8 +147,11 @@ def _salvage(
         skipped.append(Skipped(end, durable.flushed, LOST))
     notes += copy_config(root, destination, log.queues)
     report = recover(destination, geometry, options=options)
+    if report.end_offset < log.end_offset:
+        notes.append(f"the new log was written to {log.end_offset:,}, and its recovery ended it at {report.end_offset:,}: "
+                     "compare with the damaged store before you give that up")
     return SalvageReport(
         log.records, log.kept_bytes, tuple(skipped), missing,
         {key: queue.moved_by for key, queue in log.queues.items() if queue.moved_by},
-        report.end_offset, report, tuple(notes), time.monotonic() - started_s,
+        report.end_offset, log.end_offset, report, tuple(notes), time.monotonic() - started_s,
     )

@@ -10,10 +10,8 @@ from pathlib import Path
 from pyengine.formats.constants import (
     PROPERTY_INNER_MULTI_QUEUE_OFFSET,
     SYS_FLAG_TRANSACTION_MASK,
-    SYS_FLAG_TRANSACTION_PREPARED,
-    SYS_FLAG_TRANSACTION_ROLLBACK,
 )
-from pyengine.formats.light_queues import further_places, with_further_offsets
+from pyengine.formats.light_queues import NOT_QUEUED, further_places, with_further_offsets
 from pyengine.formats.message import decode_record, encode_blank
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record_layout import (
@@ -34,7 +32,7 @@ _WRITE_BYTES = 1 << 20
 _QUEUE_ID_AT = 12
 _BLANK_BYTES = 8
 _PLACES = PROPERTY_INNER_MULTI_QUEUE_OFFSET.encode()
-_NOT_QUEUED = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
+_PROPERTIES_BYTES_MAX = (1 << 15) - 1
 
 
 @dataclass
@@ -97,6 +95,11 @@ class SalvagedLog:
     def __exit__(self, *_: object) -> None:
         self._close_segment()
 
+    @property
+    def end_offset(self) -> int:
+        """The physical end of the last record."""
+        return self._at
+
     def append_run(self, old_start: int, data: memoryview) -> None:
         """All records of a run that stood at `old_start`; whole records only."""
         at = 0
@@ -138,16 +141,20 @@ class SalvagedLog:
         self._moved_old_end.append(old_offset + size_bytes)
 
     def _renumber_places(self, record: bytearray) -> None:
-        """New numbers in further queues (docs/formats.md section 8.6); the text gets shorter perhaps, never longer."""
+        """New numbers in further queues (docs/formats.md section 8.6), in bytes: what is rotten beside them stays as it is."""
         if _PLACES not in record:
             return
-        message = decode_record(record)
-        places = further_places(message)
-        numbers = [self._queue(topic, queue_id, old).take(old) for topic, queue_id, old in places]
-        if numbers == [old for _, _, old in places]:
+        places = further_places(decode_record(record))
+        offsets = {place.number: self._queue(place.topic, place.queue_id, place.queue_offset).take(place.queue_offset)
+                   for place in places}
+        if offsets == {place.number: place.queue_offset for place in places}:
             return
-        text = with_further_offsets(message.raw_properties, numbers).encode()
-        record[len(record) - len(message.raw_properties.encode()) - I16.size :] = I16.pack(len(text)) + text
+        topic_at = _topic_at(record)
+        at = topic_at + record[topic_at - 1]
+        properties = with_further_offsets(bytes(record[at + I16.size :]), offsets)
+        if len(properties) > _PROPERTIES_BYTES_MAX:  # only with rotten offsets: the numbers of kept messages get no longer
+            return
+        record[at:] = I16.pack(len(properties)) + properties
         I32.pack_into(record, 0, len(record))
 
     def _queue(self, topic: str, queue_id: int, first: int) -> MovedQueue:
@@ -160,10 +167,9 @@ class SalvagedLog:
         (prepared_offset,) = I64.unpack_from(record, head_bytes - 12)
         if prepared_offset:
             I64.pack_into(record, head_bytes - 12, self.moved_offset(prepared_offset))
-        if sys_flag & SYS_FLAG_TRANSACTION_MASK in _NOT_QUEUED:
+        if sys_flag & SYS_FLAG_TRANSACTION_MASK in NOT_QUEUED:
             return
-        (body_bytes,) = I32.unpack_from(record, head_bytes - 4)
-        topic_at = head_bytes + body_bytes + 1
+        topic_at = _topic_at(record)
         topic = str(record[topic_at : topic_at + record[topic_at - 1]], "utf-8", "replace")
         (queue_id,) = I32.unpack_from(record, _QUEUE_ID_AT)
         (queue_offset,) = I64.unpack_from(record, QUEUE_OFFSET_AT)
@@ -195,3 +201,11 @@ class SalvagedLog:
     @property
     def _path(self) -> Path:
         return self._folder / segment_name(self._segment)
+
+
+def _topic_at(record: bytearray) -> int:
+    """Where the topic begins; the byte before is its length, behind it stand length and bytes of the properties."""
+    (sys_flag,) = I32.unpack_from(record, SYS_FLAG_AT)
+    head_bytes = HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size
+    (body_bytes,) = I32.unpack_from(record, head_bytes - 4)
+    return head_bytes + body_bytes + 1

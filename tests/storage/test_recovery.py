@@ -279,7 +279,7 @@ def test_a_folder_that_is_no_store_is_told_so(tmp_path):
     assert os.listdir(tmp_path) == ["notes.txt"]
 
 
-def test_recovery_ends_with_a_queue_that_lacks_an_entry_and_knows_later_ones(build_store, monkeypatch):
+def test_a_queue_that_lacks_an_entry_and_knows_later_ones_is_made_again(build_store, monkeypatch):
     """The entries of its first file moved up by one: a hole at the end of that, and no entry before it leads further."""
     store = build_store(100)
     recovered(store)
@@ -296,9 +296,10 @@ def test_recovery_ends_with_a_queue_that_lacks_an_entry_and_knows_later_ones(bui
         return dispatch_from(recovery, log, plan, start)
 
     monkeypatch.setattr(_Recovery, "_dispatch_from", counted)
-    assert recovered(store).end_offset == store.end
-    assert rounds == [rounds[0], 0]
-    assert "consumequeue/topic-1/0" in {finding.file[:22] for finding in check(store.root, store.geometry).findings}
+    report = recovered(store)
+    assert (report.end_offset, report.exit_code, len(report.quarantined)) == (store.end, ExitCode.REPAIRED, 1)
+    assert rounds == [rounds[0], 0] and path.read_bytes() == entries
+    assert [finding for finding in check(store.root, store.geometry).findings if finding.severity != "info"] == []
 
 
 def test_lost_queues_and_index_are_made_again_from_the_whole_log(build_store):

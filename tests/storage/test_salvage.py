@@ -224,12 +224,18 @@ def test_a_segment_with_a_name_far_away_leaves_no_endless_list(stopped, tmp_path
     assert_whole(tmp_path / "new", stopped.geometry, [r for r in stopped.records if not 8192 <= r.start < 12288])
 
 
-def test_numbers_in_light_queues_move_up_behind_a_loss_too(builder, tmp_path):
+@pytest.mark.parametrize("names, offsets, rot", [
+    ("%LMQ%a,archive", "{0},{0}", b""),
+    ("%LMQ%a,,archive", "{0},0,{0}", b""),       # a pair that names nothing stays one
+    ("%LMQ%a,archive", "{0},{0}", b"\xff\xfe"),   # what the body's checksum does not cover
+])  # fmt: skip
+def test_numbers_in_light_queues_move_up_behind_a_loss_too(builder, tmp_path, names, offsets, rot):
     put = []
     for number in range(12):
-        offsets = {"INNER_MULTI_DISPATCH": "%LMQ%a,archive", "INNER_MULTI_QUEUE_OFFSET": f"{number},{number}", "x": "y"}
-        put.append(builder.put("T", b"%d" % number, queue_id=2, properties=offsets))
+        properties = {"INNER_MULTI_DISPATCH": names, "INNER_MULTI_QUEUE_OFFSET": offsets.format(number), "x": "yyyy"}
+        put.append(builder.put("T", b"%d" % number, queue_id=2, properties=properties))
     builder.write_log(b"\xff" * 8, at=put[3].physical_offset)
+    builder.write_log(rot, at=put[6].physical_offset + put[6].size_bytes - 3)
     options = RecoveryOptions(enable_multi_dispatch=True)
     assert salvage(builder.root, tmp_path / "new", builder.geometry, options=options).records == 11
     assert check(tmp_path / "new", builder.geometry).findings == []
@@ -238,4 +244,13 @@ def test_numbers_in_light_queues_move_up_behind_a_loss_too(builder, tmp_path):
         for topic, queue_id in (("T", 2), ("%LMQ%a", 0), ("archive", 2)):
             found = [reader.get_message(topic, queue_id, number).messages[0] for number in range(11)]
             assert [message.body for message in found] == kept
-        assert found[-1].properties["INNER_MULTI_QUEUE_OFFSET"] == "10,10" and found[-1].properties["x"] == "y"
+        assert found[-1].properties["INNER_MULTI_QUEUE_OFFSET"] == offsets.format(10) and found[-1].properties["x"] == "yyyy"
+
+
+def test_a_new_log_that_is_not_whole_is_told(builder, tmp_path, monkeypatch):
+    """Whatever salvage itself might do wrong."""
+    for number in range(3):
+        builder.put("T", b"%d" % number)
+    monkeypatch.setattr(salvage_log.SalvagedLog, "end_offset", 1 << 20)
+    report = salvage(builder.root, tmp_path / "new", builder.geometry)
+    assert report.exit_code is ExitCode.REPAIRED and "the new log was written to 1,048,576" in report.notes[0]
