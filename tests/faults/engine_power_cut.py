@@ -132,8 +132,9 @@ def has_done_enough(store: Path, acks: Path, company: Collection[str], enough: i
 
 def end_engine(store: Path) -> None:
     """Kills it, its supervisor first, wherever it stands, and removes its memory."""
-    for pid in processes_of(store, b"workers.supervisor"):
-        kill(pid)
+    for module in (b"workers.supervisor", b"workers."):  # in a start that is ended no control block tells of them
+        for pid in processes_of(store, module):
+            kill(pid)
     with contextlib.suppress(EngineError):
         with EngineWatch(store) as watch:
             for pid in watch.pids().values():

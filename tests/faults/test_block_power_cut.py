@@ -93,23 +93,26 @@ def test_the_script_says_what_it_did_to_the_disk(rng, broken):
 @pytest.mark.long
 @pytest.mark.block
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_ended_leaves_no_disk_and_no_process(tmp_path, number):
+@pytest.mark.parametrize("moment, processes", [("workers.flusher", 3), ("crash.acked_producer", 9)])
+def test_a_run_that_is_ended_leaves_no_disk_and_no_process(tmp_path, number, moment, processes):
+    """While its engine starts, and while messages are put."""
     environ = os.environ | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([SCRIPT, "--block", "--no-peer"], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                           start_new_session=True) as script:
-        def ours(text: str) -> list[psutil.Process]:
-            return processes_with(text, psutil.Process(script.pid).children(recursive=True))
-
         try:
-            eventually(lambda: ours("crash.acked_producer"), "messages are put")
-            (server,) = ours("logged_disk")
+            (server,) = eventually(lambda: processes_with("/journal", psutil.Process(script.pid).children()), "a disk is there")
             folder = os.path.dirname(server.cmdline()[1])
-            mine = processes_with(folder, psutil.process_iter())  # with the engine, which belongs to itself
+
+            def mine() -> list[psutil.Process]:  # with the engine, which belongs to itself
+                return processes_with(folder, psutil.process_iter())
+
+            eventually(lambda: processes_with(moment, mine()), "it has come so far")
+            seen = mine()
         finally:
             os.killpg(script.pid, number)
         assert script.wait(60) == 130
-    assert len(mine) > 3
-    eventually(lambda: not any(process.is_running() for process in mine), "all have ended")
+    assert len(seen) >= processes
+    eventually(lambda: not mine(), "all have ended")
 
 
 def processes_with(text: str, among: Iterable[psutil.Process]) -> list[psutil.Process]:
