@@ -86,7 +86,8 @@ def add_summaries(records: Path, rig: str, command: str, output: str) -> None:
         counts |= {name: sum(one[name].values()) for name in ("struck",) if name in one}
         counts |= {name: len(one[name]) for name in ("unreached",) if name in one}
         what = [one["kind"], one["mode"], *([one["scene"]] if "scene" in one else []),
-                *(f"{name.replace('_', ' ')} {one[name]}" for name in GIVEN if one.get(name))]
+                *(f"{name.replace('_', ' ')} {one[name]}" for name in GIVEN if one.get(name)),
+                *([f"RocketMQ {one['peer']}"] if one.get("peer") else [])]
         note(records, rig, ", ".join(what), counts | {"bad": len(one["failures"])}, held=not one["failures"],
              seed=str(one["seed"]), command=f"{command} --seed {one['seed']}", seconds=one["seconds"])
     if not texts:
