@@ -14,6 +14,7 @@ from crash.rounds import AIM_SHARE, COMMAND_PATIENCE_S, CrashRun
 from crash.watch import EngineWatch, kill, wait_for
 from pyengine.engine import start_engine, stop_engine
 from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
 from pyengine.storage.log_files import list_log
 
 PIECE_BYTES = 1 << 20
@@ -35,8 +36,9 @@ class ReplicatorRun(CrashRun):
             "flush_disk_type": self.settings.get("flush_disk_type", "ASYNC_FLUSH")}
 
     def start_engine(self) -> dict[str, object]:
-        started = super().start_engine()
-        if not living_kinds(self.slave):
+        """Whichever of the two has no supervisor; what the master said, or {} if it runs."""
+        started = super().start_engine() if not is_run(self.store) else {}
+        if not is_run(self.slave):
             self.start_slave()
         return started
 
@@ -101,6 +103,11 @@ class ReplicatorRun(CrashRun):
             super().end_everything()
         finally:
             self.store = master
+
+
+def is_run(store: Path) -> bool:
+    """Whether it has a supervisor: workers alone are adopted by a new one."""
+    return native.SUPERVISOR in living_kinds(store)
 
 
 def differences(one: Path, other: Path, segment_bytes: int) -> list[str]:
