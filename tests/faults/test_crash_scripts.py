@@ -118,15 +118,17 @@ def test_the_small_disk_goes_however_a_run_ends_and_its_store_stays_to_be_looked
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_ended_from_outside_leaves_no_process(tmp_path, end):
-    script = subprocess.Popen([SCRIPTS / "crash_flusher.sh", "--rounds", "100000"], text=True, stderr=subprocess.PIPE,
-                              env=os.environ | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path)})
-
     def engine() -> list[int]:
         return [pid for store in tmp_path.glob("pyengine-crash-*/store") for pid in processes_of(store, b"")]
 
-    wait_for("an engine under producers", lambda: len(engine()) > 6)
-    script.send_signal(end)
-    _, words = script.communicate(timeout=60)
+    with subprocess.Popen([SCRIPTS / "crash_flusher.sh", "--rounds", "100000"], text=True, stderr=subprocess.PIPE,
+                          env=os.environ | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path)}) as script:
+        try:
+            wait_for("an engine under producers", lambda: len(engine()) > 6)
+            script.send_signal(end)
+            _, words = script.communicate(timeout=60)
+        finally:
+            script.terminate()  # it would go on for very many rounds
     assert script.returncode == 130 and "interrupted; kept: " in words and "Traceback" not in words
     assert engine() == []
 
