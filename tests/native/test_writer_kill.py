@@ -155,5 +155,6 @@ def test_thousands_of_kills_of_the_writer_lose_double_or_reorder_no_message(rng,
     while total["kills"] < KILLS_LONG:
         total.update(run(KILLS_LONG - total["kills"], rng))
     print(dict(total))
-    proof("kills", "a writer alone, at random moments", kills=total["kills"], kills_in_the_middle=total["in_pass"], checked=total["records"])
+    proof("kills", "a writer alone, at random moments", kills=total["kills"], kills_in_the_middle=total["in_pass"],
+          checked=total["records"])
     assert total["in_pass"] > KILLS_LONG // 30
