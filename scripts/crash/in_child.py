@@ -13,6 +13,10 @@ from multiprocessing.connection import Connection
 ANSWER_CHARS_MAX = 8000
 
 
+class Unjudged(str):
+    """What is told of a check that came to no answer: it raised, crashed or hung."""
+
+
 class InChild:
     """The same check, called in a child: none can end the caller.
 
@@ -29,7 +33,7 @@ class InChild:
         self._line: Connection | None = None
 
     def __call__(self, *arguments: object) -> str | None:
-        """None, or what was wrong."""
+        """None, or what was wrong; Unjudged where that is the check itself."""
         if self._line is None:
             self._fork()
         self._left -= 1
@@ -38,11 +42,11 @@ class InChild:
             if not self._line.poll(self._patience_s):
                 os.kill(self._pid, signal.SIGKILL)
                 self.close()
-                return f"no answer within {self._patience_s:g} s"
+                return Unjudged(f"no answer within {self._patience_s:g} s")
             answer = self._line.recv()
         except (EOFError, ConnectionError):
             status = self.close()
-            return f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"ended with status {status}"
+            return Unjudged(f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"ended with status {status}")
         if self._left == 0:
             self.close()
         return answer
@@ -77,6 +81,7 @@ class InChild:
                 return
             try:
                 answer = self._check(*arguments)
+                answer = answer[-ANSWER_CHARS_MAX:] if answer else None
             except BaseException:
-                answer = traceback.format_exc()
-            line.send(answer[-ANSWER_CHARS_MAX:] if answer else None)
+                answer = Unjudged(traceback.format_exc()[-ANSWER_CHARS_MAX:])
+            line.send(answer)

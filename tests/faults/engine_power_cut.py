@@ -70,8 +70,11 @@ START = "import sys, json; from pyengine.engine import start_engine; start_engin
 
 
 def judge(mode: str, checked: mmap.mmap, tree: Path, acks: list[bytes]) -> str | None:
-    """For explore(): None, or what is wrong. Adds the messages that it read to `checked`."""
-    wrong, messages = judge_tree(mode, tree, Promised.of(acks))
+    """For explore(): None, or what is wrong, a tree that the engine refuses too. Adds the messages that it read to `checked`."""
+    try:
+        wrong, messages = judge_tree(mode, tree, Promised.of(acks))
+    except EngineError as error:
+        return f"{type(error).__name__}: {error}"
     checked[:8] = (int.from_bytes(checked[:8], "little") + messages).to_bytes(8, "little")
     return "; ".join(wrong) or None
 
@@ -228,7 +231,7 @@ class PowerCutRun(CrashRun):
             self.summary.records += outcome.records
             self.summary.acknowledged += outcome.acknowledged
             self.summary.checked += outcome.checked
-            self.summary.lost += len(outcome.bad)
+            self.summary.lost += len(outcome.caught)
             self.summary.failures += [f"{words(self.mode, company)}: state {state}, cut behind record {point}: {sentence}"
                                       for point, state, sentence in outcome.bad]
             self.store = folder / "store"

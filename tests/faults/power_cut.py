@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from crash.in_child import Unjudged
+
 SOURCE = Path(__file__).with_name("journal.c")
 SECTOR_BYTES = 512
 FOLDER = 0  # stands for a life where a name is a folder
@@ -267,13 +269,21 @@ def cut_points(records: Sequence[Record], count: int, rng: random.Random) -> lis
 
 @dataclass
 class Outcome:
-    """`bad` holds (cut point, number of the state, sentence); `checked`, if the judge counts, the messages that it read."""
+    """`bad` holds (cut point, number of the state, sentence); `checked`, if the judge counts, the messages that it read.
+
+    A sentence is Unjudged where the state was not judged at all: nothing holds, and nothing was caught either.
+    """
 
     states: int = 0
     records: int = 0
     acknowledged: int = 0
     checked: int = 0
     bad: list[tuple[int, int, str]] = field(default_factory=list)
+
+    @property
+    def caught(self) -> list[str]:
+        """What the judge found broken; without the states that it could not judge."""
+        return [sentence for *_, sentence in self.bad if not isinstance(sentence, Unjudged)]
 
 
 def explore(
@@ -321,7 +331,7 @@ def explore_states(
             with state(random.Random(f"{seed}/{number}")) as tree:
                 sentence = check(tree, list(disk.acks))
         except UnmountableError as error:
-            sentence = str(error)
+            sentence = Unjudged(error)
         if sentence:
             outcome.bad.append((point, number, sentence))
             if len(outcome.bad) >= stop_at:

@@ -69,12 +69,13 @@ def test_a_broken_engine_is_caught_on_the_disk(program, broken_build, tmp_path, 
         folder.mkdir()
         outcome = with_own_mounts(cut, program, folder, f"{seed}/{turn}", mode, 300, environment(broken_build, mutant), stop_at=1)
         states += outcome.states
-        if outcome.bad:
+        assert len(outcome.caught) == len(outcome.bad), outcome.bad
+        if outcome.caught:
             break
     proof("broken builds", f"power cut, blocks: {mutant.name} ({mode})",
-          **{"states until caught": states, "not caught": int(not outcome.bad)})
-    assert outcome.bad, f"an engine that {mutant.name} was not noticed in {states} states"
-    print(outcome.bad[0])
+          **{"states until caught": states, "not caught": int(not outcome.caught)})
+    assert outcome.caught, f"an engine that {mutant.name} was not noticed in {states} states"
+    print(outcome.caught[0])
 
 
 @pytest.mark.long

@@ -59,9 +59,10 @@ def test_what_was_promised_survives_every_cut(shim, tmp_path, seed, mode, compan
 def test_a_broken_engine_is_caught(shim, broken_build, tmp_path, seed, proof, mutant: Mutant, mode, company, states):
     outcome = cut(shim, tmp_path, seed, mode, states, environment(broken_build, mutant), company, stop_at=1)
     proof("broken builds", f"power cut: {mutant.name} ({words(mode, company)})",
-          **{"states until caught": outcome.states, "not caught": int(not outcome.bad)})
-    assert outcome.bad, f"an engine that {mutant.name} was not noticed in {outcome.states} states"
-    print(outcome.bad[0])
+          **{"states until caught": outcome.states, "not caught": int(not outcome.caught)})
+    assert len(outcome.caught) == len(outcome.bad), outcome.bad
+    assert outcome.caught, f"an engine that {mutant.name} was not noticed in {outcome.states} states"
+    print(outcome.caught[0])
 
 
 @pytest.mark.long

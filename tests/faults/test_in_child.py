@@ -7,18 +7,20 @@ import os
 import threading
 from contextlib import closing
 
-from crash.in_child import InChild
+from crash.in_child import InChild, Unjudged
 
 
 def test_a_good_check_says_nothing_and_a_bad_one_its_sentence():
     assert InChild(lambda: None)() is None
-    assert InChild(lambda word: f"bad {word}")("news") == "bad news"
+    bad = InChild(lambda word: f"bad {word}")("news")
+    assert bad == "bad news" and not isinstance(bad, Unjudged)
 
 
-def test_an_exception_a_crash_and_a_hang_become_sentences():
-    assert "ValueError" in InChild(lambda: str(int("x")))()
-    assert InChild(lambda: ctypes.string_at(0))() == "ended by signal 11"
-    assert InChild(lambda: str(threading.Event().wait()), patience_s=0.2)() == "no answer within 0.2 s"
+def test_an_exception_a_crash_and_a_hang_become_sentences_that_are_no_judgement():
+    told = [InChild(lambda: str(int("x")))(), InChild(lambda: ctypes.string_at(0))(),
+            InChild(lambda: str(threading.Event().wait()), patience_s=0.2)()]
+    assert "ValueError" in told[0] and told[1:] == ["ended by signal 11", "no answer within 0.2 s"]
+    assert all(isinstance(sentence, Unjudged) for sentence in told)
 
 
 def test_one_child_serves_so_many_calls_and_a_crash_ends_only_its_own():

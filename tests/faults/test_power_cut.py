@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from crash.in_child import InChild
 from faults.power_cut import Disk, Record, build_shim, cut_points, explore, read_journal, shim_environment
 
 # A store of numbered 700-byte lines in files of 40 lines; argv: folder, acks, what it forgets.
@@ -87,6 +88,13 @@ def test_what_is_forgotten_is_found(run_toy, tmp_path, seed, forgets):
     root, records = run_toy(forgets)
     outcome = explore(records, root, toy_check, states=300, seed=seed, scratch=tmp_path / "scratch", stop_at=1)
     assert outcome.bad, f"forgetting {forgets} was not found"
+
+
+@pytest.mark.parametrize("check, caught", [(lambda tree, acks: "LOST", 3), (lambda tree, acks: str(1 + "1"), 0)],
+                         ids=("judged", "raises"))
+def test_a_judge_that_raises_has_caught_nothing_and_passes_nothing(tmp_path, seed, check, caught):
+    outcome = explore([], tmp_path / "store", InChild(check), states=3, seed=seed, scratch=tmp_path / "scratch")
+    assert (len(outcome.bad), len(outcome.caught)) == (3, caught)
 
 
 def test_equal_seeds_give_equal_states(run_toy, tmp_path):
