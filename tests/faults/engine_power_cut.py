@@ -55,16 +55,16 @@ NOTED, COMMITS, DELETED = 4, 10, 3  # delayed messages, of groups, segments: bef
 RATE_IN_COMPANY = "400"  # so that these come about within some hundred messages
 SETTINGS = {
     "mapped_file_size_commit_log_bytes": SEGMENT_BYTES,
-    "mapped_file_size_consume_queue_bytes": 2000,
-    "max_hash_slot_num": 100,
-    "max_index_num": 400,
+    "mapped_file_size_consume_queue_bytes": 400,
+    "max_hash_slot_num": 5,
+    "max_index_num": 10,
     "flush_interval_commit_log_ms": 30,
     "commit_interval_commit_log_ms": 10,
     "transient_store_pool_size": 3,
 }
 DELAY_LEVELS = 3
 DELAYED = {"message_delay_level": "0s 1s 1h", "flush_delay_offset_interval_ms": 10}  # one is always still waiting
-CLEANING = RETENTION | {"clean_resource_interval_ms": 200, "max_hash_slot_num": 5, "max_index_num": 10}  # several go at once
+CLEANING = RETENTION | {"clean_resource_interval_ms": 200}  # so that several files go at once
 MAPPED = {"sync": ("index",), "async": ("commitlog", "index"), "pool": ("index",)}  # folders that are written through mappings
 START = "import sys, json; from pyengine.engine import start_engine; start_engine(sys.argv[1], json.loads(sys.argv[2]))"
 
@@ -123,10 +123,12 @@ def run_engine(store: Path, acks: Path, seed: str, mode: str, company: Collectio
 
 
 def has_done_enough(store: Path, acks: Path, company: Collection[str], enough: int) -> bool:
-    """Whether all that a run is to show has come about: messages, notes of deliveries, commits, segments deleted."""
+    """Whether all that a run is to show has come about: messages, files that roll, notes of deliveries, commits, deletions."""
     lines = acks.read_bytes()
     return (
         lines.count(b"body_sha256") >= enough
+        and len(list(store.glob("index/*"))) > 1
+        and any(int(path.name) for path in store.glob("consumequeue/*/*/*"))
         and ("delayed" not in company or DelayOffsets(store).read()[0].get(1, 0) >= NOTED)
         and ("consumers" not in company or lines.count(b'"commits"') >= COMMITS)
         and ("cleaning" not in company or min(os.listdir(store / "commitlog")) >= segment_name(DELETED * SEGMENT_BYTES))
