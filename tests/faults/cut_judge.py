@@ -98,8 +98,9 @@ class SmallFiles:
 def judge_tree(mode: str, tree: Path, promised: Promised) -> tuple[list[str], int]:
     """(what is wrong, messages read). Recovers the tree as the next start would; a start that is refused is wrong too."""
     if not any((tree / "commitlog").glob("*")):
-        is_lost = promised.flushed or promised.rows and mode == "sync"
-        return [f"{len(promised.rows)} acknowledged, {promised.flushed} flushed, but there is no commit log"] * bool(is_lost), 0
+        is_lost = promised.flushed or promised.read_to or promised.committed or promised.rows and mode == "sync"
+        return [f"LOST: {len(promised.rows)} acknowledged, {promised.flushed} flushed, {promised.read_to} read at `flushed`, "
+                f"{len(promised.committed)} groups have committed, but there is no commit log"] * bool(is_lost), 0
     config = load_config(tree, environ={})
     before = SmallFiles.of(tree)
     wrong = before.said + _beginning(tree, config, promised)
@@ -112,7 +113,7 @@ def judge_tree(mode: str, tree: Path, promised: Promised) -> tuple[list[str], in
     wrong += _beginning(tree, config, promised)
     rows = promised.rows
     if mode != "sync":
-        rows = below(rows, end)
+        rows = below(tree, rows, end)
     found = audit(tree, still_kept(tree, rows) if promised.removing >= 0 else rows, delayed_are_due=False)
     wrong += found.failures
     wrong += _delayed(tree, [row for row in rows if "waits_at" in row], before, found)
@@ -128,9 +129,20 @@ def _parsed(line: bytes) -> dict:
     return json.loads(line)
 
 
-def below(rows: Iterable[dict], end: int) -> list[dict]:
-    """Those that are known to lie in a log that ends there; a delayed one where it waits."""
-    return [row for row in rows if (at := row.get("waits_at", row["physical_offset"])) is not None and at < end]
+def below(tree: Path, rows: Iterable[dict], end: int) -> list[dict]:
+    """Those that lie in its log, which ends there; a delayed one where it waits.
+
+    A row without a place in the log lies in it if its queue reaches that far: offsets are given out in the log's order.
+    """
+    with pyengine.open_store(tree) as reader:
+        ends = {(topic, queue_id): reader.queue_range(topic, queue_id)[1]
+                for topic, queue_ids in reader.topics().items() for queue_id in queue_ids}
+
+    def is_below(row: dict) -> bool:
+        at = row.get("waits_at", row["physical_offset"])
+        return at < end if at is not None else row["queue_offset"] < ends.get((row["topic"], row["queue_id"]), 0)
+
+    return [row for row in rows if is_below(row)]
 
 
 def _by_queue(offsets: dict[str, int]) -> dict[int, int]:
@@ -178,8 +190,8 @@ def _groups(tree: Path, mode: str, promised: Promised, before: SmallFiles) -> li
                   for queue_id, offset in offsets.items() if stood.get(queue_id, -1) < offset]
     for group, stood in before.groups.items():
         asked = promised.asked[group]
-        wrong += [f"group {group} stands at {offset} in queue {queue_id}, further than the {asked[queue_id]} it asked for"
-                  for queue_id, offset in stood.items() if offset > asked.get(queue_id, offset)]
+        wrong += [f"group {group} stands at {offset} in queue {queue_id}, further than the {asked.get(queue_id, 0)} it asked for"
+                  for queue_id, offset in stood.items() if offset > asked.get(queue_id, 0)]
         wanted = {queue_id: min(offset, ends.get(queue_id, 0)) for queue_id, offset in stood.items()}
         if after.groups[group] != wanted:
             wrong.append(f"group {group} stood at {stood}, the queues end at {ends}, and now it stands at {after.groups[group]}")

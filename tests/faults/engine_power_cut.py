@@ -241,7 +241,7 @@ class PowerCutRun(CrashRun):
             end = recover(self.store, config.geometry, options=RecoveryOptions.of(config)).end_offset
             rows = [row for row in read_acked([folder / "acks"]) if "body_sha256" in row]
             if self.mode == "pool":  # what was in its buffers alone is gone
-                rows = below(rows, end)
+                rows = below(self.store, rows, end)
             (folder / "rows").write_text("".join(json.dumps(row) + "\n" for row in rows))
             self.acked = [folder / "rows"]
             if outcome.bad:

@@ -1,0 +1,44 @@
+"""The judge of power cuts misses none of what was promised."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import pyengine
+from crash.acked_consumer import ANY, FLUSHED, TOPIC
+from faults.cut_judge import Promised, below, judge_tree
+
+ROW = {"topic": "t", "queue_id": 0, "queue_offset": 0, "physical_offset": 0, "body_sha256": ""}
+
+
+def promised(*lines: dict) -> Promised:
+    return Promised.of([json.dumps(line).encode() + b"\n" for line in lines])
+
+
+@pytest.mark.parametrize("mode, line, is_lost", [
+    ("sync", ROW, True), ("async", ROW, False), ("async", {"flushed": 9}, True), ("async", {"read_to": 9}, True),
+    ("async", {"group": ANY, "commits": {"0": 1}}, True), ("async", {"group": ANY, "asks": {"0": 1}}, False),
+])
+def test_a_tree_without_a_log_keeps_no_promise(tmp_path, mode, line, is_lost):
+    wrong, _ = judge_tree(mode, tmp_path, promised(line))
+    assert [sentence.startswith("LOST: ") for sentence in wrong] == [True] * is_lost
+
+
+def test_an_offset_in_a_queue_that_nobody_asked_for_is_told(golden):
+    tree = golden("basic").root
+    (tree / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": {f"{TOPIC}@{FLUSHED}": {"0": 1, "1": 0}}}))
+    wrong, _ = judge_tree("async", tree, promised({"group": FLUSHED, "asks": {"1": 0}}))
+    assert [sentence for sentence in wrong if "asked for" in sentence] == [
+        f"group {FLUSHED} stands at 1 in queue 0, further than the 0 it asked for"]
+
+
+def test_a_message_whose_place_in_the_log_is_not_known_counts_as_far_as_its_queue_reaches(golden):
+    tree = golden("basic").root
+    with pyengine.open_store(tree) as reader:
+        (topic, (queue_id, *_)), *_ = reader.topics().items()
+        end = reader.queue_range(topic, queue_id)[1]
+    rows = [ROW | {"topic": topic, "queue_id": queue_id, "queue_offset": offset, "physical_offset": None} for offset in (end - 1, end)]
+    assert below(tree, [*rows, ROW | {"topic": "unknown", "physical_offset": None}], 1 << 40) == rows[:1]
+    assert below(tree, [ROW, ROW | {"physical_offset": 5}, ROW | {"waits_at": 4}], 5) == [ROW, ROW | {"waits_at": 4}]
