@@ -89,6 +89,7 @@ class HaClient:
         self._segment_bytes = memory.identity.segment_bytes
         self._log = OwnLog(root, self._segment_bytes)
         self._notes = ReplicationNotes(memory, root, report)
+        self._notes.note()  # from its first moment on the store is known for a slave
         self._notes.start()
         self._replication = replication
         self._look: Link | None = None

@@ -10,6 +10,7 @@ from pyengine.ipc import replication
 from pyengine.native import control as native
 from pyengine.services.ha_client import HaClient
 from pyengine.services.ha_link import LinkLostError
+from pyengine.storage.replication_state import ReplicationStateFile
 from scripted_master import OURS, ROCKETMQ, ScriptedMaster
 from waiting import eventually
 
@@ -107,6 +108,11 @@ def test_the_successor_of_a_killed_replicator_is_linked_when_it_has_compared_and
     assert linked() and any("follows from" in said for said in rig.said)
     with replication.Replication(rig.owner.folder) as links:
         assert [link.state for link in links.links()] == ["transfer"]
+
+
+def test_a_slave_is_known_for_one_from_its_first_moment(make_rig):
+    rig = make_rig()
+    assert ReplicationStateFile(rig.owner.root).read().state.role == "SLAVE"
 
 
 def test_nothing_is_said_again_before_the_master_has_said_anything(make_rig):
