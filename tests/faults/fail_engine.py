@@ -21,6 +21,7 @@ The lines of a mode end with a summary.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import errno
 import json
@@ -291,21 +292,22 @@ class Rig:
         """It says why, refuses, can be read; the next start has everything."""
         if not reason:
             self.bad.append("the store is read-only and gives no reason")
-        if self.traffic.put():
-            self.bad.append("a put was acknowledged by a store that is read-only")
-        elif "SERVICE_NOT_AVAILABLE" not in self.traffic.last:
-            self.bad.append(f"a put on the read-only store ended with {self.traffic.last}")
+        self.look_at_refusal()
         self.traffic.read()
-        try:
+        with contextlib.suppress(EngineError):  # it says that the next start recovers
             self.stop()
-        except EngineError:
-            pass  # it says that the next start recovers
         self.restarts += 1
         self.start()
         if self.is_frozen():
             self.bad.append(f"after a new start the store is still read-only: {self.status()['reason']}")
             return
         self.judge()
+
+    def look_at_refusal(self) -> None:
+        if self.traffic.put():
+            self.bad.append("a put was acknowledged by a store that is read-only")
+        elif "SERVICE_NOT_AVAILABLE" not in self.traffic.last:
+            self.bad.append(f"a put on the read-only store ended with {self.traffic.last}")
 
     def judge(self) -> None:
         """What was acknowledged is there, nothing is torn, doubled or out of order, late messages were delivered."""
