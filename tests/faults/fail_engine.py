@@ -38,8 +38,8 @@ from pathlib import Path
 import pyengine
 from crash.acked_producer import make_body, read_body
 from crash.audit import audit, check, still_kept
-from crash.rounds import RETENTION
-from crash.watch import HangError, state_of, wait_for
+from crash.rounds import RETENTION, processes_of
+from crash.watch import HangError, kill, state_of, wait_for
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine, stop_engine
@@ -177,17 +177,11 @@ class Rig:
         return state_of(self.supervisor) not in ("", "Z") and all(one["state"] == "ready" for one in self.status()["workers"])
 
     def end(self) -> None:
-        """Kill what is left."""
+        """Kill what is left, whether it has got as far as its status or not; the supervisor first, it starts others."""
         self.traffic.close()
-        pids = [self.supervisor] if self.supervisor else []
-        try:
-            pids += [worker["pid"] for worker in self.status()["workers"] if worker["pid"]]
-        except Exception as error:  # whatever there is to be seen of a broken engine
-            print(error, file=sys.stderr)
-        for pid in dict.fromkeys(pids):
-            if state_of(pid) not in ("", "Z"):
-                os.kill(pid, signal.SIGKILL)
-        wait_for("nobody is left", lambda: all(state_of(pid) in ("", "Z") for pid in pids), PATIENCE_S)
+        for module in (b"workers.supervisor", b"workers."):
+            for pid in processes_of(self.root, module):
+                kill(pid)
         try:
             find_folder(self.root).sweep()
         except EngineError as error:
@@ -356,6 +350,7 @@ class Rig:
 
 def run(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int, seed: str, traffic: float,
         make: Callable[..., Rig] = Rig) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it started ends with it
     plan = Plan.make(folder / "plan")
     (folder / "shm").mkdir()
     os.environ |= {"LD_PRELOAD": str(shim), "PYENGINE_FAILING_PLAN": str(folder / "plan"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from crash.rounds import processes_of
 from faults.failing_calls import build_shim
 
 RIG = Path(__file__).with_name("fail_engine.py")
@@ -60,12 +62,17 @@ def shim(tmp_path_factory):
     return build_shim(tmp_path_factory.mktemp("shim"))
 
 
+def rig_command(rig: Path, *arguments: object) -> dict[str, object]:
+    """What subprocess is to be given for a rig."""
+    path = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "scripts", CHECKOUT / "tests")))
+    return {"args": [sys.executable, "-P", str(rig), *map(str, arguments)], "env": os.environ | {"PYTHONPATH": path}, "text": True}
+
+
 def fail_engine(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int, seed: str, *options: str,
                 rig: Path = RIG) -> list[dict]:
     """The rig's rows; the last one is its summary."""
-    path = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "scripts", CHECKOUT / "tests")))
-    command = [sys.executable, "-P", str(rig), str(shim), str(folder), mode, json.dumps(cases), str(limit), seed, *options]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=10_000)
+    done = subprocess.run(**rig_command(rig, shim, folder, mode, json.dumps(cases), limit, seed, *options),
+                          capture_output=True, timeout=10_000)
     print(done.stdout[-8000:], done.stderr[-4000:])
     assert done.returncode == 0
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -131,6 +138,21 @@ def test_a_link_that_breaks_and_a_note_that_cannot_be_written_are_told_and_survi
     rows = fail_engine(shim, tmp_path, "sync", SHORT_PAIR, 1, seed, "--traffic", "30", "--role", role, rig=PAIR_RIG)
     assert held(rows)["acknowledged"] > 0 and all(row["came"] for row in rows[:-1])
     assert "how far the log is confirmed cannot be noted" in rows[1]["reason"] and "the disk is full" in rows[1]["reason"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rig, options", [(RIG, ()), (PAIR_RIG, ("--role", "slave"))])
+def test_a_rig_that_is_ended_from_outside_leaves_no_process(shim, tmp_path, seed, rig, options):
+    def left() -> list[int]:
+        return [pid for store in ("store", "slave") for pid in processes_of(tmp_path / store, b"")]
+
+    cases = json.dumps([["writer", "open", "EMFILE", "once"]] * 1000)
+    with subprocess.Popen(**rig_command(rig, shim, tmp_path, "sync", cases, 1, seed, *options), stdout=subprocess.PIPE) as ended:
+        try:
+            ended.stdout.readline()  # it runs, and fails calls
+        finally:
+            ended.terminate()
+    assert ended.returncode == -signal.SIGINT and left() == []
 
 
 @pytest.mark.long
