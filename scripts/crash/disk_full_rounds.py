@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash.report import add_common_options, finish
+from crash.report import add_common_options, ended_in_order, finish
 from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
 from crash.watch import EngineWatch, HangError
 from pyengine.cli.replay import MODES
@@ -141,6 +141,7 @@ class DiskFullRun(CrashRun):
         self.start_engine()
 
 
+@ended_in_order
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_options(parser, rounds=5)

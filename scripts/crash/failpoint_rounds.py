@@ -30,7 +30,7 @@ from pathlib import Path
 
 import pyengine
 from crash.acked_producer import make_body
-from crash.report import add_common_options, finish
+from crash.report import add_common_options, ended_in_order, finish
 from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
 from crash.watch import EngineWatch, HangError, kill, state_of, stopped, wait_for
 from pyengine._native import lib
@@ -342,6 +342,7 @@ class FailpointRun(CrashRun):
         self.live_on(was_struck=bool(self.board.struck_pid))
 
 
+@ended_in_order
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_options(parser, rounds=None)

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash.report import add_common_options, finish
+from crash.report import add_common_options, ended_in_order, finish
 from crash.rounds import CrashRun, Summary
 from crash.watch import EngineWatch, kill, state_of, wait_for
 from pyengine.cli.replay import MODES
@@ -86,6 +86,7 @@ class HangRun(CrashRun):
         self.summary.went_on += 1
 
 
+@ended_in_order
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_options(parser, rounds=1)

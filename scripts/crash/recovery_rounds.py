@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash.report import add_common_options, finish
+from crash.report import add_common_options, ended_in_order, finish
 from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
 from crash.watch import EngineWatch
 from pyengine._native import lib
@@ -111,6 +111,7 @@ class RecoveryRun(CrashRun):
         return self.board.is_armed
 
 
+@ended_in_order
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_options(parser, rounds=10)

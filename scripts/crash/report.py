@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import shutil
@@ -34,14 +35,27 @@ def add_common_options(parser: argparse.ArgumentParser, rounds: int | None = 20)
                         help="let the real RocketMQ open the store at the end (default: if Java and Maven are there)")
 
 
+def ended_in_order(main: Callable[..., int]) -> Callable[..., int]:
+    """Lets Ctrl-C and SIGTERM unwind it from its first line on: what it made goes, and its exit code is INTERRUPTED."""
+    @functools.wraps(main)
+    def run(*arguments: object) -> int:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            return main(*arguments)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return INTERRUPTED
+
+    return run
+
+
 def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], CrashRun], go: Callable[[CrashRun], Summary],
            more: Callable[[Summary], str] = lambda summary: "") -> int:
     """Makes the run in a folder of its own, goes, prints; the exit code.
 
     `more`: words for the line of the summary. The folder of a run that held is removed, as is that of one that could
-    not even be made; any other stays and is named. Ctrl-C and SIGTERM end the run and whatever it started.
+    not even be made; any other stays and is named. Ctrl-C (and SIGTERM: ended_in_order) ends the run and whatever it started.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     scratch = Path(tempfile.mkdtemp(prefix="pyengine-crash-"))
     try:
         run = make(scratch / "store", scratch)

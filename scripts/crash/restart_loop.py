@@ -17,7 +17,7 @@ import signal
 import sys
 from pathlib import Path
 
-from crash.report import add_common_options, finish
+from crash.report import add_common_options, ended_in_order, finish
 from crash.rounds import CrashRun, Summary
 from crash.watch import EngineWatch, kill, wait_for
 from pyengine.cli.replay import MODES
@@ -75,6 +75,7 @@ class RestartRun(CrashRun):
         self.start_engine()
 
 
+@ended_in_order
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_options(parser)

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import pyengine
 from crash.audit import audit, check, read_acked, still_kept
-from crash.report import add_common_options, as_failure, finish
+from crash.report import add_common_options, as_failure, ended_in_order, finish
 from crash.watch import EngineWatch, HangError, kill, kill_all, stopped, wait_for
 from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine, stop_engine
@@ -319,14 +319,18 @@ class CrashRun:
         """Called once, after everything; what the run has outside its folder goes."""
 
     def end_whatever_lives(self) -> None:
-        """Kills the engine, supervisor first, whether it has got as far as its control block or not."""
-        for module in (b"workers.supervisor", b"workers."):
-            for pid in processes_of(self.store, module):
-                kill(pid)
-        with contextlib.suppress(EngineError), EngineWatch(self.store) as watch:
-            for pid in watch.pids().values():
-                kill(pid)
+        kill_engine(self.store)
         wait_for("the store is let go", lambda: not living_kinds(self.store))
+
+
+def kill_engine(store: Path) -> None:
+    """Kills it, supervisor first, whether it has got as far as its control block or not."""
+    for module in (b"workers.supervisor", b"workers."):
+        for pid in processes_of(store, module):
+            kill(pid)
+    with contextlib.suppress(EngineError), EngineWatch(store) as watch:
+        for pid in watch.pids().values():
+            kill(pid)
 
 
 def processes_of(store: Path, module: bytes) -> list[int]:
@@ -341,6 +345,7 @@ def processes_of(store: Path, module: bytes) -> list[int]:
     return found
 
 
+@ended_in_order
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=VICTIMS)

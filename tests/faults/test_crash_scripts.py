@@ -8,13 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from crash.disk_full_rounds import DiskFullRun, SmallDisk
 from crash.peer import judge_answer
-from crash.report import finish
+from crash.report import ended_in_order, finish
 from crash.rounds import VICTIMS, processes_of
 from crash.watch import wait_for
 
@@ -107,11 +108,7 @@ def test_the_small_disk_goes_however_a_run_ends_and_its_store_stays_to_be_looked
         if end:
             raise end("so")
 
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert finish(argparse.Namespace(seed=5, json=True, peer=False), make, go) == {None: 0, KeyError: 1}.get(end, 130)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert finish(argparse.Namespace(seed=5, json=True, peer=False), make, go) == {None: 0, KeyError: 1}.get(end, 130)
     assert not os.path.ismount(made[0].disk.folder)
     assert (made[0].scratch / "store" / "here").exists() == bool(end) == made[0].scratch.exists()
 
@@ -131,6 +128,26 @@ def test_a_run_that_is_ended_from_outside_leaves_no_process(tmp_path, end):
             script.terminate()  # it would go on for very many rounds
     assert script.returncode == 130 and "interrupted; kept: " in words and "Traceback" not in words
     assert engine() == []
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_ended_before_it_is_made_leaves_nothing(tmp_path, monkeypatch, capsys, end):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def make(store, scratch):
+        signal.raise_signal(end)
+
+    @ended_in_order
+    def main(rounds):
+        with tempfile.TemporaryDirectory(prefix="pyengine-broken-"):
+            return finish(argparse.Namespace(seed=5, json=True, peer=False), make, lambda run: run.run(rounds))
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(1) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(tmp_path.iterdir()) == [] and capsys.readouterr().err == "interrupted\n"
 
 
 def test_who_may_not_mount_a_disk_is_told(tmp_path):
