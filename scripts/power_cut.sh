@@ -5,7 +5,7 @@
 #        --with: what else goes on in each run; without it the rounds take turns
 #        --block: states of a disk with a real ext4 on it (root), not the trees of the strictest reading of POSIX;
 #                 --file-system xfs: that one, where mkfs.xfs is
-#        exit 0: held, 1: lost, 2: no such disk can be made here
+#        exit 0: held, 1: lost, 2: no such disk can be made here, 3: the broken build was not caught
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 use_project
@@ -14,4 +14,4 @@ rig=engine_power_cut arguments=()
 for argument; do
   if [ "$argument" = --block ]; then rig=block_power_cut; else arguments+=("$argument"); fi
 done
-exec "$PYTHON" -P -m "faults.$rig" "${arguments[@]}"
+exec "$PYTHON" -P -m "faults.$rig" ${arguments[@]+"${arguments[@]}"}

@@ -36,7 +36,8 @@ run_rig() {
 
 kills() {
   local kind modes mode
-  for kind in writer flusher reputter allocator checkpointer scheduler cleaner replicator supervisor producer everything committer; do
+  for kind in writer flusher reputter allocator checkpointer scheduler cleaner replicator supervisor producer everything \
+    committer; do
     modes="async pool sync"
     [ "$kind" = committer ] && modes=pool
     for mode in $modes; do
@@ -74,7 +75,8 @@ for part in "${parts[@]}"; do
     disk) tests -m long tests/faults/test_failing_engine.py tests/faults/test_failing_calls.py ;;
     corruption) tests -m long tests/faults/test_corruption.py tests/workers/test_scribbled_memory.py ;;
     fuzz) tests -m long tests/native/test_c_fuzz.py ;;
-    mutants) tests -k broken tests/faults/test_mutants.py tests/faults/test_engine_power_cut.py tests/faults/test_block_power_cut.py ;;
+    mutants)
+      tests -k broken tests/faults/test_mutants.py tests/faults/test_engine_power_cut.py tests/faults/test_block_power_cut.py ;;
     page) ;;
     *) echo "no part is called $part" >&2; exit 2 ;;
   esac

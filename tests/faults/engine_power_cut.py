@@ -5,10 +5,10 @@
 
 A round is one run of an engine under producers whose system calls are written down, and `--states` trees made from
 that journal; cut_judge.py says what must be in every one. --with says what else goes on in each run: delayed messages
-being delivered, groups that commit, old files being deleted. Without it the rounds take turns (TURNS). With --broken
+being delivered, groups that commit, old files being deleted. Without it the rounds take turns (IN_TURN). With --broken
 the engine is a build that is broken on purpose (mutants.py), and must be caught.
 
-Exit 0: held. 1: something promised was lost, torn, doubled or out of order.
+Exit 0: held. 1: something promised was lost, torn, doubled or out of order. 3: the broken build was not caught.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pathlib import Path
 
 from crash.audit import read_acked
 from crash.in_child import InChild
-from crash.report import add_common_options, finish
-from crash.rounds import RETENTION, CrashRun, Summary, processes_of
-from crash.watch import EngineWatch, kill, wait_for
+from crash.report import add_common_options, ended_in_order, finish
+from crash.rounds import RETENTION, CrashRun, Summary, kill_engine
+from crash.watch import wait_for
 from faults.cut_judge import Promised, below, judge_tree, tell_removals
 from faults.mapped_pages import PageWatch
 from faults.memory_folder import memory_folder
-from faults.mutants import MUTANTS, build, environment
+from faults.mutants import SEEN_BY_POWER_CUTS, build, environment
 from faults.power_cut import Outcome, Record, build_shim, explore, read_journal, shim_environment
 from pyengine.cli.replay import MODES
 from pyengine.config import load_config
@@ -48,9 +48,10 @@ from pyengine.storage.recovery import RecoveryOptions, recover
 ACKS = 300
 CALLS_A_CHILD = 200
 FAILURES_SHOWN = 5
+NOT_CAUGHT = 3
 SEGMENT_BYTES = 64 << 10
 COMPANY = ("cleaning", "delayed", "consumers")
-TURNS = ((), ("delayed", "consumers"), COMPANY)  # alone; then with what adds to the store; then with what takes away too
+IN_TURN = ((), ("delayed", "consumers"), COMPANY)  # alone; then with what adds to the store; then with what takes away too
 NOTED, COMMITS, DELETED = 4, 10, 3  # delayed messages, of groups, segments: before a run has shown anything
 RATE_IN_COMPANY = "400"  # so that these come about within some hundred messages
 SETTINGS = {
@@ -103,10 +104,8 @@ def run_engine(store: Path, acks: Path, seed: str, mode: str, company: Collectio
     commands += [["acked_producer", "--name", f"p{number}", "--seed", seed, *more] for number in range(2)]
     clients = []
     try:
-        started = subprocess.run(
-            [sys.executable, "-P", "-c", START, str(store), json.dumps(settings(mode, company))], env=environ, capture_output=True,
-            text=True, timeout=120
-        )
+        command = [sys.executable, "-P", "-c", START, str(store), json.dumps(settings(mode, company))]
+        started = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
         assert started.returncode == 0, started.stderr
         with watch():
             for module, *options in commands:
@@ -136,14 +135,9 @@ def has_done_enough(store: Path, acks: Path, company: Collection[str], enough: i
 
 
 def end_engine(store: Path) -> None:
-    """Kills it, its supervisor first, wherever it stands, and removes its memory."""
-    for module in (b"workers.supervisor", b"workers."):  # in a start that is ended no control block tells of them
-        for pid in processes_of(store, module):
-            kill(pid)
+    """Kills it wherever it stands, and removes its memory."""
+    kill_engine(store)
     with contextlib.suppress(EngineError):
-        with EngineWatch(store) as watch:
-            for pid in watch.pids().values():
-                kill(pid)
         find_folder(store).sweep()
 
 
@@ -225,7 +219,7 @@ class PowerCutRun(CrashRun):
         for number in range(rounds):
             folder = self.scratch / f"round-{number}"
             folder.mkdir()
-            company = TURNS[number % len(TURNS)] if self.company is None else self.company
+            company = IN_TURN[number % len(IN_TURN)] if self.company is None else self.company
             self.settings = settings(self.mode, company)
             outcome = self.cut(folder, f"{self.summary.seed}/{number}", company)
             self.summary.rounds += 1
@@ -250,29 +244,37 @@ class PowerCutRun(CrashRun):
         return self.summary
 
 
+@ended_in_order
 def main(words: str | None = __doc__, rig: type[PowerCutRun] = PowerCutRun) -> int:
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_options(parser, rounds=len(TURNS))
+    add_common_options(parser, rounds=len(IN_TURN))
     parser.add_argument("--mode", choices=list(MODES), default="sync")
     parser.add_argument("--states", type=int, default=200, help="states for each recorded run (200)")
     parser.add_argument("--with", dest="company", nargs="*", choices=COMPANY,
                         help="what else goes on in each run (by turns)")
-    parser.add_argument("--broken", choices=[mutant.switch for mutant in MUTANTS],
-                        help="an engine broken in this way: must be caught")
+    parser.add_argument("--broken", choices=[mutant.switch for mutant in SEEN_BY_POWER_CUTS],
+                        help="an engine broken in this way: must be caught, in the mode and with the company where it can be")
     rig.add_options(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pyengine-broken-") as place:
         environ = here()
         if arguments.broken:
-            environ = environment(build(Path(place)), next(mutant for mutant in MUTANTS if mutant.switch == arguments.broken))
+            (mutant,) = (mutant for mutant in SEEN_BY_POWER_CUTS if mutant.switch == arguments.broken)
+            environ = environment(build(Path(place)), mutant)
+        runs: list[PowerCutRun] = []
 
         def make(store: Path, scratch: Path) -> PowerCutRun:
             run = rig(scratch, arguments.mode, arguments.seed, arguments.states, environ, arguments.company)
             run.take_options(arguments)
+            runs.append(run)
             return run
 
-        return finish(arguments, make, lambda run: run.run(arguments.rounds),
+        code = finish(arguments, make, lambda run: run.run(arguments.rounds),
                       lambda summary: f"{summary.states} states of {summary.records} records")
+    if arguments.broken and code in (0, 1) and not runs[0].summary.lost:
+        print(f"not caught: an engine that {mutant.name}", file=sys.stderr)
+        return NOT_CAUGHT
+    return code
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.engine_power_cut import ACKS, COMPANY, MAPPED, TURNS, cut, here, words
+from faults.engine_power_cut import ACKS, COMPANY, IN_TURN, MAPPED, cut, here, words
 from faults.mutants import (
     COMMITS_UNSYNCED,
     FORGETS_FOLDER,
@@ -67,7 +67,7 @@ def test_a_broken_engine_is_caught(shim, broken_build, tmp_path, seed, proof, mu
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("company", TURNS, ids=with_company)
+@pytest.mark.parametrize("company", IN_TURN, ids=with_company)
 @pytest.mark.parametrize("mode", MAPPED)
 def test_what_was_promised_survives_thousands_of_cuts(shim, tmp_path, seed, proof, mode, company):
     outcome = cut(shim, tmp_path, seed, mode, STATES_LONG, here(), company, enough=ACKS_LONG)
