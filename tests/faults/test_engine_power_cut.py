@@ -51,7 +51,7 @@ def test_what_was_promised_survives_every_cut(shim, tmp_path, seed, mode, compan
     [(NEVER_SYNCS, "sync", (), 100), (PUBLISHES_BEFORE_SYNC, "sync", (), 400), (FORGETS_FOLDER, "sync", (), 200),
      (FORGETS_TIMED_SYNC, "async", (), 200), (FORGETS_TIMED_SYNC, "pool", (), 200),
      *(pytest.param(*one, marks=pytest.mark.long) for one in [
-         (NOTES_EARLY, "async", ("delayed",), 1000), (NOTES_EARLY, "pool", COMPANY, 2000),
+         (NOTES_EARLY, "async", ("delayed",), 2000), (NOTES_EARLY, "pool", COMPANY, 2000),
          (FORGETS_REMOVED, "sync", ("cleaning",), 2000), (FORGETS_REMOVED, "async", COMPANY, 2000),
          (COMMITS_UNSYNCED, "sync", ("consumers",), 1000), (COMMITS_UNSYNCED, "pool", COMPANY, 1000)])],
     ids=lambda of: getattr(of, "switch", with_company(of) if isinstance(of, tuple) else str(of)),
