@@ -2,7 +2,7 @@
  *
  *     logged_disk IMAGE JOURNAL FOLDER FLUSH_US
  *
- * For tests only, as root: block_cut.py runs it below a loop device. It mounts itself on FOLDER, says `ready` on its
+ * For tests only, as root: logged_disk.py runs it below a loop device. It mounts itself on FOLDER, says `ready` on its
  * output and serves until FOLDER is unmounted or its parent ends. `disk` is IMAGE, which it changes; `acks` is what
  * producers appended to it, so that acknowledgements and writes stand in one order, in JOURNAL, in journal.c's records:
  *

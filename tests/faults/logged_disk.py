@@ -1,8 +1,9 @@
 """A file system on a disk that writes down what reaches it (logged_disk.c), and the disk's states after a power cut.
 
 A state is what had been flushed (a flush covers the writes that reached the disk before it began) and some of what
-had not: none, all, a prefix, a subset, of writes or of their blocks, perhaps torn at 512 bytes. Each is mounted for real, so the
-file system's own journal is replayed on it. Needs root (tests/needs.py, `block`); call it in mounts.with_own_mounts.
+had not: none, all, a prefix, a subset, of writes or of their blocks, perhaps torn at 512 bytes. Each is mounted for real,
+so the file system's own journal is replayed on it. Needs root (tests/needs.py, `block`); call it in
+mounts.with_own_mounts.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.mounts import detach, mount
+from faults.mounts import MountError, detach, mount
 from faults.power_cut import SECTOR_BYTES, Change, Disk, Record, UnmountableError, read_journal, some
 
 SOURCE = Path(__file__).with_suffix(".c")
 FLUSH_US = 1000  # of a disk: whoever publishes before the flush has ended is seen
 BLOCK_BYTES = 4096
 STORE = "store"
+IMAGE_NAME = "power-cut-{}"  # of a state's disk, with the process that made it: how its loop device is known
 JOURNAL_MAGIC = bytes.fromhex("c03b3998")  # how each block of JBD2's own begins
 INODE = 1  # of the disk, in the journal; its life too, the only one
 
@@ -69,7 +71,9 @@ class LoggedDisk:
 
 
 @contextmanager
-def logged_disk(program: Path, folder: Path, kind: FileSystem = FILE_SYSTEMS["ext4"], flush_us: int = FLUSH_US) -> Iterator[LoggedDisk]:
+def logged_disk(
+    program: Path, folder: Path, kind: FileSystem = FILE_SYSTEMS["ext4"], flush_us: int = FLUSH_US
+) -> Iterator[LoggedDisk]:
     """A new file system with an empty store, mounted for this block; `folder` keeps the journal."""
     image, server_folder, place = folder / "image", folder / "server", folder / "disk"
     server_folder.mkdir()
@@ -83,12 +87,21 @@ def logged_disk(program: Path, folder: Path, kind: FileSystem = FILE_SYSTEMS["ex
     command = [program, image, disk.journal, server_folder, str(flush_us)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as server:
         try:
-            if server.stdout.readline() != b"ready\n":
-                raise OSError(f"logged_disk ended with {server.wait()}")
+            _await_ready(server)
             with open(server_folder / "disk", "rb+") as file, mount(file.fileno(), place, kind.name):
                 yield disk
         finally:
             detach(server_folder)  # with which the server ends
+
+
+def _await_ready(server: subprocess.Popen) -> None:
+    try:
+        if server.stdout.readline() != b"ready\n":
+            raise OSError(f"logged_disk ended with {server.wait()}")
+    except BaseException:  # it may not have mounted itself yet
+        server.kill()
+        server.wait()
+        raise
 
 
 class BlockDisk(Disk):
@@ -113,15 +126,13 @@ class BlockDisk(Disk):
     @contextmanager
     def state(self, rng: random.Random, folder: Path) -> Iterator[Path]:
         """The store on the disk as a cut now could leave it, mounted on `folder` for this block; may be changed."""
-        image = os.memfd_create("power-cut")
+        image = os.memfd_create(IMAGE_NAME.format(os.getpid()))
         try:
             self.write(image, rng)
-            try:
-                state = mount(image, folder, self._kind.name)
-            except OSError as error:
-                raise UnmountableError(f"the file system does not come up: {error}") from None
-            with state:
+            with mount(image, folder, self._kind.name):
                 yield folder / STORE
+        except MountError as error:
+            raise UnmountableError(f"the file system does not come up: {error}") from None
         finally:
             os.close(image)
 

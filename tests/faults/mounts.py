@@ -1,4 +1,4 @@
-"""Mounts that nobody else sees, and loop devices that go with their last user.
+"""Mounts that nobody else sees, on loop devices that go with their last user (loop_device.py).
 
 Everything is mounted in a namespace of its own, which ends with the last process in it, and a loop device is
 detached by the kernel when nothing has it open or mounted: so nothing stays, however a run ends.
@@ -7,18 +7,20 @@ detached by the kernel when nothing has it open or mounted: so nothing stays, ho
 from __future__ import annotations
 
 import ctypes
-import errno
-import fcntl
 import multiprocessing
 import os
-import struct
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from crash.watch import HangError, wait_for
+from crash.watch import wait_for
+from faults.loop_device import loop_device
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -26,12 +28,15 @@ Result = TypeVar("Result")
 CLONE_NEWNS = 0x20000
 MS_REC, MS_PRIVATE = 1 << 14, 1 << 18
 MNT_DETACH = 2
-LOOP_CTL_GET_FREE, LOOP_CONFIGURE = 0x4C82, 0x4C0A
-LO_FLAGS_AUTOCLEAR = 4
-_LOOP_CONFIG = struct.Struct("=II52xI176x64x")  # descriptor, block size; flags of its loop_info64; reserved
+PR_SET_PDEATHSIG = 1
+PATIENCE_S = 30.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+
+
+class MountError(OSError):
+    """What mount(2) says of a file system."""
 
 
 def own_mounts() -> None:
@@ -41,54 +46,77 @@ def own_mounts() -> None:
 
 
 def with_own_mounts(function: Callable[Given, Result], *arguments: Given.args, **named: Given.kwargs) -> Result:
-    """What `function` gives, called in a forked child that mounts for itself alone."""
+    """What `function` gives or raises, called in a forked child that mounts for itself alone.
+
+    The child ends, in order, when nobody waits for it any more: a test's timeout, Ctrl-C, this process's end.
+    """
     forking = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(max_workers=1, mp_context=forking, initializer=own_mounts) as child:
-        return child.submit(function, *arguments, **named).result()
+    answer, its = forking.Pipe(duplex=False)
+    child = forking.Process(target=_serve, args=(its, os.getpid(), function, arguments, named))
+    child.start()
+    its.close()
+    try:
+        is_error, value = answer.recv()
+    except BaseException as error:
+        child.terminate()
+        _end(child)
+        if isinstance(error, EOFError):
+            raise RuntimeError(f"the child with its own mounts ended with {child.exitcode}") from None
+        raise
+    finally:
+        answer.close()
+    _end(child)
+    if is_error:
+        raise value
+    return value
+
+
+def _end(child: multiprocessing.process.BaseProcess) -> None:
+    child.join(PATIENCE_S)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+
+
+def _serve(line: Connection, parent: int, function: Callable, arguments: tuple, named: Mapping[str, object]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    _call("prctl", PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        return
+    try:
+        own_mounts()
+        line.send((False, function(*arguments, **named)))
+    except KeyboardInterrupt:
+        sys.exit(1)
+    except BaseException as error:
+        told = "".join(traceback.format_exception(error))
+        error.add_note(told)
+        try:
+            line.send((True, error))
+        except Exception:  # not every exception can be sent
+            line.send((True, RuntimeError(told)))
+
+
+def _interrupt(*_: object) -> None:
+    """The first signal ends a run; another one must not end its clean-up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @contextmanager
-def loop_device(descriptor: int) -> Iterator[str]:
-    """Path of a device over that file; detached with the end of the block or of what is mounted from it, the later one."""
-    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+def mount(descriptor: int, folder: Path, kind: str) -> Iterator[None]:
+    """The file system in that file stands on `folder` for this block; MountError if it cannot be mounted.
+
+    However the block ends: an interrupt within mount(2) is seen after it.
+    """
     try:
-        path, device = _attach(control, descriptor)
-    finally:
-        os.close(control)
-    try:
-        yield path
-    finally:
-        os.close(device)
-
-
-def _attach(control: int, descriptor: int) -> tuple[str, int]:
-    while True:
-        path = f"/dev/loop{fcntl.ioctl(control, LOOP_CTL_GET_FREE)}"
-        try:
-            device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # somebody has just let it go
-                continue
-            raise
-        try:
-            fcntl.ioctl(device, LOOP_CONFIGURE, _LOOP_CONFIG.pack(descriptor, 0, LO_FLAGS_AUTOCLEAR))
-            return path, device
-        except OSError as error:
-            os.close(device)
-            if error.errno != errno.EBUSY:  # somebody else has just taken it
-                raise
-
-
-def mount(descriptor: int, folder: Path, kind: str) -> AbstractContextManager[None]:
-    """Mounts the file system in that file on `folder`, at once and until the end of the block; OSError if it cannot be."""
-    with loop_device(descriptor) as device:
-        _call("mount", device.encode(), os.fsencode(folder), kind.encode(), 0, b"")
-    return _until_unmounted(folder)
-
-
-@contextmanager
-def _until_unmounted(folder: Path) -> Iterator[None]:
-    try:
+        with loop_device(descriptor) as device:
+            try:
+                _call("mount", device.encode(), os.fsencode(folder), kind.encode(), 0, b"")
+            except OSError as error:
+                raise MountError(*error.args) from None
         yield
     except BaseException:
         detach(folder)
@@ -99,8 +127,8 @@ def _until_unmounted(folder: Path) -> Iterator[None]:
 def unmount(folder: Path) -> None:
     """Waits for its last user; HangError if somebody stays."""
     try:
-        wait_for(f"{folder} is left", lambda: _libc.umount2(os.fsencode(folder), 0) == 0)
-    except HangError:
+        wait_for(f"{folder} is left", lambda: _libc.umount2(os.fsencode(folder), 0) == 0, PATIENCE_S)
+    except BaseException:
         detach(folder)
         raise
 
@@ -108,6 +136,15 @@ def unmount(folder: Path) -> None:
 def detach(folder: Path) -> None:
     """Unmounts, at once for whoever looks and in truth with its last user."""
     _libc.umount2(os.fsencode(folder), MNT_DETACH)
+
+
+def mounted_below(folder: Path) -> list[Path]:
+    """What is mounted in it, the last mounted first."""
+    places = []
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        name = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])
+        places.append(Path(os.fsdecode(name)))
+    return [place for place in reversed(places) if folder.resolve() in place.parents]
 
 
 def _call(name: str, *arguments: object) -> None:

@@ -7,15 +7,20 @@ import multiprocessing
 import os
 import random
 import signal
+import stat
 import subprocess
 import threading
 from pathlib import Path
+from unittest.mock import patch
 
+import psutil
 import pytest
 
+from faults import mounts
 from faults.logged_disk import BLOCK_BYTES, FILE_SYSTEMS, INODE, JOURNAL_MAGIC, BlockDisk, LoggedDisk, build_server, logged_disk
+from faults.loop_device import attached_files
 from faults.memory_folder import memory_folder
-from faults.mounts import mount, own_mounts, with_own_mounts
+from faults.mounts import mount, with_own_mounts
 from faults.power_cut import Outcome, Record, explore_states
 from waiting import eventually
 
@@ -82,30 +87,37 @@ def test_a_careful_writer_loses_nothing_and_a_careless_one_is_found(program, tmp
     outcome = with_own_mounts(cut_lines, program, tmp_path, "nothing", seed, 10, 10)
     assert (outcome.bad, outcome.states, outcome.acknowledged) == ([], 10, LINES)
     for forgets in ("sync", "order"):
-        assert with_own_mounts(cut_lines, program, tmp_path / forgets, forgets, seed, 200, 1).bad, f"forgetting {forgets} was not found"
+        outcome = with_own_mounts(cut_lines, program, tmp_path / forgets, forgets, seed, 200, 1)
+        assert outcome.bad, f"forgetting {forgets} was not found"
 
 
-def acknowledge_under_a_flush(program: Path, scratch: Path) -> list[Record]:
-    """One line written and synced while others are written to `acks`; until one was accepted within the flush."""
+def acknowledge_under_a_flush(program: Path, scratch: Path) -> str:
+    """Kinds of the records of lines that are written and synced, until one was accepted in `acks` within a flush."""
     with logged_disk(program, scratch, flush_us=SLOW_FLUSH_US) as disk:
         acks = os.open(disk.acks, os.O_WRONLY | os.O_APPEND)
         file = os.open(disk.store / "lines", os.O_CREAT | os.O_RDWR)
-        os.pwrite(file, line(0), 0)
-        syncing = threading.Thread(target=os.fsync, args=(file,))
-        syncing.start()
-        while syncing.is_alive():
-            os.write(acks, b"0\n")
-        syncing.join()
-        os.close(acks)
-        os.close(file)
-        return disk.records()
+
+        def sync_under_acknowledgements() -> str:
+            os.pwrite(file, line(0), 0)
+            syncing = threading.Thread(target=os.fsync, args=(file,))
+            syncing.start()
+            while syncing.is_alive():
+                os.write(acks, b"0\n")
+            syncing.join()
+            kinds = "".join(record.kind for record in disk.records())
+            return kinds if any("A" in part.partition("e")[0] for part in kinds.split("b")[1:]) else ""
+
+        try:
+            return eventually(sync_under_acknowledgements, "something is accepted within a flush")
+        finally:
+            os.close(acks)
+            os.close(file)
 
 
 def test_what_is_acknowledged_under_a_flush_stands_before_its_end(program, tmp_path):
     """A server that holds everything back meanwhile would hide a position that is moved before its sync."""
-    kinds = "".join(record.kind for record in with_own_mounts(acknowledge_under_a_flush, program, tmp_path))
+    kinds = with_own_mounts(acknowledge_under_a_flush, program, tmp_path)
     assert kinds.startswith("F") and kinds.count("b") == kinds.count("e") > 0
-    assert any("A" in part.partition("e")[0] for part in kinds.split("b")[1:])
 
 
 def fed(disk: BlockDisk) -> BlockDisk:
@@ -146,36 +158,118 @@ def test_a_write_of_many_blocks_survives_in_any_part_but_for_what_the_file_syste
     assert {0, BLOCK_BYTES, 2 * BLOCK_BYTES} < counts and all(count % 512 == 0 for count in counts)
 
 
-def hold_a_mount(image: Path, folder: Path, ready: int) -> None:
-    own_mounts()
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    """A file with an empty file system."""
+    path = tmp_path_factory.mktemp("image") / "image"
+    with open(path, "wb") as file:
+        file.truncate(FILE_SYSTEMS["ext4"].image_bytes)
+    subprocess.run([*FILE_SYSTEMS["ext4"].command, path], check=True, capture_output=True)
+    return path
+
+
+@contextlib.contextmanager
+def mounted(image: Path, folder: Path):
     with open(image, "rb+") as file, mount(file.fileno(), folder, "ext4"):
-        os.write(ready, b"1")
+        yield
+
+
+def hold_a_mount(image: Path, folder: Path, ready: int) -> None:
+    with mounted(image, folder):
+        os.write(ready, b"%d\n" % os.getpid())
         signal.pause()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_stays_mounted_or_attached_whatever_ends_it(tmp_path, number):
-    image, folder = tmp_path / "image", tmp_path / "folder"
-    folder.mkdir()
-    with open(image, "wb") as file:
-        file.truncate(FILE_SYSTEMS["ext4"].image_bytes)
-    subprocess.run([*FILE_SYSTEMS["ext4"].command, image], check=True, capture_output=True)
+@pytest.mark.parametrize("whom", ["itself", "who waits for it"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_stays_mounted_or_attached_whatever_ends_it(image, tmp_path, number, whom):
     came, ready = os.pipe()
-    holder = multiprocessing.get_context("fork").Process(target=hold_a_mount, args=(image, folder, ready))
-    holder.start()
+    waiting = multiprocessing.get_context("fork").Process(target=with_own_mounts, args=(hold_a_mount, image, tmp_path, ready))
+    waiting.start()
     os.close(ready)
-    assert os.read(came, 1) == b"1" and attached(image)
-    os.close(came)
-    os.kill(holder.pid, number)
-    holder.join(30)
-    eventually(lambda: not attached(image), "the loop device has gone")
-    assert not os.path.ismount(folder)
+    with open(came) as told:
+        holder = psutil.Process(int(told.readline()))
+    try:
+        assert attached(image)
+        os.kill(holder.pid if whom == "itself" else waiting.pid, number)
+        waiting.join(30)
+        assert waiting.exitcode
+        eventually(lambda: not holder.is_running(), "the holder has ended")
+        eventually(lambda: not attached(image), "the loop device has gone")
+    finally:
+        for process in (waiting, holder):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        waiting.join()
+
+
+def interrupted(image: Path, folder: Path, name: str, *, is_done: bool) -> bool:
+    """Whether something stays when a signal comes within that function of mounts.py, before or after it has done its work."""
+    real = getattr(mounts, name)
+
+    def struck(*arguments: object) -> None:
+        if is_done:
+            real(*arguments)
+        signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with patch.object(mounts, name, struck), pytest.raises(KeyboardInterrupt), mounted(image, folder):
+        pass
+    return os.path.ismount(folder) or attached(image)
+
+
+@pytest.mark.parametrize("name, is_done", [("_call", True), ("wait_for", False), ("wait_for", True)])
+def test_nothing_stays_mounted_after_an_interrupt_within_mount_or_unmount(image, tmp_path, name, is_done):
+    assert not with_own_mounts(interrupted, image, tmp_path, name, is_done=is_done)
+
+
+def leave_mounted(otherwise: Path) -> list[bool]:
+    """Whether a folder in memory with a mount that nobody undoes is there: within its block, and behind it."""
+    with memory_folder(otherwise) as folder:
+        place = folder / "a folder"
+        place.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], check=True)
+        found = [os.path.ismount(place)]
+    return [*found, folder.exists()]
+
+
+def test_a_folder_in_memory_goes_with_what_is_mounted_in_it(tmp_path):
+    assert with_own_mounts(leave_mounted, tmp_path) == [True, False]
+
+
+def test_where_no_memory_may_be_written_the_other_folder_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with memory_folder(tmp_path / "a" / "b") as folder:
+        assert folder == tmp_path / "a" / "b" and folder.is_dir()
+
+
+def mount_with_static_nodes(image: Path, folder: Path) -> bool:
+    """Where nobody makes the nodes of new devices: whether it is mounted all the same."""
+    number = os.stat("/dev/loop-control").st_rdev
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev"], check=True)
+    os.mknod("/dev/loop-control", stat.S_IFCHR | 0o600, number)
+    with mounted(image, folder):
+        return os.path.ismount(folder)
+
+
+def test_a_missing_node_of_a_loop_device_is_made(image, tmp_path):
+    assert with_own_mounts(mount_with_static_nodes, image, tmp_path)
+
+
+def error_of_a_state(folder: Path, *, has_devices: bool) -> str:
+    if not has_devices:
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev"], check=True)
+    try:
+        with BlockDisk(FILE_SYSTEMS["ext4"], bytes(1 << 20)).state(random.Random(), folder):
+            return ""
+    except Exception as error:
+        return type(error).__name__
+
+
+def test_only_what_cannot_be_mounted_counts_as_lost(tmp_path):
+    assert with_own_mounts(error_of_a_state, tmp_path, has_devices=True) == "UnmountableError"
+    assert with_own_mounts(error_of_a_state, tmp_path, has_devices=False) == "FileNotFoundError"
 
 
 def attached(image: Path) -> bool:
-    """Whether a loop device has that file."""
-    found = []
-    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
-        with contextlib.suppress(OSError):
-            found.append(path.read_text().strip())
-    return str(image) in found
+    return any(place == str(image) for place in attached_files())
