@@ -3,6 +3,8 @@
 A test says what it needs by a marker of the same name. A need that is absent skips the test with
 the reason, unless PYENGINE_REQUIRE names it: then the test fails instead. NEEDS is the one table;
 a new need is one row here and one marker in pyproject.toml.
+
+    python3 tests/needs.py NAME...    prints those of them that are met, joined by commas; the standard library will do
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +69,6 @@ def _no_root() -> str | None:
 def _no_block() -> str | None:
     if _no_root():
         return "not root"
-    for path in ("/dev/fuse", "/dev/loop-control"):
-        if not os.access(path, os.W_OK):
-            return f"{path} is not writable"
     missing = [name for name in ("mkfs.ext4", "unshare") if shutil.which(name) is None]
     if missing:
         return f"{' and '.join(missing)} not found on PATH (packages e2fsprogs, util-linux)"
@@ -76,7 +76,28 @@ def _no_block() -> str | None:
         return "nothing may be mounted"
     if not {"\tfuse", "\text4"} <= {line.removeprefix("nodev") for line in Path("/proc/filesystems").read_text().splitlines()}:
         return "the kernel does not know fuse and ext4"
-    return None if Path("/usr/include/linux/fuse.h").exists() else "<linux/fuse.h> not found (package linux-libc-dev)"
+    if not Path("/usr/include/linux/fuse.h").exists():
+        return "<linux/fuse.h> not found (package linux-libc-dev)"
+    return _no_devices()
+
+
+def _no_devices() -> str | None:
+    """Tried, because a container may see them and still not be let."""
+    from faults.loop_device import loop_device
+
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return f"no FUSE: {error}"
+    image = os.memfd_create("needs")
+    try:
+        os.ftruncate(image, 1 << 20)
+        with loop_device(image):
+            return None
+    except OSError as error:
+        return f"no loop device: {error}"
+    finally:
+        os.close(image)
 
 
 def _no_systemd() -> str | None:
@@ -113,3 +134,7 @@ def required_needs() -> frozenset[str]:
         known = ", ".join([*NEEDS, "long"])
         raise ValueError(f"PYENGINE_REQUIRE names {', '.join(sorted(unknown))}; known are {known}")
     return names
+
+
+if __name__ == "__main__":
+    print(",".join(name for name in sys.argv[1:] if NEEDS[name].absent() is None))

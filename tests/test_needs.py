@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from needs import NEEDS
+
 HERE = Path(__file__).parent
 
 INI = """
@@ -107,6 +109,37 @@ def test_an_unknown_need_is_a_usage_error(run_sample):
     code, output = run_sample(PYENGINE_REQUIRE="javva")
     assert code == pytest.ExitCode.USAGE_ERROR
     assert "PYENGINE_REQUIRE names javva; known are java, maven" in output
+
+
+@pytest.fixture
+def ci_requires(tmp_path):
+    """What `.ci/run` requires, in a copy of the project without an environment; `first` goes before PATH."""
+    pytest.importorskip("ensurepip", reason="the environment's Python must be able to make it")
+    for name in (".ci/run", "scripts/environment.sh", "tests/needs.py", "tests/faults/loop_device.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE.parent / name, tmp_path / name)
+    runner = tmp_path / "scripts" / "test"
+    runner.write_text('#!/bin/sh\necho "$PYENGINE_REQUIRE"\n')
+    runner.chmod(0o755)
+
+    def run(first: Path = tmp_path) -> set[str]:
+        kept = {name: text for name, text in os.environ.items() if name not in ("PYTHONPATH", "PYENGINE_REQUIRE")}
+        done = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, timeout=120,
+                              env=kept | {"PATH": f"{first}:{os.environ['PATH']}", "PYENGINE_PYTHON": sys.executable})
+        assert done.returncode == 0, done.stderr
+        return set(done.stdout.strip().split(","))
+
+    return run
+
+
+def test_the_whole_check_requires_what_is_there_and_nothing_else(ci_requires, tmp_path):
+    there = {name for name in ("maven", "root", "block") if NEEDS[name].absent() is None}
+    assert ci_requires() == {"java", "spark"} | there
+    folder = tmp_path / "refusing"
+    folder.mkdir()
+    (folder / "unshare").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "unshare").chmod(0o755)
+    assert ci_requires(folder) == {"java", "spark"} | there - {"block"}
 
 
 def test_the_seed_is_printed_and_repeats(run_sample):
