@@ -30,7 +30,7 @@ from faults.flushed_watch import FlushedWatch
 from faults.logged_disk import FILE_SYSTEMS, BlockDisk, FileSystem, LoggedDisk, build_server, logged_disk
 from faults.memory_folder import memory_folder
 from faults.mounts import own_mounts
-from faults.power_cut import Outcome, explore_states
+from faults.power_cut import Outcome, Record, explore_states
 from pyengine.formats.paths import parse_segment_name
 
 WRITTEN_BACK = ("commitlog", "consumequeue", "index")
@@ -47,7 +47,7 @@ def cut(
     with memory_folder(folder / "scratch") as scratch:
         with logged_disk(program, scratch, kind) as disk:
             record_run(disk, seed, mode, company, environ, enough)
-            records = disk.records()
+            records = tell_beginning(disk.records(), disk.store)
             shutil.copytree(disk.store, folder / "store")
             (folder / "acks").write_bytes(disk.acks.read_bytes())
         model, place = BlockDisk(disk.kind, disk.base), scratch / "state"
@@ -63,7 +63,17 @@ def cut(
 def record_run(disk: LoggedDisk, seed: str, mode: str, company: Collection[str], environ: dict[str, str], enough: int) -> None:
     with open(disk.acks, "ab", buffering=0) as acks:
         run_engine(disk.store, disk.acks, seed, mode, company, environ, enough,
-                   lambda: WriteBack(disk.store, acks.write, random.Random(seed), is_cleaned="cleaning" in company))
+                   lambda: WriteBack(disk.store, acks.write, random.Random(seed)))
+
+
+def tell_beginning(records: list[Record], store: Path) -> list[Record]:
+    """With a line that what had been deleted when the run ended may be gone in each state, and nothing behind it.
+
+    When a deletion began is not seen here.
+    """
+    first = min(start for name in os.listdir(store / "commitlog") if (start := parse_segment_name(name)) is not None)
+    line = json.dumps({"removing": first - SEGMENT_BYTES}).encode() + b"\n"
+    return [Record("A", 0, 0, line, b""), *records] if first else records
 
 
 class WriteBack(FlushedWatch):
@@ -71,24 +81,16 @@ class WriteBack(FlushedWatch):
 
     As the kernel does of itself for want of memory, or after seconds; a run takes less. No flush follows: what is
     written may be lost all the same, and may survive what was stored before it. One at a time, or a sync that is
-    forgotten would be made up for. No removal is seen before it is done,
-    so with `is_cleaned` any segment may go, but for those behind the one after the last: the judge looks for gaps.
+    forgotten would be made up for.
     """
 
-    def __init__(self, store: Path, tell: Callable[[bytes], object], rng: random.Random, *, is_cleaned: bool) -> None:
+    def __init__(self, store: Path, tell: Callable[[bytes], object], rng: random.Random) -> None:
         super().__init__(store, tell)
         self._store = store
         self._rng = rng
-        self._is_cleaned = is_cleaned
-        self._last = -1
 
     def look(self) -> None:
         super().look()
-        names = os.listdir(self._store / "commitlog") if self._is_cleaned else []
-        last = max((start for name in names if (start := parse_segment_name(name)) is not None), default=-1)
-        if last > self._last:
-            self._last = last
-            self._tell(json.dumps({"removing": last + SEGMENT_BYTES}).encode() + b"\n")
         paths = sorted(os.path.join(place, name) for folder in WRITTEN_BACK
                        for place, _, names in os.walk(self._store / folder) for name in names)
         if paths:
