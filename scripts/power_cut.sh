@@ -14,4 +14,9 @@ rig=engine_power_cut arguments=()
 for argument; do
   if [ "$argument" = --block ]; then rig=block_power_cut; else arguments+=("$argument"); fi
 done
+case "$rig $* " in
+  block_power_cut*" --help "* | block_power_cut*" -h "*) # takes no disk
+    exec "$PYTHON" -P -c 'import sys; from faults import block_power_cut as rig; sys.argv = ["power_cut.sh --block", "--help"]
+rig.main(rig.__doc__, rig.BlockPowerCutRun)' ;;
+esac
 exec "$PYTHON" -P -m "faults.$rig" ${arguments[@]+"${arguments[@]}"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,14 @@ def test_what_was_promised_survives_thousands_of_cuts(shim, tmp_path, seed, proo
     proof("power cut", words(mode, company), states=outcome.states, records=outcome.records, acknowledged=outcome.acknowledged,
           bad=len(outcome.bad))
     assert outcome.bad == []
+
+
+def test_help_takes_no_disk(tmp_path):
+    (tmp_path / "unshare").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "unshare").chmod(0o755)
+    environ = os.environ | {"PYTHON": sys.executable, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([SCRIPT, "--block", "--help"], env=environ, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "") and "usage: power_cut.sh --block" in done.stdout and "--file-system" in done.stdout
 
 
 @pytest.mark.long
