@@ -82,7 +82,8 @@ def test_help_takes_no_disk(tmp_path):
     (tmp_path / "unshare").chmod(0o755)
     environ = os.environ | {"PYTHON": sys.executable, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run([SCRIPT, "--block", "--help"], env=environ, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "") and "usage: power_cut.sh --block" in done.stdout and "--file-system" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: power_cut.sh --block" in done.stdout and "--file-system" in done.stdout
 
 
 @pytest.mark.long
