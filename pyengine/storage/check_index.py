@@ -19,10 +19,10 @@ def index_files_to_check(root: Path, *, is_running: bool) -> list[Path]:
 
 
 def check_index(
-    root: Path, layout: IndexLayout, files: Sequence[Path], log: LogSegments, work: CheckWork, findings: Findings, report: CheckReport, *,
-    is_ours: bool, was_stopped: bool, is_running: bool,
+    root: Path, layout: IndexLayout, files: Sequence[Path], log: LogSegments, work: CheckWork, findings: Findings,
+    report: CheckReport, *, is_ours: bool, was_stopped: bool, is_running: bool,
 ) -> None:
-    """`files`: those that `work` was told of at the beginning. A running engine rolls to new ones meanwhile, and deletes expired ones."""
+    """`files`: those that `work` was told of at the beginning. A running engine rolls to new ones meanwhile, and deletes others."""
     covered_from, keys = None, 0
     for path in files:
         if is_running and not path.exists():
@@ -50,7 +50,10 @@ def check_index(
             findings.take(found.findings)
             report.index_keys += found.keys
             keys += found.keys
-            if found.is_over:
+            if found.beyond:
+                if not is_running:  # else the file was filled while the check was under way
+                    findings.warning("key beyond the log", name, layout.entry_at(found.beyond),
+                                     f"{header.index_count - found.beyond} entries name records behind the log's end, {log.end}")
                 break
     if covered_from is None or is_running:
         return

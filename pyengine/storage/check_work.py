@@ -40,10 +40,10 @@ class IndexPart:
 
 
 class KeysFound(NamedTuple):
-    """How many entries name a record that has their key; `is_over`: the log ends before the next one's."""
+    """How many entries name a record that has their key; `beyond`: the first that the log does not reach, 0 for none."""
 
     keys: int
-    is_over: bool
+    beyond: int
     findings: Findings
 
 
@@ -106,9 +106,7 @@ def check_index_part(log: LogSegments, part: IndexPart) -> KeysFound:
             offset = offset_of(at)
             segment = log.view_at(offset)
             if segment is None and offset >= log.end:
-                findings.warning("key beyond the log", part.name, part.layout.entry_at(at),
-                                 f"{part.count - at} entries name records at or behind {offset}, where the log has ended")
-                return KeysFound(found, True, findings)
+                return KeysFound(found, at, findings)
             reached = at
             if segment is not None:
                 base, limit, log_view = segment
@@ -121,4 +119,4 @@ def check_index_part(log: LogSegments, part: IndexPart) -> KeysFound:
                                f"entry {at} names {offset}, where no message has its key")
                 reached += 1
             at = reached
-    return KeysFound(found, False, findings)
+    return KeysFound(found, 0, findings)

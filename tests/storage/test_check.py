@@ -21,6 +21,7 @@ from pyengine.storage.check import check
 from pyengine.storage.check_grades import KINDS, Grade
 from pyengine.storage.check_report import FINDINGS_PER_KIND_MAX, Severity
 from pyengine.storage.geometry import discover
+from pyengine.storage.index_recovery import read_index_header
 from pyengine.storage.rebuild import Selection, rebuild
 from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.store_checkpoint import write_checkpoint
@@ -307,6 +308,14 @@ def test_a_running_engines_log_is_judged_up_to_its_limit_only(stopped):
     assert found(check(stopped.root, stopped.geometry, limit=stopped.end)) == []
     flip_body(stopped)
     assert check(stopped.root, stopped.geometry, limit=stopped.end).exit_code is ExitCode.CORRUPTION
+
+
+def test_an_index_file_that_is_filled_beyond_a_running_engines_limit_meanwhile_is_no_finding(stopped):
+    """It was not full when the limit was read, and is when files are listed."""
+    first = sorted((stopped.root / "index").iterdir())[0]
+    limit = stopped.records[5].start
+    assert read_index_header(first).begin_physical_offset < limit < read_index_header(first).end_physical_offset
+    assert "index" not in {finding.file.split("/")[0] for finding in check(stopped.root, stopped.geometry, limit=limit).findings}
 
 
 def test_a_folder_that_is_no_store_is_told_so(tmp_path, build_store):
