@@ -182,11 +182,16 @@ def hold_a_mount(image: Path, folder: Path, ready: int) -> None:
             select.select([], [], [], 0.05)
 
 
+def wait_for_a_holder(image: Path, folder: Path, ready: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a command that ran in the tests' own process may have left a handler
+    with_own_mounts(hold_a_mount, image, folder, ready)
+
+
 @pytest.mark.parametrize("whom", ["itself", "who waits for it"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_stays_mounted_or_attached_whatever_ends_it(image, tmp_path, number, whom):
     came, ready = os.pipe()
-    waiting = multiprocessing.get_context("fork").Process(target=with_own_mounts, args=(hold_a_mount, image, tmp_path, ready))
+    waiting = multiprocessing.get_context("fork").Process(target=wait_for_a_holder, args=(image, tmp_path, ready))
     waiting.start()
     os.close(ready)
     with open(came) as told:
