@@ -9,6 +9,9 @@ import pytest
 import pyengine
 from fix_golden import compare_inspect
 from pyengine.errors import UsageError
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import find_folder
+from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.inspect import inspect
 from waiting import eventually
@@ -36,9 +39,9 @@ def kinds_by_key(root, key: str) -> list[int]:
 
 
 def settle(root) -> None:
-    """Until everything written is in queues and index."""
-    with pyengine.open_store(root) as store:
-        eventually(lambda: store.dispatched_offset("committed") == store.max_physical_offset("written"), "dispatched")
+    """Until everything written is in queues and index, what is in pool buffers too, which no reader's level tells of."""
+    with pyengine.open_store(root) as store, EngineMemory.attach(find_folder(root), writable=False) as memory:
+        eventually(lambda: store.dispatched_offset("committed") == native.load_position(memory.control.wrote), "dispatched")
 
 
 @pytest.mark.java
