@@ -62,6 +62,7 @@ power_cuts() {
   local mode
   tests -m long tests/faults/test_engine_power_cut.py
   for mode in async pool sync; do
+    run_rig "power cut" scripts/power_cut.sh --mode "$mode" --rounds $((rounds / 3 + 1)) --states 1000
     run_rig "power cut, blocks" scripts/power_cut.sh --block --mode "$mode" --rounds $((rounds / 10 + 1)) --states 300
   done
 }
