@@ -15,9 +15,10 @@ record is flushed, so neither kill -9 nor a power cut loses one; what was delive
 last write of the file (flush_delay_offset_interval_ms) is delivered again after a crash.
 
 Time is the store's: the wall clock, but never behind the newest store time, from which due
-times are counted. So a clock set back makes deliveries late, never early. A due time that
-lies further ahead than its level's delay is taken for a mistake, as RocketMQ takes it, and
-is due at once. An engine that replays a clock (`replay_clock`) delivers nothing, and a
+times are counted. While that one is ahead and stands, because the wall clock was set back,
+waiting is measured by a steady clock (services/standing_clock.py): deliveries may be late then, never
+early. A due time that lies further ahead than its level's delay is taken for a mistake, as
+RocketMQ takes it, and is due at once. An engine that replays a clock (`replay_clock`) delivers nothing, and a
 slave nothing: its master does.
 """
 
@@ -43,6 +44,7 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.pending_puts import PutFuture
 from pyengine.producer import Producer
 from pyengine.results import PutResult, PutStatus, ReadLevel
+from pyengine.services.standing_clock import StandingClock
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.queue_reader import QueueReader
 from pyengine.storage.store_reader import StoreReader
@@ -100,6 +102,7 @@ class _Level:
     offset: int
     durable: int
     due_ms: int = 0                     # of the message at `offset`; 0: to be looked at
+    head: int = 0                       # where that message stands in the log
     look_ns: int = 0                    # the queue was empty: when to look again
     under_way: deque[_Step] = field(default_factory=deque)
     ahead: dict[int, int] = field(default_factory=dict)
@@ -139,6 +142,7 @@ class ScheduleMessageService:
         self._drain_until_ns = 0
         self._queues: dict[int, QueueReader] = {}
         self._levels = [] if self._is_idle else self._load(config)
+        self._standing = StandingClock(max((level.delay_ms or 0 for level in self._levels), default=0) * 1_000_000)
 
     def _load(self, config: EngineConfig) -> list[_Level]:
         """The levels of the table, and those that have a queue in the store beyond it."""
@@ -164,6 +168,8 @@ class ScheduleMessageService:
         """Deliver what is due; True when a level has more of it."""
         if self._is_idle:
             return False
+        self._standing.look(self._clock_ms() < native.committed_slot(self._control)[1], self._clock_ns(),
+                            self._watermark.limit(ReadLevel.COMMITTED))
         more = False
         if self._may_put():
             try:
@@ -266,8 +272,8 @@ class ScheduleMessageService:
                 step = _Step(cursor + 1, end=level.ahead[cursor])
             else:
                 due_ms = self._due_ms(level, queue, entry)
-                if not self._is_due(level, due_ms, self._now_ms()):
-                    level.due_ms = due_ms
+                if not self._is_due(level, due_ms, entry.physical_offset):
+                    level.due_ms, level.head = due_ms, entry.physical_offset
                     return
                 step = self._put(cursor, entry)
                 if step is None:
@@ -334,13 +340,16 @@ class ScheduleMessageService:
 
     def _is_to_be_looked_at(self, level: _Level) -> bool:
         if level.due_ms:
-            return self._is_due(level, level.due_ms, self._now_ms())
+            return self._is_due(level, level.due_ms, level.head)
         return self._clock_ns() >= level.look_ns
 
-    @staticmethod
-    def _is_due(level: _Level, due_ms: int, now: int) -> bool:
+    def _is_due(self, level: _Level, due_ms: int, physical_offset: int) -> bool:
         """correctDeliverTimestamp: what is further ahead than the level's delay is a mistake, and due."""
-        return due_ms <= now or (level.delay_ms is not None and due_ms > now + level.delay_ms)
+        now = self._now_ms()
+        if due_ms <= now or level.delay_ms is None:
+            return due_ms <= now
+        return (due_ms > now + level.delay_ms
+                or physical_offset < self._standing.waited_end(self._clock_ns(), level.delay_ms * 1_000_000))
 
     def _find_empty(self, level: _Level) -> None:
         delay_ns = (UNKNOWN_LEVEL_DELAY_MS if level.delay_ms is None else level.delay_ms) * 1_000_000

@@ -432,6 +432,29 @@ def test_a_clock_set_back_makes_late_never_early(make_rig):
     assert rig.delivered() == [b"a"]
 
 
+def test_a_clock_that_was_a_year_ahead_and_is_set_right_does_not_hold_deliveries_up_for_a_year(make_rig):
+    rig = make_rig()
+    put = rig.put(1, b"a")
+    service = rig.service()
+    rig.wall_ms = put.store_timestamp_ms - 365 * 24 * HOUR_MS
+
+    def step(seconds: int) -> list[bytes]:
+        for _ in range(seconds):
+            rig.steady_ns += 10**9
+            rig.wall_ms += 1000
+            rig.go(service)
+        return rig.delivered()
+
+    rig.go(service)
+    assert step(30) == []
+    rig.put(1, b"b")
+    assert step(29) == []
+    assert step(2) == [b"a"], "a minute after it was seen first"
+    assert step(28) == [b"a"]
+    assert step(3) == [b"a", b"b"], "each waits its own minute"
+    assert service.pause_s() <= 1.0
+
+
 def test_a_due_time_beyond_its_levels_delay_is_a_mistake_and_due(make_rig):
     rig = make_rig()
     rig.put(3, b"of the table with 1h as level 3")
