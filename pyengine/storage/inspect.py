@@ -198,7 +198,7 @@ class _StoreView:
                     messages.append({**key, "status": result.status.name, "at": offset, "next": next_offset})
                 offset = next_offset
             for timestamp_ms in _times_to_ask(times):
-                found = offset_by_time(queue, self._log, timestamp_ms, min_offset, max_offset)
+                found = offset_by_time(queue, self._log, timestamp_ms, min_offset, max_offset, as_rocketmq=True)
                 by_time.append({**key, "ts": timestamp_ms, "offset": found})
             edges = [
                 self._edge(queue, at, min_offset, max_offset)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from pyengine.formats.constants import CQ_ENTRY_BYTES, MESSAGE_BYTES_MIN
 from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.record_layout import I32, I64, SYS_FLAG_AT, store_timestamp_at
@@ -10,14 +12,22 @@ from pyengine.storage.segment_files import SegmentFolder
 
 
 def offset_by_time(
-    queue: QueueReader, commit_log: SegmentFolder, timestamp_ms: int, min_offset: int, max_offset: int
+    queue: QueueReader, commit_log: SegmentFolder, timestamp_ms: int, min_offset: int, max_offset: int, *,
+    as_rocketmq: bool = False,
 ) -> int:
     """The entry whose message was stored nearest to `timestamp_ms`, the older one on a tie.
 
     The file comes first, by modification time; then its entries are halved. 0 when no
-    file has entries, or a message on the way cannot be read.
+    file has entries, or a message on the way cannot be read. A file that was modified before its own messages
+    were stored (the wall clock was set back, the store's never is) is no guide: then the messages' times
+    choose the file. `as_rocketmq`: RocketMQ's choice, whatever the file times are.
     """
     start = _file_by_time(queue, timestamp_ms, max_offset)
+    if start is not None and not as_rocketmq:
+        first_ms = _stored_ms(queue, commit_log, max(start, min_offset * CQ_ENTRY_BYTES))
+        modified_ms = queue.files.modified_ms(start)
+        if modified_ms is not None and first_ms > modified_ms:
+            start = _file_by_messages(queue, commit_log, timestamp_ms, min_offset, max_offset)
     view = None if start is None else queue.files.view(start)
     if start is None or view is None:
         return 0
@@ -66,6 +76,27 @@ def _file_by_time(queue: QueueReader, timestamp_ms: int, max_offset: int) -> int
         if modified_ms >= timestamp_ms:
             break
     return chosen
+
+
+def _file_by_messages(
+    queue: QueueReader, commit_log: SegmentFolder, timestamp_ms: int, min_offset: int, max_offset: int
+) -> int | None:
+    """The first file whose last message was stored at or after the time, else the last."""
+    size_bytes, first, end = queue.files.size_bytes, min_offset * CQ_ENTRY_BYTES, max_offset * CQ_ENTRY_BYTES
+    starts = [start for start in queue.files.starts() if start < end and start + size_bytes > first]
+    at = bisect_left(starts, timestamp_ms, key=lambda start: _stored_ms(
+        queue, commit_log, min(start + size_bytes, end) - CQ_ENTRY_BYTES))
+    return starts[min(at, len(starts) - 1)] if starts else None
+
+
+def _stored_ms(queue: QueueReader, commit_log: SegmentFolder, byte: int) -> int:
+    """Store time of the message that the entry at this byte of the queue names, -1 when that cannot be told."""
+    start = queue.files.start_of(byte)
+    view = None if start is None else queue.files.view(start)
+    if start is None or view is None:
+        return -1
+    physical_offset, size_bytes, _ = ENTRY.unpack_from(view, byte - start)
+    return -1 if physical_offset < commit_log.min_offset else store_timestamp_ms(commit_log, physical_offset, size_bytes)
 
 
 def store_timestamp_ms(commit_log: SegmentFolder, physical_offset: int, size_bytes: int) -> int:

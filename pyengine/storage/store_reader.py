@@ -203,7 +203,8 @@ class StoreReader:
 
         The older neighbour on a tie; a time before all gives the first message, after all
         the last. The queue file is picked by its modification time, so file times must
-        have been kept when the store was copied. 0 for a queue without messages.
+        have been kept when the store was copied; a file older than its own messages is no
+        guide. 0 for a queue without messages.
         """
         limit = self._queue_limit(level)
         queue = self.queue(topic, queue_id)

@@ -430,6 +430,18 @@ def test_the_queue_file_is_picked_by_its_modification_time(builder):
         assert store.offset_by_time("T", 0, START_MS + 15_000) == 9  # the last of the file that the time picks
 
 
+def test_files_that_are_older_than_their_messages_do_not_mislead_a_look_up_by_time(builder):
+    """The wall clock was ahead and was set back: store times never go back, file times do."""
+    put_all(builder, 25)
+    for start in (0, 200, 400):
+        os.utime(builder.queue_file("T", 0, start), ns=(0, (START_MS - 3_600_000 + start) * 1_000_000))
+    with open_store(builder.root) as store:
+        for offset in range(25):
+            assert store.offset_by_time("T", 0, START_MS + 1000 * offset) == offset
+        assert store.offset_by_time("T", 0, START_MS - 1) == 0
+        assert store.offset_by_time("T", 0, START_MS + 99_000) == 24
+
+
 # -- files
 
 
