@@ -34,10 +34,8 @@ fi
 build=${build:-$work/objects}
 mkdir -p "$build"
 if [ ! -e "$build/all.a" ]; then
-    for source in "$here"/../*.c; do
-        case "$source" in *_native.c) continue ;; esac
-        "$compiler" "${flags[@]}" "${covers[@]}" -c "$source" -o "$build/$(basename "$source" .c).o"
-    done
+    find "$here/.." -maxdepth 1 -name '*.c' ! -name '*_native.c' -print0 | (cd "$build" &&
+        xargs -0 -n 4 -P "$(nproc)" "$compiler" "${flags[@]}" "${covers[@]}" -c)
     ar rcs "$build/all.a" "$build"/*.o
 fi
 for target in "${targets[@]}"; do

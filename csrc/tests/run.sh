@@ -39,10 +39,8 @@ for flavour in "${flavours[@]}"; do
         [ ${#chosen[@]} -gt 0 ] || continue
     fi
     mkdir "$work/$flavour"
-    for source in "$here"/../*.c; do
-        case "$source" in *_native.c) continue ;; esac
-        "${CC:-cc}" "${warnings[@]}" "${flags[@]}" -c "$source" -o "$work/$flavour/$(basename "$source" .c).o"
-    done
+    find "$here/.." -maxdepth 1 -name '*.c' ! -name '*_native.c' -print0 | (cd "$work/$flavour" &&
+        xargs -0 -n 4 -P "$(nproc)" "${CC:-cc}" "${warnings[@]}" "${flags[@]}" -c)
     # An archive, so that a test which includes a concept's .c brings its own copy.
     ar rcs "$work/$flavour.a" "$work/$flavour"/*.o
     for test in "${chosen[@]}"; do
