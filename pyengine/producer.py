@@ -41,7 +41,7 @@ from pyengine.formats.constants import (
 from pyengine.formats.hosts import HOST_V6_BYTES, encode_host
 from pyengine.formats.message import record_size
 from pyengine.formats.properties import decode_properties, is_wait_store_ok
-from pyengine.ipc.shared_objects import side_name
+from pyengine.ipc.shared_objects import remove_object, side_name
 from pyengine.native import control as control_native
 from pyengine.native import producer as native
 from pyengine.native.flush import monotonic_ns
@@ -569,7 +569,7 @@ class Producer:
         small.count = header.count
         code = self._native.submit_side(small, deadline_ns)
         if code:
-            side.unlink(missing_ok=True)
+            remove_object(side)
             return code, context
         return 0, replace(context, side=side)
 
@@ -578,14 +578,14 @@ class Producer:
         header.sequence = self._native.sequence + 1
         image = native.entry_bytes(header, name, text, first, second)
         path = self._session.folder.path / side_name(self._native.slot, self._native.generation, header.sequence)
-        path.unlink(missing_ok=True)
+        remove_object(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, len(image))
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(image)
         except BaseException:
-            path.unlink(missing_ok=True)
+            remove_object(path)
             raise
         finally:
             os.close(descriptor)
@@ -596,7 +596,7 @@ class Producer:
     def _finish(self, session: native.ProducerSession, code: int, answer: tuple, context: PutContext, give_up_ns: int):
         """The result of one pending put; in the answers' thread."""
         if context.side is not None:
-            context.side.unlink(missing_ok=True)
+            remove_object(context.side)
         if code:
             return self._outcome(session, code, native.SUBMITTED, answer, context)
         if context.waits and answer[5] == 0:

@@ -14,6 +14,7 @@ from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.message import Message, decode_record
 from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.session_client import open_session
+from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as native
 from pyengine.native.producer import ProducerSession
 from pyengine.outgoing import BatchMessage
@@ -83,6 +84,17 @@ def test_put_many_and_large_bodies_go_beside_the_ring(parts):
     all_committed(parts)
     assert [m.body for m in messages(parts)] == [*bodies, bytes(60_000)]
     assert not [name for name in parts.owner.folder.names() if name.startswith("side")]
+
+
+def test_a_folder_in_the_place_of_a_side_object_stops_no_put(parts):
+    with parts.producer() as producer:
+        assert producer.put("T", b"first").ok
+        session = producer._session
+        in_the_way = parts.owner.folder.path / side_name(session.slot, session.generation, 2)
+        (in_the_way / "full").mkdir(parents=True)
+        assert producer.put("T", bytes(60_000)).ok
+    all_committed(parts)
+    assert [m.body for m in messages(parts)] == [b"first", bytes(60_000)]
 
 
 def test_put_batch_keeps_each_members_properties(parts):

@@ -140,8 +140,8 @@ class SessionServer:
         descriptors.append(opened.descriptor)
         self._watch(opened.slot, opened.generation, peer.pid)
         folder = self._memory.folder
-        descriptors.append(os.open(folder.path / CONTROL, os.O_RDONLY | os.O_CLOEXEC))
-        descriptors.append(os.open(folder.path / BELLS, os.O_RDWR | os.O_CLOEXEC))
+        descriptors.append(os.open(folder.path / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        descriptors.append(os.open(folder.path / BELLS, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
         return {
             "slot": opened.slot, "generation": opened.generation, "ring_bytes": opened.ring_bytes,
             "session_bytes": opened.session_bytes, "control_bytes": native.CONTROL_BYTES,

@@ -30,6 +30,7 @@ import errno
 import json
 import mmap
 import os
+import shutil
 import stat
 from pathlib import Path
 from types import TracebackType
@@ -160,22 +161,26 @@ class SharedFolder:
 
     def attach(self, name: str, *, writable: bool = True) -> SharedObject:
         """Map an existing object, read-only unless `writable`; EngineUnavailableError when it is not there."""
-        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        strange = f"{self.path / name} is no shared object: start the engine again"
         try:
             descriptor = os.open(self.path / name, flags)
         except (FileNotFoundError, NotADirectoryError):
             raise EngineUnavailableError(f"no engine is running here: {self.path / name} does not exist") from None
         except PermissionError:
             raise EngineUnavailableError(f"the engine runs as another user: no permission for {self.path / name}") from None
+        except OSError as error:
+            if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
+                raise EngineUnavailableError(strange) from None
+            raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe
+            os.close(descriptor)
+            raise EngineUnavailableError(strange)
         return SharedObject(name, descriptor, writable=writable)
 
     def unlink(self, name: str) -> bool:
         """Remove the name; processes that mapped the object keep it. False when it was not there."""
-        try:
-            os.unlink(self.path / name)
-        except FileNotFoundError:
-            return False
-        return True
+        return remove_object(self.path / name)
 
     def names(self) -> list[str]:
         """Objects that stand there, sorted."""
@@ -195,6 +200,17 @@ class SharedFolder:
             with contextlib.suppress(OSError):
                 os.rmdir(self.path)
         return removed
+
+
+def remove_object(path: Path) -> bool:
+    """Remove what has that name; False when nothing has. A folder, which nobody of ours made, must stop nobody either."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    except IsADirectoryError:
+        shutil.rmtree(path, ignore_errors=True)
+    return True
 
 
 def create_semaphores(engine_short_id: str) -> None:

@@ -57,10 +57,21 @@ def test_links_are_not_followed(folder, tmp_path):
     folder.make()
     (tmp_path / "victim").write_bytes(b"x" * 4096)
     os.symlink(tmp_path / "victim", folder.path / "control")
-    with pytest.raises(OSError):
+    with pytest.raises(EngineUnavailableError, match="is no shared object"):
         folder.attach("control")
     with pytest.raises(FileExistsError):
         folder.create("control", 4096)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.mknod(path, stat.S_IFSOCK | 0o600)],
+                         ids=["folder", "pipe", "socket"])
+@pytest.mark.parametrize("writable", [False, True])
+def test_what_is_no_file_is_refused_at_once_and_swept(folder, make, writable):
+    folder.make()
+    make(folder.path / "control")
+    with pytest.raises(EngineUnavailableError, match="control is no shared object|is empty"):
+        folder.attach("control", writable=writable)
+    assert folder.sweep() == ["control"] and not folder.path.exists()
 
 
 @pytest.mark.parametrize("trap", ["open to others", "a link", "a file"])
