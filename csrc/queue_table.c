@@ -19,6 +19,17 @@ void ms_queue_table_format(struct ms_queue_table *table, uint32_t slots, uint64_
     ms_store_release(&table->magic, MS_QUEUE_TABLE_MAGIC);
 }
 
+int ms_queue_table_check(const struct ms_queue_table *table, int64_t mapped_bytes)
+{
+    if (mapped_bytes < (int64_t)sizeof *table)
+        return -EMSGSIZE;
+    if (ms_load_acquire(&table->magic) != MS_QUEUE_TABLE_MAGIC)
+        return -EPROTO;
+    if (table->slots == 0 || (table->slots & (table->slots - 1)) != 0) /* the table is walked by a mask */
+        return -EMSGSIZE;
+    return mapped_bytes < ms_queue_table_bytes(table->slots) ? -EMSGSIZE : 0;
+}
+
 static uint32_t hash_of(const uint8_t *topic, uint32_t topic_bytes, int32_t queue_id)
 {
     uint32_t hash = 2166136261u; /* FNV-1a */

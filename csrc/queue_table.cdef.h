@@ -33,6 +33,8 @@ struct ms_queue_table {
 int64_t ms_queue_table_bytes(uint32_t slots);
 /* On zeroed memory. */
 void ms_queue_table_format(struct ms_queue_table *table, uint32_t slots, uint64_t generation);
+/* 0, or -EPROTO for what is no table, -EMSGSIZE where its slots do not fit into the mapping or are no power of two. */
+int ms_queue_table_check(const struct ms_queue_table *table, int64_t mapped_bytes);
 /* Slot number of the queue, or -1 when it is not there and `claim` is 0, or -2 when the table is too full to claim. */
 int64_t ms_queue_table_find(struct ms_queue_table *table, const uint8_t *topic, uint32_t topic_bytes,
                             int32_t queue_id, int claim);

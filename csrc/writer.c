@@ -74,7 +74,11 @@ int ms_writer_roll_back(struct ms_control *control, struct ms_queue_table *queue
     if (ms_load_acquire(&undo->pass) != next)
         return dead;
     uint32_t count = ms_load_acquire(&undo->count);
+    if (count > MS_UNDO_MAX)
+        count = MS_UNDO_MAX;
     for (uint32_t i = count; i-- > 0;) {
+        if (undo->table_slot[i] >= queues->slots) /* nobody of ours wrote that */
+            continue;
         struct ms_queue_slot *slot = &queues->slot[undo->table_slot[i]];
         slot->next_offset = undo->old_offset[i];
         slot->pass = 0;

@@ -230,9 +230,16 @@ class EngineMemory:
         self._stats_objects.clear()
 
     def open_queue_table(self, generation: int) -> tuple[SharedObject, object]:
-        """(object, `struct ms_queue_table *`) of that generation; the caller closes the object."""
+        """(object, `struct ms_queue_table *`) of that generation; the caller closes the object. EngineUnavailableError
+        when it is not there, or is no table any more."""
         shared = self.folder.attach(shared_objects.queues_name(generation))
-        return shared, queue_table.view(shared.memory)
+        table = queue_table.view(shared.memory)
+        try:
+            queue_table.check(table, shared.size_bytes)
+        except EngineUnavailableError:
+            shared.close()
+            raise
+        return shared, table
 
     def close(self) -> None:
         """Unmap; the memory itself stays."""

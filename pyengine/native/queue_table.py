@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pyengine._native import ffi, lib
 from pyengine.errors import DiskFullError
+from pyengine.native.layout_error import raise_layout_error
 
 
 def table_bytes(slots: int) -> int:
@@ -16,6 +17,11 @@ def table_bytes(slots: int) -> int:
 def view(memory) -> object:
     """`struct ms_queue_table *` over a writable mapping that the caller keeps alive."""
     return ffi.cast("struct ms_queue_table *", ffi.from_buffer(memory))
+
+
+def check(table, mapped_bytes: int) -> None:
+    """EngineUnavailableError, naming what is wrong, unless this is a whole table that can be looked into."""
+    raise_layout_error("the table of queues", lib.ms_queue_table_check(table, mapped_bytes))
 
 
 def format_table(table, slots: int, generation: int) -> None:
