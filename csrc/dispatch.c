@@ -210,8 +210,9 @@ int ms_dispatch_run(struct ms_dispatch *d, const uint8_t *view, int64_t base_off
     return found;
 }
 
-/* 1 when the queue was new to the table. */
-static int touch(struct ms_touched_queue *places, int64_t mask, const struct target *target)
+/* The queue's place in the table; *taken is one more when it was new. */
+static struct ms_touched_queue *place_of(struct ms_touched_queue *places, int64_t mask, const struct target *target,
+                                         int64_t *taken)
 {
     const uint64_t hash = ms_queue_hash(target->topic.at, (int32_t)target->topic.bytes, target->queue_id);
     struct ms_touched_queue *place;
@@ -220,25 +221,37 @@ static int touch(struct ms_touched_queue *places, int64_t mask, const struct tar
         if (place->topic == NULL)
             break;
         if (place->hash == hash && place->queue_id == target->queue_id && place->topic_bytes == target->topic.bytes &&
-            memcmp(place->topic, target->topic.at, (size_t)target->topic.bytes) == 0) {
-            if (target->queue_offset < place->min_queue_offset)
-                place->min_queue_offset = target->queue_offset;
-            if (target->queue_offset > place->max_queue_offset)
-                place->max_queue_offset = target->queue_offset;
-            place->count++;
-            return 0;
-        }
+            memcmp(place->topic, target->topic.at, (size_t)target->topic.bytes) == 0)
+            return place;
     }
     place->hash = hash;
     place->topic = target->topic.at;
     place->topic_bytes = (int32_t)target->topic.bytes;
     place->queue_id = target->queue_id;
-    place->min_queue_offset = place->max_queue_offset = target->queue_offset;
-    place->count = 1;
-    return 1;
+    place->min_queue_offset = place->max_queue_offset = place->newest = -1;
+    ++*taken;
+    return place;
 }
 
-int ms_dispatch_touched(struct ms_touched_queue *places, int64_t place_count, int multi_dispatch, const uint8_t *view,
+static void touch(struct ms_touched_queue *place, int64_t queue_offset, int64_t physical_offset)
+{
+    if (place->count == 0 || queue_offset < place->min_queue_offset)
+        place->min_queue_offset = queue_offset;
+    if (place->count == 0 || queue_offset > place->max_queue_offset)
+        place->max_queue_offset = queue_offset;
+    place->count++;
+    place->newest = physical_offset;
+}
+
+/* A record that names a queue twice, or its own, has one entry there all the same (docs/formats.md section 8.4). */
+static void touch_apart(struct ms_touched_queue *place, int64_t physical_offset)
+{
+    if (place->newest != physical_offset)
+        place->further++;
+    place->newest = physical_offset;
+}
+
+int ms_dispatch_touched(struct ms_touched_queue *places, int64_t place_count, int how, const uint8_t *view,
                         int64_t base_offset, int64_t start, int64_t end, int64_t *reached,
                         int64_t *last_store_timestamp_ms)
 {
@@ -258,7 +271,7 @@ int ms_dispatch_touched(struct ms_touched_queue *places, int64_t place_count, in
                 .queue_id = ms_record_queue_id(&record),
                 .queue_offset = ms_record_queue_offset(&record),
             };
-            if (multi_dispatch) {
+            if (how != MS_TOUCHED_OWN) {
                 ms_property_routing(record.properties, record.properties_bytes, &routing);
                 multi_begin(&multi, &routing, target.queue_id);
             }
@@ -266,9 +279,14 @@ int ms_dispatch_touched(struct ms_touched_queue *places, int64_t place_count, in
                 found = -ENOSPC;
                 break;
             }
-            do
-                taken += touch(places, place_count - 1, &target);
-            while (multi_next(&multi, &target));
+            touch(place_of(places, place_count - 1, &target, &taken), target.queue_offset, offset);
+            while (multi_next(&multi, &target)) {
+                struct ms_touched_queue *const place = place_of(places, place_count - 1, &target, &taken);
+                if (how == MS_TOUCHED_APART)
+                    touch_apart(place, offset);
+                else
+                    touch(place, target.queue_offset, offset);
+            }
         }
         *last_store_timestamp_ms = record.store_timestamp_ms;
         offset += record.size_bytes;

@@ -48,20 +48,27 @@ struct ms_dispatch {
  * `reached` says what is sure. */
 int ms_dispatch_run(struct ms_dispatch *dispatch, const uint8_t *view, int64_t base_offset, int64_t start, int64_t end);
 
-/* One queue of a range of the log. */
+/* How the queues of INNER_MULTI_DISPATCH are told: not at all, as if the record were their own, or apart. */
+#define MS_TOUCHED_OWN 0
+#define MS_TOUCHED_ALL 1
+#define MS_TOUCHED_APART 2
+
+/* One queue of a range of the log. Places are those of the queue itself, with MS_TOUCHED_ALL others' too. */
 struct ms_touched_queue {
     uint64_t hash;
     const uint8_t *topic;           /* inside the view; NULL: a free place */
     int32_t topic_bytes;
     int32_t queue_id;
     int64_t min_queue_offset;
-    int64_t max_queue_offset;
+    int64_t max_queue_offset;       /* as min_queue_offset: -1 where count is 0 */
     int64_t count;
+    int64_t further;                /* MS_TOUCHED_APART: records of other queues that have an entry here, each once */
+    int64_t newest;                 /* the record that was counted last */
 };
 
-/* Which queues the records of [start, end) have entries in. `places` (a power of two, all zero) becomes an
+/* Which queues the records of [start, end) have entries in; `how` is MS_TOUCHED_*. `places` (a power of two, all zero) becomes an
  * open-addressed table. Returns MS_CASE_*, or -ENOSPC when more than half of the places would be taken: begin
  * again with a larger table. `reached` is the first byte that is no part of a passed record. */
-int ms_dispatch_touched(struct ms_touched_queue *places, int64_t place_count, int multi_dispatch, const uint8_t *view,
+int ms_dispatch_touched(struct ms_touched_queue *places, int64_t place_count, int how, const uint8_t *view,
                         int64_t base_offset, int64_t start, int64_t end, int64_t *reached,
                         int64_t *last_store_timestamp_ms);

@@ -112,7 +112,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     CHECK(run(&d, view.at, BASE, end) == found && d.reached == reached && d.keys == keys);
     struct ms_touched_queue places[64] = {0};
     int64_t touched_to = BASE, last_ms = -1;
-    const int touched = ms_dispatch_touched(places, 64, multi_dispatch, view.at, BASE, BASE, end, &touched_to, &last_ms);
+    const int how = multi_dispatch ? 1 + (reached & 1) : 0;
+    const int touched = ms_dispatch_touched(places, 64, how, view.at, BASE, BASE, end, &touched_to, &last_ms);
     CHECK(touched == -ENOSPC || (touched_to >= BASE && touched_to <= end));
     guarded_free(&index);
     guarded_free(&view);

@@ -117,7 +117,8 @@ static void one_round(int spoil)
 
     struct ms_touched_queue places[128] = {0};
     int64_t touched_to = 0, last_ms = -1;
-    const int touched = ms_dispatch_touched(places, 128, 1, view.at, s.base, s.base, s.base + s.total, &touched_to, &last_ms);
+    const int touched = ms_dispatch_touched(places, 128, MS_TOUCHED_ALL, view.at, s.base, s.base, s.base + s.total,
+                                            &touched_to, &last_ms);
     CHECK(touched == found || found == MS_CASE_OFFSET_MISMATCH || touched == -ENOSPC);
     end(&d);
     guarded_free(&before);

@@ -45,14 +45,20 @@ def further_places(message: Message) -> list[FurtherPlace]:
             for number, (name, offset) in enumerate(zip(names, offsets)) if name and _is_offset(offset)]
 
 
-def belongs_to(message: Message, topic: str, queue_id: int) -> bool:
-    """Whether the record has a place in this queue: its own, or a further one.
+def further_offset(message: Message, topic: str, queue_id: int) -> int | None:
+    """The number of the record's further place in this queue, None without one.
 
-    RocketMQ puts a light queue's entry under the record's own queue id where its settings do not know light queues.
+    The first of them where it names the queue twice: RocketMQ makes one entry then, and passes over a number. It puts
+    a light queue's entry under the record's own queue id where its settings do not know light queues.
     """
-    if message.topic == topic and message.queue_id == queue_id:
-        return True
-    return any(place.topic == topic and queue_id in (place.queue_id, message.queue_id) for place in further_places(message))
+    return next((place.queue_offset for place in further_places(message)
+                 if place.topic == topic and queue_id in (place.queue_id, message.queue_id)), None)
+
+
+def belongs_to(message: Message, topic: str, queue_id: int) -> bool:
+    """Whether the record has a place in this queue: its own, or a further one."""
+    is_own = message.topic == topic and message.queue_id == queue_id
+    return is_own or further_offset(message, topic, queue_id) is not None
 
 
 def with_further_offsets(raw_properties: bytes, offsets: Mapping[int, int]) -> bytes:

@@ -66,13 +66,14 @@ class DispatchLoop:
 
 
 class TouchedQueue(NamedTuple):
-    """What a range of the log put into one queue."""
+    """What a range of the log put into one queue; `further`: records of other queues that have an entry here, each once."""
 
     topic: str
     queue_id: int
     min_queue_offset: int
     max_queue_offset: int
     count: int
+    further: int = 0
 
 
 class Touched(NamedTuple):
@@ -85,19 +86,24 @@ class Touched(NamedTuple):
     last_store_timestamp_ms: int
 
 
-def touched_queues(view, base_offset: int, start: int, end: int, *, multi_dispatch: bool = False) -> Touched:
+def touched_queues(
+    view, base_offset: int, start: int, end: int, *, multi_dispatch: bool = False, apart: bool = False
+) -> Touched:
     """The queues that the whole records of [start, end) have entries in, in no order. Stateless, writes nothing.
 
+    `multi_dispatch`: those of INNER_MULTI_DISPATCH too, as if the records were their own; `apart`: these only as
+    `further`, and a queue without own records has no offsets (-1).
     `view` holds one segment from `base_offset` on. Raises UsageError when the range does not lie in it.
     """
     data = bounded(view, base_offset, start, end)
     reached = ffi.new("int64_t *", start)
     last_ms = ffi.new("int64_t *", -1)
     place_count = _TOUCHED_PLACES
+    how = lib.MS_TOUCHED_APART if apart else lib.MS_TOUCHED_ALL if multi_dispatch else lib.MS_TOUCHED_OWN
     while True:
         places = ffi.new("struct ms_touched_queue[]", place_count)
         reason = lib.ms_dispatch_touched(
-            places, place_count, multi_dispatch, data, base_offset, start, end, reached, last_ms
+            places, place_count, how, data, base_offset, start, end, reached, last_ms
         )
         if reason != -errno.ENOSPC:
             break
@@ -110,6 +116,7 @@ def touched_queues(view, base_offset: int, start: int, end: int, *, multi_dispat
             place.min_queue_offset,
             place.max_queue_offset,
             place.count,
+            place.further,
         )
         for place in places
         if place.topic

@@ -17,7 +17,8 @@ import numpy
 import pyarrow as pa
 
 from pyengine.errors import CorruptionError
-from pyengine.formats.constants import CQ_ENTRY_BYTES, MULTI_DISPATCH_SEPARATOR, PROPERTY_INNER_MULTI_DISPATCH
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.light_queues import further_offset
 from pyengine.formats.message import decode_record
 from pyengine.formats.paths import segment_name
 from pyengine.native.columns import ChooseQueue, ColumnScanner, RawBatch
@@ -128,7 +129,6 @@ class QueuePartReader(TaskReader):
         for at, entry in enumerate(numpy.frombuffer(run.entries, _ENTRY)):
             message = decode_record(view, int(entry["offset"]) - run.segment)
             is_own = (message.topic, message.queue_id, message.queue_offset) == (one.topic, one.queue_id, run.number + at)
-            also_to = message.properties.get(PROPERTY_INNER_MULTI_DISPATCH, "").split(MULTI_DISPATCH_SEPARATOR)
-            if not is_own and one.topic not in also_to:
+            if not is_own and further_offset(message, one.topic, one.queue_id) is None:
                 raise CorruptionError(f"entry {run.number + at} of queue {one.topic}/{one.queue_id} names message "
                                       f"{message.queue_offset} of {message.topic}/{message.queue_id}: {ADVICE}")

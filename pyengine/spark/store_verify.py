@@ -86,6 +86,7 @@ class WalkUnit:
     limit: int
     checks_crc: bool = True
     multi_dispatch: bool = False
+    apart: bool = False
 
     @property
     def cost(self) -> int:
@@ -103,7 +104,8 @@ class WalkUnit:
         """The part from the record at `begin` on."""
         base = self.segment.start_offset
         found = walk(view, base, begin, self.stop, limit=self.limit, check_crc=self.checks_crc)
-        queues = touched_queues(view, base, begin, found.end_offset, multi_dispatch=self.multi_dispatch).queues
+        queues = touched_queues(
+            view, base, begin, found.end_offset, multi_dispatch=self.multi_dispatch, apart=self.apart).queues
         return LogPart(begin, found, queues)
 
 
@@ -192,7 +194,8 @@ class WorkersCheck(CheckWork):
         self._done_bytes = 0
         self._index = [(path, header.index_count) for path in index_files if (header := _sound_header(path, layout))]
         self._layout = layout
-        walks = [unit for segment in log.segments for unit in walk_units(segment, log.size_bytes, limit, self._task_bytes)]
+        walks = [unit for segment in log.segments
+                 for unit in walk_units(segment, log.size_bytes, limit, self._task_bytes, apart=True)]
         chains = [ChainUnit(path, layout, count) for path, count in self._index]
         found = self._run([*walks, *chains], None)
         self._walks = WalkedLog(list(zip(walks, found)))

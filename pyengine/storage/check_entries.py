@@ -14,15 +14,13 @@ from typing import NamedTuple
 from pyengine.errors import FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, SCHEDULE_TOPIC
 from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES, is_filler, is_live
+from pyengine.formats.light_queues import further_offset
 from pyengine.formats.message import decode_record
 from pyengine.native.store_check import fitting_entries
 from pyengine.storage.check_report import Findings, Severity
 from pyengine.storage.check_segments import LogSegments
 from pyengine.storage.file_zeros import used_end
 from pyengine.storage.queue_recovery import live_entries
-
-PROPERTY_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
-PROPERTY_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,10 @@ class _Look:
         return segment is not None and not segment[0] <= _offset(entries, at) < segment[1]
 
     def _is_multi_dispatched(self, entries: bytes, at: int, after: int) -> bool:
-        """True for an entry of a light queue (docs/formats.md section 8.6): a record of another queue that names this."""
+        """True for an entry of a light queue (docs/formats.md section 8.6): a record of another queue that names this.
+
+        Its number may be higher: RocketMQ passes over one where a record names the queue twice, and appends all the same.
+        """
         offset, size_bytes, _ = ENTRY.unpack_from(entries, at * CQ_ENTRY_BYTES)
         segment = self._log.view_at(offset)
         if segment is None or offset <= after:
@@ -155,9 +156,8 @@ class _Look:
             message = decode_record(segment[2], offset - segment[0])
         except FormatError:
             return False
-        names = message.properties.get(PROPERTY_MULTI_DISPATCH, "").split(",")
-        numbers = message.properties.get(PROPERTY_MULTI_QUEUE_OFFSET, "").split(",")
-        return message.size_bytes == size_bytes and (self._file.topic, str(self._file.first + at)) in zip(names, numbers)
+        number = further_offset(message, self._file.topic, self._file.queue_id)
+        return message.size_bytes == size_bytes and number is not None and number >= self._file.first + at
 
 
 def _offset(entries: bytes, number: int) -> int:

@@ -13,6 +13,7 @@ What stands at the place where the walk stops:
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,7 @@ class LogFacts:
     is_damaged: bool
     last_store_timestamp_ms: int
     queues: dict[tuple[str, int], QueueInLog]
+    further: dict[tuple[str, int], int]  # records of other queues that have an entry in this one (INNER_MULTI_DISPATCH)
 
 
 def check_log(
@@ -74,7 +76,8 @@ def check_log(
     is_damaged = False
     if limit is None or end < limit:
         is_damaged = _judge_end(root, log, index, end, reason, findings, watermark, was_stopped)
-    return LogFacts(is_damaged, last_ms, _queues_in_log(work, log, findings))
+    queues, further = _queues_in_log(work, log, findings)
+    return LogFacts(is_damaged, last_ms, queues, further)
 
 
 def _walk_segment(
@@ -150,12 +153,19 @@ def _whole_record_behind(log: LogSegments, index: int, end: int) -> int | None:
     return None
 
 
-def _queues_in_log(work: CheckWork, log: LogSegments, findings: Findings) -> dict[tuple[str, int], QueueInLog]:
-    """What the log holds for each queue; queue offsets that are missing or doubled are errors."""
+def _queues_in_log(
+    work: CheckWork, log: LogSegments, findings: Findings
+) -> tuple[dict[tuple[str, int], QueueInLog], dict[tuple[str, int], int]]:
+    """What the log holds for each queue, and how many records of others; offsets that are missing or doubled are errors."""
     found: dict[tuple[str, int], QueueInLog] = {}
+    further: Counter[tuple[str, int]] = Counter()
     for queues in work.touched(log):
         for queue in queues:
             key = queue.topic, queue.queue_id
+            if queue.further:
+                further[key] += queue.further
+            if not queue.count:
+                continue
             before = found.get(key)
             found[key] = QueueInLog(
                 min(queue.min_queue_offset, before.min_queue_offset if before else queue.min_queue_offset),
@@ -169,7 +179,7 @@ def _queues_in_log(work: CheckWork, log: LogSegments, findings: Findings) -> dic
                 f"queue {queue_id} of {topic}: {queue.count} messages have the queue offsets "
                 f"{queue.min_queue_offset} to {queue.max_queue_offset}",
             )
-    return found
+    return found, further
 
 
 def _name(root: Path, path: Path) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pyengine.formats.constants import LMQ_PREFIX, LMQ_QUEUE_ID
 from pyengine.formats.paths import StorePaths
-from pyengine.native.dispatch import touched_queues
 from pyengine.storage.check_entries import QueueFile, QueueRules
 from pyengine.storage.check_log import LogFacts
 from pyengine.storage.check_report import CheckReport, Findings, Severity
@@ -61,12 +60,7 @@ class QueueCheck:
         """
         if self._is_running or not (is_expected or +self._further):
             return
-        in_log: Counter[tuple[str, int]] = Counter()
-        for base, start, stop, view in self._log.ranges(self._log.min_offset):
-            for further, sign in ((True, 1), (False, -1)):
-                for queue in touched_queues(view, base, start, stop, multi_dispatch=further).queues:
-                    in_log[_counted_as(queue.topic, queue.queue_id)] += sign * queue.count
-        for (topic, queue_id), count in sorted((+in_log).items()):
+        for (topic, queue_id), count in sorted(self._facts.further.items()):
             have = self._further[topic, queue_id]
             if have < count:
                 self._findings.add(
@@ -97,7 +91,7 @@ class QueueCheck:
 
 
 def _counted_as(topic: str, queue_id: int) -> tuple[str, int]:
-    """A light queue is one, whichever queue id RocketMQ's settings gave its entries (formats.light_queues.belongs_to)."""
+    """A light queue is one, whichever queue id RocketMQ's settings gave its entries (formats.light_queues.further_offset)."""
     return (topic, LMQ_QUEUE_ID) if topic.startswith(LMQ_PREFIX) else (topic, queue_id)
 
 

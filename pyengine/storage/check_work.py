@@ -67,9 +67,9 @@ class CheckWork:
                 yield from results
 
     def touched(self, log: LogSegments) -> Iterator[Sequence[TouchedQueue]]:
-        """The queues of the whole log, range by range."""
+        """The queues of the whole log, range by range, with the `further` places of records in other queues."""
         for base, start, stop, view in log.ranges(log.min_offset):
-            yield touched_queues(view, base, start, stop).queues
+            yield touched_queues(view, base, start, stop, apart=True).queues
 
     def queue_file(self, log: LogSegments, file: QueueFile, rules: QueueRules, after: int) -> EntriesFound:
         """The entries of one file of a queue, the one before it having ended at the record `after`."""

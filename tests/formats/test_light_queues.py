@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyengine.formats.light_queues import belongs_to, further_places, with_further_offsets
+from pyengine.formats.light_queues import belongs_to, further_offset, further_places, with_further_offsets
 from pyengine.formats.message import decode_record, encode_record
 
 
@@ -30,6 +30,12 @@ def test_a_record_belongs_to_its_queues_and_to_a_light_one_under_either_number()
     one = record("%LMQ%a,archive", "5,6")
     asked = [(topic, queue_id) for topic in ("T", "%LMQ%a", "archive", "other") for queue_id in range(4)]
     assert [place for place in asked if belongs_to(one, *place)] == [("T", 2), ("%LMQ%a", 0), ("%LMQ%a", 2), ("archive", 2)]
+
+
+def test_of_a_queue_that_is_named_twice_the_first_number_counts():
+    one = record("%LMQ%a,archive,%LMQ%a", "5,6,7")
+    assert [further_offset(one, *place) for place in (("%LMQ%a", 0), ("%LMQ%a", 2), ("archive", 2), ("archive", 0), ("T", 2))] == [
+        5, 5, 6, None, None]
 
 
 def test_offsets_are_replaced_by_place_and_nothing_else_is_touched():

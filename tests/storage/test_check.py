@@ -20,6 +20,7 @@ from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.check import check
 from pyengine.storage.check_grades import KINDS, Grade
 from pyengine.storage.check_report import FINDINGS_PER_KIND_MAX, Severity
+from pyengine.storage.check_segments import LogSegments
 from pyengine.storage.geometry import discover
 from pyengine.storage.index_recovery import read_index_header
 from pyengine.storage.rebuild import Selection, rebuild
@@ -300,6 +301,37 @@ def test_lost_light_queues_are_missed(builder, gone):
     assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
         ("missing entries", f"consumequeue/%LMQ%{name}/0",
          "only 0 of the 3 messages that have a further place in this queue have an entry there") for name in gone]
+
+
+def test_a_queue_that_a_record_names_twice_has_one_entry_of_it(builder):
+    """RocketMQ gives both the same number and passes over the next one (decision 82)."""
+    for number in range(4):
+        builder.put("T", queue_id=2, properties={"INNER_MULTI_DISPATCH": "%LMQ%a,archive,%LMQ%a",
+                                                 "INNER_MULTI_QUEUE_OFFSET": f"{2 * number},{number},{2 * number}"})
+    builder.put("T", queue_id=2, properties={"INNER_MULTI_DISPATCH": "T,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "4,8"})
+    recover(builder.root, builder.geometry, options=RecoveryOptions(enable_multi_dispatch=True))
+    assert check(builder.root, builder.geometry, enable_multi_dispatch=True).findings == []
+    file = next((builder.root / "consumequeue" / "%LMQ%a" / "0").iterdir())
+    entries = file.read_bytes()
+    file.write_bytes(entries[:20] + entries[40:] + bytes(20))  # one is lost, the others move up
+    report = check(builder.root, builder.geometry, enable_multi_dispatch=True)
+    assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
+        ("missing entries", "consumequeue/%LMQ%a/0",
+         "only 4 of the 5 messages that have a further place in this queue have an entry there")]
+
+
+def test_light_queues_are_looked_at_without_another_walk_over_the_log(builder, monkeypatch):
+    for number in range(3):
+        builder.put("T", properties={"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(number)})
+    recover(builder.root, builder.geometry, options=RecoveryOptions(enable_multi_dispatch=True))
+    walks = []
+    ranges = LogSegments.ranges
+    monkeypatch.setattr(LogSegments, "ranges", lambda log, start: walks.append(start) or ranges(log, start))
+    assert check(builder.root, builder.geometry, enable_multi_dispatch=True).findings == []
+    with_light_queues = len(walks)
+    shutil.rmtree(builder.root / "consumequeue" / "%LMQ%a")
+    assert check(builder.root, builder.geometry).findings == []
+    assert 0 < with_light_queues == len(walks) - with_light_queues
 
 
 def test_a_running_engines_log_is_judged_up_to_its_limit_only(stopped):

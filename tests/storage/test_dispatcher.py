@@ -354,7 +354,7 @@ def test_touched_queues_are_those_of_the_range(tmp_path, rng):
             if message.transaction_type not in (0x4, 0xC):
                 expected.setdefault((message.topic, message.queue_id), []).append(message.queue_offset)
         found = touched_queues(view, base, base, end)
-        assert {(queue.topic, queue.queue_id): queue[2:] for queue in found.queues} == {
+        assert {(queue.topic, queue.queue_id): queue[2:5] for queue in found.queues} == {
             key: (min(offsets), max(offsets), len(offsets)) for key, offsets in expected.items()
         }
         assert found.last_store_timestamp_ms == here[-1].store_timestamp_ms
