@@ -26,12 +26,19 @@ SLAVE = "SLAVE"
 
 
 def check_role(root: str | os.PathLike[str], config: EngineConfig) -> None:
-    """UsageError where a slave is started as a master without having been promoted."""
-    noted = ReplicationStateFile(root).read().state
-    if noted is not None and noted.role == SLAVE and config.broker_role != SLAVE:
-        raise UsageError(
-            f"{root} ran as a slave last, and is not started as {config.broker_role}: start it as a slave again (broker_role=SLAVE "
-            f"and ha_master_address=HOST:PORT, by --set or in config/engine.toml), or make it the master: pyengine promote {root}")
+    """UsageError where a slave is started as a master without having been promoted, or may be one for all that can be read."""
+    if config.broker_role == SLAVE:
+        return
+    noted, said = ReplicationStateFile(root).read()
+    if noted is not None and noted.role == SLAVE:
+        why = f"{root} ran as a slave last, and is not started as {config.broker_role}: start it as a slave again"
+    elif said:  # what stands in for the file may be older than the role
+        why = (f"nobody can tell whether {root} ran as a slave last ({said}), so it is not started as {config.broker_role}: put the "
+               "file back from a copy, start it as a slave")
+    else:
+        return
+    raise UsageError(f"{why} (broker_role=SLAVE and ha_master_address=HOST:PORT, by --set or in config/engine.toml), or make it "
+                     f"the master: pyengine promote {root}")
 
 
 def settle_confirmed(root: str | os.PathLike[str], config: EngineConfig, end: int, remembered: int) -> tuple[int, tuple[str, ...]]:

@@ -73,8 +73,7 @@ def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, for
     if living_kinds(root):
         document = _promote_running(root, settings, role, force, timeout_s, notes)
     else:
-        _promote_stopped(root, settings, role, force, notes)
-        document = {"running": False}
+        document = {"running": False, "was": _promote_stopped(root, settings, role, force, notes)}
         if load_config(root, settings).broker_role != role:
             notes.append(f"broker_role is also set by --set or the environment, which win: leave it out there, or give {role}")
     document = {"store": str(root), "role": role, "was": SLAVE, **document, "notes": notes}
@@ -166,19 +165,23 @@ def _judge(standing: Standing, force: bool, notes: list[str]) -> None:
         notes.append(f"its master was heard of last at {standing.master_end}; nobody can tell what came after that")
 
 
-def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool, notes: list[str]) -> None:
-    """EngineError where it is no slave; it may have been told so in engine.toml, or at its last start only."""
+def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool, notes: list[str]) -> str | None:
+    """What it was, None where nobody can tell. EngineError where it is no slave.
+
+    It may have been told so in engine.toml, or at its last start only.
+    """
     with _owned(root):
         configured = load_config(root, settings).broker_role
-        noted = ReplicationStateFile(root).read().state
+        noted, said = ReplicationStateFile(root).read()
         last = noted.role if noted else configured
-        if SLAVE not in (last, configured):
+        if SLAVE not in (last, configured) and not said:
             raise EngineError(f"{root} is no slave: its role is {last}")
         if noted is not None and noted.role == SLAVE:
             _judge(Standing(False, noted.confirm, noted.master_end), force, notes)
         else:
             notes.append("it does not run, so nobody can tell how far its master's log went")
         _write_role(root, role, notes)
+        return SLAVE if SLAVE in (last, configured) else None
 
 
 @contextlib.contextmanager

@@ -56,7 +56,10 @@ class ReplicationStateFile:
         self._dispatch_at: str | None = None
 
     def read(self) -> ReadState:
-        """A bad file keeps nobody from starting: `.bak` stands in, whose `confirm` is older, which is safe."""
+        """For a bad file `.bak` stands in, whose `confirm` is older, which is safe.
+
+        Its role may be older too: with a sentence the store does not start as a master (workers/replication_start.py).
+        """
         state, said, from_backup = read_config(self.path, _decode)
         self._keep_backup = not from_backup
         self._dispatch_at = (state and state.dispatch_at) or DISPATCH_AT[0]

@@ -1,4 +1,4 @@
-"""config/replication.json: the role and the confirmed position survive, a bad file stops nobody."""
+"""config/replication.json: the role and the confirmed position survive; for a bad file the one before stands in."""
 
 from __future__ import annotations
 

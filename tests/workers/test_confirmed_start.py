@@ -9,6 +9,7 @@ import pytest
 
 import pyengine
 from fix_engine import SMALL
+from pyengine.cli.promote import _promote_stopped
 from pyengine.config import load_config
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.ipc import attach_count
@@ -117,6 +118,30 @@ def test_a_slave_becomes_a_master_by_promotion_alone(store, role):
         pass
     with brought_up(root, broker_role="SLAVE"):
         pass
+
+
+@pytest.mark.parametrize("spoilt", ["{", "", None])
+def test_nobody_becomes_a_master_for_want_of_a_readable_role(store, spoilt):
+    """What stands in for the file is older: the store may have become a slave since."""
+    root, ends = store
+    file = ReplicationStateFile(root)
+    file.write(ReplicationState("SYNC_MASTER", ends[2]))
+    file.write(ReplicationState("SLAVE", ends[2]))
+    file.path.unlink() if spoilt is None else file.path.write_text(spoilt)
+    before = tree(root)
+    for role in ("ASYNC_MASTER", "SYNC_MASTER"):
+        with pytest.raises(UsageError, match=r"replication\.json .* pyengine promote"), brought_up(root, broker_role=role):
+            pass
+    assert tree(root) == before
+    with brought_up(root, broker_role="SLAVE"):
+        pass
+    _promote_stopped(root, {}, "SYNC_MASTER", False, [])
+    with brought_up(root):
+        assert ReplicationStateFile(root).read() == (ReplicationState("SYNC_MASTER", ends[2]), "")
+
+
+def tree(root):
+    return {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and path.name != "lock"}
 
 
 def test_a_slave_that_lost_what_it_had_reported_reports_what_it_has(store):
