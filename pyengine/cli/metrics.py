@@ -65,10 +65,17 @@ def _families(text: str) -> list[dict]:
 
 
 def _serve(exposition, host: str, port: int, *, as_json: bool) -> None:
+    stop = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        _answer(exposition, host, port, stop, as_json=as_json)
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+
+
+def _answer(exposition, host: str, port: int, stop: threading.Event, *, as_json: bool) -> None:
     from pyengine.cli.exposition import serve
 
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
         server = serve(exposition, host, port)
     except OSError as error:

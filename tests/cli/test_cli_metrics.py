@@ -20,7 +20,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import pyengine
-from pyengine.cli.exposition import _replication
+from pyengine.cli.exposition import Exposition, _replication
+from pyengine.cli.metrics import _serve
+from pyengine.errors import EngineError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import store_stats
@@ -228,6 +230,20 @@ def test_a_taken_port_is_one_sentence(owner):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ran = run("metrics", owner.root, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
     assert ran.code == 1 and "cannot listen on 127.0.0.1" in ran.stderr and "Traceback" not in ran.stderr
+
+
+def test_a_program_that_serves_the_figures_has_its_signal_back(owner, monkeypatch):
+    before = signal.signal(signal.SIGTERM, ended := lambda *_: None)
+    try:
+        monkeypatch.setattr("click.echo", lambda url: os.kill(os.getpid(), signal.SIGTERM))
+        with Exposition(owner.root, {}) as exposition:
+            _serve(exposition, "127.0.0.1", 0, as_json=False)
+            assert signal.getsignal(signal.SIGTERM) is ended
+            with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(EngineError, match="cannot listen"):
+                _serve(exposition, *taken.getsockname(), as_json=False)
+            assert signal.getsignal(signal.SIGTERM) is ended
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("listen", ("9464", "127.0.0.1", "127.0.0.1:http", ":9464", "127.0.0.1:70000"))
