@@ -7,14 +7,22 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 case " $* " in *" --help "* | *" -h "*) use_project; exec "$PYTHON" -P -m crash.failpoint_rounds --help ;; esac
-scenes="puts cleaning delayed start stop recovery ext replicated promoted tables" modes="async pool sync" more=()
+scenes="" modes="async pool sync" more=() ways=""
 while [ $# -gt 0 ]; do
   case "$1" in
     --scene) scenes=$2; shift 2 ;;
     --mode) modes=$2; shift 2 ;;
+    --way) ways+=" $2"; more+=("$1" "$2"); shift 2 ;;
     *) more+=("$1"); shift ;;
   esac
 done
+if [ -z "$scenes" ]; then
+  scenes="puts cleaning delayed ext replicated"
+  case "$ways " in
+    " " | *" restart "*) scenes+=" start stop recovery promoted tables" ;;
+    *) echo "start, stop, recovery, promoted and tables are left out: they know --way restart only" >&2 ;;
+  esac
+fi
 use_failpoint_build
 failed=0
 at_scene() { "$PYTHON" -P -m crash.failpoint_rounds --scene "$@" || failed=1; }

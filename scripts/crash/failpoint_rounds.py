@@ -62,6 +62,7 @@ from pyengine.storage.queue_files import find_queue_end
 
 RESTART, CRASH, HANG = WAYS = ("restart", "crash", "hang")
 SCENES = (PUTS, CLEANING, DELAYED, START, STOP, RECOVERY, EXT, TABLES, REPLICATED, PROMOTED)
+KILLED_THERE = (START, STOP, RECOVERY, TABLES, PROMOTED)  # scenes that go on by themselves: restart is the only way
 PRODUCER = "acked_producer"
 SUPERVISOR = "supervisor"
 NUDGE_S = 0.4          # so long without reaching the step: something must happen for it
@@ -107,6 +108,14 @@ def points_of(scene: str, mode: str) -> list[Failpoint]:
     points = [point for point in FAILPOINTS.values() if point.scene == scene]
     points += [replace(FAILPOINTS[name], scene=scene, **how) for how, names in ALSO.get(scene, ()) for name in names]
     return [point for point in points if mode in point.modes.split()]
+
+
+def ways_of(scene: str, asked: list[str] | None) -> tuple[list[str], str]:
+    """The ways in which steps of the scene are struck, and a sentence about those that were asked for and do not go there."""
+    possible = [RESTART] if scene in KILLED_THERE else list(WAYS)
+    left_out = [way for way in asked or () if way not in possible]
+    said = f"in the scene {scene} a process is killed at the step and that goes on: --way {RESTART} is the only one" if left_out else ""
+    return [way for way in possible if not asked or way in asked], said
 
 
 class NotReachedError(HangError):
@@ -361,9 +370,11 @@ def main() -> int:
         parser.error("none of these steps is in this scene, mode and build")
     if arguments.scene == TABLES and len(there) > 1:
         parser.error("a queue table grows once in a run: give one --point")
-    ways = arguments.way or list(WAYS)
-    if arguments.scene in (START, STOP, RECOVERY, TABLES, PROMOTED):
-        ways = [RESTART]
+    ways, said = ways_of(arguments.scene, arguments.way)
+    if not ways:
+        parser.error(said)
+    if said:
+        print(f"{said}; the others are left out", file=sys.stderr)
 
     def make(store: Path, scratch: Path) -> FailpointRun:
         kind = FailpointRun

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from crash.failpoint_rounds import PROMOTED, REPLICATED, SCENES, TABLES, points_of
+from crash.failpoint_rounds import PROMOTED, REPLICATED, SCENES, TABLES, main, points_of, ways_of
 from faults.mutants import environment
-from pyengine.native.failpoints import FAILPOINTS, OWN, PUTS, START
+from pyengine.native.failpoints import FAILPOINTS, OWN, PUTS, START, STOP
 
 IN_LIFE = ("tail_record_encoded", "index_slot_written")
 
@@ -46,6 +46,17 @@ def test_wrong_arguments_are_explained(broken_build):
     command = [sys.executable, "-P", "-m", "crash.failpoint_rounds", "--scene", START, "--point", "commit_point"]
     done = subprocess.run(command, env=environment(broken_build, None), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "none of these steps is in this scene, mode and build" in done.stderr
+
+
+def test_a_way_that_a_scene_does_not_know_is_refused_or_said_to_be_left_out(monkeypatch, capsys):
+    assert ways_of(PUTS, None) == (["restart", "crash", "hang"], "") and ways_of(PUTS, ["hang"]) == (["hang"], "")
+    assert ways_of(PROMOTED, None) == ways_of(PROMOTED, ["restart"]) == (["restart"], "")
+    ways, said = ways_of(STOP, ["crash", "restart"])
+    assert ways == ["restart"] and "the scene stop" in said
+    monkeypatch.setattr(sys, "argv", ["failpoint_rounds", "--scene", PROMOTED, "--way", "hang"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "--way restart is the only one" in capsys.readouterr().err
 
 
 @pytest.mark.long
