@@ -198,7 +198,8 @@ class Producer:
         `timeout_s` bounds the wait for the writer's answer (default put_timeout_ms).
         RocketMQ: DefaultMessageStore.putMessage.
         """
-        if keys is None and properties is None and unique_key is None and not delay_level and timeout_s is None:
+        if (keys is None and properties is None and unique_key is None and not delay_level and timeout_s is None
+                and type(queue_id) is type(flag) is int):  # 1.0 would find the prefix of 1
             # The common case, without a call that could be spared: what was put before, fits and has nobody before it.
             prefix = self._prefixes.get((topic, queue_id, tags, flag))
             if (prefix is not None and type(body) is bytes and len(body) <= self._fast_bytes_max
@@ -432,6 +433,8 @@ class Producer:
         return self._transactions
 
     def _refuse_sizes(self, body_size: int, queue_id: int) -> None:
+        if not hasattr(queue_id, "__index__"):
+            raise TypeError(f"queue_id must be int, not {type(queue_id).__name__}")
         if body_size > self._max_message_bytes:
             raise Refused(PutStatus.MESSAGE_ILLEGAL,
                           f"the body has {body_size} bytes, {self._max_message_bytes} are possible: split it or raise "

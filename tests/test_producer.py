@@ -118,6 +118,17 @@ def test_futures_resolve_in_order_and_can_be_awaited(parts):
         assert [result.queue_offset for result in asyncio.run(puts())] == list(range(500, 520))
 
 
+def test_a_queue_id_is_no_float_on_the_short_way_either(make_parts):
+    with make_parts(**ROOMY).producer() as producer:
+        assert [producer.put("T", b"a", queue_id=number).queue_offset for number in (1, 1, True)] == [0, 1, 2]
+        for put in (producer.put, producer.put_async, lambda topic, body, queue_id: producer.put_many(topic, [body], queue_id=queue_id)):
+            with pytest.raises(TypeError, match="queue_id must be int, not float"):
+                put("T", b"b", queue_id=1.0)
+        with pytest.raises(TypeError):
+            producer.put("T", b"b", queue_id=1, flag=0.0)
+        assert producer.put("T", b"c", queue_id=1).queue_offset == 3
+
+
 def test_threads_share_a_producer(parts):
     offsets: list[int] = []
     with parts.producer() as producer:
