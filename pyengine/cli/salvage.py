@@ -25,9 +25,11 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path) ->
 
     The damaged store is not changed, and may be of a RocketMQ broker that will not start
     any more. Records keep their order and get new positions; queues, index and checkpoint
-    are made anew. DEST must be absent or an empty folder.
+    are made anew. DEST must be absent or an empty folder. Where the store has no
+    config/watermark (one of RocketMQ has none), nobody can tell whether messages are
+    missing behind the last one that was found, and the report says so.
 
-    Exit codes: 0 nothing was missing, 4 something had to be left out.
+    Exit codes: 0 nothing is known to be missing, 4 something had to be left out.
 
     \b
     Examples:

@@ -44,6 +44,7 @@ class SalvageReport:
     skipped: tuple[Skipped, ...]
     missing_segments: tuple[int, ...]  # start offsets
     moved_queues: dict[tuple[str, int], int]  # by how much the queue's newest offsets moved up
+    lost_behind_end: int | None  # bytes that had been synced behind the last record; None: no watermark tells
     end_offset: int
     written_end: int  # of the new log; end_offset is how far its recovery found it whole
     recovery: RecoveryReport  # of the new store
@@ -52,7 +53,7 @@ class SalvageReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        """OK when everything was there, REPAIRED when something had to be left out."""
+        """OK when everything was there for all that is known, REPAIRED when something had to be left out."""
         is_all = not (self.skipped or self.missing_segments or self.end_offset < self.written_end)
         return ExitCode.OK if is_all else ExitCode.REPAIRED
 
@@ -63,6 +64,7 @@ class SalvageReport:
             "kept_bytes": self.kept_bytes,
             "skipped": [{"start": piece.start, "end": piece.end, "reason": piece.reason} for piece in self.skipped],
             "missing_segments": list(self.missing_segments),
+            "lost_behind_end": self.lost_behind_end,
             "moved_queues": [
                 {"topic": topic, "queueId": queue_id, "by": by} for (topic, queue_id), by in sorted(self.moved_queues.items())
             ],
@@ -142,7 +144,8 @@ def _salvage(
                 unsure.append(Skipped(there, base + size_bytes, LOST))
             if progress is not None:
                 progress(number * size_bytes, len(segments) * size_bytes)
-    durable = read_watermark(root).watermark
+    reading = read_watermark(root)
+    durable = reading.watermark
     if durable is not None and end < durable.flushed:
         skipped.append(Skipped(end, durable.flushed, LOST))
     notes += copy_config(root, destination, log.queues)
@@ -150,8 +153,11 @@ def _salvage(
     if report.end_offset < log.end_offset:
         notes.append(f"the new log was written to {log.end_offset:,}, and its recovery ended it at {report.end_offset:,}: "
                      "compare with the damaged store before you give that up")
+    if durable is None:
+        notes.append(f"whether messages are missing behind {end:,}, where the last one ends, is unknown: "
+                     + (reading.damage or "the store has no config/watermark, which would say up to where it had been synced"))
     return SalvageReport(
         log.records, log.kept_bytes, tuple(skipped), missing,
         {key: queue.moved_by for key, queue in log.queues.items() if queue.moved_by},
-        report.end_offset, log.end_offset, report, tuple(notes), time.monotonic() - started_s,
+        None if durable is None else max(0, durable.flushed - end), report.end_offset, log.end_offset, report, tuple(notes), time.monotonic() - started_s,
     )

@@ -20,6 +20,7 @@ from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
 from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.salvage import MISSING_LISTED_MAX, salvage
+from pyengine.storage.watermark import DurableWatermark, watermark_path, write_watermark
 
 
 @pytest.fixture
@@ -195,6 +196,25 @@ def test_a_full_disk_leaves_nothing_at_the_destination(stopped, tmp_path, monkey
     with pytest.raises(DiskFullError):
         salvage(stopped.root, tmp_path / "new", stopped.geometry)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("watermark", ["absent", "damaged", "whole"])
+def test_what_is_missing_behind_the_last_record_is_known_by_the_watermark_alone(stopped, tmp_path, watermark):
+    watermark_path(stopped.root).unlink(missing_ok=True)
+    if watermark != "absent":
+        write_watermark(stopped.root, DurableWatermark("u", 1, stopped.end))
+    if watermark == "damaged":
+        flip(watermark_path(stopped.root), 10)
+    last = stopped.records[-1]
+    stopped.poke(last.start, bytes(len(last.data)))
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert report.records == 59 and report.end_offset == last.start
+    said = [note for note in report.notes if "is unknown" in note]
+    if watermark == "whole":
+        assert (report.lost_behind_end, said, report.exit_code) == (len(last.data), [], ExitCode.REPAIRED)
+    else:
+        assert report.lost_behind_end is None and report.to_dict()["lost_behind_end"] is None
+        assert len(said) == 1 and f"behind {last.start:,}," in said[0] and "watermark" in said[0]
 
 
 @pytest.mark.parametrize("kept", [0, 1000])
