@@ -7,7 +7,8 @@ code) is a reason to halt, not to try for ever. One that lives but makes no prog
 made to leave a trace (SIGABRT) and then killed.
 
 Workers that another supervisor started are adopted: watched the same way, only their
-exit code stays unknown.
+exit code stays unknown. One that stands still by a signal (SIGSTOP) is let go on when it is
+adopted, and when it is to finish: nobody else does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.ipc.control_block import EngineMemory
-from pyengine.ipc.heartbeat import is_alive
+from pyengine.ipc.heartbeat import is_alive, is_stopped
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native import obstacles
@@ -34,6 +35,7 @@ BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
 ABORT_PATIENCE_S = 5.0    # from SIGABRT to SIGKILL
 BYTE_STEP_S = 0.01
 SPAWN_RETRY_S = 1.0
+HALTED_PATIENCE_S = 5.0   # for a worker that is coming up while the engine halts
 NEVER_S = float("inf")
 
 
@@ -49,6 +51,7 @@ class _Child:
     boot_failures: int = 0
     was_ready: bool = False
     aborted_s: float = NEVER_S
+    resumed_s: float = -NEVER_S              # when it was let go on: its silence before that is not its own
     exit_code: int | None = None
 
 
@@ -84,7 +87,16 @@ class Children:
         if not self._lock.kind_taken(child.kind.number) or not is_alive(pid, native.load(line, "start_time_ms")):
             return False
         child.process = None
-        return self._watch(child, pid)
+        if not self._watch(child, pid):
+            return False
+        self._let_go_on(child)
+        return True
+
+    def _let_go_on(self, child: _Child) -> None:
+        if is_stopped(child.pid):
+            self._say(f"the {child.kind.name} (pid {child.pid}) was stopped by a signal; it is let go on (SIGCONT)")
+            child.resumed_s = time.monotonic()
+            self._signal(child, signal.SIGCONT)
 
     def _watch(self, child: _Child, pid: int) -> bool:
         try:
@@ -178,7 +190,7 @@ class Children:
             return  # it has not attached yet
         if native.load(line, "state") == native.WORKER_READY:
             child.was_ready = True
-        silent_s = (monotonic_ns() - native.load(line, "heartbeat_ns")) / 1e9
+        silent_s = min((monotonic_ns() - native.load(line, "heartbeat_ns")) / 1e9, now_s - child.resumed_s)
         if silent_s < child.kind.silent_s:
             child.aborted_s = NEVER_S
         elif child.aborted_s == NEVER_S:
@@ -227,12 +239,17 @@ class Children:
         for attempt in range(2):
             if not child.pid:
                 self._start(child)
-            while child.pid and not self._is_ready(child) and time.monotonic() < deadline_s:
+            up_by_s = min(deadline_s, time.monotonic() + HALTED_PATIENCE_S) if self.halted else deadline_s
+            while child.pid and not self._is_ready(child) and time.monotonic() < up_by_s:
+                self._let_go_on(child)
                 pump(0.02)
             if self._is_ready(child):
                 self._signal(child, signal.SIGTERM)
                 self._memory.wake(child.kind.number)
+            elif child.pid and self.halted:
+                return f"the {child.kind.name} did not come up"
             while child.pid and time.monotonic() < deadline_s:
+                self._let_go_on(child)
                 pump(0.1)
             if child.pid:
                 return f"the {child.kind.name} did not finish in time"

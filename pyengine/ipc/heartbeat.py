@@ -33,6 +33,16 @@ def is_alive(pid: int, start_ms: int) -> bool:
     return pid > 0 and process_start_ms(pid) == start_ms
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, Ctrl-Z) has stopped the process; one that a debugger holds is not."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
+
+
 class Heartbeat:
     """One worker's own line in the control block: who it is and that it makes progress."""
 

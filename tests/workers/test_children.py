@@ -13,10 +13,11 @@ from dataclasses import replace
 import pytest
 
 from fix_owner import CHECKOUT
+from pyengine.ipc.heartbeat import is_stopped
 from pyengine.native import control as native
 from pyengine.native import obstacles
 from waiting import eventually
-from workers.children import Children, child_environment
+from workers.children import NEVER_S, Children, child_environment
 from workers.kinds import KINDS, WorkerExit
 
 FLUSHER = next(kind for kind in KINDS if kind.number == native.FLUSHER)
@@ -189,9 +190,61 @@ def test_stop_reports_what_does_not_finish_and_kills_it(rig):
     made = rig(FLUSHER)
     made.children.start()
     made.go_until(lambda: made.children.all_ready, "ready")
-    os.kill(native.load(line(made), "pid"), signal.SIGSTOP)
-    assert made.children.stop(made.pump, time.monotonic() + 0.2) == ["the flusher did not finish in time"]
+    assert made.children.stop(made.pump, time.monotonic()) == ["the flusher did not finish in time"]
     assert not made.owner.lock.kind_taken(native.FLUSHER)
+
+
+def test_a_worker_that_stands_still_is_let_go_on_to_finish(rig):
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    os.kill(pid := native.load(line(made), "pid"), signal.SIGSTOP)
+    eventually(lambda: is_stopped(pid), "it stands still")
+    assert made.children.stop(made.pump, time.monotonic() + 60) == []
+    assert native.load(line(made), "state") == native.WORKER_ABSENT and "SIGCONT" in made.said[0]
+
+
+def test_an_adopted_worker_that_stands_still_is_let_go_on_and_its_silence_forgiven(rig):
+    made = rig(FLUSHER, overrides={"flush_interval_commit_log_ms": "50"})
+    worker = made.owner.spawn("workers.flusher")
+    eventually(lambda: native.load(line(made), "state") == native.WORKER_READY, "it is up")
+    os.kill(worker.pid, signal.SIGSTOP)
+    eventually(lambda: is_stopped(worker.pid), "it stands still")
+    native.store(line(made), "heartbeat_ns", 1)
+    made.children.start()
+    made.go_until(lambda: native.load(line(made), "heartbeat_ns") > 1, "it goes round")
+    assert made.children.all_ready and worker.poll() is None and native.load(line(made), "incarnation") == 1
+    assert len(made.said) == 1 and "SIGCONT" in made.said[0]
+
+
+def test_a_worker_that_dies_while_it_is_to_finish_is_started_once_more(rig, monkeypatch):
+    monkeypatch.setattr("workers.children.is_stopped", lambda pid: False)
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    first = native.load(line(made), "pid")
+    os.kill(first, signal.SIGSTOP)
+
+    victims = [first]
+
+    def pump(seconds):
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+        victims.clear()
+        made.pump(seconds)
+
+    assert made.children.stop(pump, time.monotonic() + 60) == []
+    assert native.load(line(made), "incarnation") == 2 and native.load(line(made), "state") == native.WORKER_ABSENT
+
+
+def test_a_halting_engine_does_not_wait_long_for_who_never_came_up(rig, monkeypatch):
+    real = subprocess.Popen
+    monkeypatch.setattr("workers.children.HALTED_PATIENCE_S", 0.1)
+    monkeypatch.setattr("workers.children.subprocess.Popen", lambda command, **named: real(["sleep", "3600"], **named))
+    made = rig(FLUSHER)
+    made.children.start()
+    made.children.halted = "not up after 60 s: flusher"
+    assert made.children.stop(made.pump, NEVER_S) == ["the flusher did not come up"]
 
 
 def test_a_system_without_processes_to_give_is_asked_again(rig, monkeypatch):
