@@ -19,10 +19,10 @@ When shared memory counts, everything below its `reput_from` has been dispatched
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pyengine.native.dispatch import touched_queues
-from pyengine.native.scan import walk
+from pyengine.native.scan import sync, walk
 from pyengine.storage.index_recovery import IndexPlan
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.queue_recovery import QueueCut
@@ -70,6 +70,23 @@ def record_start(log: LogView, offset: int) -> int:
             view, base, base, offset, check_crc=False, check_offset=False, limit=base + log.size_bytes
         ).end_offset
     return offset if reached == offset else base
+
+
+def queues_between(log: LogView, start: int, end: int, multi_dispatch: bool) -> Iterator[tuple[str, int]]:
+    """The queues that the records of [start, end) have entries in, as far as they can be read; each perhaps several times."""
+    for segment in log.segments:
+        base = segment.start_offset
+        at, stop = max(start, base), min(end, base + log.size_bytes)
+        if at >= stop:
+            continue
+        with mapped(segment.path) as view:
+            while at < stop:
+                touched = touched_queues(view, base, at, stop, multi_dispatch=multi_dispatch)
+                yield from ((queue.topic, queue.queue_id) for queue in touched.queues)
+                if touched.reason == "blank" or touched.reached == stop:
+                    break
+                following = sync(view, base, touched.reached + 1, stop) if touched.reached + 1 < stop else None
+                at = stop if following is None else following
 
 
 def _has_entries(log: LogView, start: int, end: int, multi_dispatch: bool) -> bool:

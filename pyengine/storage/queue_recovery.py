@@ -72,10 +72,13 @@ class QueueCut:
         return bool(self.deleted or self.cleared)
 
 
-def list_queues(root: Path | str, size_bytes: int) -> list[QueueState]:
-    """Every queue that has files, with its own end. Raises StoreRefusedError for files RocketMQ would refuse."""
+def list_queues(root: Path | str, size_bytes: int, misplaced: list[Path] | None = None) -> list[QueueState]:
+    """Every queue that has files, with its own end. Raises StoreRefusedError for files RocketMQ would refuse.
+
+    `misplaced` takes what stands in the place of a folder, which RocketMQ passes over: a queue is perhaps to be there.
+    """
     queues = []
-    for topic, queue_id, folder in _queue_folders(StorePaths(root).consume_queue):
+    for topic, queue_id, folder in _queue_folders(StorePaths(root).consume_queue, misplaced):
         files = tuple(list_segments(folder, size_bytes))
         if files:
             queues.append(_measure(QueueState(topic, queue_id, folder, files, size_bytes)))
@@ -142,22 +145,28 @@ def sync_queue(queue: QueueState, from_physical_offset: int) -> None:
 # -- reading ----------------------------------------------------------------------
 
 
-def _queue_folders(queues: Path) -> Iterator[tuple[str, int, Path]]:
+def _queue_folders(queues: Path, misplaced: list[Path] | None) -> Iterator[tuple[str, int, Path]]:
     """(topic, queue id, folder), sorted; names that are no numbers are skipped, as RocketMQ does."""
-    for topic in _folders(queues):
+    for topic in _folders(queues, misplaced):
         folder = queues / topic
-        numbers = [name for name in _folders(folder) if is_queue_id_name(name)]
+        numbers = [name for name in _folders(folder, misplaced) if is_queue_id_name(name)]
         for name in sorted(numbers, key=lambda name: (len(name), name)):
             yield topic, int(name), folder / name
 
 
-def _folders(folder: Path) -> list[str]:
-    """Names of the folders in a folder, sorted."""
+def _folders(folder: Path, misplaced: list[Path] | None) -> list[str]:
+    """Names of the folders in a folder, sorted; what is none goes to `misplaced`."""
+    names = []
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if is_folder(entry))
+            for entry in entries:
+                if is_folder(entry):
+                    names.append(entry.name)
+                elif misplaced is not None:
+                    misplaced.append(folder / entry.name)
     except FileNotFoundError:
         return []
+    return sorted(names)
 
 
 def _measure(queue: QueueState) -> QueueState:

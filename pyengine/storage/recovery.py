@@ -27,7 +27,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.errors import DiskFullError, ExitCode, NotAStoreError
+from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, StoreRefusedError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL
 from pyengine.formats.paths import StorePaths
@@ -35,7 +35,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import abort_file_exists, remove_abort_file
 from pyengine.storage.cut_log import carry_out_cut, read_cut
-from pyengine.storage.dispatch_start import dispatch_start, record_start
+from pyengine.storage.dispatch_start import dispatch_start, queues_between, record_start
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
 from pyengine.storage.durable_writes import being_written, sync_file, write_at
 from pyengine.storage.file_zeros import clear_file_from
@@ -172,13 +172,16 @@ class _Recovery:
         if rebuilt is not None and not rebuilt.is_made:
             self._on_step("move")
             move_away(self._root, rebuilt)
-        queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
+        misplaced: list[Path] = []
+        queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes, misplaced)
         with being_written(log.unsynced_paths):
             plan = self._decide(log, queues, shared)
         if reading.damage:
             self._notes.append(reading.damage)
         if log.watermark is not None and plan.log.end_offset < log.watermark and not accept_loss:
             return self._report(log, plan, queues, RecoveryState.DEGRADED, changed=False)
+        if misplaced:
+            self._refuse_misplaced(log, plan, {str(path) for path in misplaced})
         changed = self._carry_out(log, plan, reading.watermark)
         self._progress.finish()
         if changed:
@@ -237,6 +240,14 @@ class _Recovery:
             folder for folder in (self._paths.consume_queue, self._paths.index) if _holds_files(folder)
         )
         return _Plan(path, log_plan, cuts, index, dispatch_from, orphaned, progress)
+
+    def _refuse_misplaced(self, log: LogView, plan: _Plan, misplaced: set[str]) -> None:
+        """StoreRefusedError, before anything is changed, when dispatch needs a folder in whose place something else stands."""
+        for topic, queue_id in queues_between(log, plan.dispatch_from, plan.log.end_offset, self._options.enable_multi_dispatch):
+            folder = self._paths.queue_folder(topic, queue_id)
+            for path in (str(folder.parent), str(folder)):
+                if path in misplaced:
+                    raise StoreRefusedError(f"{path} is no folder, and the log has messages for the queue {folder}; move it away")
 
     # -- carry out ----------------------------------------------------------------
 
@@ -363,6 +374,10 @@ class _Recovery:
                 raise DiskFullError(
                     f"{error}. The log is whole up to offset {end} and stays as it is; its queues and index need room: "
                     "free some and recover again", errno=error.errno, path=error.path) from error
+            except StoreRefusedError as error:
+                raise StoreRefusedError(
+                    f"{error}. The log is whole up to offset {end} and stays as it is; recover again then: it goes on from here "
+                    "(config/recovery says where)") from error
         failpoint("recovery_dispatched")
         self._on_step("sync derived")
         unsynced_from = min(start, plan.log.scan.scan_from)

@@ -306,9 +306,10 @@ def test_lost_light_queues_are_missed(builder, gone):
 def test_a_queue_that_a_record_names_twice_has_one_entry_of_it(builder):
     """RocketMQ gives both the same number and passes over the next one (decision 82)."""
     for number in range(4):
-        builder.put("T", queue_id=2, properties={"INNER_MULTI_DISPATCH": "%LMQ%a,archive,%LMQ%a",
-                                                 "INNER_MULTI_QUEUE_OFFSET": f"{2 * number},{number},{2 * number}"})
-    builder.put("T", queue_id=2, properties={"INNER_MULTI_DISPATCH": "T,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "4,8"})
+        builder.put("T", queue_id=2, dispatch=False, properties={
+            "INNER_MULTI_DISPATCH": "%LMQ%a,archive,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": f"{2 * number},{number},{2 * number}"})
+    builder.put("T", queue_id=2, dispatch=False,
+                properties={"INNER_MULTI_DISPATCH": "T,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "4,8"})
     recover(builder.root, builder.geometry, options=RecoveryOptions(enable_multi_dispatch=True))
     assert check(builder.root, builder.geometry, enable_multi_dispatch=True).findings == []
     file = next((builder.root / "consumequeue" / "%LMQ%a" / "0").iterdir())
@@ -322,7 +323,8 @@ def test_a_queue_that_a_record_names_twice_has_one_entry_of_it(builder):
 
 def test_light_queues_are_looked_at_without_another_walk_over_the_log(builder, monkeypatch):
     for number in range(3):
-        builder.put("T", properties={"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(number)})
+        builder.put("T", dispatch=False,
+                    properties={"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(number)})
     recover(builder.root, builder.geometry, options=RecoveryOptions(enable_multi_dispatch=True))
     walks = []
     ranges = LogSegments.ranges
@@ -420,3 +422,18 @@ def test_the_advice_for_a_lost_queue_names_it_and_helps(stopped):
     topic, queue_id = re.search(r"--topic (\S+) --queue-id (\d+)`", finding.advice).groups()
     rebuild(stopped.root, stopped.geometry, Selection(topic=topic, queue_id=int(queue_id), index=False))
     assert check(stopped.root, stopped.geometry).findings == []
+
+
+def test_entries_that_have_moved_up_are_told_and_the_advice_puts_them_right(stopped):
+    """Nothing shows it to recovery: the queue has no hole, it only ends one entry sooner."""
+    file = sorted(queue_file(stopped).parent.iterdir())[-1]
+    entries = file.read_bytes()
+    assert len(entries.rstrip(b"\0")) > 40
+    file.write_bytes(entries[20:] + bytes(20))
+    assert not recover(stopped.root, stopped.geometry).changed
+    report = check(stopped.root, stopped.geometry)
+    assert {finding.kind for finding in report.findings} == {"wrong entry", "missing entries"}
+    (advice,) = {finding.advice for finding in report.findings}
+    topic, queue_id = re.fullmatch(r"run `pyengine rebuild STORE --topic (\S+) --queue-id (\d+)`", advice).groups()
+    rebuild(stopped.root, stopped.geometry, Selection(topic=topic, queue_id=int(queue_id), index=False))
+    assert check(stopped.root, stopped.geometry).findings == [] and file.read_bytes() == entries

@@ -124,7 +124,7 @@ def stopped(build_store):
     return store
 
 
-@pytest.mark.parametrize("spoil", ["wrong length", "foreign file", "wrong entry", "gone", "folder in it"])
+@pytest.mark.parametrize("spoil", ["wrong length", "foreign file", "wrong entry", "gone", "folder in it", "a file"])
 def test_whatever_is_wrong_with_a_queue_is_replaced(stopped, spoil):
     before = queue_bytes(stopped.root)
     folder = stopped.root / "consumequeue" / "topic-0" / "0"
@@ -135,8 +135,12 @@ def test_whatever_is_wrong_with_a_queue_is_replaced(stopped, spoil):
         (folder / "notes.txt").write_text("mine")
     elif spoil == "wrong entry":
         flip(file, 3)
-    elif spoil == "gone":
+    elif spoil in ("gone", "a file"):
         shutil.rmtree(folder)
+        if spoil == "a file":
+            folder.write_text("mine")
+            kinds = {finding.kind for finding in check(stopped.root, stopped.geometry).findings}
+            assert kinds == {"missing queue"}, "its advice is this rebuild"
     else:
         (folder / "subfolder").mkdir()
     report = rebuild(stopped.root, stopped.geometry, Selection(topic="topic-0", queue_id=0, index=False))

@@ -14,7 +14,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.storage.abort_file import abort_file_exists, create_abort_file
 from pyengine.storage.check import check
 from pyengine.storage.quarantine import Quarantine
-from pyengine.storage.recovery import _Recovery, recover
+from pyengine.storage.recovery import RecoveryOptions, _Recovery, recover
 from pyengine.storage.recovery_report import RecoveryPath, RecoveryState
 from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.watermark import read_watermark
@@ -270,6 +270,48 @@ def test_a_foreign_file_among_queue_files_is_refused_and_nothing_changes(build_s
     with pytest.raises(StoreRefusedError, match="x.tmp"):
         recovered(store)
     assert store.tree() == before
+
+
+@pytest.mark.parametrize("place", ["topic-0/0", "topic-0"])
+def test_a_file_in_the_place_of_a_queues_folder_is_refused_and_nothing_changes(build_store, place):
+    store = build_store(12)
+    create_abort_file(store.root)
+    path = store.root / "consumequeue" / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    before = store.tree()
+    with pytest.raises(StoreRefusedError, match=f"{place} is no folder, .* move it away"):
+        recovered(store)
+    assert store.tree() == before
+    path.unlink()
+    assert_ends_at(store, recovered(store), store.end)
+
+
+def test_what_no_message_needs_the_place_of_may_lie_among_the_queues(build_store):
+    store = build_store(12)
+    create_abort_file(store.root)
+    for place in ("notes.txt", "topic-0/notes.txt", "topic-0/77"):
+        path = store.root / "consumequeue" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    assert_ends_at(store, recovered(store), store.end)
+
+
+def test_a_queues_place_that_is_found_taken_late_is_told_and_the_next_recovery_goes_on(builder):
+    """Where dispatch has to begin is seen only while dispatching: another queue is gone, whose messages lie farther back."""
+    for number in range(60):
+        builder.put("early" if number < 3 else f"topic-{number % 2}", bytes(100), dispatch=number < 59)
+    root, geometry, options = builder.root, builder.geometry, RecoveryOptions(message_index_enable=False)
+    recover(root, geometry, options=options)
+    create_abort_file(root)
+    for gone in ("early", "topic-1"):
+        shutil.rmtree(root / "consumequeue" / gone)
+    (root / "consumequeue" / "early").write_text("mine")
+    with pytest.raises(StoreRefusedError, match="recover again then"):
+        recover(root, geometry, options=options)
+    (root / "consumequeue" / "early").unlink()
+    assert recover(root, geometry, options=options).state is RecoveryState.RECOVERED
+    assert check(root, geometry, message_index_enable=False).findings == []
 
 
 def test_a_folder_that_is_no_store_is_told_so(tmp_path):
