@@ -1,8 +1,10 @@
 """Where each consume queue ends, and how it is cut back to the log (ConsumeQueue).
 
 A queue's own end is found as RocketMQ finds it (ConsumeQueue.recover): from its
-third-last file on, the first entry that is none ends the data. Then entries of
-records at or behind the end of the log are dropped (truncateDirtyLogicFiles).
+third-last file on, the first entry that is none ends the data. After a crash, earlier
+files are read too as long as they may hold entries that were never synced: a cut of
+the power leaves any of their pages out. Then entries of records at or behind the end
+of the log are dropped (truncateDirtyLogicFiles).
 
     a file of the queue holds                decision
     entries up to its end                    keep
@@ -19,7 +21,7 @@ does not dispatch again after a hole and loses what stood behind it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,8 +83,22 @@ def list_queues(root: Path | str, size_bytes: int, misplaced: list[Path] | None 
     for topic, queue_id, folder in _queue_folders(StorePaths(root).consume_queue, misplaced):
         files = tuple(list_segments(folder, size_bytes))
         if files:
-            queues.append(_measure(QueueState(topic, queue_id, folder, files, size_bytes)))
+            queues.append(_measure(QueueState(topic, queue_id, folder, files, size_bytes), files[-RECOVERED_FILES:]))
     return queues
+
+
+def measured_from(queue: QueueState, synced_below: int) -> QueueState:
+    """`queue` with its own end where only entries of records before offset `synced_below` are sure to be on the disk.
+
+    Such entries stand in front, so a file that begins with one is the first that needs to be read.
+    """
+    first = last_read = max(0, len(queue.files) - RECOVERED_FILES)
+    while first > 0:
+        entry = _read_entry(queue.files[first].path, 0)
+        if is_live(entry) and entry[0] < synced_below:
+            break
+        first -= 1
+    return queue if first == last_read else _measure(queue, queue.files[first:])
 
 
 def plan_cut(queue: QueueState, log_end: int, *, keep_place: bool) -> QueueCut:
@@ -169,10 +185,10 @@ def _folders(folder: Path, misplaced: list[Path] | None) -> list[str]:
     return sorted(names)
 
 
-def _measure(queue: QueueState) -> QueueState:
-    """ConsumeQueue.recover."""
+def _measure(queue: QueueState, files: Sequence[SegmentFile]) -> QueueState:
+    """ConsumeQueue.recover, over these last ones of its files."""
     last = None
-    for file in queue.files[-RECOVERED_FILES:]:
+    for file in files:
         entries, last_here = live_entries(file.path, queue.size_bytes)
         end = file.start_offset + entries * CQ_ENTRY_BYTES
         last = last_here or last

@@ -55,7 +55,9 @@ from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
 from pyengine.storage.offset_clamp import clamp_delay_offsets, clamp_offsets
 from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.queue_ext_files import sync_ext
-from pyengine.storage.queue_recovery import QueueCut, QueueState, apply_cut, list_queues, plan_cut, sync_queue
+from pyengine.storage.queue_recovery import (
+    QueueCut, QueueState, apply_cut, list_queues, measured_from, plan_cut, sync_queue,
+)
 from pyengine.storage.queue_times import restore_queue_times
 from pyengine.storage.rebuild_marker import read_rebuild_marker, remove_rebuild_marker
 from pyengine.storage.rebuild_moves import move_away
@@ -224,6 +226,8 @@ class _Recovery:
     ) -> _Plan:
         """Queues, index and dispatch for a log that will be as `log_plan` says; `undo`: shared memory that counts."""
         end = log_plan.end_offset
+        if path is RecoveryPath.ABNORMAL:  # the checkpoint, by which scan_from was chosen, tells what is synced
+            queues = [measured_from(queue, log_plan.scan.scan_from) for queue in queues]
         cuts = tuple(plan_cut(queue, end, keep_place=log.owner is Owner.OURS) for queue in queues)
         progress = undo.index_progress if undo is not None and undo.reput_from is not None else None
         is_crash = path is RecoveryPath.ABNORMAL and progress is None

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 from dying import run_and_die_at
 from fix_log import SMALL
 from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, StoreRefusedError
+from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.abort_file import abort_file_exists, create_abort_file
 from pyengine.storage.check import check
+from pyengine.storage.check_report import Severity
 from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.recovery import RecoveryOptions, _Recovery, recover
 from pyengine.storage.recovery_report import RecoveryPath, RecoveryState
-from pyengine.storage.store_checkpoint import read_checkpoint
+from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import read_watermark
 
 ORDINARY = {ExitCode.OK, ExitCode.REPAIRED}
@@ -370,6 +373,34 @@ def test_entries_behind_a_hole_in_a_queue_come_back(build_store):
     assert report.changed
     assert_ends_at(store, report, store.end)
     assert store.tree() == whole
+
+
+def test_whatever_entries_a_power_cut_left_out_of_many_queue_files_come_back_and_those_of_lost_records_go(build_store, rng):
+    """Nothing of a queue is known to be synced but what the checkpoint speaks of; RocketMQ looks at three files."""
+    store = build_store(400, flushed=0, body_bytes=60)
+    recovered(store)
+    store.mark(0)
+    whole = store.tree()
+    for trial in range(5):
+        lost = rng.choice((0.02, 0.5, 1.0))
+        synced, end = rng.randrange(200), store.records[rng.randrange(200, 400)].end
+        for name, content in whole.items():
+            content, start = bytearray(content), int(Path(name).name) if name.startswith(("commitlog/", "consumequeue/")) else 0
+            if name.startswith("commitlog/"):
+                content[max(0, end - start):] = bytes(len(content[max(0, end - start):]))
+            elif name.startswith("consumequeue/"):
+                for at in range(0, len(content), 20):
+                    if int.from_bytes(content[at : at + 8], "big") > store.records[synced].start and rng.random() < lost:
+                        content[at : at + 20] = bytes(20)
+            elif name.startswith("index/"):
+                continue
+            (store.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (store.root / name).write_bytes(content)
+        synced_ms = store.records[synced].store_timestamp_ms
+        write_checkpoint(store.root, Checkpoint(synced_ms, synced_ms, 0))
+        create_abort_file(store.root)
+        assert_ends_at(store, recovered(store), end)
+        assert [str(one) for one in check(store.root, store.geometry).findings if one.severity is Severity.ERROR] == [], trial
 
 
 def test_progress_only_grows_and_ends_at_its_total(build_store):
