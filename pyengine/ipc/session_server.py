@@ -10,7 +10,8 @@ One JSON line each way, the objects as descriptors beside the answer (SCM_RIGHTS
 
 The peer's credentials are checked: only the engine's own user or root. Nothing a peer
 does blocks the supervisor: sockets never block, a line is at most LINE_BYTES_MAX long,
-and a peer that is silent for PATIENCE_S is dropped.
+and a peer that is silent for PATIENCE_S is dropped; of more than PEERS_MAX the one that
+was silent for longest, so that nobody is kept out (open_session() tries again).
 """
 
 from __future__ import annotations
@@ -82,9 +83,7 @@ class SessionServer:
             channel.close()
             return
         if len(self._peers) >= PEERS_MAX:
-            self._answer(peer, {"error": "too many producers are connecting at once: try again"})
-            channel.close()
-            return
+            self._drop(min(self._peers, key=lambda peer: peer.until_s))
         self._peers.add(peer)
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._read(peer))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -18,7 +19,7 @@ from waiting import eventually
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import attach_count, session_server
 from pyengine.ipc.session_client import open_session
-from pyengine.ipc.session_server import SessionServer
+from pyengine.ipc.session_server import PEERS_MAX, SessionServer
 from pyengine.ipc.sessions import Sessions
 from pyengine.native import control as native
 from pyengine.native import session as native_session
@@ -201,6 +202,18 @@ def test_endless_lines_and_silent_peers_are_dropped(server, monkeypatch):
         assert endless.recv(10) == b""
         assert silent.recv(10) == b""
     open_session(server.owner.root).close()
+
+
+def test_connections_that_say_nothing_keep_nobody_out(server):
+    def connected():
+        with contextlib.suppress(BlockingIOError):  # the server has not come to those before
+            return session_server.connect(server.owner.folder.path, 10)
+
+    with contextlib.ExitStack() as silent:
+        for _ in range(PEERS_MAX + 10):
+            silent.enter_context(eventually(connected, "connected"))
+        with open_session(server.owner.root) as session:
+            assert session.is_open
 
 
 def test_a_producer_that_vanishes_while_it_is_answered_leaves_no_session(server):
