@@ -31,7 +31,7 @@ from pyengine.formats.small_file import open_regular
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import living_kinds
+from pyengine.ipc.store_lock import kind_holder, living_kinds
 from pyengine.native import control as native
 
 if TYPE_CHECKING:
@@ -203,14 +203,21 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
 
 
 def supervisor_pid(root: str | os.PathLike[str]) -> int | None:
-    """Process of the supervisor that runs on `root`, None if there is none or it is not ready yet."""
+    """Process of the supervisor that runs on `root`, None if there is none or it is not ready yet.
+
+    Where its own line in shared memory does not tell, the holder of its lock is looked for.
+    """
+    if native.SUPERVISOR not in living_kinds(root, 1):
+        return None
     try:
         with EngineMemory.attach(find_folder(root), writable=False) as memory:
             line = memory.control.workers[native.SUPERVISOR]
             pid, start_ms = native.load(line, "pid"), native.load(line, "start_time_ms")
+        if is_alive(pid, start_ms):
+            return pid
     except EngineUnavailableError:
-        return None
-    return pid if native.SUPERVISOR in living_kinds(root, 1) and is_alive(pid, start_ms) else None
+        pass
+    return kind_holder(root, native.SUPERVISOR)
 
 
 def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:

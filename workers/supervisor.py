@@ -33,7 +33,7 @@ from pathlib import Path
 from pyengine.config import EngineConfig, load_config, parse_set
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, os_error_sentence
 from pyengine.ipc import attach_count
-from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.control_block import EngineMemory, Identity
 from pyengine.ipc.engine_id import read_engine_id, read_epoch
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.session_server import SessionServer
@@ -190,6 +190,8 @@ class Supervisor:
             now_s = time.monotonic()
             if now_s >= due_s:
                 due_s = now_s + TICK_S
+                if self._is_memory_lost():
+                    return
                 heart.beat()
                 server.tick()
                 stats.tick()
@@ -202,6 +204,15 @@ class Supervisor:
             if self._watchdog_s is not None:
                 until_s = min(until_s, now_s + self._watchdog_s)
             self._pump(until_s - time.monotonic())
+
+    def _is_memory_lost(self) -> bool:
+        """Whether somebody wrote over what is never changed: then nothing that stands in shared memory can be believed."""
+        control = self._memory.control
+        try:
+            native.check_control(control, native.CONTROL_BYTES)
+        except EngineUnavailableError:
+            return True
+        return Identity.read(control.identity) != self._memory.identity
 
     def _leave_master_to_replicator(self, *, now: bool = False) -> None:
         """Close the connection that stood for this slave since it was brought up, once its replicator's own does."""
@@ -227,6 +238,11 @@ class Supervisor:
         """Stop in order; the store is clean only if every byte that was written is durable and dispatched."""
         deadline_s = time.monotonic() + self._arguments.stop_timeout_s
         notify("STOPPING=1")
+        if self._is_memory_lost():
+            children.kill()
+            server.close()
+            self._warn("somebody has written over the control block: the workers were killed, the next start recovers the store")
+            return ExitCode.FAILED
         state = self._memory.control.state
         degraded = self._memory.state == native.STATE_DEGRADED
         native.refuse_puts(self._memory.control, native.REFUSE_STOPPING)

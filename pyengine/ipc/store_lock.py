@@ -16,6 +16,7 @@ RocketMQ has started on the store in between.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import fcntl
@@ -165,6 +166,37 @@ def living_kinds(root: str | os.PathLike[str], kinds: int = 10) -> list[int]:
         return [kind for kind in range(kinds) if _conflict(descriptor, KIND_BYTE + kind) is not None]
     finally:
         os.close(descriptor)
+
+
+def kind_holder(root: str | os.PathLike[str], kind: int) -> int | None:
+    """The process that holds the byte of this kind, as /proc shows it; None for nobody, or one that may not be looked at.
+
+    Looks through all processes: for when shared memory does not tell.
+    """
+    try:
+        wanted = os.stat(Path(root) / "lock")
+    except OSError:
+        return None
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                if _is_open_on(f"/proc/{pid}/fd/{descriptor}", wanted) and _holds(pid, descriptor, KIND_BYTE + kind):
+                    return int(pid)
+    return None
+
+
+def _is_open_on(link: str, wanted: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(link), wanted)
+    except OSError:
+        return False
+
+
+def _holds(pid: str, descriptor: str, byte: int) -> bool:
+    """lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:4711 16 16"""
+    lines = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
+    locks = [line.split() for line in lines if line.startswith("lock:")]
+    return any("WRITE" in lock and lock[-2:] == [str(byte)] * 2 for lock in locks)
 
 
 def lock_modified_ns(root: str | os.PathLike[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import struct
 
 import pytest
@@ -128,6 +129,31 @@ def test_whatever_stands_in_shared_memory_is_looked_at_without_harm(make_dead, t
         scribble(control, at, before)
     assert scribbled_everywhere(dead, rng, SCRIBBLES) == []
     assert recovered(dead, tmp_path / "acked", 100).shared_state == "used"
+
+
+def test_an_engine_whose_control_block_is_overwritten_ends_and_loses_nothing(make_engine, tmp_path):
+    engine = make_engine()
+    engine.start()
+    put_and_list(engine, tmp_path / "acked", 100)
+    engine.wait_noted()
+    scribble(find_folder(engine.root).path / "control", 0, bytes(CONTROL_BYTES))
+    engine.wait_gone()
+    assert "somebody has written over the control block" in engine.log()
+    recovered(engine, tmp_path / "acked", 100)
+
+
+@pytest.mark.parametrize("replaced", [True, pytest.param(False, marks=pytest.mark.long)], ids=["a pipe", "all gone"])
+def test_an_engine_whose_control_block_cannot_be_opened_is_stopped_all_the_same(make_engine, replaced):
+    engine = make_engine()
+    engine.start()
+    folder = find_folder(engine.root).path
+    if replaced:
+        (folder / "control").unlink()
+        os.mkfifo(folder / "control")
+    else:
+        shutil.rmtree(folder)
+    assert engine.stop() and not (engine.root / "abort").exists()
+    assert not folder.exists()
 
 
 @pytest.mark.long
