@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyengine.errors import CorruptionError, UsageError
+from pyengine.results import ReadLevel
 from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import LogRange, QueuePart, cut
 from pyengine.spark.selection import EVERY_OFFSET, offset_bounds
 from pyengine.spark.starting_times import require_messages_of_times
+from pyengine.storage.watermark import read_watermark
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
@@ -50,12 +52,13 @@ def _plan(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> list[L
 
     limit = reader.max_physical_offset(options.read_level)
     starts = reader.commit_log.starts()
-    if not starts:
-        return []
     segment_bytes = reader.commit_log.size_bytes
-    log_end = starts[-1] + segment_bytes
+    log_end = starts[-1] + segment_bytes if starts else 0
     if limit > log_end:
         raise CorruptionError(f"the log of {options.path} ends at {log_end}, below the level {options.read_level.value} at {limit}: segments are missing")
+    limit = _with_lost_end(options, reader, limit, log_end)
+    if not starts:
+        return []
     gaps = [a + segment_bytes for a, b in zip(starts, starts[1:]) if b != a + segment_bytes]
     if gaps and options.fail_on_data_loss:
         raise DataLossError(f"the log of {options.path} has a gap at {gaps[0]}: a segment is missing between others; {REMEDY}")
@@ -68,6 +71,20 @@ def _plan(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> list[L
             return parts
         start, stop = _narrowed(options, reader, start, stop, limit)
     return cut(start, stop, limit, segment_bytes, options.max_partition_bytes, options.min_partitions)
+
+
+def _with_lost_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, limit: int, log_end: int) -> int:
+    """The limit. Of a store at rest it was found by reading, and ends at damage too: CorruptionError where its engine
+    had synced more, unless damage is to be skipped; then what is there of that is read."""
+    if options.read_level is ReadLevel.REPLICATED or not options.is_remote and reader.is_live:
+        return limit
+    durable = (reader.durable_watermark() if options.is_remote else read_watermark(options.path)).watermark
+    if durable is None or durable.flushed <= limit:
+        return limit
+    if options.on_corrupt == "fail":
+        raise CorruptionError(f"the log of {options.path} ends at {limit}, but everything up to {durable.flushed} had been synced: "
+                              "its end is missing or damaged there (`pyengine check` tells more); onCorrupt=skip reads what there is")
+    return min(durable.flushed, log_end)
 
 
 def _physical_bounds(options: ReadOptions, log_start: int, limit: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from pyengine.spark.file_tree import LOG, FileTree
 from pyengine.spark.segment_bytes import FetchedSegment, judge, walk_to_end
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.log_end import LogEnd
-from pyengine.storage.watermark import read_watermark
+from pyengine.storage.watermark import WatermarkReading, read_watermark
 
 _SMALL_FILES = ("config/watermark", "config/engine.toml", "checkpoint", "abort")
 _HEAD_BYTES = 128
@@ -147,6 +147,10 @@ class RemoteStore:
             raise UsageError("the level `flushed` cannot be told over a file system for a store that was not stopped in "
                              "order and has no config/watermark: choose committed")
         return min(durable.flushed, end)
+
+    def durable_watermark(self) -> WatermarkReading:
+        """What its own engine noted as synced."""
+        return read_watermark(self._root)
 
     def _fetch_small_files(self, tree: FileTree) -> None:
         for name in _SMALL_FILES:

@@ -15,6 +15,7 @@ from pyengine.spark.options import read_options
 from pyengine.spark.partitions import cut
 from pyengine.spark.plan import DataLossError, plan
 from pyengine.spark.schema import all_names
+from pyengine.storage.watermark import DurableWatermark, write_watermark
 from spark import oracle
 from spark.logs import SEGMENT_BYTES, batches, end_of, rows, write_log
 
@@ -68,6 +69,24 @@ def test_a_range_may_begin_at_any_byte(golden):
     for start in range(first.physical_offset, last.physical_offset + last.size_bytes + 1):
         found = offsets_of(rows(root, columns="physicalOffset", startingPhysicalOffset=start, endingPhysicalOffset=end - 1))
         assert found == [m.physical_offset for m in messages if start <= m.physical_offset < end - 1]
+
+
+@pytest.mark.parametrize(("form", "system"), [("{}", "auto"), ("file://{}", "arrow")], ids=["local", "remote"])
+def test_a_log_that_ends_before_what_its_engine_had_synced_is_told_and_not_read_as_a_shorter_one(tmp_path, form, system):
+    offsets = write_log(tmp_path, [{"topic": "T", "body": bytes(500), "queue_offset": number} for number in range(40)])
+    path = form.format(tmp_path)
+    files = sorted(StorePaths(tmp_path).commit_log.iterdir())
+    write_watermark(tmp_path, DurableWatermark("u", 1, end_of(tmp_path)))
+    assert len(rows(path, columns="physicalOffset", fileSystem=system)) == 40
+    last_start = int(files[-1].name)
+    files[-1].unlink()
+    with pytest.raises(CorruptionError, match=r"ends at \d+, but everything up to .* had been synced"):
+        rows(path, fileSystem=system)
+    assert offsets_of(rows(path, columns="physicalOffset", onCorrupt="skip", fileSystem=system)) == [at for at in offsets if at < last_start]
+    for file in files[:-1]:
+        file.unlink()
+    with pytest.raises(CorruptionError, match="ends at 0, but"):
+        rows(path, fileSystem=system)
 
 
 def test_batches_keep_to_their_bounds(golden):
