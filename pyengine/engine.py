@@ -223,7 +223,9 @@ def supervisor_pid(root: str | os.PathLike[str]) -> int | None:
 def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     """What can be refused here, with its own sentence, is refused before anything is started."""
     from workers.bring_up import prepare_root
+    from workers.limits import require_descriptors
 
+    require_descriptors()
     prepare_root(root)
     load_config(root, settings)
     if native.SUPERVISOR in living_kinds(root, 1):

@@ -101,7 +101,10 @@ class Children:
     def _watch(self, child: _Child, pid: int) -> bool:
         try:
             child.pidfd = os.pidfd_open(pid)
-        except OSError:
+        except ProcessLookupError:
+            return False
+        except OSError as error:
+            self._say_down(f"the {child.kind.name} (pid {pid}) cannot be watched: {error.strerror}")
             return False
         child.pid, child.born_s, child.due_s = pid, time.monotonic(), NEVER_S
         child.aborted_s, child.exit_code = NEVER_S, None
@@ -122,8 +125,10 @@ class Children:
             self._say(f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
             child.due_s = time.monotonic() + SPAWN_RETRY_S
             return
-        if not self._watch(child, child.process.pid):
-            child.due_s = time.monotonic() + BYTE_STEP_S
+        if not self._watch(child, child.process.pid):  # nobody would learn of its end
+            child.process.kill()
+            child.process.wait()
+            child.due_s = time.monotonic() + SPAWN_RETRY_S
 
     # ---- watch ------------------------------------------------------------------
 

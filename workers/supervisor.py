@@ -48,6 +48,7 @@ from pyengine.storage.topic_config import TopicConfigs
 from workers.bring_up import bring_up, make_pool_buffer, missing_pool_buffers, prepare_root
 from workers.children import Children
 from workers.kinds import Kind, kinds_for
+from workers.limits import raise_descriptors
 from workers.notify import notify, watchdog_interval_s
 from workers.queue_growth import grow_queue_table
 from workers.worker import ERROR, WARNING, check_packages, say
@@ -108,6 +109,7 @@ class Supervisor:
 
     def run(self) -> ExitCode:
         """Own the store until asked to stop. Raises EngineError when it cannot be owned or recovered."""
+        raise_descriptors()
         prepare_root(self._root)
         config = load_config(self._root, self._arguments.settings)
         with StoreLock(self._root, create=True) as lock:

@@ -263,6 +263,24 @@ def test_a_system_without_processes_to_give_is_asked_again(rig, monkeypatch):
     made.go_until(lambda: made.children.all_ready, "started after all")
 
 
+def test_without_a_descriptor_to_watch_it_a_worker_is_started_again_later_and_not_left_alone(rig, monkeypatch):
+    made = rig(FLUSHER)
+    real, refusals, started = os.pidfd_open, iter([OSError(24, "Too many open files")]), []
+
+    def pidfd_open(pid):
+        started.append(pid)
+        for refusal in refusals:
+            raise refusal
+        return real(pid)
+
+    monkeypatch.setattr("workers.children.SPAWN_RETRY_S", 0.05)
+    monkeypatch.setattr("workers.children.os.pidfd_open", pidfd_open)
+    made.children.start()
+    assert "Too many open files" in obstacles.read(made.owner.memory.obstacles, native.SUPERVISOR)
+    made.go_until(lambda: made.children.all_ready, "started after all")
+    assert len(started) == 2 and not os.path.exists(f"/proc/{started[0]}")
+
+
 def test_children_find_these_packages_from_anywhere(tmp_path):
     """Also where the current directory holds packages of the same names."""
     for name in ("workers", "pyengine"):
