@@ -33,7 +33,7 @@ from pathlib import Path
 from pyengine.config import EngineConfig, load_config, parse_set
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, os_error_sentence
 from pyengine.ipc import attach_count
-from pyengine.ipc.control_block import EngineMemory, Identity
+from pyengine.ipc.control_block import EngineMemory, Identity, check_block
 from pyengine.ipc.engine_id import read_engine_id, read_epoch
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.session_server import SessionServer
@@ -211,7 +211,7 @@ class Supervisor:
         """Whether somebody wrote over what is never changed: then nothing that stands in shared memory can be believed."""
         control = self._memory.control
         try:
-            native.check_control(control, native.CONTROL_BYTES)
+            check_block(control, native.CONTROL_BYTES)
         except EngineUnavailableError:
             return True
         return Identity.read(control.identity) != self._memory.identity

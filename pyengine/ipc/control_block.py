@@ -89,6 +89,16 @@ class Identity:
         return cls(**values)
 
 
+def check_block(block, mapped_bytes: int) -> None:
+    """EngineUnavailableError, naming what is wrong, unless this is a published control block that an engine may have written."""
+    native.check_control(block, mapped_bytes)
+    identity, state = block.identity, native.load(block.state, "state")
+    sense = (identity.mode in MODE_NAMES and identity.role < len(ROLE_NAMES) and state in STATE_NAMES and identity.segment_bytes > 0
+             and identity.sessions_max <= SESSION_SLOTS and identity.pool_buffers <= native.POOL_BUFFERS_MAX)
+    if not sense:
+        raise EngineUnavailableError("the control block says what no engine writes: somebody has written over it")
+
+
 class EngineMemory:
     """The shared memory of one running engine, as one process has it mapped.
 
@@ -127,7 +137,7 @@ class EngineMemory:
         control = folder.attach(shared_objects.CONTROL, writable=writable)
         try:
             block = native.view_control(control.memory)
-            native.check_control(block, control.size_bytes)
+            check_block(block, control.size_bytes)
             bells = folder.attach(shared_objects.BELLS)
         except EngineUnavailableError:
             control.close()

@@ -57,7 +57,10 @@ class LeftMemory:
     def _look(self, root: str | os.PathLike[str], engine_id: EngineId) -> None:
         try:
             memory = self._memory = EngineMemory.attach(self._folder)
-        except EngineUnavailableError:  # none, or its maker died before it was published: nothing was put through it
+        except EngineUnavailableError as error:
+            # None, or its maker died before it was published: nothing was put through it. Or somebody wrote over it.
+            if any(name.startswith("pool-") for name in self._folder.names()):
+                self.shared = SharedState(0, 0, (), f"{error}; what may have stood in its pool alone is given up")
             return
         identity = memory.identity
         mismatch = _mismatch(root, engine_id, identity)

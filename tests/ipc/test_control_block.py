@@ -67,6 +67,16 @@ def test_another_layout_is_named(memory, folder):
         EngineMemory.attach(folder)
 
 
+@pytest.mark.parametrize(("part", "field", "value"), [
+    ("identity", "mode", 77), ("identity", "role", 3), ("identity", "segment_bytes", 0), ("identity", "segment_bytes", -1),
+    ("identity", "sessions_max", 1 << 31), ("identity", "pool_buffers", 0xFFFFFFFF), ("state", "state", 99)])
+def test_what_no_engine_writes_is_refused(memory, folder, part, field, value):
+    memory.publish()
+    setattr(getattr(memory.control, part), field, value)
+    with pytest.raises(EngineUnavailableError, match="somebody has written over it"):
+        EngineMemory.attach(folder)
+
+
 def test_a_short_block_is_refused(memory, folder):
     memory.publish()
     with open(folder.path / "control", "r+b") as file:
