@@ -56,8 +56,10 @@ int32_t ms_hold_take(struct ms_cleaning *cleaning, uint64_t owner, int64_t segme
     int slot = free_slot(cleaning, owner);
     if (slot < 0)
         return slot;
+    MS_FAILPOINT("hold_owned");
     ms_store_release(&cleaning->holds[slot].segment, segment);
     ms_fence();
+    MS_FAILPOINT("hold_stored");
     if (segment < ms_load_acquire(&cleaning->removing_end)) {
         ms_hold_release(cleaning, slot, owner);
         return -ENOENT;
@@ -70,6 +72,7 @@ void ms_hold_release(struct ms_cleaning *cleaning, int32_t slot, uint64_t owner)
     if (slot < 0 || slot >= MS_HOLDS_MAX || ms_load_acquire(&cleaning->holds[slot].owner) != owner)
         return;
     ms_store_release(&cleaning->holds[slot].segment, (int64_t)-1);
+    MS_FAILPOINT("hold_emptied");
     ms_store_release(&cleaning->holds[slot].owner, (uint64_t)0);
 }
 
@@ -102,5 +105,6 @@ int ms_hold_reap(struct ms_cleaning *cleaning, int32_t slot, uint64_t owner)
     if (ms_load_acquire(&cleaning->holds[slot].owner) != owner)
         return 0;
     ms_store_release(&cleaning->holds[slot].segment, (int64_t)-1);
+    MS_FAILPOINT("dead_hold_emptied");
     return ms_compare_exchange(&cleaning->holds[slot].owner, &owner, (uint64_t)0);
 }

@@ -36,8 +36,10 @@ void ms_control_publish(struct ms_control *control, struct ms_doorbells *bells)
 {
     bells->epoch = control->identity.epoch;
     ms_store_release(&bells->magic, MS_DOORBELLS_MAGIC);
+    MS_FAILPOINT("doorbells_published");
     control->identity.layout_version = MS_CONTROL_LAYOUT_VERSION;
     control->identity.control_bytes = sizeof(struct ms_control);
+    MS_FAILPOINT("control_versioned");
     ms_store_release(&control->identity.magic, MS_CONTROL_MAGIC);
 }
 
@@ -65,6 +67,7 @@ int ms_control_freeze(struct ms_control *control, uint32_t kind, int32_t error_n
         MS_FAILPOINT("freeze_claimed");
         control->state.frozen_kind = kind;
         control->state.frozen_errno = error_number;
+        MS_FAILPOINT("freeze_numbered");
         strncpy((char *)control->state.reason, reason, sizeof control->state.reason - 1);
         MS_FAILPOINT("freeze_reasoned");
         ms_store_release(&control->state.state, MS_STATE_READ_ONLY);
@@ -112,6 +115,7 @@ void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells 
     uint64_t pass = control->flusher.slot_pass;
     struct ms_flush_slot *slot = &control->flusher.slot[(pass + 1) & 1];
     ms_store_relaxed(&slot->flushed, flushed);
+    MS_FAILPOINT("flush_slot_begun");
     ms_store_relaxed(&slot->store_timestamp_ms, store_timestamp_ms);
     MS_FAILPOINT("flush_slot_filled");
     ms_store_release(&control->flusher.slot_pass, pass + 1);

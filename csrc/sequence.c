@@ -26,6 +26,7 @@ void ms_sequence_raise(struct ms_sequence *sequence, const struct ms_doorbell *s
 void ms_sequence_shout(struct ms_sequence *sequence)
 {
     ms_add(&sequence->value, 1);
+    MS_FAILPOINT("sequence_shouted");
     ms_futex_wake_all(&sequence->value);
 }
 

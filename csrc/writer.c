@@ -199,6 +199,7 @@ static int close_session(struct ms_writer *writer, struct ms_writer_session *own
     own->broken = 1;
     own->touched = 1;
     ms_store_relaxed(&slot->bad_entry, why);
+    MS_FAILPOINT("session_accused");
     ms_store_release(&own->session->closed, why);
     MS_FAILPOINT("session_closed");
     ms_compare_exchange(&slot->state, &open, MS_SESSION_DEAD);
@@ -453,6 +454,7 @@ static int commit_pass(struct ms_writer *writer)
     MS_FAILPOINT("pass_ready");
     /* Relaxed, not plain: ms_control_committed_slot may look on, and look again. */
     ms_store_relaxed(&slot->wrote, writer->position);
+    MS_FAILPOINT("commit_slot_wrote");
     ms_store_relaxed(&slot->store_timestamp_ms, writer->store_timestamp_ms);
     MS_FAILPOINT("commit_slot_begun");
     slot->queue_table_generation = writer->queues->generation;
@@ -460,6 +462,7 @@ static int commit_pass(struct ms_writer *writer)
     slot->put_bytes = writer->put_bytes;
     for (uint32_t i = 0; i < writer->sessions_high; i++) {
         slot->sessions[i].head = writer->sessions[i].head;
+        MS_FAILPOINT("commit_slot_head");
         slot->sessions[i].acked = writer->sessions[i].acked;
         slot->sessions[i].generation = writer->sessions[i].generation;
     }

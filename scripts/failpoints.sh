@@ -10,9 +10,9 @@ case " $* " in *" --help "* | *" -h "*) use_project; exec "$PYTHON" -P -m crash.
 scenes="" modes="async pool sync" more=() ways=""
 while [ $# -gt 0 ]; do
   case "$1" in
-    --scene) scenes=$2; shift 2 ;;
-    --mode) modes=$2; shift 2 ;;
-    --way) ways+=" $2"; more+=("$1" "$2"); shift 2 ;;
+    --scene) scenes=${2:?--scene needs a name}; shift 2 ;;
+    --mode) modes=${2:?--mode needs async, pool or sync}; shift 2 ;;
+    --way) ways+=" ${2:?--way needs restart, crash or hang}"; more+=("$1" "$2"); shift 2 ;;
     *) more+=("$1"); shift ;;
   esac
 done
@@ -25,11 +25,11 @@ if [ -z "$scenes" ]; then
 fi
 use_failpoint_build
 failed=0
-at_scene() { "$PYTHON" -P -m crash.failpoint_rounds --scene "$@" || failed=1; }
+at_scene() { run_part "$PYTHON" -P -m crash.failpoint_rounds --scene "$@" || failed=1; }
 
 for scene in $scenes; do
   if [ "$scene" = tables ]; then # one grows once in the life of a store
-    for step in table_made table_offered table_copied table_used; do
+    for step in table_wanted table_made table_offered table_copied table_used; do
       at_scene tables --point "$step" ${more[@]+"${more[@]}"}
     done
     continue

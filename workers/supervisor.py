@@ -41,6 +41,7 @@ from pyengine.ipc.sessions import Sessions
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import Ownership, StoreLock
 from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
 from pyengine.services.ha_link import MasterLink
 from pyengine.services.store_stats import StoreStatsService
 from pyengine.storage.abort_file import remove_abort_file
@@ -144,9 +145,11 @@ class Supervisor:
             memory.close()
             raise StoreBusyError("workers of another start of this store are still there: kill them, then start again")
         Heartbeat(memory.control.workers[native.SUPERVISOR]).begin(os.getpid(), process_start_ms(os.getpid()) or 0)
-        if memory.state == native.STATE_STOPPING:  # its supervisor died while stopping: the engine runs on
+        # Its supervisor may have died while stopping, or its successor here: the engine runs on.
+        if memory.state == native.STATE_STOPPING:
             native.store(memory.control.state, "state", native.STATE_RUNNING)
-            native.refuse_puts(memory.control, native.REFUSE_STOPPING, False)
+            failpoint("adopted_running")
+        native.refuse_puts(memory.control, native.REFUSE_STOPPING, False)
         self._say("adopted living workers, without recovery")
         return memory
 
@@ -248,8 +251,10 @@ class Supervisor:
         state = self._memory.control.state
         degraded = self._memory.state == native.STATE_DEGRADED
         native.refuse_puts(self._memory.control, native.REFUSE_STOPPING)
+        failpoint("stop_refused")
         if not native.load(state, "frozen") and not degraded:
             native.store(state, "state", native.STATE_STOPPING)
+            failpoint("stop_stated")
         self._memory.wake(native.WRITER)
         self._memory.wake(native.SCHEDULER)  # it gives its session back
         self._wait_for_producers(min(deadline_s, time.monotonic() + PRODUCERS_WAIT_S))
@@ -294,9 +299,12 @@ class Supervisor:
     def _remove_objects(self) -> None:
         memory = self._memory
         native.store(memory.control.state, "state", native.STATE_STOPPED)
+        failpoint("stopped_stated")
         semaphore_id = memory.identity.sysv_semaphore_id
         memory.retire()
+        failpoint("stopped_retired")
         attach_count.remove(semaphore_id)
+        failpoint("stopped_uncounted")
         memory.folder.sweep()
 
     # ---- telling ----------------------------------------------------------------

@@ -8,6 +8,7 @@ against the same boot time and subtracted.
 from __future__ import annotations
 
 from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import current_cpu, monotonic_ns
 
 
@@ -58,9 +59,11 @@ class Heartbeat:
         """Take the line over; the number of this incarnation, 1 for the first."""
         incarnation = native.load(self._worker, "incarnation") + 1
         native.store(self._worker, "start_time_ms", start_ms)
+        failpoint("worker_line_begun")
         native.store(self._worker, "error_count", 0)
         native.store(self._worker, "state", native.WORKER_STARTING)
         native.store(self._worker, "incarnation", incarnation)
+        failpoint("worker_line_counted")
         native.store(self._worker, "pid", pid)
         self.beat()
         return incarnation

@@ -39,6 +39,7 @@ from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.small_file import read_small_file
 from pyengine.ipc.engine_id import EngineId, read_engine_id
+from pyengine.native.failpoint import failpoint
 
 CONTROL = "control"
 BELLS = "bells"
@@ -146,8 +147,10 @@ class SharedFolder:
         """A new object of zeros, every page of it allocated; DiskFullError when there is no room."""
         path = self.path / name
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        failpoint("shared_object_named")
         try:
             os.posix_fallocate(descriptor, 0, size_bytes)
+            failpoint("shared_object_allocated")
             return SharedObject(name, descriptor, writable=True)
         except OSError as error:
             os.close(descriptor)
@@ -180,7 +183,10 @@ class SharedFolder:
 
     def unlink(self, name: str) -> bool:
         """Remove the name; processes that mapped the object keep it. False when it was not there."""
-        return remove_object(self.path / name)
+        removed = remove_object(self.path / name)
+        if removed:
+            failpoint("shared_object_gone")
+        return removed
 
     def names(self) -> list[str]:
         """Objects that stand there, sorted."""
@@ -219,6 +225,7 @@ def create_semaphores(engine_short_id: str) -> None:
 
     for kind in range(len(KIND_NAMES)):
         posix_ipc.Semaphore(semaphore_name(engine_short_id, kind), posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
+        failpoint("semaphore_made")
 
 
 def unlink_semaphores(engine_short_id: str) -> None:
@@ -245,6 +252,7 @@ def note_run(root: str | os.PathLike[str], shm_directory: str | os.PathLike[str]
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_text(text)
+        failpoint("run_written")
         os.rename(temporary, path)
     except OSError as error:
         raise DiskError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error

@@ -102,6 +102,7 @@ class CleanCommitLogService:
         end = segment + self._segment_bytes
         if native.load(line, "removing_end") < end:
             native.store(line, "removing_since_ns", 0)
+            failpoint("segment_chosen")
             native_cleaning.shut(line, end)
         held_by = holders(line, end)
         if not held_by:
@@ -130,6 +131,7 @@ class CleanCommitLogService:
         failpoint("min_moved")
         native.store(line, "removing_since_ns", 0)
         native.store(line, "removed_segments", native.load(line, "removed_segments") + 1)
+        failpoint("removal_half_counted")
         native.store(line, "removed_bytes", native.load(line, "removed_bytes") + self._segment_bytes)
         failpoint("removal_counted")
         self._said = ""

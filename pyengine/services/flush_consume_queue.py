@@ -181,6 +181,7 @@ class FlushConsumeQueueService:
             raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=path) from error
         try:
             (fsync if whole else fdatasync)(descriptor, path)
+            failpoint("derived_file_synced")
         finally:
             os.close(descriptor)
 

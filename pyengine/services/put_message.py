@@ -299,6 +299,7 @@ class PutMessageService:
     def _ask_for_table(self) -> None:
         if native.load(self._control.writer, "queue_table_wanted") <= self._table.slots:
             native.store(self._control.writer, "queue_table_wanted", self._table.slots * 2)
+            failpoint("table_wanted")
             self._memory.wake(native.SUPERVISOR)
 
     def _adopt_table(self) -> bool:

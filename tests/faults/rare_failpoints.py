@@ -12,6 +12,7 @@ import signal
 import struct
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from faults.writer_failpoints import Case
@@ -19,16 +20,21 @@ from fix_writer_rig import answer_of, submit
 
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.message import decode_record
+from pyengine.ipc.cleaning import holders, reap_dead
+from pyengine.ipc.heartbeat import process_start_ms
+from pyengine.native import cleaning as cleaning_native
 from pyengine.native import control as control_native
 from pyengine.native import queue_table
 from pyengine.native import writer as writer_native
 from pyengine.native.failpoint import Board
+from pyengine.native.failpoints import FAILPOINTS
 from pyengine.native.producer import PUT
 from pyengine.results import PutStatus
 
 STATUS = 5  # in a completion
 LIGHT_QUEUE = "%LMQ%u"
-FREEZES = ("freeze_claimed", "freeze_reasoned", "freeze_stated", "freeze_complete")
+HOLDS = ("hold_owned", "hold_stored", "hold_emptied", "dead_hold_emptied")
+FREEZES = ("freeze_claimed", "freeze_numbered", "freeze_reasoned", "freeze_stated", "freeze_complete")
 
 
 class LightQueueCase(Case):
@@ -126,6 +132,38 @@ def killed_in_freeze(name: str, folder: Path, board: Board) -> bool:
         case.rig.close()
 
 
+def killed_over_a_hold(name: str, board: Board) -> bool:
+    """A reader that takes or gives back a hold, or the cleaner behind a dead one: nobody holds anything afterwards."""
+    memory = mmap.mmap(-1, cleaning_native.CLEANING_BYTES)
+    block = cleaning_native.view(memory)
+    cleaning_native.format_cleaning(block, 1)
+
+    def hold_and_release() -> None:
+        owner = cleaning_native.owner_mark(os.getpid(), process_start_ms(os.getpid()))
+        slot = cleaning_native.take(block, owner, 4096)
+        if name != "dead_hold_emptied":
+            cleaning_native.release(block, slot, owner)
+
+    def ends_as(process: str, work: Callable[[], object]) -> bool:
+        pid = os.fork()
+        if pid == 0:
+            board.use(process)
+            work()
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and board.struck_pid == pid
+
+    board.arm(name, 1, "kill", FAILPOINTS[name].process)
+    struck = ends_as("reader", hold_and_release)
+    if name == "dead_hold_emptied":
+        struck = ends_as("cleaner", lambda: holders(block, 8192))
+    board.disarm()
+    assert holders(block, 1 << 40) == []
+    reap_dead(block)
+    assert all(block.holds[slot].owner == 0 for slot in range(cleaning_native.HOLDS_MAX))
+    return struck
+
+
 def main() -> int:
     struck: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -138,12 +176,14 @@ def main() -> int:
 
         for name, kind, arms in (
             ("light_queue_advanced", LightQueueCase, [("light_queue_advanced", 2)]),
+            ("session_accused", BadProducerCase, [("session_accused", 1)]),
             ("session_closed", BadProducerCase, [("session_closed", 1)]),
             # The table is copied when there is something in it: by the successor of a dead writer.
             ("queue_table_copying", TableCase, [("pass_done", 1), ("queue_table_copying", 2)]),
         ):
             struck += [name] * kind("async", folder(name), board).run(arms)
         struck += [name for name in FREEZES if killed_in_freeze(name, folder(name), board)]
+        struck += [name for name in HOLDS if killed_over_a_hold(name, board)]
     print(json.dumps(struck))
     return 0
 

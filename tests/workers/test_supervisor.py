@@ -24,6 +24,7 @@ from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
+from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.results import PutStatus
 from pyengine.storage.watermark import read_watermark
 
@@ -196,6 +197,30 @@ def test_a_successor_adopts_living_workers_without_recovery(make_engine):
     bodies += [b"000010", b"000011", *put_numbers(engine, 12, 5)]
     engine.stop()
     assert stored(engine) == bodies
+
+
+def test_a_supervisor_that_dies_while_it_stops_has_a_successor_that_takes_puts(make_engine, tmp_path, monkeypatch):
+    """At whatever moment: before the state says so, behind it, and its successor once more while it takes that back."""
+    board = Board(tmp_path / "board")
+    monkeypatch.setenv(VARIABLE, str(board.path))
+    engine = make_engine()
+    engine.start()
+    bodies = put_numbers(engine, 0, 2)
+    for number, steps in enumerate((["stop_refused"], ["stop_stated", "adopted_running"]), 1):
+        board.arm(steps[0], process="supervisor")
+        os.kill(engine.pid("supervisor"), signal.SIGTERM)
+        eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "it is dead")
+        assert board.struck_pid
+        for step in steps[1:]:
+            board.arm(step, process="supervisor")
+            with pytest.raises(EngineError):
+                engine.start()
+            assert board.struck_pid
+        board.disarm()
+        assert engine.start()["adopted"]
+        bodies += put_numbers(engine, number * 2, 2)
+    engine.stop()
+    assert stored(engine) == bodies and read_epoch(engine.root) == 1
 
 
 def test_a_successor_starts_workers_that_died_meanwhile(make_engine):
