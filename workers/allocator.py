@@ -17,7 +17,8 @@ from workers import worker
 
 def make_service(attached: worker.Worker) -> AllocateMappedFileService:
     return AllocateMappedFileService(attached.memory, attached.root, attached.config,
-                                     lambda text: worker.say(native.ALLOCATOR, text))
+                                     lambda text: worker.say(native.ALLOCATOR, text),
+                                     lambda text: worker.say(native.ALLOCATOR, text, worker.WARNING))
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ class AllocateMappedFileService:
     """Creates segments ahead of the writer and, in async mapped mode, brings their pages in."""
 
     def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
-                 report: Callable[[str], None] = lambda text: None) -> None:
-        """`report` gets a sentence when making a segment begins to fail and when it works again."""
+                 report: Callable[[str], None] = lambda text: None, warn: Callable[[str], None] = lambda text: None) -> None:
+        """`report` gets a sentence when making a segment begins to fail and when it works again, `warn` what is only slower."""
         self._memory = memory
         self._root = root
         self._control = memory.control
@@ -54,6 +54,8 @@ class AllocateMappedFileService:
         self._paths = StorePaths(root)
         self._segment_bytes = memory.identity.segment_bytes
         self._report = report
+        self._warn = warn
+        self._warned = False
         self._warmer = None
         if memory.identity.mode == native.MODE_MAPPED:
             self._warmer = PageWarmer(root, self._segment_bytes, whole=config.warm_mapped_file_enable,
@@ -130,6 +132,11 @@ class AllocateMappedFileService:
             return False
         more = self._warmer.advance(wrote, native.load(self._line, "ready_end"))
         native.store(self._line, "populated_end", self._warmer.populated_end)
+        if self._warmer.lock_refused and not self._warned:
+            self._warned = True
+            self._warn(f"the pages of the next segments cannot be locked in memory ({os.strerror(self._warmer.lock_refused)}), "
+                       f"puts may wait for one: raise the memlock limit to {3 * self._segment_bytes:,} bytes "
+                       "(ulimit -l, LimitMEMLOCK=)")
         return more
 
     def pause_s(self) -> float:

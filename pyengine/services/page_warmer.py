@@ -37,13 +37,11 @@ class _Window:
             os.close(descriptor)
         self._address = ffi.cast("uint8_t *", ffi.from_buffer(self._mapping))
 
-    def bring_in(self, start: int, stop: int, *, lock: bool) -> int:
-        """Populate (and lock) bytes [start, stop) of the segment; 0 or an errno."""
+    def bring_in(self, start: int, stop: int, *, lock: bool) -> tuple[int, int]:
+        """Populate (and lock) bytes [start, stop) of the segment; for each 0 or an errno."""
         start -= start % PAGE_BYTES
         refused = populate(self._address + start, stop - start)
-        if lock:
-            refused = lock_memory(self._address + start, stop - start) or refused
-        return refused
+        return refused, lock_memory(self._address + start, stop - start) if lock else 0
 
     def close(self) -> None:
         self._address = None
@@ -63,6 +61,7 @@ class PageWarmer:
         self._filling = True
         self.populated_end = populated_end
         self.refused = 0  # errno of the last populate or lock that did not work; harmless
+        self.lock_refused = 0  # of the last lock
 
     def advance(self, wrote: int, ready_end: int) -> bool:
         """Populate one piece if a step's worth is missing; whether there is more to do now."""
@@ -78,7 +77,9 @@ class PageWarmer:
         stop = min(end, at + PIECE_BYTES, start + size)
         if start not in self._windows:
             self._windows[start] = _Window(self._paths.commit_log_segment(start), size)
-        self.refused = self._windows[start].bring_in(at - start, stop - start, lock=self._whole) or self.refused
+        refused, lock_refused = self._windows[start].bring_in(at - start, stop - start, lock=self._whole)
+        self.lock_refused = lock_refused or self.lock_refused
+        self.refused = lock_refused or refused or self.refused
         self.populated_end = stop
         self._filling = stop < end  # once begun, to the window's end
         return self._filling

@@ -21,6 +21,7 @@ CALLS = ("open", "pwrite", "write", "fsync", "ftruncate", "fallocate", "link", "
 SHORT_FORM = [[call, "ENOSPC" if call in ("fallocate", "link", "mkdir") else "EIO"] for call in CALLS] + [["pwrite", "SHORT"], ["write", "SHORT"]]
 FIRST_CALLS = 2
 LONG_FORM = [[call, name] for call in CALLS for name in ("EIO", "ENOSPC", "EROFS", "EMFILE", "ENOMEM", "EACCES", "EINTR")]
+LONG_FORM += [["pwrite", "SHORT"], ["write", "SHORT"]]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, DiskFullError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native import control as native
-from pyengine.services import allocate_mapped_file
+from pyengine.services import allocate_mapped_file, page_warmer
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.page_warmer import PageWarmer
 from pyengine.storage.derived_room import derived_room_bytes, free_bytes
@@ -212,6 +212,20 @@ def test_warming_changes_no_byte_and_follows_the_writer(tmp_path, whole):
     warmer.close()
     content = paths.commit_log_segment(0).read_bytes()
     assert content[:8] == b"a record" and not any(content[8:])
+
+
+def test_a_memlock_limit_that_is_too_low_is_warned_of_once(make_owner, monkeypatch):
+    monkeypatch.setattr(page_warmer, "lock_memory", lambda base, length: errno.ENOMEM)
+    owner = make_owner(mode=native.MODE_MAPPED)
+    owner.position(0)
+    owner.publish()
+    said = []
+    service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig(warm_mapped_file_enable=True), warn=said.append)
+    native.store(owner.control.writer, "wanted_end", 4 * SEGMENT)
+    eventually(lambda: not service.work(), "all is made and warmed")
+    assert ready_end(owner) == 4 * SEGMENT
+    assert len(said) == 1 and "memlock" in said[0] and f"{3 * SEGMENT:,}" in said[0]
+    service.close()
 
 
 def test_the_worker_serves_a_writer_and_its_successor_takes_over(make_owner):
