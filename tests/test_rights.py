@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import mmap
 import os
 import random
 import re
 import stat
+import struct
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil  # noqa: F401  loaded before a child that may not read it becomes somebody else
@@ -26,11 +29,12 @@ import pyengine.producer
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.metrics import metrics
 from pyengine.engine_config import EngineConfig
-from pyengine.errors import EngineError, EngineUnavailableError
+from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.replication import Replication, create_replication
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
+from pyengine.ipc.store_lock import Ownership, StoreLock
 from pyengine.native import control as native
 from pyengine.services.ha_service import HAService
 from pyengine.services.ha_stream import BadStreamError, LogsDifferError, RecordStream
@@ -187,6 +191,51 @@ def test_a_shared_folder_that_another_user_made_is_refused(tmp_path):
     folder.path.chmod(0o755)
     with pytest.raises(EngineUnavailableError, match="open to others"):
         folder.make()
+
+
+@pytest.mark.root
+def test_a_semaphore_that_another_user_made_is_refused(rng):
+    import posix_ipc
+
+    short_id = f"{rng.getrandbits(64):016x}"
+    name = shared_objects.semaphore_name(short_id, native.FLUSHER)
+    as_nobody(lambda: posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o666).close())
+    os.seteuid(NOBODY - 1)  # neither that user nor root
+    try:
+        for act in (shared_objects.unlink_semaphores, shared_objects.create_semaphores):
+            with pytest.raises(EngineUnavailableError, match=f"another user has made the named semaphore {name}"):
+                act(short_id)
+    finally:
+        os.seteuid(0)
+        shared_objects.unlink_semaphores(short_id)
+
+
+@pytest.mark.root
+def test_another_user_who_may_read_the_lock_can_hold_up_a_start_and_is_told_of():
+    def hold() -> str:
+        descriptor = os.open(path, os.O_RDONLY)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
+        os.write(held, b"x")
+        os.read(go_on, 1)
+        return "held"
+
+    ready, held = os.pipe()
+    go_on, done = os.pipe()
+    with tempfile.TemporaryDirectory() as folder, StoreLock(folder, create=True) as lock, ThreadPoolExecutor(1) as other:
+        os.chmod(folder, 0o755)
+        path = lock.path
+        told = other.submit(as_nobody, hold)
+        os.read(ready, 1)
+        try:
+            with pytest.raises(StoreBusyError, match=f"somebody who is no worker holds a lock on {path}"):
+                lock.own()
+        finally:
+            os.write(done, b"x")
+        assert told.result() == "held" and lock.own() is Ownership.EXCLUSIVE
+        path.chmod(0o600)
+        assert "PermissionError" in as_nobody(hold)
+    for descriptor in (ready, held, go_on, done):
+        os.close(descriptor)
 
 
 def test_shared_objects_are_the_engines_users_alone(engine):

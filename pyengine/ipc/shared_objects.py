@@ -224,7 +224,11 @@ def create_semaphores(engine_short_id: str) -> None:
     import posix_ipc
 
     for kind in range(len(KIND_NAMES)):
-        posix_ipc.Semaphore(semaphore_name(engine_short_id, kind), posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
+        name = semaphore_name(engine_short_id, kind)
+        try:
+            posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
+        except posix_ipc.ExistentialError:
+            raise _of_another_user(name) from None
         failpoint("semaphore_made")
 
 
@@ -233,8 +237,18 @@ def unlink_semaphores(engine_short_id: str) -> None:
     import posix_ipc
 
     for kind in range(len(KIND_NAMES)):
-        with contextlib.suppress(posix_ipc.ExistentialError):
-            posix_ipc.unlink_semaphore(semaphore_name(engine_short_id, kind))
+        name = semaphore_name(engine_short_id, kind)
+        try:
+            posix_ipc.unlink_semaphore(name)
+        except posix_ipc.ExistentialError:
+            pass
+        except posix_ipc.PermissionsError:
+            raise _of_another_user(name) from None
+
+
+def _of_another_user(name: str) -> EngineUnavailableError:
+    return EngineUnavailableError(f"another user has made the named semaphore {name} (/dev/shm/sem.{name[1:]}): remove it as that "
+                                  "user or as root")
 
 
 def engine_run_path(root: str | os.PathLike[str]) -> Path:

@@ -23,6 +23,7 @@ import fcntl
 import os
 import stat
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,9 @@ from pyengine.formats.small_file import open_regular
 LETTERS = b"lock"
 OWNER_BYTE = 0
 KIND_BYTE = 16
+KINDS_MAX = 10
+WORKER_LOOKS = 25
+LOOK_STEP_S = 0.02
 _FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
 
@@ -80,9 +84,22 @@ class StoreLock:
             self._write_letters()
             return Ownership.EXCLUSIVE
         if self._set(OWNER_BYTE, fcntl.F_RDLCK):
-            return Ownership.ADOPTED
+            if self._has_workers():
+                return Ownership.ADOPTED
+            self._set(OWNER_BYTE, fcntl.F_UNLCK)
+            self._set(KIND_BYTE, fcntl.F_UNLCK)
+            raise StoreBusyError(f"somebody who is no worker holds a lock on {self.path}, which whoever may read it can do: "
+                                 f"`fuser {self.path}` names the process, as root")
         self._set(KIND_BYTE, fcntl.F_UNLCK)
         raise StoreBusyError(self._sentence())
+
+    def _has_workers(self) -> bool:
+        """Whether a worker lives; one that has just come takes its own byte behind the common one."""
+        for _ in range(WORKER_LOOKS):
+            if any(self.kind_taken(kind) for kind in range(1, KINDS_MAX)):
+                return True
+            time.sleep(LOOK_STEP_S)
+        return False
 
     def share(self) -> bool:
         """Hold the store as one of its processes; also downgrades own()'s lock, without a gap.
@@ -156,7 +173,7 @@ def look(root: str | os.PathLike[str]) -> Holder:
         os.close(descriptor)
 
 
-def living_kinds(root: str | os.PathLike[str], kinds: int = 10) -> list[int]:
+def living_kinds(root: str | os.PathLike[str], kinds: int = KINDS_MAX) -> list[int]:
     """Kinds of worker whose byte is held: alive, whatever their state says."""
     try:
         descriptor = open_regular(Path(root) / "lock")
