@@ -41,9 +41,8 @@ FORGETS_UNDO = Mutant(
     "no-undo",
     "does not put back the queue offsets of a dead pass",
     "csrc/writer.c",
-    "    for (uint32_t i = count; i-- > 0;) {\n        struct ms_queue_slot *slot = &queues->slot[undo->table_slot[i]];",
-    "    for (uint32_t i = BROKEN ? 0 : count; i-- > 0;) {\n        struct ms_queue_slot *slot = "
-    "&queues->slot[undo->table_slot[i]];",
+    "    for (uint32_t i = count; i-- > 0;) {\n        if (undo->table_slot[i]",
+    "    for (uint32_t i = BROKEN ? 0 : count; i-- > 0;) {\n        if (undo->table_slot[i]",
 )
 NEVER_SYNCS = Mutant(
     "no-sync",
