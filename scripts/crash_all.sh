@@ -1,15 +1,26 @@
 #!/usr/bin/env bash
 # Every crash script in every mode that has its worker, one line each.
-# usage: scripts/crash_all.sh [--rounds N] [--seed S] [--peer]     exit 0: all held, 1: something was lost
+# usage: scripts/crash_all.sh [--rounds N] [--seed S] [--mode async|pool|sync] [--json] [--peer]
+# exit 0: all held, 1: something was lost
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+only='' more=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --help | -h) sed -n '2,4s/^# //p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    --mode) only=${2:?--mode needs async, pool or sync}; shift 2 ;;
+    *) more+=("$1"); shift ;;
+  esac
+done
 use_project
 failed=0
 for kind in writer flusher reputter allocator checkpointer scheduler cleaner replicator supervisor producer all committer; do
-  modes="async pool sync"
-  [ "$kind" = committer ] && modes=pool
+  modes=${only:-async pool sync}
+  if [ "$kind" = committer ]; then
+    case "$modes" in *pool*) modes=pool ;; *) continue ;; esac
+  fi
   for mode in $modes; do
-    "$PYTHON" -P -m crash.rounds "$kind" --mode "$mode" "$@" || failed=1
+    run_part "$PYTHON" -P -m crash.rounds "$kind" --mode "$mode" ${more[@]+"${more[@]}"} || failed=1
   done
 done
 exit $failed

@@ -4,6 +4,8 @@
 #   use_failpoint_build     the same with a build of its own, for as long as the script runs, that has the failpoints in C
 #   crash_main KIND "$@"    the body of crash_<kind>.sh
 #   rounds_main MODULE "$@" the body of a script that runs another module of scripts/crash
+#   run_part COMMAND...     one of several runs of a script: its exit code. Ctrl-C and SIGTERM end it and the script,
+#                           and so does a run that was interrupted or does not understand its arguments
 
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 source "$scripts/environment.sh"
@@ -42,5 +44,17 @@ rounds_main() {
   use_project
   local module=$1
   shift
+  export PYENGINE_SCRIPT=${0##*/} # for --help and errors
   exec "$PYTHON" -P -m "crash.$module" "$@"
+}
+
+run_part() {
+  local child code=0
+  "$@" &
+  child=$!
+  trap 'kill -TERM "$child" 2>/dev/null || true; wait "$child" || true; exit 130' INT TERM
+  wait "$child" || code=$?
+  trap - INT TERM
+  case $code in 2 | 130) exit "$code" ;; esac
+  return "$code"
 }

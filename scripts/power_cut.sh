@@ -19,4 +19,5 @@ case "$rig $* " in
     exec "$PYTHON" -P -c 'import sys; from faults import block_power_cut as rig; sys.argv = ["power_cut.sh --block", "--help"]
 rig.main(rig.__doc__, rig.BlockPowerCutRun)' ;;
 esac
+export PYENGINE_SCRIPT=power_cut.sh
 exec "$PYTHON" -P -m "faults.$rig" ${arguments[@]+"${arguments[@]}"}

@@ -9,8 +9,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 rounds=100 seed= parts=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    --rounds) rounds=$2; shift 2 ;;
-    --seed) seed=$2; shift 2 ;;
+    --rounds) rounds=${2:?--rounds needs a number}; shift 2 ;;
+    --seed) seed=${2:?--seed needs a number}; shift 2 ;;
+    --help | -h) sed -n '2,5s/^# //p' "${BASH_SOURCE[0]}"; exit 0 ;;
     -*) sed -n '2,5p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
     *) parts+=("$1"); shift ;;
   esac
@@ -23,13 +24,20 @@ export PYENGINE_PROOF=$records
 [ -z "$seed" ] || export PYENGINE_SEED=$seed
 failed=0
 
-tests() { "$PYTHON" -m pytest -q --long "$@" || failed=1; }
+interrupted() { echo "interrupted" >&2; exit 130; }
+tests() {
+  local code=0
+  "$PYTHON" -m pytest -q --long "$@" || code=$?
+  [ "$code" != 2 ] || interrupted
+  [ "$code" = 0 ] || failed=1
+}
 
 # run_rig RIG SCRIPT ARGUMENT...: runs it and adds what it says. One that cannot run here (2) has said so and adds nothing.
 run_rig() {
   local rig=$1 output code=0
   shift
   output=$("$@" --json ${seed:+--seed "$seed"}) || code=$?
+  [ "$code" != 130 ] || interrupted
   [ "$code" = 0 ] || failed=1
   [ "$code" = 2 ] || "$PYTHON" -P -m crash.proof add "$records" "$rig" "$*" <<< "$output"
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import random
 import shutil
 import signal
@@ -23,16 +24,24 @@ if TYPE_CHECKING:
     from crash.rounds import CrashRun, Summary
 
 INTERRUPTED = 130
+SCRIPT = "PYENGINE_SCRIPT"  # names the script that started this, which is what its user has typed
 
 
 def add_common_options(parser: argparse.ArgumentParser, rounds: int | None = 20) -> None:
     """--rounds (unless None), --seed, --json and --peer."""
     if rounds is not None:
-        parser.add_argument("--rounds", type=int, default=rounds)
+        parser.add_argument("--rounds", type=at_least_one, default=rounds, metavar="N", help="how many (%(default)s)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="repeats the choices of a run")
     parser.add_argument("--json", action="store_true", help="the summary as one JSON document")
     parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=None,
                         help="let the real RocketMQ open the store at the end (default: if Java and Maven are there)")
+
+
+def at_least_one(text: str) -> int:
+    """The number of rounds; ArgumentTypeError for none, which would show nothing."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
+    return int(text)
 
 
 def ended_in_order(main: Callable[..., int]) -> Callable[..., int]:
@@ -40,6 +49,7 @@ def ended_in_order(main: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(main)
     def run(*arguments: object) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        sys.argv[0] = os.environ.pop(SCRIPT, sys.argv[0])
         try:
             return main(*arguments)
         except KeyboardInterrupt:

@@ -348,11 +348,15 @@ def processes_of(store: Path, module: bytes) -> list[int]:
 @ended_in_order
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=VICTIMS)
+    words = sys.argv[1:]
+    if sys.argv[0].startswith("crash_") and words and words[0] in VICTIMS:
+        parser.set_defaults(kind=words.pop(0))  # the script's own
+    else:
+        parser.add_argument("kind", choices=VICTIMS)
     add_common_options(parser)
     parser.add_argument("--mode", choices=list(MODES))
     parser.add_argument("--aim", type=float, default=AIM_SHARE, help="which share of the kills is aimed, 0 to 1")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     mode = arguments.mode or ("pool" if arguments.kind in POOL_ONLY else "async")
     if arguments.kind in POOL_ONLY and mode != "pool":
         parser.error(f"a {arguments.kind} runs in mode pool only")

@@ -194,7 +194,28 @@ def test_each_kind_of_process_has_its_script(victim):
     assert f"usage: scripts/{name} " in text and f"crash_main {victim} " in text and os.access(SCRIPTS / name, os.X_OK)
 
 
+def test_several_runs_of_a_script_end_with_it_and_with_the_first_that_is_interrupted(tmp_path):
+    """Ctrl-C reaches the run alone, which ends in order: the script must not begin the next one."""
+    lines = ["set -euo pipefail", f"source '{SCRIPTS}/lib.sh'", "run_part sh -c 'exit 1' || echo failed",
+             "run_part sh -c 'exit 130' || echo no", "echo no"]
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (130, "failed\n")
+    lines = lines[:2] + ["run_part sh -c 'trap \"echo ended; exit 130\" TERM; echo begun; while :; do sleep 0.05; done'", "echo no"]
+    with subprocess.Popen(["bash", "-c", "\n".join(lines)], stdout=subprocess.PIPE, text=True) as script:
+        assert script.stdout.readline() == "begun\n"
+        script.terminate()
+        assert (script.stdout.read(), script.wait(60)) == ("ended\n", 130)
+
+
+def test_a_script_explains_itself_by_its_own_name():
+    done = run_script("crash_writer", "--help")
+    assert done.returncode == 0 and done.stdout.startswith("usage: crash_writer.sh [-h] [--rounds N]") and "{flusher," not in done.stdout
+    assert run_script("crash_all", "--help").stdout.startswith("Every crash script")
+
+
 def test_wrong_arguments_are_explained():
+    assert "crash_writer.sh: error: argument --rounds: 0: give 1 or more" in run_script("crash_writer", "--rounds", "0").stderr
+    assert run_script("crash_all", "--nonsense").returncode == 2
     assert "invalid choice: 'mapped'" in run_script("crash_writer", "--mode", "mapped").stderr
     assert "a committer runs in mode pool only" in run_script("crash_committer", "--mode", "sync").stderr
     assert "in mode async there are" in run_script("hang_worker", "--kind", "committer").stderr
