@@ -13,6 +13,7 @@ while [ $# -gt 0 ]; do
     --scene) scenes=${2:?--scene needs a name}; shift 2 ;;
     --mode) modes=${2:?--mode needs async, pool or sync}; shift 2 ;;
     --way) ways+=" ${2:?--way needs restart, crash or hang}"; more+=("$1" "$2"); shift 2 ;;
+    --way=*) ways+=" ${1#--way=}"; more+=("$1"); shift ;;
     *) more+=("$1"); shift ;;
   esac
 done
