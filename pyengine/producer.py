@@ -199,7 +199,7 @@ class Producer:
         RocketMQ: DefaultMessageStore.putMessage.
         """
         if (keys is None and properties is None and unique_key is None and not delay_level and timeout_s is None
-                and type(queue_id) is type(flag) is int):  # 1.0 would find the prefix of 1
+                and queue_id.__class__ is int and flag.__class__ is int):  # 1.0 would find the prefix of 1
             # The common case, without a call that could be spared: what was put before, fits and has nobody before it.
             prefix = self._prefixes.get((topic, queue_id, tags, flag))
             if (prefix is not None and type(body) is bytes and len(body) <= self._fast_bytes_max
