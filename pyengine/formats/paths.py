@@ -14,6 +14,7 @@ from pyengine.formats.constants import INDEX_NAME_DIGITS, SEGMENT_NAME_DIGITS
 from pyengine.formats.log_folders import LogFolders, log_folders
 
 QUEUE_ID_MAX = 2**31 - 1
+SEGMENT_START_MAX = (1 << 63) - (1 << 32)
 
 
 def segment_name(start_offset: int) -> str:
@@ -24,8 +25,8 @@ def segment_name(start_offset: int) -> str:
 
 
 def parse_segment_name(name: str) -> int | None:
-    """The start offset, or None when the name is not 20 decimal digits."""
-    if len(name) == SEGMENT_NAME_DIGITS and name.isascii() and name.isdigit():
+    """The start offset, or None when the name is not 20 decimal digits, or its file would end beyond any offset (63 bits)."""
+    if len(name) == SEGMENT_NAME_DIGITS and name.isascii() and name.isdigit() and int(name) <= SEGMENT_START_MAX:
         return int(name)
     return None
 

@@ -101,6 +101,13 @@ def test_zeroed_missing_short_and_empty_segments(stopped, tmp_path):
     assert report.exit_code is ExitCode.REPAIRED
 
 
+def test_a_file_whose_name_is_beyond_any_offset_is_no_segment(stopped, tmp_path):
+    segment = min((stopped.root / "commitlog").iterdir())
+    (segment.parent / "18446744073709551616").write_bytes(segment.read_bytes())
+    assert salvage(stopped.root, tmp_path / "new", stopped.geometry).records == 60
+    assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
+
+
 def test_stale_records_of_another_place_are_not_taken(stopped, tmp_path):
     """A record that names another offset is some older life of these bytes."""
     stale = stopped.records[1]
