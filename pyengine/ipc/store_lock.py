@@ -36,6 +36,8 @@ KIND_BYTE = 16
 KINDS_MAX = 10
 WORKER_LOOKS = 25
 LOOK_STEP_S = 0.02
+# No such file, nothing that could be locked, or another user's.
+_NO_LOCK_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM)
 _FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
 
@@ -174,11 +176,16 @@ def look(root: str | os.PathLike[str]) -> Holder:
 
 
 def living_kinds(root: str | os.PathLike[str], kinds: int = KINDS_MAX) -> list[int]:
-    """Kinds of worker whose byte is held: alive, whatever their state says."""
+    """Kinds of worker whose byte is held: alive, whatever their state says. DiskError where nobody can tell: a disk
+    that does not answer, no descriptor to be had."""
+    path = Path(root) / "lock"
     try:
-        descriptor = open_regular(Path(root) / "lock")
-    except OSError:
-        return []
+        descriptor = open_regular(path)
+    except OSError as error:
+        if error.errno in _NO_LOCK_THERE:
+            return []
+        raise DiskError(f"cannot open {path}, so nobody can tell whether an engine runs: {error.strerror}",
+                        errno=error.errno or 0, path=str(path)) from error
     try:
         return [kind for kind in range(kinds) if _conflict(descriptor, KIND_BYTE + kind) is not None]
     finally:

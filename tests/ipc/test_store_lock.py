@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ import sys
 
 import pytest
 
-from pyengine.errors import NotAStoreError, StoreBusyError
+from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
 from pyengine.ipc.store_lock import Ownership, StoreLock, living_kinds, lock_modified_ns, look
 
 # RocketMQ's way: an exclusive POSIX record lock on byte 0, then the four letters.
@@ -84,6 +85,15 @@ def test_a_store_that_was_never_started_has_no_lock(tmp_path):
     assert look(tmp_path / "nothing").kind == "nobody"
     assert living_kinds(tmp_path / "nothing") == []
     assert lock_modified_ns(tmp_path / "nothing") == 0
+
+
+def test_a_disk_that_does_not_answer_is_not_taken_for_an_engine_that_does_not_run(root, monkeypatch):
+    def fails(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr("pyengine.ipc.store_lock.open_regular", fails)
+    with pytest.raises(DiskError, match="nobody can tell whether an engine runs"):
+        living_kinds(root)
 
 
 @pytest.mark.parametrize("shared", [False, True])
