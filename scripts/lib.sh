@@ -17,7 +17,7 @@ needed_modules=click,msgspec,posix_ipc,psutil,rich,sysv_ipc,pyengine._native
 use_project() {
   local candidate
   for candidate in ${PYTHON:+"$PYTHON"} ${VIRTUAL_ENV:+"$VIRTUAL_ENV/bin/python"} python3; do
-    if (cd / && PYTHONPATH=$checkout "$candidate" -c "import $needed_modules") >/dev/null 2>&1; then
+    if (cd / && PYTHONPATH=$checkout${PYTHONPATH:+:$PYTHONPATH} "$candidate" -c "import $needed_modules") >/dev/null 2>&1; then
       PYTHON=$candidate
       export PYTHON PYTHONPATH=$checkout:$scripts${PYTHONPATH:+:$PYTHONPATH}
       return 0

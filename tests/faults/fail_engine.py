@@ -40,6 +40,7 @@ from crash.acked_producer import make_body, read_body
 from crash.audit import audit, check, still_kept
 from crash.rounds import RETENTION, processes_of
 from crash.watch import HangError, kill, state_of, wait_for
+from faults.failing_calls import preload
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine, stop_engine
@@ -353,7 +354,8 @@ def run(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int,
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it started ends with it
     plan = Plan.make(folder / "plan")
     (folder / "shm").mkdir()
-    os.environ |= {"LD_PRELOAD": str(shim), "PYENGINE_FAILING_PLAN": str(folder / "plan"),
+    os.environ |= preload(shim)
+    os.environ |= {"PYENGINE_FAILING_PLAN": str(folder / "plan"),
                    "PYENGINE_FAILING_FOLDERS": f"{folder / 'store'}:{folder / 'slave'}:{folder / 'shm'}"}
     rig = make(folder, mode, any(case[0] == "cleaner" for case in cases), plan, random.Random(seed), traffic)
     try:

@@ -9,6 +9,12 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("failing_calls.c")
 
 
+def preload(library: Path) -> dict[str, str]:
+    """What loads it into a process, wherever it lies: LD_PRELOAD itself ends a path at a space."""
+    folder, others = library.resolve().parent, os.environ.get("LD_LIBRARY_PATH")
+    return {"LD_PRELOAD": library.name, "LD_LIBRARY_PATH": f"{folder}:{others}" if others else str(folder)}
+
+
 def build_shim(folder: Path) -> Path:
     """CalledProcessError carries the compiler's words."""
     library = folder / "failing.so"

@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from crash.in_child import Unjudged
+from faults.failing_calls import preload
 
 SOURCE = Path(__file__).with_name("journal.c")
 SECTOR_BYTES = 512
@@ -56,7 +57,7 @@ def shim_environment(library: Path, journal: Path, store: Path, acks: Path, mapp
     """
     journal.touch()
     return {
-        "LD_PRELOAD": str(library),
+        **preload(library),
         "PYENGINE_JOURNAL": str(journal),
         "PYENGINE_JOURNAL_ROOT": str(store.resolve()),
         "PYENGINE_JOURNAL_ACKS": str(acks.resolve()),

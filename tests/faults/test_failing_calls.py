@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.failing_calls import build_shim
+from faults.failing_calls import build_shim, preload
 from pyengine.errors import ExitCode
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.recovery import recover
@@ -42,7 +42,7 @@ def killed(build_store):
 def fail_each(shim, store, folder, cases, limit) -> list[dict]:
     sources = Path(__file__).parents[2]
     command = [sys.executable, "-P", str(RIG), str(store.root), str(folder), json.dumps(cases), str(limit)]
-    environ = os.environ | {"LD_PRELOAD": str(shim), "PYTHONPATH": str(sources), "NO_COLOR": "1"}
+    environ = os.environ | preload(shim) | {"PYTHONPATH": str(sources), "NO_COLOR": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=7000)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
