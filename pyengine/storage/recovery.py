@@ -55,6 +55,7 @@ from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
 from pyengine.storage.offset_clamp import clamp_delay_offsets, clamp_offsets
 from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.queue_ext_files import sync_ext
+from pyengine.storage.queue_numbers import numbers_given
 from pyengine.storage.queue_recovery import (
     QueueCut, QueueState, apply_cut, list_queues, measured_from, plan_cut, sync_queue,
 )
@@ -188,11 +189,23 @@ class _Recovery:
         self._progress.finish()
         if changed:
             queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
+        given = self._numbers_given(log, plan, queues)
         ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
         self._notes += clamp_offsets(self._root, ends, before_change=lambda: self._on_step("consumer offsets"))
         self._notes += clamp_delay_offsets(self._root, ends, before_change=lambda: self._on_step("delay offsets"))
         failpoint("recovery_done")
-        return self._report(log, plan, queues, RecoveryState.RECOVERED, changed)
+        report = self._report(log, plan, queues, RecoveryState.RECOVERED, changed)
+        return replace(report, queue_ends={**report.queue_ends, **given})
+
+    def _numbers_given(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
+        """See storage/queue_numbers.py; in RocketMQ's stores a number is its place, whatever the record says."""
+        if log.owner is not Owner.OURS:
+            return {}
+        given = numbers_given(log, queues, plan.log.scan.scan_from, plan.log.end_offset)
+        for topic, queue_id in sorted(given):
+            self._notes.append(f"queue {queue_id} of {topic} lacks entries, for the number in its last message is higher than its "
+                               f"place: run `pyengine rebuild STORE --topic {topic} --queue-id {queue_id}`")
+        return given
 
     # -- decide -------------------------------------------------------------------
 

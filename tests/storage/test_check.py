@@ -425,12 +425,17 @@ def test_the_advice_for_a_lost_queue_names_it_and_helps(stopped):
 
 
 def test_entries_that_have_moved_up_are_told_and_the_advice_puts_them_right(stopped):
-    """Nothing shows it to recovery: the queue has no hole, it only ends one entry sooner."""
-    file = sorted(queue_file(stopped).parent.iterdir())[-1]
+    """The queue has no hole, it only ends one entry sooner: recovery tells that, and where the next message's number is."""
+    folder = queue_file(stopped).parent
+    file = sorted(folder.iterdir())[-1]
+    queue = folder.parent.name, int(folder.name)
+    (end,) = [end for key, end in recover(stopped.root, stopped.geometry).queue_ends.items() if key == queue]
     entries = file.read_bytes()
     assert len(entries.rstrip(b"\0")) > 40
     file.write_bytes(entries[20:] + bytes(20))
-    assert not recover(stopped.root, stopped.geometry).changed
+    report = recover(stopped.root, stopped.geometry)
+    assert not report.changed and report.queue_ends[queue] == end
+    assert [note for note in report.notes if f"rebuild STORE --topic {queue[0]} --queue-id {queue[1]}" in note] == list(report.notes)
     report = check(stopped.root, stopped.geometry)
     assert {finding.kind for finding in report.findings} == {"wrong entry", "missing entries"}
     (advice,) = {finding.advice for finding in report.findings}

@@ -12,13 +12,14 @@ from fix_engine import SMALL
 from pyengine.cli.promote import _promote_stopped
 from pyengine.config import load_config
 from pyengine.errors import CorruptionError, UsageError
-from pyengine.ipc import attach_count
+from pyengine.ipc import attach_count, shared_objects
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
+from pyengine.native import queue_table
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from workers import bring_up as bring_up_module
-from workers.bring_up import bring_up
+from workers.bring_up import FIRST_GENERATION, bring_up
 
 MASTER = {"broker_role": "SYNC_MASTER", "dispatch_at": "replicated"}
 
@@ -182,6 +183,16 @@ def test_without_replication_nothing_is_noted_and_nothing_bounded(store, setting
     with brought_up(root, **settings) as memory:
         assert (position(memory, "confirm"), position(memory, "reput_from")) == (0, ends[2])
     assert not ReplicationStateFile(root).path.exists()
+
+
+def test_behind_entries_that_have_moved_up_no_number_is_given_twice(store):
+    root, _ = store
+    (file,) = (root / "consumequeue" / "T" / "0").iterdir()
+    entries = file.read_bytes()
+    file.write_bytes(entries[20:] + bytes(20))
+    with brought_up(root) as memory, memory.folder.attach(shared_objects.queues_name(FIRST_GENERATION)) as shared:
+        assert seen(root) == 2
+        assert queue_table.get_offset(queue_table.view(shared.memory), "T", 0) == 3
 
 
 @pytest.mark.parametrize("step", ["_set_positions", "set_confirmed"])
