@@ -92,6 +92,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     keep_sizes(root, config)
     engine_id = ensure_engine_id(root)
     with left_memory(root) as left:
+        left.require_dead()
         remembered = left.confirm
         report = recover(root, config.geometry, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))
         if report.state is RecoveryState.RECOVERED:

@@ -64,6 +64,7 @@ def recover_alone(
             raise StoreBusyError(f"{root} still has living workers, though no supervisor: `pyengine start {root}` takes "
                                  f"them over, `pyengine stop {root}` ends them")
         with left_memory(root) as left:
+            left.require_dead()
             report = recover_store(root, config.geometry, progress=progress, accept_loss=accept_loss,
                                    shared=left.shared, options=RecoveryOptions.of(config))
             if report.state is RecoveryState.RECOVERED and left.discard():

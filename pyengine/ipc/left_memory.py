@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 
-from pyengine.errors import EngineUnavailableError
+from pyengine.errors import EngineUnavailableError, StoreBusyError
 from pyengine.ipc import attach_count, shared_objects
 from pyengine.ipc.control_block import EngineMemory, Identity
 from pyengine.ipc.engine_id import EngineId, read_boot_id, read_engine_id, read_epoch
-from pyengine.ipc.shared_objects import SharedFolder, SharedObject, find_folder
+from pyengine.ipc.heartbeat import is_alive
+from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject, find_folder
 from pyengine.ipc.store_lock import lock_modified_ns
 from pyengine.native import control as native
 from pyengine.storage.page_cache import forget_cached
 from pyengine.storage.recovery_report import SharedState
+
+
+DYING_S = 2.0  # a process that was killed gives up its lock a moment before it is gone
+LOOK_STEP_S = 0.02
 
 
 class LeftMemory:
@@ -41,6 +47,22 @@ class LeftMemory:
         if self.shared is None or self.shared.mismatch or not self.shared.pool_buffers:
             return 0
         return max(0, self.shared.slot_end - self.shared.committed)
+
+    def require_dead(self) -> None:
+        """StoreBusyError while processes of that engine live: they hold a lock that somebody has removed or replaced."""
+        deadline_s = time.monotonic() + DYING_S
+        while pids := self._living():
+            if time.monotonic() >= deadline_s:
+                raise StoreBusyError(f"an engine still runs on this store, although its file `lock` was removed or replaced: end its "
+                                     f"processes ({', '.join(map(str, pids))}), then start again; the next start recovers")
+            time.sleep(LOOK_STEP_S)
+
+    def _living(self) -> list[int]:
+        if self._memory is None or self._memory.identity.boot_id != read_boot_id():
+            return []
+        lines = [self._memory.control.workers[kind] for kind in range(len(KIND_NAMES))]
+        pids = [(native.load(line, "pid"), native.load(line, "start_time_ms")) for line in lines]
+        return [pid for pid, start_ms in pids if pid != os.getpid() and is_alive(pid, start_ms)]
 
     def discard(self) -> bool:
         """Remove it, once the store is recovered without it; True if there was any. It only cached files by then.

@@ -24,6 +24,7 @@ def rebuild_alone(
             raise StoreBusyError(f"{root} still has living workers: `pyengine stop {root}` ends them")
         keep_sizes(root, config)  # once the files are away nothing else tells their sizes
         with left_memory(root) as left:
+            left.require_dead()
             report = rebuild(root, config.geometry, selection, options=RecoveryOptions.of(config), shared=left.shared,
                              progress=progress, work=work)
             if report.state is RecoveryState.RECOVERED and left.discard():

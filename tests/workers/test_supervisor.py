@@ -442,6 +442,21 @@ def test_a_pool_that_does_not_fit_is_refused_and_nothing_is_left(make_engine):
     assert find_folder(engine.root).names() == []
 
 
+def test_an_engine_whose_lock_was_removed_gets_no_second_one_beside_it(make_engine):
+    engine = make_engine()
+    engine.start()
+    supervisor, pids = engine.pid("supervisor"), engine.pids()
+    bodies = put_numbers(engine, 0, 10)
+    (engine.root / "lock").rename(engine.root / "kept")
+    with pytest.raises(StoreBusyError, match="`lock` was removed or replaced"):
+        engine.start()
+    (engine.root / "kept").rename(engine.root / "lock")
+    assert (engine.pid("supervisor"), engine.pids()) == (supervisor, pids)
+    bodies += put_numbers(engine, 10, 10)
+    engine.stop()
+    assert stored(engine) == bodies
+
+
 def test_stop_of_what_does_not_run_is_false(tmp_path):
     assert stop_engine(tmp_path) is False
     assert supervisor_pid(tmp_path) is None
