@@ -21,12 +21,35 @@ while [ $# -gt 0 ]; do
         --user) user=${2:?--user needs a name}; shift 2 ;;
         --units) units=${2:?--units needs a directory}; shift 2 ;;
         --uninstall) uninstall=1; shift ;;
-        *) sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        --help | -h) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
 
 say() { printf '%s\n' "$*"; }
 fail() { printf 'install-systemd.sh: %s\n' "$*" >&2; exit 1; }
+# A path as the first word of an ExecStart= line.
+escaped() {
+    local text=$1 made='' letter
+    while [ -n "$text" ]; do
+        letter=${text:0:1} text=${text:1}
+        case $letter in
+            [[:alnum:]/._+=:,@~-]) made+=$letter ;;
+            %) made+=%% ;;
+            [[:ascii:]]) made+=$(printf '\\x%02x' "'$letter") ;;
+            *) made+=$letter ;;
+        esac
+    done
+    printf %s "$made"
+}
+# Units that were installed from here, this version's or an earlier one's; not those that stand in the folder KEPT.
+remove_made_by_us() { # remove_made_by_us [KEPT]
+    local unit
+    for unit in "$units"/pyengine*; do
+        [ -f "$unit" ] && head -n 1 "$unit" | grep -q '^# Made by `python -m workers.unit_files' || continue
+        [ -n "${1-}" ] && [ -e "$1/${unit##*/}" ] || rm -f "$unit"
+    done
+}
 reload() {
     if [ -d /run/systemd/system ]; then
         systemctl daemon-reload
@@ -43,12 +66,10 @@ if [ -n "$uninstall" ]; then
         [ -z "$running" ] || fail "still running, stop it first (systemctl stop 'pyengine@NAME.target'):
 $running"
     fi
-    for source in "$here"/systemd/pyengine*; do
-        name=$(basename "$source")
-        rm -f "$units/$name"
-        # Links that `systemctl enable` made for its instances.
-        find "$units" -path '*.wants/*' -name "${name/@./@*.}" -type l -delete
-    done
+    remove_made_by_us
+    # Links that `systemctl enable` made for instances, and the folders that it made for them.
+    find "$units" -path '*.wants/*' \( -name 'pyengine@*.target' -o -name 'pyengine-*@*.service' \) -type l -delete
+    find "$units" -name 'pyengine@*.target.wants' -type d -empty -delete
     reload
     say "removed; stores in /var/lib/pyengine, settings in /etc/pyengine and the user stay"
     exit 0
@@ -56,6 +77,7 @@ fi
 
 [ -n "$python" ] || python=$(command -v python3) || fail "no python3 on PATH: give --python"
 case $python in /*) ;; *) fail "$python: give an absolute path, systemd needs one" ;; esac
+case $python in *'$'*) fail "$python: systemd takes no path with a dollar sign" ;; esac
 [ -x "$python" ] || fail "$python is no program"
 problem=$("$python" -P -c 'import pyengine, workers.supervisor' 2>&1) ||
     fail "$python cannot import pyengine; install it there, or give --python another one: ${problem##*$'\n'}"
@@ -64,12 +86,20 @@ if ! id -u "$user" >/dev/null 2>&1; then
         fail "the user $user could not be made"
     say "made the system user $user"
 fi
+if [ "$(id -u)" = 0 ] && [ "$(id -u "$user")" != 0 ] && command -v setpriv > /dev/null &&
+    ! problem=$(cd / && setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups \
+        "$python" -P -c 'import pyengine, workers.supervisor' 2>&1); then
+    say "warning: the user $user cannot run pyengine with $python, so the units will fail: ${problem##*$'\n'}" >&2
+fi
+command=$(escaped "$python")
 for source in "$here"/systemd/pyengine*; do
-    target=$units/$(basename "$source")
-    sed -e "s|@PYTHON@|$python|g" -e "s|@USER@|$user|g" "$source" > "$target.new"
+    target=$units/$(basename "$source") text=$(< "$source")
+    text=${text//@PYTHON@/"$command"}
+    printf '%s\n' "${text//@USER@/"$user"}" > "$target.new"
     chmod 644 "$target.new"
     mv "$target.new" "$target"
 done
+remove_made_by_us "$here/systemd"
 reload
 say "installed into $units"
 say "start a store: systemctl enable --now pyengine@NAME.target"

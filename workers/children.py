@@ -145,7 +145,7 @@ class Children:
             if code:
                 self._say(f"{name} (pid {pid}) ended with {_why(code)}")
             return
-        if code == WorkerExit.BOOT_FAILED or code == WorkerExit.NOT_NOW and not child.was_ready:
+        if code in (WorkerExit.BOOT_FAILED, WorkerExit.USAGE) or code == WorkerExit.NOT_NOW and not child.was_ready:
             child.boot_failures += 1
             if not child.was_ready or child.boot_failures >= BOOT_FAILURES_MAX:
                 why = self._why_not_started(child, pid)

@@ -16,7 +16,7 @@ class WorkerExit(enum.IntEnum):
     """How a worker ends. Whatever is not in here (a signal, a traceback's 1) is a crash: it is restarted."""
 
     CLEAN = 0        # asked to, or its memory was replaced
-    USAGE = 2        # wrong arguments
+    USAGE = 2        # wrong arguments, or a setting that it refuses
     TWIN = 5         # another worker of its kind is alive
     BOOT_FAILED = 70  # it could not come up; the supervisor halts instead of restarting it for ever
     NOT_NOW = 75      # it could not come up for want of something that may come back (room, descriptors, memory)

@@ -1,8 +1,24 @@
-"""Readiness and watchdog for systemd; nothing happens outside it."""
+"""Readiness and watchdog for systemd, and pauses between restarts; nothing happens outside it."""
 
 from __future__ import annotations
 
 import os
+import signal
+import time
+
+SHORT_LIFE_S = 10.0
+RESTART_PAUSE_S = 5.0
+
+
+def pause_before_restart(lived_s: float) -> None:
+    """The manager starts again at once what ended, and gives up what does so again and again: who lacks something that will
+    come back (room, descriptors, memory) soon after its start ends a while later."""
+    if not os.environ.get("NOTIFY_SOCKET") or lived_s >= SHORT_LIFE_S:
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # an order to stop does not wait
+    notify(f"STATUS=cannot go on now, ends in {RESTART_PAUSE_S:g} s to be started again")
+    time.sleep(RESTART_PAUSE_S)
 
 
 def notify(*lines: str) -> None:

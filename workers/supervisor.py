@@ -200,6 +200,8 @@ class Supervisor:
                 heart.beat()
                 server.tick()
                 stats.tick()
+                if self._arguments.no_children:
+                    self._count_restarts()
                 self._leave_master_to_replicator()
                 self._say_once(grow_queue_table(self._memory) or self._why_frozen())
                 if self._watchdog_s is not None:
@@ -218,6 +220,12 @@ class Supervisor:
         except EngineUnavailableError:
             return True
         return Identity.read(control.identity) != self._memory.identity
+
+    def _count_restarts(self) -> None:
+        """For `status`: somebody else starts the workers, and each start but the first is one."""
+        for kind in self._kinds():
+            line = self._memory.control.workers[kind.number]
+            native.store(line, "restarts", max(0, native.load(line, "incarnation") - 1))
 
     def _leave_master_to_replicator(self, *, now: bool = False) -> None:
         """Close the connection that stood for this slave since it was brought up, once its replicator's own does."""

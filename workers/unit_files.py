@@ -141,8 +141,9 @@ def _service(name: str, description: str, why: str, order: str, command: str, si
 [Unit]
 Description={description}
 PartOf=pyengine@%i.target
-{order}StartLimitIntervalSec=60
-StartLimitBurst=20
+{order}# Only what never comes as far as its work is given up: its restarts follow each other that fast.
+StartLimitIntervalSec=60
+StartLimitBurst=100
 
 [Service]
 Type=notify

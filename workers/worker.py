@@ -30,7 +30,7 @@ from pathlib import Path
 import pyengine
 import workers
 from pyengine.config import load_config, parse_set
-from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
+from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
@@ -39,7 +39,7 @@ from pyengine.native import control as native
 from pyengine.native import obstacles
 from pyengine.services import Service
 from workers.kinds import WorkerExit
-from workers.notify import notify, watchdog_interval_s
+from workers.notify import notify, pause_before_restart, watchdog_interval_s
 
 # Levels of what is said, as syslog and the journal number them.
 ERROR, WARNING, INFO = 3, 4, 6
@@ -238,6 +238,14 @@ def main(kind: int, what: str, make_service: Callable[[Worker], Service], argv: 
 def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None = None) -> int:
     """As main(), for a worker with a loop of its own: serve(worker) calls ready(), beat() and looks at stopping."""
     faulthandler.enable()  # a worker that is killed for silence (SIGABRT) leaves a trace
+    began_s = time.monotonic()
+    code = _run(kind, what, serve, argv)
+    if code == WorkerExit.NOT_NOW:
+        pause_before_restart(time.monotonic() - began_s)
+    return code
+
+
+def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None) -> int:
     arguments = parse_arguments(kind, what, argv)
     try:
         check_packages()
@@ -252,6 +260,8 @@ def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[st
             raise
         why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
         say(kind, f"cannot start: {why}", ERROR)
+        if isinstance(error, ConfigError) and error.__cause__ is None:  # else the file could not be read
+            return WorkerExit.USAGE
         return WorkerExit.NOT_NOW if may_pass(error) else WorkerExit.BOOT_FAILED
     served = False
     try:

@@ -34,7 +34,10 @@ if [ "$(stat -fc %T /sys/fs/cgroup)" = cgroup2fs ]; then hierarchies=(/sys/fs/cg
 clean_up() {
     umount -l "$work/root" "$work/overlay" 2>/dev/null || true
     for hierarchy in "${hierarchies[@]}"; do
-        if [ -d "$hierarchy/$group" ]; then find "$hierarchy/$group" -depth -type d -exec rmdir {} + 2>/dev/null || true; fi
+        for step in $(seq 100); do # a guest that was killed takes a moment to be gone
+            [ -d "$hierarchy/$group" ] || break
+            find "$hierarchy/$group" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.05
+        done
     done
     rm -rf --one-file-system "$work"
 }

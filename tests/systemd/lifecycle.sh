@@ -16,19 +16,20 @@ for kind in $KINDS; do
     others=$(for other in store $KINDS; do [ "$other" = "$kind" ] || pid "$other" demo; done)
     before=$(pid "$kind" demo)
     kill -9 "$before"
-    eventually "$kind comes back after kill -9" "active $kind demo && [ \"\$(pid $kind demo)\" != $before ]"
+    eventually "$kind comes back after kill -9" "back $kind demo $before"
     ok "... and the others were left alone" '[ "$(for other in store $KINDS; do [ "$other" = "$kind" ] || pid "$other" demo; done)" = "$others" ]'
     eventually "... and puts go on" "put_ok demo after-$kind"
 done
 workers=$(for kind in $KINDS; do pid "$kind" demo; done)
 epoch=$(status_of demo 'd["epoch"]')
-kill -9 "$(pid store demo)"
-eventually "the store unit comes back after kill -9" 'active store demo'
+before=$(pid store demo)
+kill -9 "$before"
+eventually "the store unit comes back after kill -9" "back store demo $before"
 eventually "... takes producers again" 'put_ok demo after-store'
 ok "... took the living workers over, without recovery" '[ "$(for kind in $KINDS; do pid "$kind" demo; done)" = "$workers" ] && [ "$(status_of demo "d[\"epoch\"]")" = "$epoch" ]'
 before=$(pid reputter demo)
 kill -STOP "$before"
-eventually "a worker that stands still is killed by the watchdog and replaced" "active reputter demo && [ \"\$(pid reputter demo)\" != $before ]"
+eventually "a worker that stands still is killed by the watchdog and replaced" "back reputter demo $before"
 ok "... the journal says why" 'journalctl -u "$(unit reputter demo)" | grep -qi "watchdog timeout"'
 for kind in store $KINDS; do systemctl kill -s KILL "$(unit "$kind" demo)"; done
 eventually "everything comes back after all were killed at once" 'all_active demo && put_ok demo after-all'

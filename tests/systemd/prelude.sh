@@ -4,8 +4,8 @@ export PYTHONPATH=$SOURCES
 ok() { if eval "$2"; then echo "ok      $1"; else echo "FAILED  $1"; failed=1; fi; }
 # Wait for a condition, with a deadline.
 eventually() {
-    local step
-    for step in $(seq 600); do
+    local until=$((SECONDS + 60))
+    while [ "$SECONDS" -lt "$until" ]; do
         if eval "$2"; then echo "ok      $1"; return; fi
         sleep 0.05
     done
@@ -15,6 +15,8 @@ prop() { systemctl show -P "$2" "$1"; }
 unit() { echo "pyengine-$1@$2.service"; }
 pid() { prop "$(unit "$1" "$2")" MainPID; }
 active() { systemctl is-active -q "$(unit "$1" "$2")"; }
+# Another process than before: back KIND STORE PID
+back() { local now; now=$(pid "$1" "$2"); [ "$now" != 0 ] && [ "$now" != "$3" ] && active "$1" "$2"; }
 all_active() { local kind; for kind in store $KINDS; do active "$kind" "$1" || return 1; done; }
 # pyengine as the user that the units run as.
 engine() { setpriv --reuid pyengine --regid pyengine --init-groups -- "$PYTHON" -P -m pyengine "$@"; }

@@ -70,27 +70,37 @@ def install(folder: Path, *more: str, **environment: str) -> subprocess.Complete
                           env={**os.environ, "PYTHONPATH": str(SOURCES), **environment})
 
 
-def test_installing_fills_in_python_and_user_and_uninstalling_removes_all(tmp_path):
+def test_installing_fills_in_python_and_user_and_uninstalling_removes_all(tmp_path, tmp_path_factory):
     import pwd
 
     user = pwd.getpwuid(os.getuid()).pw_name
+    python = tmp_path_factory.mktemp("odd") / "a python, 50% \\ &c"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    escaped = str(python).replace("%", "%%").replace("\\", "\\x5c").replace(" ", "\\x20").replace("&", "\\x26")
     (tmp_path / "other.service").write_text("not ours\n")
-    (tmp_path / "multi-user.target.wants").mkdir()
-    link = tmp_path / "multi-user.target.wants" / "pyengine@demo.target"
-    link.symlink_to(tmp_path / "pyengine@.target")
-    done = install(tmp_path, "--python", sys.executable, "--user", user)
+    (tmp_path / "pyengine-own.service").write_text("not ours either\n")
+    (tmp_path / "pyengine-former@.service").write_text(f"{unit_files.MADE}\n")
+    for name, unit in (("multi-user.target.wants", "pyengine@demo.target"),
+                       ("pyengine@demo.target.wants", "pyengine-metrics@demo.service")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / unit).symlink_to(tmp_path / unit.replace("@demo", "@"))
+    done = install(tmp_path, "--python", python, "--user", user)
     assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "pyengine-former@.service").exists(), "of an earlier version"
     text = (tmp_path / "pyengine-writer@.service").read_text()
-    assert f"ExecStart={sys.executable} -P -m workers.writer /var/lib/pyengine/%i" in text and f"User={user}" in text
-    assert not [path for path in tmp_path.glob("pyengine*") if "@PYTHON@" in path.read_text() or "@USER@" in path.read_text()]
+    assert f"ExecStart={escaped} -P -m workers.writer /var/lib/pyengine/%i" in text and f"User={user}" in text
+    assert not [path for path in tmp_path.glob("pyengine*[!s]") if "@PYTHON@" in path.read_text() or "@USER@" in path.read_text()]
     done = install(tmp_path, "--uninstall")
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["multi-user.target.wants", "other.service"]
-    assert not link.is_symlink()
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["multi-user.target.wants", "other.service", "pyengine-own.service"]
+    assert not list((tmp_path / "multi-user.target.wants").iterdir())
 
 
 @pytest.mark.parametrize(("arguments", "code", "sentence"), [
     (("--nonsense",), 2, "scripts/install-systemd.sh"),
+    (("--python", "/opt/py$thon"), 1, "dollar sign"),
     (("--python", "bin/python"), 1, "absolute path"),
     (("--python", "/bin/true"), 0, None),
     (("--python", "/no/such/python"), 1, "is no program"),
@@ -190,6 +200,14 @@ def test_stores_side_by_side_and_limits_that_are_too_low(tmp_path):
     told = boot(tmp_path, "limits.sh")
     exposures = dict(re.findall(r"^exposure (\w+) ([\d.]+)$", told, re.MULTILINE))
     assert len(exposures) == len(KINDS) + 2 and all(float(value) <= EXPOSURE_MAX for value in exposures.values()), exposures
+
+
+@pytest.mark.long
+@pytest.mark.root
+@pytest.mark.systemd
+@pytest.mark.timeout(700)
+def test_deaths_in_a_row_a_store_that_is_busy_and_odd_places_are_got_over(tmp_path):
+    boot(tmp_path, "persistent.sh", limit_s=600)
 
 
 @pytest.mark.root

@@ -17,6 +17,7 @@ from waiting import eventually
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles
+from workers import notify
 from workers.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
 from workers.worker import say
 
@@ -118,6 +119,25 @@ def test_a_worker_that_fails_says_why(make_owner, how, code, says, state):
     assert says in obstacles.read(owner.memory.obstacles, KIND)
 
 
+def test_under_a_service_manager_a_worker_that_fails_at_once_ends_a_while_later(make_owner, monkeypatch, tmp_path):
+    """The manager would start it again at once; elsewhere its supervisor makes the pauses."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    owner = make_owner()
+    owner.publish()
+    child = owner.spawn("", "fail-boot-full", script="import time\ntime.sleep = lambda s: print('waits', s, file=sys.stderr)\n" + SCRIPT)
+    assert child.wait(timeout=30) == WorkerExit.NOT_NOW
+    assert "waits 5.0" in child.stderr.read()
+    waited = []
+    monkeypatch.setattr(notify.time, "sleep", waited.append)
+    monkeypatch.setattr(notify.signal, "signal", lambda number, handler: None)
+    notify.pause_before_restart(notify.SHORT_LIFE_S)
+    assert waited == []
+    notify.pause_before_restart(1.0)
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    notify.pause_before_restart(1.0)
+    assert waited == [notify.RESTART_PAUSE_S]
+
+
 def test_a_worker_says_what_keeps_it_from_its_work(make_owner):
     owner = make_owner()
     owner.publish()
@@ -186,7 +206,7 @@ def test_a_worker_keeps_off_old_memory_while_a_new_owner_comes_up(make_owner):
 @pytest.mark.parametrize(("arguments", "code", "says"), [
     ((), 2, "STORE"),
     (("STORE", "--bogus"), 2, "bogus"),
-    (("STORE", "--set", "flush_dsk_type=x", "--wait", "0"), WorkerExit.BOOT_FAILED, "flush_disk_type"),
+    (("STORE", "--set", "flush_dsk_type=x", "--wait", "0"), WorkerExit.USAGE, "flush_disk_type"),
     (("STORE", "--wait", "0"), WorkerExit.BOOT_FAILED, "no engine has ever run"),
 ])
 def test_wrong_arguments_get_one_sentence(tmp_path, arguments, code, says):
