@@ -217,7 +217,16 @@ def supervisor_pid(root: str | os.PathLike[str]) -> int | None:
             return pid
     except EngineUnavailableError:
         pass
-    return kind_holder(root, native.SUPERVISOR)
+    holder = kind_holder(root, native.SUPERVISOR)
+    return holder if holder is not None and _is_supervisor(holder) else None
+
+
+def _is_supervisor(pid: int) -> bool:
+    """Whether that is what the process runs: `pyengine recover` and others that own a store hold the same lock."""
+    try:
+        return b"workers.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:

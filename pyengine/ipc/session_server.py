@@ -88,6 +88,8 @@ class SessionServer:
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._read(peer))
 
     def _read(self, peer: _Peer) -> None:
+        if peer not in self._peers:  # dropped by _accept(), in the same turn of the selector
+            return
         try:
             data = peer.channel.recv(LINE_BYTES_MAX)
         except BlockingIOError:

@@ -86,8 +86,9 @@ class StoreLock:
             self._write_letters()
             return Ownership.EXCLUSIVE
         if self._set(OWNER_BYTE, fcntl.F_RDLCK):
-            if self._has_workers():
-                return Ownership.ADOPTED
+            found = self._wait_for_workers()
+            if found is not None:
+                return found
             self._set(OWNER_BYTE, fcntl.F_UNLCK)
             self._set(KIND_BYTE, fcntl.F_UNLCK)
             raise StoreBusyError(f"somebody who is no worker holds a lock on {self.path}, which whoever may read it can do: "
@@ -95,13 +96,17 @@ class StoreLock:
         self._set(KIND_BYTE, fcntl.F_UNLCK)
         raise StoreBusyError(self._sentence())
 
-    def _has_workers(self) -> bool:
-        """Whether a worker lives; one that has just come takes its own byte behind the common one."""
+    def _wait_for_workers(self) -> Ownership | None:
+        """ADOPTED as soon as a worker is seen, whose own byte comes behind the common one; EXCLUSIVE when who held the
+        common one has ended; None when somebody keeps it who is no worker."""
         for _ in range(WORKER_LOOKS):
             if any(self.kind_taken(kind) for kind in range(1, KINDS_MAX)):
-                return True
+                return Ownership.ADOPTED
+            if self._set(OWNER_BYTE, fcntl.F_WRLCK):
+                self._write_letters()
+                return Ownership.EXCLUSIVE
             time.sleep(LOOK_STEP_S)
-        return False
+        return None
 
     def share(self) -> bool:
         """Hold the store as one of its processes; also downgrades own()'s lock, without a gap.

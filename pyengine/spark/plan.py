@@ -81,6 +81,8 @@ def _with_lost_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, 
     durable = (reader.durable_watermark() if options.is_remote else read_watermark(options.path)).watermark
     if durable is None or durable.flushed <= limit:
         return limit
+    if not options.is_remote and durable.flushed <= reader.max_physical_offset(options.read_level):
+        return limit  # an engine has written on, and has ended, since the limit was taken
     if options.on_corrupt == "fail":
         raise CorruptionError(f"the log of {options.path} ends at {limit}, but everything up to {durable.flushed} had been synced: "
                               "its end is missing or damaged there (`pyengine check` tells more); onCorrupt=skip reads what there is")

@@ -216,6 +216,35 @@ def test_connections_that_say_nothing_keep_nobody_out(server):
             assert session.is_open
 
 
+def test_a_connection_that_speaks_in_the_turn_in_which_it_is_dropped_harms_nobody(make_owner):
+    owner = make_owner(sessions_max=4, session_ring_bytes_default=65536)
+    owner.position(0)
+    owner.publish()
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        server = SessionServer(owner.memory, selector, Sessions(owner.memory))
+        stack.callback(server.close)
+
+        def turn() -> None:
+            ready = [key.data for key, _ in selector.select(10)]
+            for act in sorted(ready, key=lambda act: act != server._accept):  # new connections first
+                act()
+
+        def connected():
+            return stack.enter_context(session_server.connect(owner.folder.path, 10))
+
+        first = connected()
+        turn()
+        for _ in range(PEERS_MAX - 1):
+            connected()
+            turn()
+        first.sendall(b"{}\n")
+        last = connected()
+        turn()
+        last.sendall(b"{}\n")
+        turn()
+        assert b"unknown request" in last.recv(4096)
+
+
 def test_a_producer_that_vanishes_while_it_is_answered_leaves_no_session(server):
     for _ in range(20):
         with session_server.connect(server.owner.folder.path, 10) as channel:

@@ -11,8 +11,9 @@ import sys
 
 import pytest
 
+from pyengine.engine import supervisor_pid
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
-from pyengine.ipc.store_lock import Ownership, StoreLock, living_kinds, lock_modified_ns, look
+from pyengine.ipc.store_lock import Ownership, StoreLock, kind_holder, living_kinds, lock_modified_ns, look
 
 # RocketMQ's way: an exclusive POSIX record lock on byte 0, then the four letters.
 ROCKETMQ = """
@@ -108,6 +109,13 @@ def test_a_second_supervisor_is_refused_in_every_phase_of_the_first(root, shared
         assert second.own() is Ownership.EXCLUSIVE
 
 
+def test_who_recovers_a_store_by_hand_is_no_supervisor_that_stop_could_end(root):
+    with StoreLock(root, create=True) as lock:
+        lock.own()
+        assert kind_holder(root, 0) == os.getpid() and kind_holder(root, 3) is None
+        assert supervisor_pid(root) is None
+
+
 def test_nobody_shares_a_store_that_is_being_recovered(root):
     with StoreLock(root, create=True) as owner, StoreLock(root) as worker:
         owner.own()
@@ -132,6 +140,15 @@ def test_living_workers_of_a_dead_supervisor_are_adopted(root):
                 third.own()
     finally:
         end(worker)
+
+
+def test_the_last_worker_that_ends_while_a_successor_looks_for_it_leaves_it_the_store(root, monkeypatch):
+    """All were killed a moment before: the last one's locks stand a little longer than its process."""
+    with StoreLock(root, create=True) as successor, StoreLock(root) as dying:
+        assert dying.share()
+        monkeypatch.setattr("pyengine.ipc.store_lock.time.sleep", lambda seconds: dying.close())
+        assert successor.own() is Ownership.EXCLUSIVE
+        assert look(root).kind == "owner" and (root / "lock").read_bytes() == b"lock"
 
 
 def test_two_workers_of_a_kind_cannot_run_and_a_killed_one_frees_its_byte(root):

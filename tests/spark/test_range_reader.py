@@ -11,9 +11,10 @@ from fix_golden import RECIPES
 from pyengine.errors import CorruptionError, StoreRefusedError, UsageError
 from pyengine.formats.message import encode_record
 from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.ipc.live_reader import open_store
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import cut
-from pyengine.spark.plan import DataLossError, plan
+from pyengine.spark.plan import DataLossError, _with_lost_end, plan
 from pyengine.spark.schema import all_names
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 from spark import oracle
@@ -87,6 +88,14 @@ def test_a_log_that_ends_before_what_its_engine_had_synced_is_told_and_not_read_
         file.unlink()
     with pytest.raises(CorruptionError, match="ends at 0, but"):
         rows(path, fileSystem=system)
+
+
+def test_an_engine_that_wrote_on_and_ended_since_the_limit_was_taken_lost_nothing(tmp_path):
+    offsets = write_log(tmp_path, [{"topic": "T", "body": bytes(500), "queue_offset": number} for number in range(40)])
+    end, options = end_of(tmp_path), read_options({"path": str(tmp_path)})
+    write_watermark(tmp_path, DurableWatermark("u", 1, end))
+    with open_store(tmp_path) as reader:
+        assert _with_lost_end(options, reader, offsets[20], end) == offsets[20]
 
 
 def test_batches_keep_to_their_bounds(golden):
