@@ -52,7 +52,11 @@ def write_checkpoint(root: Path | str, checkpoint: Checkpoint) -> None:
         if os.fstat(descriptor).st_size != CHECKPOINT_BYTES:
             write_config(path, content, keep_backup=False)
             return
-        if os.pwrite(descriptor, content, 0) != len(content):
+        try:
+            written = os.pwrite(descriptor, content, 0)
+        except OSError as error:
+            raise DiskError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        if written != len(content):
             raise DiskError(f"short write to {path}", path=str(path))
         failpoint("checkpoint_written")
         try:

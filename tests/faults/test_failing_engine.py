@@ -31,7 +31,7 @@ CALLS_OF = {
     "flusher": ("open", "fsync", "mmap"),
     "reputter": ("mkdir", "open", "pwrite", "fallocate", "mmap", "ftruncate", "link", "fsync"),  # a queue's folder is made once
     "allocator": ("open", "fallocate", "ftruncate", "fsync", "link", "mmap"),
-    "checkpointer": ("open", "write", "fsync", "rename", "mmap"),
+    "checkpointer": ("open", "pwrite", "write", "fsync", "rename", "mmap"),
     "scheduler": ("open", "mmap", "write", "fsync", "rename", "link"),
     "cleaner": ("open", "unlink", "fsync", "fallocate"),
     "supervisor": ("open",),  # the others at a start: START_CALLS

@@ -10,13 +10,14 @@ import pytest
 from waiting import eventually
 from ready_store import SEGMENT, store_with_writer
 from pyengine.config import EngineConfig
-from pyengine.errors import DiskFullError, FlushError
+from pyengine.errors import DiskError, DiskFullError, FlushError
+from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import StorePaths
 from pyengine.native import control as native
 from pyengine.services import flush_consume_queue
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 from pyengine.services.reput_message import ReputMessageService
-from pyengine.storage.store_checkpoint import read_checkpoint
+from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import read_watermark
 
 
@@ -239,3 +240,14 @@ def test_the_worker_writes_while_it_runs_and_when_it_is_asked_to_stop(rig):
     assert child.wait(timeout=30) == 0
     assert read_checkpoint(rig.owner.root).physic_msg_timestamp_ms == rig.writer.clock_ms
     assert read_watermark(rig.owner.root).watermark.flushed == rig.writer.end
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_with_its_file_and_is_the_old_one(tmp_path, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_checkpoint(tmp_path, Checkpoint(1, 2, 3))
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(DiskError, match=f"cannot write {tmp_path}/checkpoint: No space left") as told:
+        write_checkpoint(tmp_path, Checkpoint(4, 5, 6))
+    assert told.value.errno == errno.ENOSPC and read_checkpoint(tmp_path) == Checkpoint(1, 2, 3)
