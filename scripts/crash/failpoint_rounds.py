@@ -65,7 +65,7 @@ SCENES = (PUTS, CLEANING, DELAYED, START, STOP, RECOVERY, EXT, TABLES, REPLICATE
 KILLED_THERE = (START, STOP, RECOVERY, TABLES, PROMOTED)  # scenes that go on by themselves: restart is the only way
 PRODUCER = "acked_producer"
 SUPERVISOR = "supervisor"
-NUDGE_S = 0.4          # so long without reaching the step: something must happen for it
+NUDGE_S = 0.4          # so long without reaching the step: something must happen for it; each time longer, machines are busy
 NUDGES_MAX = 20
 MOMENT_S = 0.05
 # Reached only while another process does not do its work: step -> who is held until it strikes.
@@ -208,7 +208,7 @@ class FailpointRun(CrashRun):
         with self.held(HELD.get(point.name)):
             for nudge in range(NUDGES_MAX):
                 with contextlib.suppress(HangError):
-                    return wait_for(point.name, lambda: self.board.struck_pid, NUDGE_S)
+                    return wait_for(point.name, lambda: self.board.struck_pid, NUDGE_S * (nudge + 1))
                 self.nudge(point, nudge)
         raise NotReachedError
 
