@@ -30,7 +30,6 @@ import errno
 import json
 import mmap
 import os
-import shutil
 import stat
 from pathlib import Path
 from types import TracebackType
@@ -215,6 +214,8 @@ def remove_object(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except IsADirectoryError:
+        import shutil  # no worker needs it otherwise
+
         shutil.rmtree(path, ignore_errors=True)
     return True
 
