@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyengine.cli.replication_status import live_replication, noted_replication, why_unlinked
 from pyengine.config import EngineConfig, load_config
-from pyengine.errors import EngineUnavailableError
+from pyengine.errors import DiskError, EngineUnavailableError
 from pyengine.formats.consume_queue import is_filler
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import attach_count
@@ -61,13 +61,12 @@ def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
 
     Cheap, for whoever looks again and again: no file of the store is read.
     """
-    living = living_kinds(root)
-    if not living:
-        return None
     try:
+        if not (living := living_kinds(root)):
+            return None
         with EngineMemory.attach(find_folder(root), writable=False) as memory:
             return _live(root, memory, living)
-    except EngineUnavailableError:
+    except (EngineUnavailableError, DiskError):
         return None
 
 

@@ -19,6 +19,7 @@ from fix_cli import command_line, environment, run
 import pyengine
 from pyengine.cli.engine_status import live_status
 from pyengine.cli.top_look import Look, Watcher, between
+from pyengine.errors import DiskError
 from pyengine.native import control as native
 from pyengine.native import store_stats, topic_stats
 
@@ -71,6 +72,15 @@ def test_there_are_no_rates_across_a_restart(owner):
     now = Look(12.0, document | {"epoch": document["epoch"] + 1}, figures)
     assert between(Look(10.0, document, figures), now) == now
     assert between(None, now) == now
+
+
+def test_a_disk_that_does_not_answer_for_a_moment_ends_no_scrape(owner, monkeypatch):
+    def fails(root):
+        raise DiskError("cannot open lock: Input/output error")
+
+    assert live_status(owner.root) is not None
+    monkeypatch.setattr("pyengine.cli.engine_status.living_kinds", fails)
+    assert live_status(owner.root) is None
 
 
 def test_the_files_of_a_stopped_store_are_read_once(owner, monkeypatch):

@@ -7,8 +7,12 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from pyengine._native import ffi
+from pyengine.errors import StoreBusyError
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
+from pyengine.ipc.left_memory import left_memory
 from pyengine.native import control as native
 
 
@@ -53,3 +57,19 @@ def test_a_worker_line_says_who_and_how_it_goes():
     assert (worker.error_count, worker.state) == (1, native.WORKER_READY)
     assert Heartbeat(worker).begin(99, 1) == 2
     assert (worker.pid, worker.error_count, worker.passes) == (99, 0, 1)
+
+
+def test_a_process_that_has_let_go_of_a_store_is_not_taken_for_its_engine(make_owner, monkeypatch):
+    """Under systemd a worker that lacks something sleeps a while before it ends, its locks given up."""
+    monkeypatch.setattr("pyengine.ipc.left_memory.DYING_S", 0.0)
+    owner = make_owner()
+    owner.publish()
+    line = owner.control.workers[native.FLUSHER]
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as worker:
+        heart = Heartbeat(line)
+        heart.begin(worker.pid, process_start_ms(worker.pid))
+        with left_memory(owner.root) as left:
+            with pytest.raises(StoreBusyError, match=str(worker.pid)):
+                left.require_dead()
+            heart.state(native.WORKER_FAILED)
+            left.require_dead()
