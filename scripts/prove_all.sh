@@ -12,7 +12,7 @@ while [ $# -gt 0 ]; do
     --rounds) rounds=${2:?--rounds needs a number}; shift 2 ;;
     --seed) seed=${2:?--seed needs a number}; shift 2 ;;
     --help | -h) sed -n '2,5s/^# //p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    -*) sed -n '2,5p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+    -*) sed -n '2,5s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
     *) parts+=("$1"); shift ;;
   esac
 done
