@@ -203,7 +203,7 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
 
 
 def supervisor_pid(root: str | os.PathLike[str]) -> int | None:
-    """Process of the supervisor that runs on `root`, None if there is none or it is not ready yet.
+    """Process of the supervisor that runs on `root`, or starts; None if there is none.
 
     Where its own line in shared memory does not tell, the holder of its lock is looked for.
     """

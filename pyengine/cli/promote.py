@@ -15,7 +15,7 @@ from pyengine.cli import output
 from pyengine.cli.how_started import Start, StartedBy, how_started
 from pyengine.cli.options import existing_store, store_command
 from pyengine.config import config_path, load_config, set_in_file
-from pyengine.errors import EngineError, StoreBusyError
+from pyengine.errors import EngineError, ExitCode, StoreBusyError
 from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import Ownership, StoreLock, living_kinds
@@ -50,7 +50,7 @@ class Standing:
 @click.option("--force", is_flag=True, help="Also where bytes of its master are known to be missing, or still arrive.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=10.0, show_default=True,
               help="Longest wait for a slave that is still getting bytes, in seconds.")
-def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, force: bool, timeout_s: float) -> None:
+def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, force: bool, timeout_s: float) -> ExitCode:
     """Turn a slave into a master, which takes puts.
 
     A stopped slave gets its new role in config/engine.toml, and its master's address is
@@ -61,7 +61,7 @@ def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, for
 
     Exit codes: 0 it is a master now; 1 refused, or its engine could not be started again;
     5 it runs under systemd, in the foreground, or embedded in a program: the sentence
-    says what to do.
+    says what to do; 6 it is a master, but damage in its log keeps it from taking puts.
 
     \b
     Examples:
@@ -77,13 +77,15 @@ def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, for
         if load_config(root, settings).broker_role != role:
             notes.append(f"broker_role is also set by --set or the environment, which win: leave it out there, or give {role}")
     document = {"store": str(root), "role": role, "was": SLAVE, **document, "notes": notes}
+    is_degraded = "pid" in document and not document["running"]
     if as_json:
         output.write_json(document)
-        return
-    print(f"{root} is a master now ({role})" + (f", running (pid {document['pid']})" if document["running"] else
-                                                "; `pyengine start` runs it as one"))
-    for note in notes:
-        print(f"note: {note}")
+    else:
+        how = f", running (pid {document['pid']})" if document["running"] else "; `pyengine start` runs it as one"
+        print(f"{root} is a master now ({role})" + (f", but it takes no puts (pid {document['pid']})" if is_degraded else how))
+        for note in notes:
+            print(f"note: {note}")
+    return ExitCode.DEGRADED if is_degraded else ExitCode.OK
 
 
 def _promote_running(root: Path, settings: dict[str, str], role: str, force: bool, timeout_s: float,

@@ -11,6 +11,7 @@ import pytest
 
 import pyengine
 from broker_lock import held_by_a_broker
+from damage import flip
 from fix_cli import changes, command_line, environment, picture, run
 from fix_engine import SMALL
 from waiting import eventually
@@ -101,6 +102,22 @@ def test_a_running_slave_goes_on_as_a_master_with_its_settings(make_engine, monk
     again = run("promote", one.root)
     assert again.code == 1 and "is a master already" in again.stderr
     assert read_file(config_path(one.root))["broker_role"] == "ASYNC_MASTER", "and stays one"
+
+
+@pytest.mark.long
+def test_a_slave_whose_log_is_damaged_is_no_master_that_takes_puts(make_engine):
+    one = make_engine(ha_master_address="")
+    one.start()
+    for body in ("first", "second", "third"):
+        assert run("put", one.root, "--topic", "T", body).code == 0
+    one.stop()
+    one.start(**SLAVE)
+    segment = one.root / "commitlog" / ("0" * 20)
+    flip(segment, segment.read_bytes().index(b"second"))
+    done = run("promote", one.root)
+    assert done.code == 6 and "but it takes no puts" in done.stdout and "note: " in done.stdout, done
+    assert run("put", one.root, "--topic", "T", "x").code != 0
+    assert run("stop", one.root).code in (0, 6)
 
 
 def test_what_could_not_run_as_a_master_is_left_as_it_is(make_engine):
