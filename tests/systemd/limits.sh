@@ -1,17 +1,21 @@
 # Two stores side by side, one with the pool, and limits that are too low.
 install_units > /dev/null
 settings plain METRICS_LISTEN=127.0.0.1:0
-settings pool PYENGINE_TRANSIENT_STORE_POOL_ENABLE=true PYENGINE_TRANSIENT_STORE_POOL_SIZE=3
+settings pool PYENGINE_TRANSIENT_STORE_POOL_ENABLE=true PYENGINE_TRANSIENT_STORE_POOL_SIZE=3 \
+    PYENGINE_HA_LISTEN_PORT=$((20000 + RANDOM % 10000)) # the guest shares this machine's network
 drop_in pyengine-writer@pool.service Service LimitMEMLOCK=64K
 systemctl start pyengine@plain.target pyengine@pool.target
 eventually "two stores run side by side" 'all_active plain && all_active pool'
 eventually "the pool has its committer" 'active committer pool && ! active committer plain'
+eventually "a master that listens has its replicator" 'active replicator pool && ! active replicator plain'
 ok "a memlock limit below the pool's size only makes it slower" 'put_ok pool one && grep -q "Max locked memory *65536" "/proc/$(pid writer pool)/limits"'
 ok "... and is warned of, once" '[ "$(journalctl -u "$(unit writer pool)" -p warning -o cat | grep -c "raise the memlock limit")" = 1 ]'
 ok "... it is what status says" '[ "$(status_of pool "d[\"mode\"]")" = pool ]'
-before=$(pid committer pool)
-kill -9 "$before"
-eventually "the committer comes back" "back committer pool $before && put_ok pool two"
+for kind in committer replicator; do
+    before=$(pid $kind pool)
+    kill -9 "$before"
+    eventually "the $kind comes back" "back $kind pool $before && put_ok pool $kind"
+done
 systemctl stop pyengine@pool.target pyengine-store@pool.service
 ok "stopping one leaves the other" 'all_active plain && put_ok plain one'
 ok "... and the pool was drained" '[ "$(status_of pool "d[\"undrained_bytes\"]")" = 0 ] && [ ! -e /var/lib/pyengine/pool/abort ]'
