@@ -39,7 +39,7 @@ from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.session_server import SessionServer
 from pyengine.ipc.sessions import Sessions
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import Ownership, StoreLock
+from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.services.ha_link import MasterLink
@@ -253,6 +253,8 @@ class Supervisor:
         notify("STOPPING=1")
         if self._is_memory_lost():
             children.kill()
+            if self._arguments.no_children:
+                kill_workers(self._root)
             server.close()
             self._warn("somebody has written over the control block: the workers were killed, the next start recovers the store")
             return ExitCode.FAILED

@@ -21,6 +21,7 @@ import enum
 import errno
 import fcntl
 import os
+import signal
 import stat
 import struct
 import time
@@ -212,6 +213,15 @@ def kind_holder(root: str | os.PathLike[str], kind: int) -> int | None:
                 if _is_open_on(f"/proc/{pid}/fd/{descriptor}", wanted) and _holds(pid, descriptor, KIND_BYTE + kind):
                     return int(pid)
     return None
+
+
+def kill_workers(root: str | os.PathLike[str]) -> None:
+    """SIGKILL to each process that holds a worker's byte, where shared memory does not tell who it is."""
+    for kind in living_kinds(root):
+        pid = kind_holder(root, kind) if kind else None
+        if pid is not None and pid != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _is_open_on(link: str, wanted: os.stat_result) -> bool:

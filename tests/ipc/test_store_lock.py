@@ -13,7 +13,7 @@ import pytest
 
 from pyengine.engine import supervisor_pid
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
-from pyengine.ipc.store_lock import Ownership, StoreLock, kind_holder, living_kinds, lock_modified_ns, look
+from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, kind_holder, living_kinds, lock_modified_ns, look
 
 # RocketMQ's way: an exclusive POSIX record lock on byte 0, then the four letters.
 ROCKETMQ = """
@@ -164,6 +164,16 @@ def test_two_workers_of_a_kind_cannot_run_and_a_killed_one_frees_its_byte(root):
             worker.send_signal(signal.SIGKILL)
             worker.wait(timeout=30)
             twin.take_kind(3)
+        end(worker)
+
+
+def test_workers_whose_pids_nobody_knows_are_killed_by_their_locks(root):
+    with StoreLock(root, create=True) as owner:
+        owner.own()
+        owner.share()
+        worker, _ = run(WORKER, root)
+        kill_workers(root)
+        assert worker.wait(timeout=30) == -signal.SIGKILL and not owner.kind_taken(3)
         end(worker)
 
 
