@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pyengine.errors import StoreRefusedError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
 from pyengine.formats.paths import StorePaths, is_queue_id_name
@@ -85,6 +86,16 @@ def list_queues(root: Path | str, size_bytes: int, misplaced: list[Path] | None 
         if files:
             queues.append(_measure(QueueState(topic, queue_id, folder, files, size_bytes), files[-RECOVERED_FILES:]))
     return queues
+
+
+def refuse_foreign_extensions(root: Path | str, size_bytes: int) -> None:
+    """StoreRefusedError for files in the queues' extensions that RocketMQ would refuse."""
+    folder = StorePaths(root).consume_queue_ext
+    try:
+        for _, _, queue in _queue_folders(folder, None):
+            list_segments(queue, size_bytes)
+    except NotADirectoryError:
+        raise StoreRefusedError(f"{folder} is a file where a folder belongs; move it away") from None
 
 
 def measured_from(queue: QueueState, synced_below: int) -> QueueState:

@@ -57,7 +57,7 @@ from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.queue_ext_files import sync_ext
 from pyengine.storage.queue_numbers import numbers_given
 from pyengine.storage.queue_recovery import (
-    QueueCut, QueueState, apply_cut, list_queues, measured_from, plan_cut, sync_queue,
+    QueueCut, QueueState, apply_cut, list_queues, measured_from, plan_cut, refuse_foreign_extensions, sync_queue,
 )
 from pyengine.storage.queue_times import restore_queue_times
 from pyengine.storage.rebuild_marker import read_rebuild_marker, remove_rebuild_marker
@@ -177,6 +177,8 @@ class _Recovery:
             move_away(self._root, rebuilt)
         misplaced: list[Path] = []
         queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes, misplaced)
+        if self._options.enable_consume_queue_ext:
+            refuse_foreign_extensions(self._root, self._geometry.mapped_file_size_consume_queue_ext_bytes)
         with being_written(log.unsynced_paths):
             plan = self._decide(log, queues, shared)
         if reading.damage:

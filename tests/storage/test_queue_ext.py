@@ -188,6 +188,25 @@ def test_a_file_of_another_length_is_refused(cqext, tmp_path):
         settle_ext_end(tmp_path / "new/consumequeue/Ext1/0", newest.parent, 400, 512)
 
 
+@pytest.mark.parametrize("damage", ["another length", "a pipe", "a file for the folder"])
+def test_an_extension_that_cannot_be_used_is_refused_before_anything_is_changed(cqext, damage):
+    folder = cqext.root / "consumequeue_ext"
+    newest = sorted((folder / "Ext1/0").iterdir())[-1]
+    if damage == "another length":
+        os.truncate(newest, 100)
+    elif damage == "a pipe":
+        newest.unlink()
+        os.mkfifo(newest)
+    else:
+        shutil.rmtree(folder)
+        folder.write_bytes(b"x")
+    (cqext.root / "abort").write_bytes(b"")
+    before = files_below(cqext.root)
+    with pytest.raises(StoreRefusedError):
+        recover(cqext.root, Geometry(**cqext.sizes), options=EXT)
+    assert files_below(cqext.root) == before
+
+
 def test_a_unit_that_is_not_its_message_s_is_found_and_made_again(cqext):
     file = cqext.root / "consumequeue_ext" / "Ext1" / "0" / ("0" * 20)
     content = bytearray(file.read_bytes())
