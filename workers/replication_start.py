@@ -16,6 +16,7 @@ import os
 
 from pyengine.config import EngineConfig
 from pyengine.errors import CorruptionError, UsageError
+from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
@@ -27,7 +28,7 @@ SLAVE = "SLAVE"
 
 def check_role(root: str | os.PathLike[str], config: EngineConfig) -> None:
     """UsageError where a slave is started as a master without having been promoted, or may be one for all that can be read."""
-    if config.broker_role == SLAVE:
+    if config.broker_role == SLAVE or not StorePaths(root).config.is_dir():  # a file there ends the start by itself
         return
     noted, said = ReplicationStateFile(root).read()
     if noted is not None and noted.role == SLAVE:

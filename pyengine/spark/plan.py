@@ -15,7 +15,6 @@ from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import LogRange, QueuePart, cut
 from pyengine.spark.selection import EVERY_OFFSET, offset_bounds
 from pyengine.spark.starting_times import require_messages_of_times
-from pyengine.storage.watermark import read_watermark
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
@@ -76,6 +75,8 @@ def _plan(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> list[L
 def _with_lost_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, limit: int, log_end: int) -> int:
     """The limit. Of a store at rest it was found by reading, and ends at damage too: CorruptionError where its engine
     had synced more, unless damage is to be skipped; then what is there of that is read."""
+    from pyengine.storage.watermark import read_watermark
+
     if options.read_level is ReadLevel.REPLICATED or not options.is_remote and reader.is_live:
         return limit
     durable = (reader.durable_watermark() if options.is_remote else read_watermark(options.path)).watermark

@@ -111,6 +111,15 @@ def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: C
     return found
 
 
+def audit_kept(store: Path, rows: Sequence[dict], **options) -> tuple[Audit, Sequence[dict]]:
+    """audit() of the rows that retention has not deleted, and these rows; a cleaner may delete more of them meanwhile."""
+    while True:
+        rows = still_kept(store, rows)
+        found = audit(store, rows, **options)
+        if not found.failures or len(still_kept(store, rows)) == len(rows):
+            return found, rows
+
+
 def _look_at_delayed(message, topic: str, queue_id: int, found: Audit) -> None:
     """Whole, wherever it stands; as long as it waits (SCHEDULE_TOPIC) it is not delivered."""
     found.messages += 1

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyengine
-from crash.audit import audit, check, read_acked, still_kept
+from crash.audit import audit, audit_kept, check, read_acked
 from crash.report import add_common_options, as_failure, ended_in_order, finish
 from crash.watch import EngineWatch, HangError, kill, kill_all, stopped, wait_for
 from pyengine.cli.replay import MODES
@@ -292,10 +292,12 @@ class CrashRun:
     def look_over(self, *, final: bool = False) -> None:
         rows = read_acked(self.acked)
         if self.kind == "cleaner":
-            all_rows, rows = rows, still_kept(self.store, rows)
+            all_rows = rows
+            found, rows = audit_kept(self.store, rows, delayed_are_due=final)
             if final and len(rows) == len(all_rows):
                 self.summary.failures.append("nothing was deleted: these kills have shown nothing")
-        found = audit(self.store, rows, delayed_are_due=final)
+        else:
+            found = audit(self.store, rows, delayed_are_due=final)
         self.summary.acknowledged = found.acknowledged
         self.summary.checked += found.messages
         self.summary.lost += found.lost

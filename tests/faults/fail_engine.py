@@ -37,7 +37,7 @@ from pathlib import Path
 
 import pyengine
 from crash.acked_producer import make_body, read_body
-from crash.audit import audit, check, still_kept
+from crash.audit import audit, audit_kept, check, still_kept
 from crash.rounds import RETENTION, processes_of
 from crash.watch import HangError, kill, state_of, wait_for
 from faults.failing_calls import preload
@@ -315,9 +315,8 @@ class Rig:
         if self.mode != "sync":
             end = self.status()["positions"]["wrote"]
             rows = [row for row in rows if row["physical_offset"] < end]
-        if self.cleaning:
-            rows = still_kept(self.root, rows)
-        self.bad += audit(self.root, rows, topics=TOPICS).failures
+        found = audit_kept(self.root, rows, topics=TOPICS)[0] if self.cleaning else audit(self.root, rows, topics=TOPICS)
+        self.bad += found.failures
         if not self.cleaning and self.mode == "sync" and (missing := self.traffic.late - self.delivered()):
             self.bad.append(f"LOST: delayed messages {sorted(missing)[:10]} were acknowledged and never delivered")
 

@@ -12,7 +12,8 @@ import pytest
 
 from crash import proof as proofs
 from crash.report import finish
-from crash.rounds import CrashRun
+from crash.rounds import CrashRun, processes_of
+from crash.watch import wait_for
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -136,5 +137,6 @@ def test_an_engine_that_is_only_starting_is_found_and_ended(tmp_path):
     (tmp_path / "workers" / "supervisor.py").write_text("import time\ntime.sleep(60)\n")
     process = subprocess.Popen([sys.executable, "-m", "workers.supervisor", str(store), "--report-fd", "5"], cwd=tmp_path)
     run = CrashRun(store, tmp_path, "writer", "async", 5)
+    wait_for("its command line", lambda: process.pid in processes_of(store, b"workers."))
     run.end_everything()
     assert process.wait(60) == -9 and run.summary.failures == []
