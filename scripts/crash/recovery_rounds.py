@@ -55,7 +55,7 @@ class RecoveryRun(CrashRun):
         self.board = Board(scratch / "board")
         there = [point for point in FAILPOINTS.values() if not point.in_c or lib.ms_failpoint_built()]
         self.maybe_passed = [point.name for point in there if point.scene == RECOVERY or point.where in PASSED_TOO]
-        self.passed_by_start = [*ALWAYS_PASSED, *(point.name for point in FAILPOINTS.values() if point.scene == START)]
+        self.passed_by_start = [*ALWAYS_PASSED, *(point.name for point in there if point.scene == START)]
 
     def strike(self) -> None:
         self.kill_everything_at_once()
