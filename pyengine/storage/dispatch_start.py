@@ -19,6 +19,7 @@ When shared memory counts, everything below its `reput_from` has been dispatched
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 
 from pyengine.native.dispatch import touched_queues
@@ -74,36 +75,36 @@ def record_start(log: LogView, offset: int) -> int:
 
 def queues_between(log: LogView, start: int, end: int, multi_dispatch: bool) -> Iterator[tuple[str, int]]:
     """The queues that the records of [start, end) have entries in, as far as they can be read; each perhaps several times."""
-    for segment in log.segments:
-        base = segment.start_offset
-        at, stop = max(start, base), min(end, base + log.size_bytes)
-        if at >= stop:
-            continue
-        with mapped(segment.path) as view:
-            while at < stop:
-                touched = touched_queues(view, base, at, stop, multi_dispatch=multi_dispatch)
-                yield from ((queue.topic, queue.queue_id) for queue in touched.queues)
-                if touched.reason == "blank" or touched.reached == stop:
-                    break
-                following = sync(view, base, touched.reached + 1, stop) if touched.reached + 1 < stop else None
-                at = stop if following is None else following
+    for view, base, at, stop in _mapped_parts(log, start, end):
+        while at < stop:
+            touched = touched_queues(view, base, at, stop, multi_dispatch=multi_dispatch)
+            yield from ((queue.topic, queue.queue_id) for queue in touched.queues)
+            if touched.reason == "blank" or touched.reached == stop:
+                break
+            following = sync(view, base, touched.reached + 1, stop) if touched.reached + 1 < stop else None
+            at = stop if following is None else following
 
 
 def _has_entries(log: LogView, start: int, end: int, multi_dispatch: bool) -> bool:
     """True when a record of [start, end) has an entry in any queue; what cannot be read counts as such."""
+    for view, base, at, stop in _mapped_parts(log, start, end):
+        while at < stop:
+            touched = touched_queues(view, base, at, min(stop, at + _SLICE_BYTES), multi_dispatch=multi_dispatch)
+            if touched.queues:
+                return True
+            if touched.reached == at:
+                if touched.reason == "blank":
+                    break
+                return True
+            at = touched.reached
+    return False
+
+
+def _mapped_parts(log: LogView, start: int, end: int) -> Iterator[tuple[mmap.mmap, int, int, int]]:
+    """(mapping, its first offset, start, end) of each segment's part of [start, end); mapped until the next one is asked for."""
     for segment in log.segments:
         base = segment.start_offset
         at, stop = max(start, base), min(end, base + log.size_bytes)
-        if at >= stop:
-            continue
-        with mapped(segment.path) as view:
-            while at < stop:
-                touched = touched_queues(view, base, at, min(stop, at + _SLICE_BYTES), multi_dispatch=multi_dispatch)
-                if touched.queues:
-                    return True
-                if touched.reached == at:
-                    if touched.reason == "blank":
-                        break
-                    return True
-                at = touched.reached
-    return False
+        if at < stop:
+            with mapped(segment.path) as view:
+                yield view, base, at, stop

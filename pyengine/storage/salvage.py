@@ -159,5 +159,6 @@ def _salvage(
     return SalvageReport(
         log.records, log.kept_bytes, tuple(skipped), missing,
         {key: queue.moved_by for key, queue in log.queues.items() if queue.moved_by},
-        None if durable is None else max(0, durable.flushed - end), report.end_offset, log.end_offset, report, tuple(notes), time.monotonic() - started_s,
+        None if durable is None else max(0, durable.flushed - end),
+        report.end_offset, log.end_offset, report, tuple(notes), time.monotonic() - started_s,
     )
