@@ -10,7 +10,8 @@
     +-- StoreBusyError               5: another process owns the store
     +-- DegradedError                6: the engine runs, but read-only or without some of its promises
     +-- EngineUnavailableError       1: no running engine at this path, or it went away
-    +-- PutTimeoutError              1: a put did not finish in time; the result is indeterminate
+    +-- PutError                     1: raised by raise_for_status() for a put that is not PUT_OK; carries its result
+    |   +-- PutTimeoutError          1: the put was submitted and its fate is not known: the result is indeterminate
     +-- DiskError                    1: a system call on the store's files failed; carries errno and path
     |   +-- FlushError               1: fdatasync or fsync failed: final, never retried
     |   +-- DiskFullError            1: no room; the store resumes by itself once there is some
@@ -22,6 +23,10 @@ recovery is the cure.
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyengine.results import PutManyResult, PutResult
 
 
 class ExitCode(enum.IntEnum):
@@ -87,8 +92,16 @@ class EngineUnavailableError(EngineError):
     """No running engine at this path, or it went away."""
 
 
-class PutTimeoutError(EngineError):
-    """A put did not finish in time; the result is indeterminate."""
+class PutError(EngineError):
+    """A put did not end with PUT_OK; `result` is what it answered. Only raise_for_status() raises it."""
+
+    def __init__(self, message: str, result: PutResult | PutManyResult | None = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class PutTimeoutError(PutError):
+    """A put was submitted and its fate is not known; `result.indeterminate` is True."""
 
 
 class DiskError(EngineError):

@@ -339,7 +339,7 @@ class Producer:
                      store_host: bytes, wait: bool, timeout_s: float | None) -> PutResult:
         payload = encode_batch(members)
         if len(payload) > self._max_message_bytes:
-            return PutResult(PutStatus.MESSAGE_ILLEGAL, topic=topic, queue_id=queue_id, count=0,
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, topic=topic, queue_id=queue_id,
                              reason=f"the batch has {len(payload)} bytes, {self._max_message_bytes} are possible "
                                     "(max_message_size_bytes): split it, or use put_many")
         header.payload_bytes = len(payload)

@@ -96,7 +96,7 @@ def refusal(context: PutContext, status: PutStatus, reason: str) -> PutResult | 
     """Nothing was submitted, and `reason` says what to change."""
     if context.kind == native.MANY:
         return PutManyResult(status, topic=context.topic, queue_id=context.queue_id, reason=reason)
-    return PutResult(status, topic=context.topic, queue_id=context.queue_id, count=0, reason=reason)
+    return PutResult(status, topic=context.topic, queue_id=context.queue_id, reason=reason)
 
 
 def busy_refusal(context: PutContext, session: native.ProducerSession) -> PutResult | PutManyResult:
@@ -112,5 +112,4 @@ def unknown_fate(context: PutContext, reason: str) -> PutResult | PutManyResult:
     if context.kind == native.MANY:
         return PutManyResult(PutStatus.UNKNOWN_ERROR, topic=context.topic, queue_id=context.queue_id, reason=reason,
                              indeterminate=True)
-    return PutResult(PutStatus.UNKNOWN_ERROR, topic=context.topic, queue_id=context.queue_id, count=0, reason=reason,
-                     indeterminate=True)
+    return PutResult(PutStatus.UNKNOWN_ERROR, topic=context.topic, queue_id=context.queue_id, reason=reason, indeterminate=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 import operator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from pyengine.errors import PutError, PutTimeoutError
 
 if TYPE_CHECKING:
     from pyengine.formats.message import Message
@@ -50,13 +52,35 @@ class ReadLevel(enum.Enum):
     REPLICATED = "replicated"
 
 
-class PutResult(tuple):
-    """The answer to one put.
+class _PutAnswer:
+    """What the results of put and put_many share. True in a condition only if the status is PUT_OK."""
+
+    __slots__ = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that was asked for is done: the status is PUT_OK."""
+        return self.status is PutStatus.PUT_OK
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def raise_for_status(self) -> Self:
+        """This result if it is PUT_OK; else PutError, or PutTimeoutError where it is indeterminate, with the reason."""
+        if not self.ok:
+            raise (PutTimeoutError if self.indeterminate else PutError)(f"{self.status.name}: {self.reason}", self)
+        return self
+
+
+class PutResult(_PutAnswer, tuple):
+    """The answer to one put; in a condition true only if the status is PUT_OK.
 
     `status` is PUT_OK or the reason why not; `reason` is a sentence that says what to
-    change. `indeterminate` is True only when the message was submitted and its fate is
-    not known (docs/promises.md, 9). Offsets are -1 where nothing was stored. A batch has
-    the first member's offsets and `msg_id` with all ids joined by commas.
+    change. `stored` tells whether the log has the message, also where it is not PUT_OK
+    because it was not synced or confirmed in time. `indeterminate` is True only when the message
+    was submitted and its fate is not known (docs/promises.md, 9). Offsets are -1 and `count`
+    is 0 where nothing was stored. A batch has the first member's offsets and `msg_id` with
+    all ids joined by commas.
 
     A tuple underneath, (answer, topic, queue_id, store_host, reason, indeterminate, msg_id), with the
     answer as the writer gave it (native/producer.py ANSWER): that is the cheapest thing to
@@ -66,8 +90,10 @@ class PutResult(tuple):
     __slots__ = ()
 
     def __new__(cls, status: PutStatus, msg_id: str = "", queue_offset: int = -1, physical_offset: int = -1,
-                size_bytes: int = 0, store_timestamp_ms: int = 0, topic: str = "", queue_id: int = 0, count: int = 1,
-                reason: str = "", indeterminate: bool = False, store_host: bytes = b"") -> PutResult:
+                size_bytes: int = 0, store_timestamp_ms: int = 0, topic: str = "", queue_id: int = 0,
+                count: int | None = None, reason: str = "", indeterminate: bool = False,
+                store_host: bytes = b"") -> PutResult:
+        count = int(physical_offset >= 0) if count is None else count
         answer = (0, physical_offset, -1, queue_offset, store_timestamp_ms, int(status), 0, count, size_bytes)
         return cls.of_answer(answer, topic, queue_id, store_host, reason, indeterminate, msg_id)
 
@@ -83,7 +109,13 @@ class PutResult(tuple):
 
     @property
     def ok(self) -> bool:
+        """Whether all that was asked for is done: the status is PUT_OK."""
         return self[0][5] == 0
+
+    @property
+    def stored(self) -> bool:
+        """Whether the log has the message; with FLUSH_DISK_TIMEOUT and SLAVE_NOT_AVAILABLE, for example, it has."""
+        return self[0][1] >= 0
 
     @property
     def physical_offset(self) -> int:
@@ -99,6 +131,7 @@ class PutResult(tuple):
 
     @property
     def count(self) -> int:
+        """How many messages were stored; 0 for a put that was refused."""
         return self[0][7]
 
     @property
@@ -145,7 +178,7 @@ class PutResult(tuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PutManyResult:
+class PutManyResult(_PutAnswer):
     """The answer to put_many: all of the messages are stored, with contiguous queue offsets, or none."""
 
     status: PutStatus
@@ -160,8 +193,9 @@ class PutManyResult:
     indeterminate: bool = False
 
     @property
-    def ok(self) -> bool:
-        return self.status is PutStatus.PUT_OK
+    def stored(self) -> bool:
+        """Whether the log has the messages."""
+        return self.first_physical_offset >= 0
 
 
 @dataclass(frozen=True, slots=True)

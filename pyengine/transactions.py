@@ -75,7 +75,7 @@ class Transactions:
                 pieces.append(f"{name}{NAME_VALUE_SEPARATOR}{outgoing.property_value(value, name)}")
             data = outgoing.body_bytes(body)
         except Refused as refused:
-            return PutResult(refused.status, topic=str(topic), queue_id=queue_id, count=0, reason=refused.reason)
+            return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
         return self._producer.put_raw(
             topic, data, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=flag,
             sys_flag=SYS_FLAG_TRANSACTION_PREPARED, born_timestamp_ms=time.time_ns() // 1_000_000,
@@ -98,9 +98,9 @@ class Transactions:
                 raise Refused(PutStatus.MESSAGE_ILLEGAL,
                               f"the transaction of {msg_id} has ended by {done} already, at offset {result.physical_offset}")
         except Refused as refused:
-            return PutResult(refused.status, count=0, reason=refused.reason)
+            return PutResult(refused.status, reason=refused.reason)
         except EngineError as error:  # a store that cannot be read now
-            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, count=0, reason=str(error))
+            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=str(error))
         result = self._put_end(prepared, outcome, wait, timeout_s)
         if result.physical_offset >= 0:
             self._ended[prepared.physical_offset] = outcome, result

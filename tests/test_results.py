@@ -7,7 +7,8 @@ import pickle
 
 import pytest
 
-from pyengine.results import PutResult, PutStatus
+from pyengine.errors import PutError, PutTimeoutError
+from pyengine.results import PutManyResult, PutResult, PutStatus
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 RESULT = PutResult.of_answer((7, 100, 200, 3, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)
@@ -31,3 +32,39 @@ def test_a_copy_is_equal_and_says_the_same(copied):
     for result in (RESULT, refused):
         again = copied(result)
         assert type(again) is PutResult and again == result and repr(again) == repr(result)
+
+
+STORED_STATUSES = {PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT, PutStatus.FLUSH_SLAVE_TIMEOUT, PutStatus.SLAVE_NOT_AVAILABLE}
+
+
+def results_of(status: PutStatus, **more):
+    """A put's and a put_many's result with this status, as the producer makes them."""
+    offset = 100 if status in STORED_STATUSES else -1
+    return (PutResult(status, queue_offset=offset, physical_offset=offset, topic="T", **more),
+            PutManyResult(status, int(offset >= 0), offset, offset, topic="T", **more))
+
+
+@pytest.mark.parametrize("status", PutStatus)
+def test_a_result_is_true_only_when_all_that_was_asked_for_is_kept(status):
+    for result in results_of(status):
+        assert bool(result) is result.ok is (status is PutStatus.PUT_OK)
+        assert result.stored is (status in STORED_STATUSES)
+        assert result.count == (1 if status in STORED_STATUSES else 0)
+
+
+@pytest.mark.parametrize("status", PutStatus)
+def test_raise_for_status_gives_the_result_or_raises_with_it(status):
+    for result in results_of(status, reason="the reason"):
+        if result:
+            assert result.raise_for_status() is result
+            continue
+        with pytest.raises(PutError, match=f"{status.name}: the reason") as raised:
+            result.raise_for_status()
+        assert raised.value.result is result and not isinstance(raised.value, PutTimeoutError)
+        assert pickle.loads(pickle.dumps(raised.value)).result == result
+
+
+def test_an_indeterminate_put_raises_an_error_of_its_own():
+    for result in results_of(PutStatus.UNKNOWN_ERROR, reason="no answer", indeterminate=True):
+        with pytest.raises(PutTimeoutError, match="no answer"):
+            result.raise_for_status()
