@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Self
 
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.message import Message
-from pyengine.ipc.engine_id import read_epoch
 from pyengine.ipc.live_reader import FLUSH_STEP_S, open_store
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.services.group_lag import QueueLag, queue_lags
 from pyengine.services.group_session import BEAT_S, GroupSession, HistoryChangedError
 from pyengine.services.held_queue import HeldQueue
 from pyengine.services.start_offset import Start, check_start, start_offset
+from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.read_level import StoreUse, store_use
 from pyengine.storage.tag_filter import parse_subscription
 

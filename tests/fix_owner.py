@@ -12,11 +12,11 @@ import pytest
 from pyengine.config import EngineConfig, keep_sizes
 from pyengine.ipc import attach_count, shared_objects
 from pyengine.ipc.control_block import EngineMemory, Identity, now_ms
-from pyengine.ipc.engine_id import ensure_engine_id, raise_epoch, read_boot_id
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.shared_objects import SharedFolder
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
+from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_boot_id
 from waiting import eventually
 
 CHECKOUT = Path(__file__).resolve().parent.parent

@@ -22,7 +22,6 @@ from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import attach_count, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
 from pyengine.ipc.control_block import EngineMemory, Identity, now_ms
-from pyengine.ipc.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.replication import create_replication
@@ -36,6 +35,7 @@ from pyengine.storage.abort_file import create_abort_file
 from pyengine.services.ha_join import join
 from pyengine.services.ha_link import MasterLink
 from pyengine.storage.cut_log import Cut, intend_cut
+from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.log_files import list_log, new_segment_folder
 from pyengine.storage.new_file import create_file, make_folders
 from pyengine.storage.recovery import RecoveryOptions, recover

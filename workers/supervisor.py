@@ -34,7 +34,6 @@ from pyengine.config import EngineConfig, load_config, parse_set
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, os_error_sentence
 from pyengine.ipc import attach_count
 from pyengine.ipc.control_block import EngineMemory, Identity, check_block
-from pyengine.ipc.engine_id import read_engine_id, read_epoch
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.session_server import SessionServer
 from pyengine.ipc.sessions import Sessions
@@ -45,6 +44,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.services.ha_link import MasterLink
 from pyengine.services.store_stats import StoreStatsService
 from pyengine.storage.abort_file import remove_abort_file
+from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.topic_config import TopicConfigs
 from workers.bring_up import bring_up, make_pool_buffer, missing_pool_buffers, prepare_root
 from workers.children import Children

@@ -52,9 +52,9 @@ def recover_alone(
 
     StoreBusyError while any process has it open.
     """
-    from pyengine.ipc.engine_id import raise_epoch
     from pyengine.ipc.left_memory import left_memory
     from pyengine.ipc.store_lock import Ownership, StoreLock
+    from pyengine.storage.engine_id import raise_epoch
     from pyengine.storage.recovery import RecoveryOptions
     from pyengine.storage.recovery import recover as recover_store
     from pyengine.storage.recovery_report import RecoveryState

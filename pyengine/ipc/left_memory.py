@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pyengine.errors import EngineUnavailableError, StoreBusyError
 from pyengine.ipc import attach_count, shared_objects
 from pyengine.ipc.control_block import EngineMemory, Identity
-from pyengine.ipc.engine_id import EngineId, read_boot_id, read_engine_id, read_epoch
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject, find_folder
 from pyengine.ipc.store_lock import lock_modified_ns
 from pyengine.native import control as native
+from pyengine.storage.engine_id import EngineId, read_boot_id, read_engine_id, read_epoch
 from pyengine.storage.page_cache import forget_cached
 from pyengine.storage.recovery_report import SharedState
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from pyengine.errors import EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.ipc import shared_objects
-from pyengine.ipc.engine_id import read_boot_id
 from pyengine.ipc.shared_objects import SharedObject, find_folder
 from pyengine.native import control as native
 from pyengine.results import ReadLevel
+from pyengine.storage.engine_id import read_boot_id
 from pyengine.storage.read_level import FilesWatermark, StoreUse, store_use
 from pyengine.storage.segment_files import SegmentFolder
 

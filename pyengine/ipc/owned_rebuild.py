@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pyengine.config import EngineConfig, keep_sizes
 from pyengine.errors import StoreBusyError
-from pyengine.ipc.engine_id import raise_epoch
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.store_lock import Ownership, StoreLock
+from pyengine.storage.engine_id import raise_epoch
 from pyengine.storage.rebuild import RebuildReport, RebuildWork, Selection, rebuild
 from pyengine.storage.recovery import RecoveryOptions
 from pyengine.storage.recovery_report import Progress, RecoveryState

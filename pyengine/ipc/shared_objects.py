@@ -37,8 +37,8 @@ from types import TracebackType
 from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.small_file import read_small_file
-from pyengine.ipc.engine_id import EngineId, read_engine_id
 from pyengine.native.failpoint import failpoint
+from pyengine.storage.engine_id import EngineId, read_engine_id
 
 CONTROL = "control"
 BELLS = "bells"

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pyengine.ipc.engine_id import read_epoch
 from pyengine.ipc.group_members import Claim, GroupMembers
 from pyengine.services.allocate_message_queue import allocate_averagely
 from pyengine.services.stillness import Stillness
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
+from pyengine.storage.engine_id import read_epoch
 
 BEAT_S = 0.5
 

@@ -8,9 +8,9 @@ import pytest
 from fix_cli import picture, run
 
 from pyengine.ipc.control_block import EngineMemory, Identity
-from pyengine.ipc.engine_id import ensure_engine_id
 from pyengine.ipc.shared_objects import SharedFolder, note_run
 from pyengine.native import control as native
+from pyengine.storage.engine_id import ensure_engine_id
 
 HEADER_NAMES = {"file": "name", "beginTs": "begin_timestamp_ms", "endTs": "end_timestamp_ms",
                 "beginPhy": "begin_physical_offset", "endPhy": "end_physical_offset", "slotCount": "hash_slot_count",

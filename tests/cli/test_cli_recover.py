@@ -9,9 +9,9 @@ from fix_cli import changes, picture, run, spawn, without_override
 from fix_golden import compare_inspect
 from fix_owner import eventually
 
-from pyengine.ipc.engine_id import read_epoch
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
+from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 

@@ -29,12 +29,12 @@ import pyengine
 from pyengine.config import load_config
 from pyengine.errors import EngineError, ExitCode
 from pyengine.formats.message import Message
-from pyengine.ipc.engine_id import read_engine_id, read_epoch
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.check import check
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.inspect import inspect
 from pyengine.storage.recovery import recover
 from pyengine.storage.recovery_report import RecoveryState

@@ -16,9 +16,9 @@ from faults.memory_folder import memory_folder
 from fix_store_builder import StoreBuilder
 from pyengine.config import keep_sizes, load_config
 from pyengine.formats.message import decode_record, encode_record
-from pyengine.ipc.engine_id import ensure_engine_id, raise_epoch
 from pyengine.native import scan
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.recovery import recover
 from pyengine.storage.watermark import DurableWatermark, write_watermark

@@ -16,7 +16,7 @@ import pytest
 
 from faults.power_cut import build_shim, explore, read_journal, shim_environment
 from pyengine.formats.paths import segment_name
-from pyengine.ipc.engine_id import read_epoch
+from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.watermark import read_watermark
@@ -29,7 +29,7 @@ import os, sys
 from pathlib import Path
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import segment_name
-from pyengine.ipc.engine_id import raise_epoch
+from pyengine.storage.engine_id import raise_epoch
 from pyengine.storage import file_removal, new_file, store_checkpoint
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.watermark import DurableWatermark, write_watermark

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyengine.ipc.engine_id import ensure_engine_id
 from pyengine.ipc.shared_objects import SharedFolder
+from pyengine.storage.engine_id import ensure_engine_id
 
 
 @pytest.fixture

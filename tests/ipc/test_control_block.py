@@ -11,9 +11,9 @@ import pytest
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.control_block import EngineMemory, Identity
-from pyengine.ipc.engine_id import read_boot_id
 from pyengine.native import control as native
 from pyengine.native import sequence
+from pyengine.storage.engine_id import read_boot_id
 
 
 def identity_of(engine_id, **changes):

@@ -10,8 +10,8 @@ import pytest
 
 from pyengine.errors import DiskFullError, EngineUnavailableError
 from pyengine.ipc import shared_objects
-from pyengine.ipc.engine_id import ensure_engine_id
 from pyengine.ipc.shared_objects import SharedFolder, create_semaphores, find_folder, note_run, semaphore_name
+from pyengine.storage.engine_id import ensure_engine_id
 
 
 def test_an_object_is_allocated_private_and_seen_by_others(folder):

@@ -12,8 +12,8 @@ from pyengine.services import group_session
 from pyengine.services.allocate_message_queue import allocate_averagely
 from pyengine.services.group_session import GroupSession, HistoryChangedError
 from pyengine.services.stillness import Stillness
-from pyengine.ipc.engine_id import raise_epoch
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.engine_id import raise_epoch
 
 
 class Clock:

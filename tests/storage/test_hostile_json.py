@@ -11,7 +11,6 @@ from pyengine.engine import open_log
 from pyengine.errors import DiskError, EngineError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.small_file import read_small_file
-from pyengine.ipc.engine_id import read_engine_id, read_epoch
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import StoreLock, living_kinds, look
 from pyengine.config import load_config
@@ -19,6 +18,7 @@ from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.cut_log import read_cut
 from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.inspect import raw_checkpoint
 from pyengine.storage.read_level import store_use
 from pyengine.storage.rebuild_marker import read_rebuild_marker

@@ -19,13 +19,13 @@ from fix_owner import CHECKOUT
 from waiting import eventually
 from pyengine.engine import start_engine, stop_engine, supervisor_pid
 from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError, NotAStoreError, StoreBusyError, UsageError
-from pyengine.ipc.engine_id import read_epoch
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.results import PutStatus
+from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.watermark import read_watermark
 
 WORKERS = {"async": {"writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"},

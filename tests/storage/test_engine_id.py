@@ -9,8 +9,15 @@ import shutil
 import pytest
 
 from pyengine.errors import DiskError
-from pyengine.ipc import engine_id
-from pyengine.ipc.engine_id import engine_id_path, ensure_engine_id, raise_epoch, read_engine_id, read_epoch
+from pyengine.storage import engine_id
+from pyengine.storage.engine_id import engine_id_path, ensure_engine_id, raise_epoch, read_engine_id, read_epoch
+
+
+@pytest.fixture
+def root(tmp_path):
+    path = tmp_path / "store"
+    path.mkdir()
+    return path
 
 
 def test_a_store_without_identity_has_none_and_looking_does_not_give_it_one(root):
@@ -81,6 +88,6 @@ def test_an_epoch_that_cannot_be_read_now_is_no_epoch_of_0(root, monkeypatch):
     def fails(path):
         raise OSError(24, "Too many open files", str(path))
 
-    monkeypatch.setattr("pyengine.ipc.engine_id.read_small_file", fails)
+    monkeypatch.setattr("pyengine.storage.engine_id.read_small_file", fails)
     with pytest.raises(DiskError, match="cannot read .*epoch: Too many open files"):
         raise_epoch(root)
