@@ -32,6 +32,7 @@ import fcntl
 import os
 import secrets
 import struct
+import weakref
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,15 @@ _FENCES = 1 << 24
 _NOBODY = 0
 _READS = 4                        # a record being written may be read torn once, not four times
 _FLOCK = "hhqqi0q"                # struct flock: l_type, l_whence, l_start, l_len, l_pid
+_living: weakref.WeakSet[GroupMembers] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for members in _living:
+        members._close_file()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,7 @@ class GroupMembers:
         self._base = MEMBERS
         self._beats = 0
         self.incarnation = secrets.randbits(63) | 1
+        _living.add(self)
 
     # -- members ------------------------------------------------------------------
 
@@ -196,9 +207,13 @@ class GroupMembers:
             try:
                 self._lock_call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0, 0)
             finally:
-                os.close(self._descriptor)
-            self._descriptor = -1
-            self._slot = -1
+                self._close_file()
+
+    def _close_file(self) -> None:
+        """Without a word about locks: in a forked child they are its parent's, and must end with that process."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor, self._slot = self._descriptor, -1, -1
+            os.close(descriptor)
 
     # -- locks --------------------------------------------------------------------
 

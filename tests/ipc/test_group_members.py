@@ -73,6 +73,30 @@ def test_a_member_leaves_at_once_even_if_it_has_forked(member):
         os.waitpid(child, 0)
 
 
+def test_a_killed_member_that_had_forked_a_helper_is_gone_at_once(tmp_path, member):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        mine = GroupMembers(tmp_path, "orders", "billing")
+        mine.join()
+        mine.claim(3)
+        if os.fork() == 0:  # it may close what it has of its parent's, and changes nothing by it
+            mine.close()
+            os.write(writing, b"x")
+        signal.pause()
+    try:
+        os.read(reading, 1)
+        other = member()
+        assert other.sharing() == [0, 1] and other.is_claimed(3) and other.claim(3) is None
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert other.sharing() == [1] and not other.is_claimed(3)
+        assert other.holds(other.claim(3))
+    finally:
+        os.killpg(child, signal.SIGKILL)
+
+
 def test_one_queue_has_one_holder(member):
     members = [member() for _ in range(4)]
     claims = [one.claim(7) for one in members]
