@@ -1,17 +1,19 @@
-"""docs/proof.md: what was tried, how often, with which seed and on which commit. Written by this, never by hand.
+"""docs/proof.md: what was tried, how often and on which commit, a row for each class. Written by this, never by hand.
 
-    python -m crash.proof add RECORDS RIG COMMAND < OUTPUT    takes the JSON summaries that a crash script printed
-    python -m crash.proof page RECORDS PAGE                   makes the page
+    python -m crash.proof add RECORDS CLASS COMMAND < OUTPUT  takes the JSON summaries that a crash script printed
+    python -m crash.proof page RECORDS PAGE                   makes the page, and leaves in RECORDS only what it needs
 
 Tests add their own lines (tests/fix_proof.py) where PYENGINE_PROOF names RECORDS; scripts/prove_all.sh runs all of it.
 A line is one JSON document:
 
-    rig, what     which rig, and what it tried: "power cut", "sync"
+    rig, what     the class, and what of it was tried: "power cut", "sync"
     counts        name -> number; those called in HARM must be 0 for the line to hold
     held          whether everything held
     seed, command what repeats it
-    commit        the sources it ran on, with a + behind it if they had been changed
+    commit        the sources it ran on, with a + after it if they had been changed
     date, seconds
+
+A line replaces the earlier one of the same class and `what`: a run that did not hold is answered by the same run that does.
 """
 
 from __future__ import annotations
@@ -23,33 +25,49 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FIELDS = {"rig": str, "what": str, "counts": dict, "held": bool, "seed": str, "command": str, "commit": str, "date": str,
           "seconds": (int, float)}
 HARM = ("lost", "bad", "not caught")
-GIVEN = ("depth", "left_out")  # of a run, and no count of what it did: it is not summed
+GIVEN = ("seed", "seconds", "depth")  # of a run, and no count of what it did
+NO_SUMMARY = "ended without a summary: "
+ENGINE = ("csrc", "pyengine", "workers")
+PARTS = {"kills": "kills", "restarts": "restarts", "failpoints": "failpoints", "power cut": "powercut",
+         "power cut, blocks": "powercut", "failing disk, engine": "disk", "failing disk, recovery": "disk",
+         "failing disk, commits": "disk", "corruption": "corruption", "fuzz": "fuzz", "broken builds": "mutants",
+         "mutants": "mutants"}  # class -> the part of scripts/prove_all.sh that tries it
 HEAD = """# What was proved
 
-Made from `proof.jsonl` by `scripts/crash/proof.py`: each row is a run, with the counts that it printed. None is written
-by hand; a run in which something did not hold, or that ended before it could judge, stands here as such, beside the
-later one that shows it mended. *Left out* is what a time limit kept from being tried. [faults.md](faults.md) tells what
-the rigs do; `scripts/prove_all.sh` runs them and makes this page anew.
+A row for each class of faults, made by `scripts/crash/proof.py` from the last run of everything in the class, never by
+hand. *Held* counts what was tried in different ways, and how many of those did no harm: nothing acknowledged was lost,
+doubled or torn, nothing broken went unnoticed. *Since* is the number of commits to the engine after the oldest run of the
+row. [faults.md](faults.md) tells what the classes are; `scripts/prove_all.sh PART` runs one anew and makes this page.
+
 """
+
+
+def _git(checkout: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def commit_of(checkout: Path = CHECKOUT) -> str:
     """The commit, with a + where files differ from it; `unknown` outside a repository."""
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
-
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/proof.md", ":!docs/proof.jsonl")
-        return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
+        changed = _git(checkout, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/proof.md", ":!docs/proof.jsonl")
+        return _git(checkout, "rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def engine_commits_since(commit: str, checkout: Path = CHECKOUT) -> int | None:
+    """How many commits changed the engine after that one; None where the repository does not know it."""
+    try:
+        return int(_git(checkout, "rev-list", "--count", f"{commit.rstrip('+')}..HEAD", "--", *ENGINE))
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def note(records: Path, rig: str, what: str, counts: Mapping[str, int], *, held: bool, seed: str, command: str,
@@ -64,8 +82,8 @@ def note(records: Path, rig: str, what: str, counts: Mapping[str, int], *, held:
 
 
 def read(records: Path) -> list[dict]:
-    """All lines; ValueError names the first that is none."""
-    lines = []
+    """The last line of everything that was tried; ValueError names the first line that is none."""
+    last: dict[tuple[str, str], dict] = {}
     for number, text in enumerate(records.read_text().splitlines(), start=1):
         try:
             line = json.loads(text)
@@ -73,8 +91,17 @@ def read(records: Path) -> list[dict]:
                 raise TypeError("a field is of the wrong kind")
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{records}, line {number}: {error!r}") from None
-        lines.append(line)
-    return lines
+        for key, earlier in tuple(last.items()):
+            if key == (line["rig"], line["what"]) or _answers(line, earlier):
+                del last[key]
+        last[line["rig"], line["what"]] = line
+    return list(last.values())
+
+
+def _answers(line: dict, earlier: dict) -> bool:
+    """Whether it is from the command that had ended without a summary."""
+    return (line["rig"] == earlier["rig"] and earlier["what"].startswith(NO_SUMMARY)
+            and line["command"].startswith(earlier["command"]))
 
 
 def add_summaries(records: Path, rig: str, command: str, output: str) -> None:
@@ -82,50 +109,43 @@ def add_summaries(records: Path, rig: str, command: str, output: str) -> None:
     texts = [text for text in output.splitlines() if text.startswith("{")]
     for text in texts:
         one = json.loads(text)
-        counts = {name: value for name, value in one.items() if isinstance(value, int) and name not in ("seed", "seconds", *GIVEN)}
+        counts = {name: value for name, value in one.items() if isinstance(value, int) and name not in GIVEN}
         counts |= {name: sum(one[name].values()) for name in ("struck",) if name in one}
         counts |= {name: len(one[name]) for name in ("unreached",) if name in one}
-        what = [one["kind"], one["mode"], *([one["scene"]] if "scene" in one else []),
-                *(f"{name.replace('_', ' ')} {one[name]}" for name in GIVEN if one.get(name)),
-                *([f"RocketMQ {one['peer']}"] if one.get("peer") else [])]
+        counts |= {"opened by RocketMQ": 1} if one.get("peer") == "opens it" else {}
+        what = [one["kind"], one["mode"], *([one["scene"]] if "scene" in one else [])]
         note(records, rig, ", ".join(what), counts | {"bad": len(one["failures"])}, held=not one["failures"],
              seed=str(one["seed"]), command=f"{command} --seed {one['seed']}", seconds=one["seconds"])
     if not texts:
-        note(records, rig, "ended without a summary", {}, held=False, seed="", command=command, seconds=0)
+        note(records, rig, NO_SUMMARY + command, {}, held=False, seed="", command=command, seconds=0)
 
 
-def page(lines: Sequence[dict]) -> str:
-    """The whole page."""
-    rigs: dict[str, list[dict]] = defaultdict(list)
+def page(lines: Sequence[dict], since: Callable[[str], int | None] = engine_commits_since) -> str:
+    """The whole page; `since` gives the engine commits after one."""
+    classes: dict[str, list[dict]] = defaultdict(list)
     for line in lines:
-        rigs[line["rig"]].append(line)
-    parts = [HEAD, "| rig | runs | held | counts | hours |", "|---|---:|---:|---|---:|"]
-    for rig, runs in sorted(rigs.items()):
-        hours = sum(run["seconds"] for run in runs) / 3600
-        parts.append(f"| [{rig}](#{_anchor(rig)}) | {len(runs)} | {sum(run['held'] for run in runs)} | {_counts(_sum(runs))} | "
-                     f"{hours:.1f} |")
-    for rig, runs in sorted(rigs.items()):
-        parts += ["", f"## {_title(rig)}", "", "| what | counts | held | commit | date | again |", "|---|---|---|---|---|---|"]
-        for run in sorted(runs, key=lambda run: (run["what"], run["date"], run["commit"])):
-            parts.append(f"| {run['what']} | {_counts(run['counts'])} | {'yes' if run['held'] else '**no**'} | {run['commit']} | "
-                         f"{run['date']} | `{run['command'].replace('|', chr(92) + '|')}` |")
-    return "\n".join(parts) + "\n"
-
-
-def _title(rig: str) -> str:
-    return rig[:1].upper() + rig[1:]
-
-
-def _anchor(rig: str) -> str:
-    return "".join("-" if letter == " " else letter for letter in rig.lower() if letter.isalnum() or letter in " -_")
+        classes[line["rig"]].append(line)
+    parts = ["| class | held | counts | hours | commit | since | date | part |", "|---|---|---|---:|---|---:|---|---|"]
+    failed = []
+    for rig, runs in sorted(classes.items()):
+        ages = {run["commit"]: since(run["commit"]) for run in runs}
+        oldest = max(ages, key=lambda commit: (ages[commit] is None, ages[commit] or 0))
+        held, age = sum(run["held"] for run in runs), ages[oldest]
+        parts.append(f"| {rig} | {'yes' if held == len(runs) else '**no**'}, {held} of {len(runs)} | {_counts(_sum(runs))} | "
+                     f"{sum(run['seconds'] for run in runs) / 3600:.1f} | {oldest} | {'?' if age is None else age} | "
+                     f"{min(run['date'] for run in runs)} | {PARTS.get(rig, '')} |")
+        failed += [f"- {rig}, {run['what']}: {_counts(run['counts']) or 'nothing counted'}, on {run['commit']}; again: "
+                   f"`{run['command']}`" for run in runs if not run["held"]]
+    if failed:
+        parts += ["", "What did not hold, and has not been run since:", "", *failed]
+    return HEAD + "\n".join(parts) + "\n"
 
 
 def _sum(runs: Sequence[dict]) -> dict[str, int]:
     total: dict[str, int] = defaultdict(int)
     for run in runs:
         for name, count in run["counts"].items():
-            if name not in GIVEN:
-                total[name] += count
+            total[name] += count
     return total
 
 
@@ -133,15 +153,23 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count or name in HARM)
 
 
+def _make_page(records: Path, target: Path) -> None:
+    with open(records, "r+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lines = sorted(read(records), key=lambda line: (line["rig"], line["what"]))
+        file.truncate(0)
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    temporary = target.with_name(f"{target.name}.new")
+    temporary.write_text(page(lines), encoding="utf-8")
+    os.replace(temporary, target)
+
+
 def main(arguments: Sequence[str]) -> int:
     match arguments:
         case ["add", records, rig, command]:
             add_summaries(Path(records), rig, command, sys.stdin.read())
         case ["page", records, target]:
-            text = page(read(Path(records)))
-            temporary = Path(f"{target}.new")
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, target)
+            _make_page(Path(records), Path(target))
         case _:
             print(__doc__, file=sys.stderr)
             return 2
