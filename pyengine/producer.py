@@ -580,7 +580,8 @@ class Producer:
         """An entry larger than half the ring goes into a file of its own beside the ring; the writer reads it."""
         header.sequence = self._native.sequence + 1
         image = native.entry_bytes(header, name, text, first, second)
-        path = self._session.folder.path / side_name(self._native.slot, self._native.generation, header.sequence)
+        path = self._session.folder.path / side_name(
+            self._session.identity.epoch, self._native.slot, self._native.generation, header.sequence)
         remove_object(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:

@@ -90,7 +90,7 @@ def test_a_folder_in_the_place_of_a_side_object_stops_no_put(parts):
     with parts.producer() as producer:
         assert producer.put("T", b"first").ok
         session = producer._session
-        in_the_way = parts.owner.folder.path / side_name(session.slot, session.generation, 2)
+        in_the_way = parts.owner.folder.path / side_name(session.identity.epoch, session.slot, session.generation, 2)
         (in_the_way / "full").mkdir(parents=True)
         assert producer.put("T", bytes(60_000)).ok
     all_committed(parts)

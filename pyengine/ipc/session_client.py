@@ -40,7 +40,7 @@ class ProducerSession:
         self.ring_bytes = int(answer["ring_bytes"])
         folder = SharedFolder(str(answer["folder"]))
         session, control, bells = descriptors
-        self._object = SharedObject(session_name(self.slot, self.generation), session, writable=True)
+        self._object = SharedObject(session_name(int(answer["epoch"]), self.slot, self.generation), session, writable=True)
         self.memory = EngineMemory(folder, SharedObject(CONTROL, control, writable=False),
                                    SharedObject(BELLS, bells, writable=True))
         native.check_control(self.memory.control, int(answer["control_bytes"]))
@@ -89,7 +89,7 @@ class ProducerSession:
             if self._counted:
                 attach_count.leave(self.identity.sysv_semaphore_id)
             if self.is_open:
-                request = {"want": "close", "slot": self.slot, "generation": self.generation}
+                request = {"want": "close", "epoch": self.identity.epoch, "slot": self.slot, "generation": self.generation}
                 with contextlib.suppress(OSError, ValueError), session_server.connect(self.folder.path, 1.0) as channel:
                     _ask(channel, request)
         self.session = None

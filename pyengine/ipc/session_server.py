@@ -5,7 +5,7 @@ One JSON line each way, the objects as descriptors beside the answer (SCM_RIGHTS
     {"want": "session", "ring_bytes": 4194304}
         -> {"slot", "generation", "ring_bytes", "session_bytes", "control_bytes", "doorbells_bytes", "epoch",
             "folder", "semaphore_writer", "sysv_semaphore_id"} + [session rw, control READ-ONLY, doorbells rw]
-    {"want": "close", "slot": 3, "generation": 7}      -> {"closed": true}
+    {"want": "close", "epoch": 5, "slot": 3, "generation": 7}      -> {"closed": true}
     anything else                                       -> {"error": sentence}
 
 The peer's credentials are checked: only the engine's own user or root. Nothing a peer
@@ -113,7 +113,7 @@ class SessionServer:
             if want == "session":
                 answer = self._open(peer, request.get("ring_bytes"), descriptors)
             elif want == "close":
-                answer = self._close(peer, int(request["slot"]), int(request["generation"]))
+                answer = self._close(peer, int(request["epoch"]), int(request["slot"]), int(request["generation"]))
             else:
                 answer = {"error": f"unknown request {want!r}"}
         except EngineError as error:
@@ -160,7 +160,9 @@ class SessionServer:
         raise EngineError(f"the engine takes no producers: it is {'stopping' if refused else STATE_NAMES[state]}"
                           + (f": {reason}" if reason else ""))
 
-    def _close(self, peer: _Peer, slot: int, generation: int) -> dict[str, object]:
+    def _close(self, peer: _Peer, epoch: int, slot: int, generation: int) -> dict[str, object]:
+        if epoch != self._memory.identity.epoch:  # of an earlier engine, whose slots and generations were the same
+            return {"closed": False}
         if (slot, generation, peer.pid) not in self._sessions.open_slots() and peer.uid != 0:
             return {"closed": False}
         return {"closed": self._sessions.close(slot, generation)}

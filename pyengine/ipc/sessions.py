@@ -2,7 +2,8 @@
 
 A slot goes FREE -> OPEN (supervisor) -> DEAD (supervisor, or the writer for a bad entry)
 -> FREE (writer, once the ring is drained). Each opening raises the slot's generation,
-which is part of the object's name, so that nothing ever speaks of the wrong session.
+which is part of the object's name beside the epoch, so that nothing ever speaks of the
+wrong session, of this engine or of an earlier one.
 Every step is one compare-and-swap; after it `session_seq` rises and the writer is woken.
 """
 
@@ -56,7 +57,7 @@ class Sessions:
         line = self._control.sessions[slot]
         generation = native.load(line, "generation") % 0xFFFFFFFF + 1
         size = native_session.session_bytes(ring_bytes)
-        name = session_name(slot, generation)
+        name = session_name(self._memory.identity.epoch, slot, generation)
         self._memory.folder.unlink(name)  # of a supervisor that died right here
         with self._memory.folder.create(name, size) as shared:
             view = native_session.view(shared.memory)
@@ -116,13 +117,13 @@ class Sessions:
         for slot in self._slots:
             line = self._control.sessions[slot]
             if native.load(line, "state") != native.SESSION_FREE:
-                living.add((slot, native.load(line, "generation")))
+                living.add((self._memory.identity.epoch, slot, native.load(line, "generation")))
         removed = []
         for name in self._memory.folder.names():
             kind, *numbers = name.split("-")
             if kind not in ("session", "side") or not all(number.isdecimal() for number in numbers):
                 continue
-            if tuple(map(int, numbers[:2])) not in living:
+            if tuple(map(int, numbers[:3])) not in living:
                 if self._memory.folder.unlink(name):
                     removed.append(name)
         return removed

@@ -13,14 +13,16 @@
 | `cleaning` | holds on segments, disk use, requests to clean | readers, cleaner, `pyengine clean` |
 | `replication` | links to slaves or to the master | replicator |
 | `pool-<i>` | one buffer of the pool | writer |
-| `session-<slot>-<generation>` | one producer's ring | that producer and the writer |
-| `side-<slot>-<generation>-<sequence>` | one entry too big for the ring | that producer |
+| `session-<epoch>-<slot>-<generation>` | one producer's ring | that producer and the writer |
+| `side-<epoch>-<slot>-<generation>-<sequence>` | one entry too big for the ring | that producer |
 | `socket` | where sessions are opened | supervisor |
 
 Objects are made with O_EXCL and really allocated (a sparse one is SIGBUS on a full
 tmpfs), attached never with O_CREAT. Beside them stands one named semaphore per kind of
 worker, `/pyengine-<id>-<kind>`, the wait point of its latch. Everything here caches the
-store's files: it may be swept whenever no process of the store lives.
+store's files: it may be swept whenever no process of the store lives. What a producer
+makes, opens or asks for by name carries the epoch, because slots and generations begin
+anew with each engine and a producer may outlive its own.
 """
 
 from __future__ import annotations
@@ -63,12 +65,12 @@ def pool_name(number: int) -> str:
     return f"pool-{number}"
 
 
-def session_name(slot: int, generation: int) -> str:
-    return f"session-{slot}-{generation}"
+def session_name(epoch: int, slot: int, generation: int) -> str:
+    return f"session-{epoch}-{slot}-{generation}"
 
 
-def side_name(slot: int, generation: int, sequence: int) -> str:
-    return f"side-{slot}-{generation}-{sequence}"
+def side_name(epoch: int, slot: int, generation: int, sequence: int) -> str:
+    return f"side-{epoch}-{slot}-{generation}-{sequence}"
 
 
 def semaphore_name(engine_short_id: str, kind: int) -> str:

@@ -237,7 +237,7 @@ class PutMessageService:
         generation = native.load(row, "generation")
         ring_bytes = native.load(row, "ring_bytes")
         try:
-            shared = self._memory.folder.attach(shared_objects.session_name(slot, generation))
+            shared = self._memory.folder.attach(shared_objects.session_name(self._identity.epoch, slot, generation))
         except (EngineUnavailableError, ValueError):  # ValueError: it was cut short at this very moment
             self._give_up(slot)
             return
@@ -264,7 +264,7 @@ class PutMessageService:
                 self._detach_session(slot)
             generation = native.load(self._control.sessions[slot], "generation")
             failpoint("session_detached")
-            self._memory.folder.unlink(shared_objects.session_name(slot, generation))
+            self._memory.folder.unlink(shared_objects.session_name(self._identity.epoch, slot, generation))
             failpoint("session_unlinked")
             native.compare_and_swap(self._control.sessions[slot], "state", native.SESSION_DEAD, native.SESSION_FREE)
             self._dying.discard(slot)
@@ -278,7 +278,7 @@ class PutMessageService:
         """RUN_SIDE: an entry too large for its ring. Read, never mapped: its producer may cut it short."""
         wanted = self._writer.pointer
         generation = native.load(self._control.sessions[wanted.side_slot], "generation")
-        name = shared_objects.side_name(wanted.side_slot, generation, wanted.side_sequence)
+        name = shared_objects.side_name(self._identity.epoch, wanted.side_slot, generation, wanted.side_sequence)
         try:
             descriptor = os.open(self._memory.folder.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:

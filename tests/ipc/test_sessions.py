@@ -104,12 +104,12 @@ def test_a_session_is_opened_used_and_closed(server):
         assert session.identity == server.owner.memory.identity
         assert attach_count.count(session.identity.sysv_semaphore_id) == 1
         # the writer's mapping of the object is the producer's
-        with server.owner.folder.attach("session-0-1") as shared:
+        with server.owner.folder.attach("session-1-0-1") as shared:
             view = native_session.view(shared.memory)
             native_session.check_session(view, shared.size_bytes)
             session.session.tail = 4711
             assert view.tail == 4711 and view.epoch == session.identity.epoch
-        assert os.stat(server.owner.folder.path / "session-0-1").st_blocks * 512 >= shared.size_bytes
+        assert os.stat(server.owner.folder.path / "session-1-0-1").st_blocks * 512 >= shared.size_bytes
     assert state(server, 0) == native.SESSION_DEAD
     assert attach_count.count(server.owner.memory.identity.sysv_semaphore_id) == 0
 
@@ -129,11 +129,11 @@ def test_a_slot_comes_back_with_another_generation_and_its_old_object_goes(serve
         free(server, 0)
         with open_session(server.owner.root) as again:
             assert (again.slot, again.generation) == (0, 2)
-            (server.owner.folder.path / "side-0-1-5").touch()
-            (server.owner.folder.path / "side-0-2-5").touch()
-            eventually(lambda: "session-0-1" not in server.owner.folder.names()
-                       and "side-0-1-5" not in server.owner.folder.names(), "old objects swept")
-            assert {"session-0-2", "session-1-1", "side-0-2-5"} <= set(server.owner.folder.names())
+            (server.owner.folder.path / "side-1-0-1-5").touch()
+            (server.owner.folder.path / "side-1-0-2-5").touch()
+            eventually(lambda: "session-1-0-1" not in server.owner.folder.names()
+                       and "side-1-0-1-5" not in server.owner.folder.names(), "old objects swept")
+            assert {"session-1-0-2", "session-1-1-1", "side-1-0-2-5"} <= set(server.owner.folder.names())
 
 
 def test_a_killed_producer_is_noticed_and_counted_out(server):
@@ -162,7 +162,7 @@ def test_all_slots_taken_is_said(server):
 
 
 def test_a_folder_that_somebody_removed_is_said_and_survived(server):
-    for name in ("control", "session-0-1"):
+    for name in ("control", "session-1-0-1"):
         server.owner.folder.unlink(name)
     with pytest.raises(EngineUnavailableError, match="no session can be opened"):
         open_session(server.owner.root)
@@ -171,7 +171,7 @@ def test_a_folder_that_somebody_removed_is_said_and_survived(server):
 
 def test_nobody_closes_the_session_of_another(server):
     child, slot, generation = producer(server)
-    request = {"want": "close", "slot": slot, "generation": generation}
+    request = {"want": "close", "epoch": server.owner.memory.identity.epoch, "slot": slot, "generation": generation}
     with session_server.connect(server.owner.folder.path, 10) as channel:
         channel.sendall(json.dumps(request).encode() + b"\n")
         answer = json.loads(channel.recv(4096))
@@ -182,9 +182,10 @@ def test_nobody_closes_the_session_of_another(server):
 
 @pytest.mark.parametrize("line", [
     b"", b"{}", b"[]", b"null", b'{"want": "more"}', b"\xff\xfe", b'{"want": "session", "ring_bytes": "big"}',
-    b'{"want": "close"}', b'{"want": "close", "slot": -1, "generation": 1}', b'{"want": "close", "slot": 99999, "generation": 1}',
-    b'{"want": "session", "ring_bytes": 65536.5}', b"[" * 4000, b'{"want": "close", "slot": 1e999, "generation": 1}',
-    b'{"want": "session", "ring_bytes": 1e999}', b'{"want": "close", "slot": 1' + b"0" * 40 + b', "generation": 1}',
+    b'{"want": "close"}', b'{"want": "close", "epoch": 1, "slot": -1, "generation": 1}',
+    b'{"want": "close", "epoch": 1, "slot": 99999, "generation": 1}',
+    b'{"want": "session", "ring_bytes": 65536.5}', b"[" * 4000, b'{"want": "close", "epoch": 1, "slot": 1e999, "generation": 1}',
+    b'{"want": "session", "ring_bytes": 1e999}', b'{"want": "close", "epoch": 1, "slot": 1' + b"0" * 40 + b', "generation": 1}',
 ])
 def test_nonsense_gets_an_answer_and_harms_nobody(server, line):
     with session_server.connect(server.owner.folder.path, 10) as channel:
