@@ -224,15 +224,15 @@ def supervisor_pid(root: str | os.PathLike[str]) -> int | None:
 def _is_supervisor(pid: int) -> bool:
     """Whether that is what the process runs: `pyengine recover` and others that own a store hold the same lock."""
     try:
-        return b"workers.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return b"pyengine.workers.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
 
 
 def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     """What can be refused here, with its own sentence, is refused before anything is started."""
-    from workers.bring_up import prepare_root
-    from workers.limits import require_descriptors
+    from pyengine.workers.bring_up import prepare_root
+    from pyengine.workers.limits import require_descriptors
 
     require_descriptors()
     prepare_root(root)
@@ -244,14 +244,14 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
 def _spawn_supervisor(root: Path, settings: Mapping[str, str], options: list[str], *,
                       stdin: int) -> tuple[subprocess.Popen, int]:
     """(process, descriptor on which it reports its start)."""
-    from workers.children import child_environment, silent
+    from pyengine.workers.children import child_environment, silent
 
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pairs = [argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")]
     try:
         with open_log(root) as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "workers.supervisor", str(root), "--report-fd", str(writing), *options, *pairs],
+                [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options, *pairs],
                 stdin=stdin, stdout=log, stderr=log, pass_fds=(writing,), env=silent(child_environment()), start_new_session=True)
     except BaseException:
         os.close(reading)

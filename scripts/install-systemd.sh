@@ -46,7 +46,7 @@ escaped() {
 remove_made_by_us() { # remove_made_by_us [KEPT]
     local unit
     for unit in "$units"/pyengine*; do
-        [ -f "$unit" ] && head -n 1 "$unit" | grep -q '^# Made by `python -m workers.unit_files' || continue
+        [ -f "$unit" ] && head -n 1 "$unit" | grep -q '^# Made by `python -m \(pyengine\.\)\?workers.unit_files' || continue
         [ -n "${1-}" ] && [ -e "$1/${unit##*/}" ] || rm -f "$unit"
     done
 }
@@ -79,7 +79,7 @@ fi
 case $python in /*) ;; *) fail "$python: give an absolute path, systemd needs one" ;; esac
 case $python in *'$'*) fail "$python: systemd takes no path with a dollar sign" ;; esac
 [ -x "$python" ] || fail "$python is no program"
-problem=$("$python" -P -c 'import pyengine, workers.supervisor' 2>&1) ||
+problem=$("$python" -P -c 'import pyengine, pyengine.workers.supervisor' 2>&1) ||
     fail "$python cannot import pyengine; install it there, or give --python another one: ${problem##*$'\n'}"
 if ! id -u "$user" >/dev/null 2>&1; then
     useradd --system --user-group --home-dir /var/lib/pyengine --no-create-home --shell /usr/sbin/nologin "$user" ||
@@ -88,7 +88,7 @@ if ! id -u "$user" >/dev/null 2>&1; then
 fi
 if [ "$(id -u)" = 0 ] && [ "$(id -u "$user")" != 0 ] && command -v setpriv > /dev/null &&
     ! problem=$(cd / && setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups \
-        "$python" -P -c 'import pyengine, workers.supervisor' 2>&1); then
+        "$python" -P -c 'import pyengine, pyengine.workers.supervisor' 2>&1); then
     say "warning: the user $user cannot run pyengine with $python, so the units will fail: ${problem##*$'\n'}" >&2
 fi
 command=$(escaped "$python")

@@ -17,8 +17,8 @@ from pyengine.native import queue_table
 from pyengine.producer import Producer
 
 QUEUE_SLOTS = 1024
-MODULES = {native.ALLOCATOR: "workers.allocator", native.WRITER: "workers.writer", native.FLUSHER: "workers.flusher",
-           native.COMMITTER: "workers.committer"}
+MODULES = {native.ALLOCATOR: "pyengine.workers.allocator", native.WRITER: "pyengine.workers.writer", native.FLUSHER: "pyengine.workers.flusher",
+           native.COMMITTER: "pyengine.workers.committer"}
 
 
 class Parts:

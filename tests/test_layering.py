@@ -1,4 +1,4 @@
-"""Imports obey the arrows: formats <- native <- storage <- ipc <- services <- workers <- cli.
+"""Imports obey the arrows: formats <- native <- storage <- ipc <- services <- pyengine.workers <- cli.
 
 Left never imports right, wherever the import stands, inside a function too; only what an
 annotation alone needs (TYPE_CHECKING) is free. The same file holds the other rules about what may
@@ -8,6 +8,7 @@ stand where: what an import may load, who touches the C library, what a C header
 from __future__ import annotations
 
 import ast
+import os
 import re
 import runpy
 import subprocess
@@ -21,7 +22,8 @@ import pytest
 from pyengine.ipc.shared_objects import KIND_NAMES
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("pyengine", "workers", "pyspark_pyengine", "pyspark_pyengine_queue")
+PACKAGES = ("pyengine", "pyspark_pyengine", "pyspark_pyengine_queue")
+FOLDERS = {**{name: name for name in PACKAGES}, "workers": "pyengine.workers"}  # pyengine/workers is a link to workers/
 
 # From left to right. A name is a package (with all below it) or one module that stands on its own.
 LAYERS = (
@@ -33,7 +35,7 @@ LAYERS = (
     ("pyengine.ipc",),
     ("pyengine.services", "pyengine.producer", "pyengine.outgoing", "pyengine.pending_puts", "pyengine.put_outcome",
      "pyengine.transactions", "pyengine.consumer", "pyengine.consumer_groups"),
-    ("workers", "pyengine.engine"),
+    ("pyengine.workers", "pyengine.engine"),
     ("pyengine.spark", "pyspark_pyengine", "pyspark_pyengine_queue"),
     ("pyengine.cli", "pyengine.__main__"),
 )
@@ -63,9 +65,9 @@ class Import:
 
 def source_files() -> dict[str, Path]:
     files = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
+    for folder, package in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = (*package.split("."), *path.relative_to(ROOT / folder).with_suffix("").parts)
             files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return files
 
@@ -129,6 +131,16 @@ def test_left_never_imports_right():
     assert wrong == []
 
 
+def test_workers_have_one_import_name():
+    """Users have packages called `workers` of their own; two names for one module would be two modules."""
+    link = ROOT / "pyengine" / "workers"
+    assert link.is_symlink() and os.readlink(link) == "../workers"
+    wrong = [f"{module} line {node.lineno}" for module, tree in TREES.items() for node in ast.walk(tree)
+             if isinstance(node, ast.Import | ast.ImportFrom)
+             and any(name.split(".")[0] == "workers" for name in targets(node))]
+    assert wrong == []
+
+
 def test_the_root_package_imports_nothing_of_ours():
     assert [str(each) for each in IMPORTS if each.module == ROOT_PACKAGE] == []
 
@@ -177,9 +189,9 @@ def test_only_the_native_layer_calls_c():
                 assert [alias.name for alias in node.names] == ["ffi"], f"{module} line {node.lineno}"
 
 
-@pytest.mark.parametrize("name", [module for module in FILES if module.startswith("workers")])
+@pytest.mark.parametrize("name", [module for module in FILES if module.startswith("pyengine.workers")])
 def test_a_worker_loads_nothing_heavy(name):
-    heavy = set(HEAVY) | ({"shutil"} if name.removeprefix("workers.") in KIND_NAMES[1:] else set())
+    heavy = set(HEAVY) | ({"shutil"} if name.removeprefix("pyengine.workers.") in KIND_NAMES[1:] else set())
     code = f"import sys, {name}; print(*sorted({heavy!r} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (run.returncode, run.stdout.split()) == (0, []), run.stderr

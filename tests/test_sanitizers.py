@@ -97,7 +97,7 @@ def tree(tmp_path_factory) -> SanitizedTree:
     folder = tmp_path_factory.mktemp("sanitized")
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=NOT_SOURCES)
+            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=NOT_SOURCES)
         else:
             shutil.copy2(ROOT / name, folder / name)
     reports = folder / "reports"

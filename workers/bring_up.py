@@ -41,7 +41,7 @@ from pyengine.storage.new_file import create_file, make_folders
 from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.recovery_report import RecoveryReport, RecoveryState
 from pyengine.storage.store_checkpoint import read_checkpoint
-from workers.replication_start import check_role, set_confirmed, settle_confirmed
+from pyengine.workers.replication_start import check_role, set_confirmed, settle_confirmed
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
 ROLES = {"ASYNC_MASTER": native.ASYNC_MASTER, "SYNC_MASTER": native.SYNC_MASTER, "SLAVE": native.SLAVE}

@@ -29,7 +29,7 @@ from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native import obstacles
 from pyengine.native.flush import monotonic_ns
-from workers.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
+from pyengine.workers.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
 
 BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
 ABORT_PATIENCE_S = 5.0    # from SIGABRT to SIGKILL

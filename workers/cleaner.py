@@ -20,7 +20,7 @@ from pyengine.services.clean_rules import CleanRules
 from pyengine.services.disk_space import DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage.disk_use import DiskUse, measure
 from pyengine.storage.log_files import measure_log
-from workers import worker
+from pyengine.workers import worker
 
 
 class CleanerService(CleanResourceService):

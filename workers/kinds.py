@@ -44,7 +44,7 @@ class Kind:
 
     @property
     def module(self) -> str:
-        return f"workers.{self.name}"
+        return f"pyengine.workers.{self.name}"
 
     @property
     def lock_byte(self) -> int:

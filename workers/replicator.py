@@ -22,7 +22,7 @@ from pyengine.native import cpu
 from pyengine.services import Service
 from pyengine.services.ha_client import HaClient
 from pyengine.services.ha_service import HAService
-from workers import worker
+from pyengine.workers import worker
 
 SESSION_WAIT_S = 2.0
 

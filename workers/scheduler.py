@@ -13,7 +13,7 @@ import sys
 from pyengine.engine import connect
 from pyengine.native import control as native
 from pyengine.services.schedule_message import ScheduleMessageService
-from workers import worker
+from pyengine.workers import worker
 
 SESSION_WAIT_S = 2.0
 

@@ -46,13 +46,13 @@ from pyengine.services.store_stats import StoreStatsService
 from pyengine.storage.abort_file import remove_abort_file
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.topic_config import TopicConfigs
-from workers.bring_up import bring_up, make_pool_buffer, missing_pool_buffers, prepare_root
-from workers.children import Children
-from workers.kinds import Kind, kinds_for
-from workers.limits import raise_descriptors
-from workers.notify import notify, watchdog_interval_s
-from workers.queue_growth import grow_queue_table
-from workers.worker import ERROR, WARNING, check_packages, say
+from pyengine.workers.bring_up import bring_up, make_pool_buffer, missing_pool_buffers, prepare_root
+from pyengine.workers.children import Children
+from pyengine.workers.kinds import Kind, kinds_for
+from pyengine.workers.limits import raise_descriptors
+from pyengine.workers.notify import notify, watchdog_interval_s
+from pyengine.workers.queue_growth import grow_queue_table
+from pyengine.workers.worker import ERROR, WARNING, say
 
 TICK_S = 1.0
 PRESENCE_TICKS_MAX = 5
@@ -410,7 +410,7 @@ def report(descriptor: int, line: dict[str, object]) -> None:
 
 def parse_arguments(argv: Sequence[str] | None) -> Arguments:
     parser = argparse.ArgumentParser(
-        prog="python -m workers.supervisor", description="Owns a store: recovers it, runs its workers, opens sessions.",
+        prog="python -m pyengine.workers.supervisor", description="Owns a store: recovers it, runs its workers, opens sessions.",
         epilog="SIGTERM: orderly stop. Exit codes: 0 stopped clean, 1 failed, 3 damage found, 5 store busy, 6 degraded.")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store; made if it is not there")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")
@@ -431,7 +431,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse_arguments(argv)
         descriptor = arguments.report_descriptor
-        check_packages()
         return Supervisor(arguments).run()
     except EngineError as error:
         say(native.SUPERVISOR, str(error), ERROR)

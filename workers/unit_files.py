@@ -1,7 +1,7 @@
 """systemd units for every kind of worker, made from workers/kinds.py; and whether a kind runs on a store.
 
-    python -m workers.unit_files systemd              write them into that folder
-    python -m workers.unit_files --runs committer STORE    exit 0 if that kind runs in the store's mode, 1 if not
+    python -m pyengine.workers.unit_files systemd              write them into that folder
+    python -m pyengine.workers.unit_files --runs committer STORE    exit 0 if that kind runs in the store's mode, 1 if not
 
 One store is one instance: pyengine@NAME.target, its directory /var/lib/pyengine/NAME.
 @PYTHON@ and @USER@ are filled in by scripts/install-systemd.sh. A unit starts after those
@@ -18,9 +18,9 @@ from pathlib import Path
 from pyengine.config import load_config
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
-from workers.bring_up import MODES
-from workers.kinds import EVERY_MODE, KINDS, Kind, WorkerExit, kinds_for
-from workers.supervisor import STOP_TIMEOUT_S
+from pyengine.workers.bring_up import MODES
+from pyengine.workers.kinds import EVERY_MODE, KINDS, Kind, WorkerExit, kinds_for
+from pyengine.workers.supervisor import STOP_TIMEOUT_S
 
 STORE = "/var/lib/pyengine/%i"
 STORE_SILENT_S = 30
@@ -28,7 +28,7 @@ WORKER_STOP_S = 120
 ABORT_S = 5  # from the watchdog's SIGABRT to SIGKILL, as the supervisor gives its own children
 DAMAGE = 3   # exit code of the supervisor that a restart cannot help
 
-MADE = "# Made by `python -m workers.unit_files systemd` from workers/kinds.py: change it there.\n"
+MADE = "# Made by `python -m pyengine.workers.unit_files systemd` from workers/kinds.py: change it there.\n"
 
 # Everything that the workers do not need is taken away. What must stay: shared memory and semaphores common to
 # all units (so no PrivateIPC, no RemoveIPC, and /dev/shm writable), other processes visible in /proc (producers
@@ -115,7 +115,7 @@ def _store_unit() -> tuple[str, str]:
         "# Owns the store: recovers it, is ready once workers may attach. If it dies alone, the workers go on, and the\n"
         "# next one takes them over without recovery; so nothing is bound to it. It is the last to stop, and removes\n"
         "# `abort` only if all of the workers finished what was published. A slave's asks its master where to begin.\n",
-        "", f"@PYTHON@ -P -m workers.supervisor {STORE} --no-children", STORE_SILENT_S,
+        "", f"@PYTHON@ -P -m pyengine.workers.supervisor {STORE} --no-children", STORE_SILENT_S,
         f"TimeoutStartSec=infinity\nTimeoutStopSec={STOP_TIMEOUT_S:g}\n"
         f"RestartPreventExitStatus={int(WorkerExit.USAGE)} {DAMAGE}\n", NETWORK_HARDENING)
     return STORE_UNIT, text
@@ -126,7 +126,7 @@ def _worker_unit(kind: Kind) -> tuple[str, str]:
     after = " ".join(name.replace("@.", "@%i.") for name in (STORE_UNIT, *later))
     condition = ""
     if kind.modes != EVERY_MODE or kind.replicating:
-        condition = f"ExecCondition=@PYTHON@ -P -m workers.unit_files --runs {kind.name} {STORE}\n"
+        condition = f"ExecCondition=@PYTHON@ -P -m pyengine.workers.unit_files --runs {kind.name} {STORE}\n"
     text = _service(
         kind.name, f"Message log %i: {kind.name}", "", f"After={after}\n",
         f"@PYTHON@ -P -m {kind.module} {STORE}", kind.silent_s,

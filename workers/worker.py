@@ -11,7 +11,7 @@ published before it, and exits 0. A retired control block (another engine took o
 it as well. SIGKILL at any instruction is survived by the design of the shared memory:
 the next incarnation goes on where the counters stand.
 
-Exit codes: workers.kinds.WorkerExit. An uncaught exception is a crash: exit 1, restart.
+Exit codes: pyengine.workers.kinds.WorkerExit. An uncaught exception is a crash: exit 1, restart.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import pyengine
-import workers
 from pyengine.config import load_config, parse_set
 from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
 from pyengine.ipc.control_block import EngineMemory
@@ -38,8 +36,8 @@ from pyengine.ipc.store_lock import StoreLock, living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles
 from pyengine.services import Service
-from workers.kinds import WorkerExit
-from workers.notify import notify, pause_before_restart, watchdog_interval_s
+from pyengine.workers.kinds import WorkerExit
+from pyengine.workers.notify import notify, pause_before_restart, watchdog_interval_s
 
 # Levels of what is said, as syslog and the journal number them.
 ERROR, WARNING, INFO = 3, 4, 6
@@ -166,15 +164,6 @@ def _stderr_is_journal() -> bool:
     return stream == f"{found.st_dev}:{found.st_ino}"
 
 
-def check_packages() -> None:
-    """Refuse to run with a foreign `workers` or `pyengine` package (both names are taken on the package index)."""
-    here = Path(__file__).resolve().parent.parent
-    if getattr(workers, "BELONGS_TO", None) is None or Path(pyengine.__file__).resolve().parent.parent != here:
-        raise EngineUnavailableError(
-            f"the packages do not belong together: workers from {here}, pyengine from {pyengine.__file__}: "
-            "start with `python -P -m workers...` from the environment that pyengine is installed in")
-
-
 def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float = OWNER_WAIT_S) -> Worker:
     """Wait for the store's owner and become its one worker of this kind. `settings`: those given by --set.
 
@@ -220,9 +209,9 @@ def _check_owner(root: Path, memory: EngineMemory) -> None:
 def parse_arguments(kind: int, what: str, argv: Sequence[str] | None) -> argparse.Namespace:
     """STORE [--set key=value]... [--wait S]; --help says what the worker does."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m workers.{KIND_NAMES[kind]}", description=what,
+        prog=f"python -m pyengine.workers.{KIND_NAMES[kind]}", description=what,
         epilog="SIGTERM: finish what is published, exit 0. The store's supervisor must run (pyengine start, "
-               "or python -m workers.supervisor STORE --no-children).")
+               "or python -m pyengine.workers.supervisor STORE --no-children).")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")
     parser.add_argument("--wait", type=float, default=OWNER_WAIT_S, metavar="S",
@@ -248,7 +237,6 @@ def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[st
 def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None) -> int:
     arguments = parse_arguments(kind, what, argv)
     try:
-        check_packages()
         settings = parse_set(arguments.set)
         load_config(arguments.store, settings)  # a wrong setting is told before the wait, not after
         worker = attach(kind, arguments.store.resolve(), settings, arguments.wait)

@@ -19,11 +19,11 @@ from pyengine.engine import supervisor_pid
 from pyengine.errors import ConfigError, EngineUnavailableError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from workers.supervisor import parse_arguments
-from workers.worker import parse_arguments as parse_worker_arguments
+from pyengine.workers.supervisor import parse_arguments
+from pyengine.workers.worker import parse_arguments as parse_worker_arguments
 
-_SUPERVISOR = "workers.supervisor"
-_WRITER = "workers.writer"
+_SUPERVISOR = "pyengine.workers.supervisor"
+_WRITER = "pyengine.workers.writer"
 
 
 class StartedBy(enum.Enum):

@@ -62,9 +62,9 @@ def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool
 
 def stay(store: Path, settings: dict[str, str]) -> NoReturn:
     """Become the supervisor: this process stays, SIGTERM and Ctrl-C stop the engine in order."""
-    from workers.children import child_environment
+    from pyengine.workers.children import child_environment
 
     sys.stdout.flush()
     pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "workers.supervisor", str(store.absolute()), *pairs],
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(store.absolute()), *pairs],
               child_environment())

@@ -103,7 +103,7 @@ def _fill(point, name: str, nth: int, action: str, process: str) -> None:
 
 
 def own_kind() -> str:
-    """What this process is: `writer` of `-m workers.writer`, `recover` of `-m pyengine recover`, else the module's last name."""
+    """What this process is: `writer` of `-m pyengine.workers.writer`, `recover` of `-m pyengine recover`, else the module's last name."""
     try:
         words = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

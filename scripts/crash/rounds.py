@@ -38,7 +38,7 @@ from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.storage.delay_offset import DelayOffsets
-from workers.kinds import KINDS
+from pyengine.workers.kinds import KINDS
 
 SMALL_FILES = {
     "mapped_file_size_commit_log_bytes": 256 << 10,
@@ -327,7 +327,7 @@ class CrashRun:
 
 def kill_engine(store: Path) -> None:
     """Kills it, supervisor first, whether it has got as far as its control block or not."""
-    for module in (b"workers.supervisor", b"workers."):
+    for module in (b"pyengine.workers.supervisor", b"pyengine.workers."):
         for pid in processes_of(store, module):
             kill(pid)
     with contextlib.suppress(EngineError), EngineWatch(store) as watch:

@@ -23,7 +23,7 @@ from pyengine.engine import supervisor_pid
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError
 from pyengine.native import control as native
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from workers.supervisor import parse_arguments
+from pyengine.workers.supervisor import parse_arguments
 
 SLAVE = {"broker_role": "SLAVE"}
 

@@ -180,7 +180,7 @@ class Rig:
     def end(self) -> None:
         """Kill what is left, whether it has got as far as its status or not; the supervisor first, it starts others."""
         self.traffic.close()
-        for module in (b"workers.supervisor", b"workers."):
+        for module in (b"pyengine.workers.supervisor", b"pyengine.workers."):
             for pid in processes_of(self.root, module):
                 kill(pid)
         try:

@@ -4,7 +4,7 @@
  * In the process itself, fail_at(folder, call, n, error): the n-th such call from now on (from 1) fails, once;
  * fail_count() tells how many came. From outside, while it runs: the file that PYENGINE_FAILING_PLAN names holds a
  * struct plan (failing_engine.py writes it), folders are those of PYENGINE_FAILING_FOLDERS, parted by colons. Each
- * process looks there whether it is meant (`kind`: X of `-m workers.X`) and counts in it.
+ * process looks there whether it is meant (`kind`: X of `-m pyengine.workers.X`) and counts in it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -51,8 +51,8 @@ __attribute__((constructor)) static void find_plan(void)
 	const ssize_t n = read(fd, line, sizeof line - 1);
 	close(fd);
 	for (char *word = line; word < line + n; word += strlen(word) + 1)
-		if (!strncmp(word, "workers.", 8))
-			snprintf(kind, sizeof kind, "%s", word + 8);
+		if (!strncmp(word, "pyengine.workers.", 17))
+			snprintf(kind, sizeof kind, "%s", word + 17);
 	snprintf(folders, sizeof folders, "%s", below);
 	if (shared != MAP_FAILED)
 		plan = shared;

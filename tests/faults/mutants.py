@@ -107,7 +107,7 @@ def build(folder: Path) -> Path:
     for name in COPIED:
         source = CHECKOUT / name
         if source.is_dir():
-            shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.o"))
+            shutil.copytree(source, root / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.o"))
         else:
             root.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, root / name)

@@ -136,7 +136,7 @@ def children_with(pid: int, text: str) -> list[psutil.Process]:
 
 MOMENTS = {  # whether it has come; how many processes there are then at least, besides the script's own
     "the disk serves": (lambda pid: children_with(pid, "/server"), 1),
-    "the engine starts": (lambda pid: in_memory_of(pid, "workers.flusher"), 3),
+    "the engine starts": (lambda pid: in_memory_of(pid, "pyengine.workers.flusher"), 3),
     "messages are put": (lambda pid: children_with(pid, "crash.acked_producer"), 9),
     "a state is mounted": (lambda pid: attached_as([IMAGE_NAME.format(pid)]), 0),
 }

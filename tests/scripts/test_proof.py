@@ -185,11 +185,11 @@ def test_an_engine_that_is_only_starting_is_found_and_ended(tmp_path):
     """It has no control block yet, and is told by what it was started as."""
     store = tmp_path / "store"
     store.mkdir()
-    (tmp_path / "workers").mkdir()
-    (tmp_path / "workers" / "__init__.py").touch()
-    (tmp_path / "workers" / "supervisor.py").write_text("import time\ntime.sleep(60)\n")
-    process = subprocess.Popen([sys.executable, "-m", "workers.supervisor", str(store), "--report-fd", "5"], cwd=tmp_path)
+    package = tmp_path / "pyengine" / "workers"
+    package.mkdir(parents=True)
+    (package / "supervisor.py").write_text("import time\ntime.sleep(60)\n")
+    process = subprocess.Popen([sys.executable, "-m", "pyengine.workers.supervisor", str(store), "--report-fd", "5"], cwd=tmp_path)
     run = CrashRun(store, tmp_path, "writer", "async", 5)
-    wait_for("its command line", lambda: process.pid in processes_of(store, b"workers."))
+    wait_for("its command line", lambda: process.pid in processes_of(store, b"pyengine.workers."))
     run.end_everything()
     assert process.wait(60) == -9 and run.summary.failures == []

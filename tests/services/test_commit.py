@@ -173,7 +173,7 @@ def test_draining_commits_to_the_end(rig):
 
 def test_the_worker_commits_and_its_successor_goes_on(rig):
     owner, writer, service = rig
-    first = owner.spawn("workers.committer")
+    first = owner.spawn("pyengine.workers.committer")
     owner.wait_ready(native.COMMITTER)
     writer.put(b"x")
     eventually(lambda: committed(owner) == writer.end, "committed")
@@ -181,7 +181,7 @@ def test_the_worker_commits_and_its_successor_goes_on(rig):
     first.wait()
     while writer.end <= SEGMENT:
         writer.put(b"y" * 3000)
-    owner.spawn("workers.committer")
+    owner.spawn("pyengine.workers.committer")
     eventually(lambda: committed(owner) == writer.end, "committed by the successor")
     assert writer.on_disk() == bytes(writer.log)
 
@@ -189,6 +189,6 @@ def test_the_worker_commits_and_its_successor_goes_on(rig):
 def test_without_a_pool_there_is_no_committer(make_owner):
     owner = make_owner(mode=native.MODE_SYNC)
     owner.publish()
-    child = owner.spawn("workers.committer")
+    child = owner.spawn("pyengine.workers.committer")
     assert child.wait(timeout=30) == 70
     assert "nothing to commit" in child.stderr.read()

@@ -194,7 +194,7 @@ def test_the_time_of_pool_bytes_is_read_from_the_records(make_owner):
 
 def test_group_commit_sleeps_on_its_latch_and_is_woken_by_a_put(make_owner):
     owner, writer = rig(make_owner, native.MODE_SYNC)
-    child = owner.spawn("workers.flusher")
+    child = owner.spawn("pyengine.workers.flusher")
     owner.wait_ready(native.FLUSHER)
     writer.vouch()
     for number in range(20):
@@ -209,7 +209,7 @@ def test_group_commit_sleeps_on_its_latch_and_is_woken_by_a_put(make_owner):
 @pytest.mark.parametrize("mode", [native.MODE_MAPPED, native.MODE_SYNC])
 def test_a_killed_flusher_is_succeeded_where_it_stood(make_owner, mode):
     owner, writer = rig(make_owner, mode)
-    first = owner.spawn("workers.flusher", "--set", "flush_interval_commit_log_ms=5")
+    first = owner.spawn("pyengine.workers.flusher", "--set", "flush_interval_commit_log_ms=5")
     owner.wait_ready(native.FLUSHER)
     writer.vouch()
     writer.put(b"x" * 100)
@@ -218,7 +218,7 @@ def test_a_killed_flusher_is_succeeded_where_it_stood(make_owner, mode):
     first.kill()
     first.wait()
     writer.put(b"y" * 100)
-    owner.spawn("workers.flusher", "--set", "flush_interval_commit_log_ms=5")
+    owner.spawn("pyengine.workers.flusher", "--set", "flush_interval_commit_log_ms=5")
     owner.wait_ready(native.FLUSHER, incarnation=2)
     eventually(lambda: native.load(owner.control.flusher, "incarnation") == 2, "a second incarnation")
     assert flushed(owner) == end, "the writer has not vouched for it"

@@ -23,7 +23,7 @@ from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.ha_lines import HostLines
 from pyengine.services.ha_service import HAService, count_slaves
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from workers.kinds import WorkerExit
+from pyengine.workers.kinds import WorkerExit
 
 SEGMENT = 65536
 SYNC_MASTER = 1
@@ -525,7 +525,7 @@ def test_the_worker_is_killed_and_the_next_one_serves(make_owner):
     settings = ["--set", "broker_role=SYNC_MASTER", "--set", f"ha_listen_port={rig.service.port}"]
     with replication.Replication(owner.folder) as shared:
         for incarnation in (1, 2):
-            child = owner.spawn("workers.replicator", *settings)
+            child = owner.spawn("pyengine.workers.replicator", *settings)
             owner.wait_ready(native.REPLICATOR, incarnation)
             assert shared.look().listening_port == rig.service.port
             slave = WireSlave(rig.service.port)
@@ -551,9 +551,9 @@ def test_a_port_that_is_taken_while_the_replicator_is_down_halts_nobody(make_own
     port = rig.service.port
     settings = ["--set", "broker_role=SYNC_MASTER", "--set", f"ha_listen_port={port}"]
     holder = socket.create_server(("127.0.0.1", port))
-    first = owner.spawn("workers.replicator", *settings)
+    first = owner.spawn("pyengine.workers.replicator", *settings)
     assert first.wait(30) == WorkerExit.BOOT_FAILED, "the engine's start says so"
-    child = owner.spawn("workers.replicator", *settings)
+    child = owner.spawn("pyengine.workers.replicator", *settings)
     owner.wait_ready(native.REPLICATOR, 2)
     eventually(lambda: "cannot listen for slaves" in obstacles.read(owner.memory.obstacles, native.REPLICATOR), "it says so")
     holder.close()
@@ -578,10 +578,10 @@ def test_settings_that_no_longer_fit_the_running_engine_make_no_other_replicator
     replication.create_replication(owner.folder, 1)
     native.store(owner.control.replicator, "slaves_connected", 3)
     arguments = [argument for setting in settings for argument in ("--set", setting)]
-    first = owner.spawn("workers.replicator", *arguments)
+    first = owner.spawn("pyengine.workers.replicator", *arguments)
     assert first.wait(30) == WorkerExit.BOOT_FAILED
     assert "the engine runs as SYNC_MASTER" in first.stderr.read()
-    child = owner.spawn("workers.replicator", *arguments)
+    child = owner.spawn("pyengine.workers.replicator", *arguments)
     owner.wait_ready(native.REPLICATOR, 2)
     eventually(lambda: "the engine runs as SYNC_MASTER" in obstacles.read(owner.memory.obstacles, native.REPLICATOR), "it says why")
     assert native.load(owner.control.replicator, "slaves_connected") == 0
@@ -594,6 +594,6 @@ def test_no_replicator_comes_up_beside_an_engine_without_replication(make_owner)
     owner.position(0, ready_end=0)
     owner.publish()
     replication.create_replication(owner.folder, 1)
-    child = owner.spawn("workers.replicator", "--set", "ha_listen_port=1")
+    child = owner.spawn("pyengine.workers.replicator", "--set", "ha_listen_port=1")
     assert child.wait(30) == WorkerExit.BOOT_FAILED
     assert "without replication" in child.stderr.read()

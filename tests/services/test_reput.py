@@ -268,7 +268,7 @@ def test_killed_again_and_again_the_queues_and_the_index_come_out_whole(make_own
     native.store_position(owner.control.committed, 0)
     steps = sorted(rng.sample(sorted(written * number // 40 for number in range(1, 40)), rounds))
     for incarnation, step in enumerate([*steps, written], 1):
-        child = owner.spawn("workers.reputter")
+        child = owner.spawn("pyengine.workers.reputter")
         owner.wait_ready(native.REPUTTER, incarnation)
         before = reput_from(owner)
         native.store_position(owner.control.committed, step)

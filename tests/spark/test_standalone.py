@@ -92,7 +92,7 @@ def loaded(number, part):
     import pyarrow
     for batch in batches_of(options, chosen_columns(options), part)[1]:
         pass
-    names = [name for name in sys.modules if name.startswith(("pyengine.ipc", "pyengine.services", "workers"))]
+    names = [name for name in sys.modules if name.startswith(("pyengine.ipc", "pyengine.services", "pyengine.workers"))]
     yield pyarrow.RecordBatch.from_arrays([pyarrow.array([" ".join(names)])], ["names"])
 job("loaded", lambda: rows(run_in_workers(spark, loaded, plan(options), "names STRING")))
 Path(out, "found.json").write_text(json.dumps(found))

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from pyengine.native import control as native
-from workers import unit_files
-from workers.kinds import KINDS, kinds_for
+from pyengine.workers import unit_files
+from pyengine.workers.kinds import KINDS, kinds_for
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1]
@@ -29,7 +29,7 @@ EXPOSURE_MAX = 2.0  # of 10; without hardening it is above 9
 
 
 def test_the_files_are_those_of_the_table():
-    """A kind was added or changed: run `python -m workers.unit_files systemd`."""
+    """A kind was added or changed: run `python -m pyengine.workers.unit_files systemd`."""
     made = unit_files.unit_files()
     assert {path.name for path in UNITS.iterdir()} == made.keys()
     for name, text in made.items():
@@ -89,7 +89,7 @@ def test_installing_fills_in_python_and_user_and_uninstalling_removes_all(tmp_pa
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "pyengine-former@.service").exists(), "of an earlier version"
     text = (tmp_path / "pyengine-writer@.service").read_text()
-    assert f"ExecStart={escaped} -P -m workers.writer /var/lib/pyengine/%i" in text and f"User={user}" in text
+    assert f"ExecStart={escaped} -P -m pyengine.workers.writer /var/lib/pyengine/%i" in text and f"User={user}" in text
     assert not [path for path in tmp_path.glob("pyengine*[!s]") if "@PYTHON@" in path.read_text() or "@USER@" in path.read_text()]
     done = install(tmp_path, "--uninstall")
     assert done.returncode == 0, done.stderr
@@ -143,7 +143,7 @@ def test_the_commands_of_the_page_are_those_that_the_guests_run():
         assert command in guests, command
 
 
-SAY = "import sys; from workers.worker import ERROR, say; say(1, 'first\\nsecond', ERROR); say(3, 'third')"
+SAY = "import sys; from pyengine.workers.worker import ERROR, say; say(1, 'first\\nsecond', ERROR); say(3, 'third')"
 
 
 def test_what_workers_say_reaches_the_journal_with_its_level(tmp_path):

@@ -17,8 +17,8 @@ from pyengine.ipc.heartbeat import is_stopped
 from pyengine.native import control as native
 from pyengine.native import obstacles
 from waiting import eventually
-from workers.children import NEVER_S, Children, child_environment
-from workers.kinds import KINDS, WorkerExit
+from pyengine.workers.children import NEVER_S, Children, child_environment
+from pyengine.workers.kinds import KINDS, WorkerExit
 
 FLUSHER = next(kind for kind in KINDS if kind.number == native.FLUSHER)
 COMMITTER = next(kind for kind in KINDS if kind.number == native.COMMITTER)
@@ -92,7 +92,7 @@ def test_a_worker_that_keeps_dying_is_restarted_after_growing_pauses(rig):
 
 def test_a_silent_worker_is_aborted_then_killed_and_replaced(rig, monkeypatch):
     """A stopped process cannot even act on SIGABRT."""
-    monkeypatch.setattr("workers.children.ABORT_PATIENCE_S", 0.3)
+    monkeypatch.setattr("pyengine.workers.children.ABORT_PATIENCE_S", 0.3)
     made = rig(replace(FLUSHER, silent_s=0.7), overrides={"flush_interval_commit_log_ms": "50"})
     made.children.start()
     made.go_until(lambda: made.children.all_ready, "ready")
@@ -120,7 +120,7 @@ def test_a_worker_that_cannot_come_up_halts_instead_of_being_tried_for_ever(rig)
 
 def test_a_worker_that_lacks_room_or_descriptors_is_tried_for_as_long_as_it_takes(rig, monkeypatch):
     """Six times, where five boot failures of another cause halt the engine; and status knows."""
-    monkeypatch.setattr("workers.kinds.RESTART_PAUSE_S_STEP", 0.0)
+    monkeypatch.setattr("pyengine.workers.kinds.RESTART_PAUSE_S_STEP", 0.0)
     made = rig(FLUSHER)
     made.children.start()
     made.go_until(lambda: made.children.all_ready, "ready")
@@ -131,7 +131,7 @@ def test_a_worker_that_lacks_room_or_descriptors_is_tried_for_as_long_as_it_take
             return real([sys.executable, "-c", f"raise SystemExit({int(WorkerExit.NOT_NOW)})"], **named)
         return real(command, **named)
 
-    monkeypatch.setattr("workers.children.subprocess.Popen", popen)
+    monkeypatch.setattr("pyengine.workers.children.subprocess.Popen", popen)
     os.kill(native.load(line(made), "pid"), signal.SIGKILL)
     made.go_until(lambda: native.load(line(made), "restarts") == 7, "tried again")
     assert "exit code 75" in obstacles.read(made.owner.memory.obstacles, native.SUPERVISOR) and not made.children.halted
@@ -157,7 +157,7 @@ def test_an_old_obstacle_is_not_why_a_worker_cannot_start_now(rig, monkeypatch):
     made = rig(FLUSHER)
     obstacles.say(made.owner.memory.obstacles, native.FLUSHER, "no room for a while")
     real = subprocess.Popen
-    monkeypatch.setattr("workers.children.subprocess.Popen", lambda command, **named: real(
+    monkeypatch.setattr("pyengine.workers.children.subprocess.Popen", lambda command, **named: real(
         [sys.executable, "-c", f"raise SystemExit({int(WorkerExit.BOOT_FAILED)})"], **named))
     made.children.start()
     made.go_until(lambda: made.children.halted, "halted")
@@ -166,7 +166,7 @@ def test_an_old_obstacle_is_not_why_a_worker_cannot_start_now(rig, monkeypatch):
 
 def test_a_living_worker_of_somebody_else_is_adopted(rig):
     made = rig(FLUSHER)
-    stranger = made.owner.spawn("workers.flusher")
+    stranger = made.owner.spawn("pyengine.workers.flusher")
     made.owner.wait_ready(native.FLUSHER)
     made.children.start()
     assert made.children.all_ready and native.load(line(made), "pid") == stranger.pid
@@ -180,7 +180,7 @@ def test_a_twin_that_was_first_is_adopted(rig):
     """Both start at once; the loser says so with its own exit code, the winner is watched."""
     made = rig(FLUSHER)
     made.children.start()
-    stranger = made.owner.spawn("workers.flusher")
+    stranger = made.owner.spawn("pyengine.workers.flusher")
     made.go_until(lambda: made.children.all_ready or stranger.poll() is not None, "one of them is up")
     made.go_until(lambda: made.children.all_ready, "and watched")
     assert native.load(line(made), "incarnation") == 1
@@ -206,7 +206,7 @@ def test_a_worker_that_stands_still_is_let_go_on_to_finish(rig):
 
 def test_an_adopted_worker_that_stands_still_is_let_go_on_and_its_silence_forgiven(rig):
     made = rig(FLUSHER, overrides={"flush_interval_commit_log_ms": "50"})
-    worker = made.owner.spawn("workers.flusher")
+    worker = made.owner.spawn("pyengine.workers.flusher")
     eventually(lambda: native.load(line(made), "state") == native.WORKER_READY, "it is up")
     os.kill(worker.pid, signal.SIGSTOP)
     eventually(lambda: is_stopped(worker.pid), "it stands still")
@@ -218,7 +218,7 @@ def test_an_adopted_worker_that_stands_still_is_let_go_on_and_its_silence_forgiv
 
 
 def test_a_worker_that_dies_while_it_is_to_finish_is_started_once_more(rig, monkeypatch):
-    monkeypatch.setattr("workers.children.is_stopped", lambda pid: False)
+    monkeypatch.setattr("pyengine.workers.children.is_stopped", lambda pid: False)
     made = rig(FLUSHER)
     made.children.start()
     made.go_until(lambda: made.children.all_ready, "ready")
@@ -239,8 +239,8 @@ def test_a_worker_that_dies_while_it_is_to_finish_is_started_once_more(rig, monk
 
 def test_a_halting_engine_does_not_wait_long_for_who_never_came_up(rig, monkeypatch):
     real = subprocess.Popen
-    monkeypatch.setattr("workers.children.HALTED_PATIENCE_S", 0.1)
-    monkeypatch.setattr("workers.children.subprocess.Popen", lambda command, **named: real(["sleep", "3600"], **named))
+    monkeypatch.setattr("pyengine.workers.children.HALTED_PATIENCE_S", 0.1)
+    monkeypatch.setattr("pyengine.workers.children.subprocess.Popen", lambda command, **named: real(["sleep", "3600"], **named))
     made = rig(FLUSHER)
     made.children.start()
     made.children.halted = "not up after 60 s: flusher"
@@ -256,8 +256,8 @@ def test_a_system_without_processes_to_give_is_asked_again(rig, monkeypatch):
             raise refusal
         return real(*arguments, **named)
 
-    monkeypatch.setattr("workers.children.SPAWN_RETRY_S", 0.05)
-    monkeypatch.setattr("workers.children.subprocess.Popen", popen)
+    monkeypatch.setattr("pyengine.workers.children.SPAWN_RETRY_S", 0.05)
+    monkeypatch.setattr("pyengine.workers.children.subprocess.Popen", popen)
     made.children.start()
     assert "temporarily unavailable" in made.said[0] and not made.children.all_ready
     made.go_until(lambda: made.children.all_ready, "started after all")
@@ -273,8 +273,8 @@ def test_without_a_descriptor_to_watch_it_a_worker_is_started_again_later_and_no
             raise refusal
         return real(pid)
 
-    monkeypatch.setattr("workers.children.SPAWN_RETRY_S", 0.05)
-    monkeypatch.setattr("workers.children.os.pidfd_open", pidfd_open)
+    monkeypatch.setattr("pyengine.workers.children.SPAWN_RETRY_S", 0.05)
+    monkeypatch.setattr("pyengine.workers.children.os.pidfd_open", pidfd_open)
     made.children.start()
     assert "Too many open files" in obstacles.read(made.owner.memory.obstacles, native.SUPERVISOR)
     made.go_until(lambda: made.children.all_ready, "started after all")
@@ -286,7 +286,7 @@ def test_children_find_these_packages_from_anywhere(tmp_path):
     for name in ("workers", "pyengine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the wrong package')\n")
-    done = subprocess.run([sys.executable, "-P", "-m", "workers.flusher", "--help"], cwd=tmp_path, env=child_environment(),
+    done = subprocess.run([sys.executable, "-P", "-m", "pyengine.workers.flusher", "--help"], cwd=tmp_path, env=child_environment(),
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert str(CHECKOUT) in child_environment()["PYTHONPATH"].split(os.pathsep)[0]

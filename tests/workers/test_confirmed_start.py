@@ -18,8 +18,8 @@ from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native import queue_table
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from workers import bring_up as bring_up_module
-from workers.bring_up import FIRST_GENERATION, bring_up
+from pyengine.workers import bring_up as bring_up_module
+from pyengine.workers.bring_up import FIRST_GENERATION, bring_up
 
 MASTER = {"broker_role": "SYNC_MASTER", "dispatch_at": "replicated"}
 

@@ -18,7 +18,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from waiting import eventually
-from workers.kinds import kinds_for
+from pyengine.workers.kinds import kinds_for
 
 
 def bodies(root):

@@ -14,8 +14,8 @@ import pyengine
 from fix_cli import spawn
 from fix_engine import SMALL
 from pyengine.errors import EngineError
-from workers import limits
-from workers.limits import DESCRIPTORS_MIN, raise_descriptors
+from pyengine.workers import limits
+from pyengine.workers.limits import DESCRIPTORS_MIN, raise_descriptors
 
 FEW = 24
 

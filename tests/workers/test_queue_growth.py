@@ -7,8 +7,8 @@ import pytest
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
 from pyengine.native import queue_table
-from workers import queue_growth
-from workers.queue_growth import grow_queue_table
+from pyengine.workers import queue_growth
+from pyengine.workers.queue_growth import grow_queue_table
 
 
 @pytest.fixture

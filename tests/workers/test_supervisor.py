@@ -255,7 +255,7 @@ def test_one_engine_a_store(make_engine):
     engine.start()
     with pytest.raises(StoreBusyError, match="already"):
         engine.start()
-    done = subprocess.run([sys.executable, "-P", "-m", "workers.supervisor", str(engine.root)], capture_output=True,
+    done = subprocess.run([sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(engine.root)], capture_output=True,
                           text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
     assert done.returncode == 5 and "another supervisor" in done.stderr
     put_numbers(engine, 0, 1)
@@ -325,14 +325,14 @@ def test_by_hand_without_children_as_systemd_does_it(make_engine):
     pairs = [word for name, value in engine.settings.items() for word in ("--set", f"{name}={value}")]
     page = (CHECKOUT / "docs" / "operations.md").read_text()
     owner, worker = [shlex.split(line, comments=True) for line in page.split("```bash\n")[1].split("```")[0].splitlines()]
-    assert (owner[0], owner[3], worker[3]) == ("python", "workers.supervisor", "workers.flusher")
+    assert (owner[0], owner[3], worker[3]) == ("python", "pyengine.workers.supervisor", "pyengine.workers.flusher")
 
     def command(words, **instead):
         return [sys.executable, *({"STORE": str(engine.root), **instead}.get(word, word) for word in words[1:])]
 
     supervisor = subprocess.Popen([*command(owner), *pairs], env=environment, stderr=subprocess.PIPE, text=True)
     kinds = sorted(WORKERS["async"])
-    workers = [subprocess.Popen(command(worker, **{"workers.flusher": f"workers.{kind}"}), env=environment) for kind in kinds]
+    workers = [subprocess.Popen(command(worker, **{"pyengine.workers.flusher": f"pyengine.workers.{kind}"}), env=environment) for kind in kinds]
     try:
         eventually(lambda: len(living_kinds(engine.root)) == 1 + len(kinds), "all are up")
         with engine.memory() as memory:
@@ -365,7 +365,7 @@ def test_the_supervisor_alone_speaks_to_the_service_manager(make_engine):
         manager.bind(address)
         manager.settimeout(60)
         supervisor = subprocess.Popen(
-            [sys.executable, "-P", "-m", "workers.supervisor", str(engine.root), *pairs], stderr=subprocess.DEVNULL,
+            [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(engine.root), *pairs], stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": str(CHECKOUT), "NOTIFY_SOCKET": address})
         try:
             assert manager.recv(200) == b"READY=1\nSTATUS=running"
@@ -389,7 +389,7 @@ def test_a_worker_that_cannot_start_halts_the_start(make_engine, monkeypatch):
     site.mkdir()
     # seen by one child only: a setting that it refuses
     (site / "sitecustomize.py").write_text(
-        "import sys\nif '-m' in sys.orig_argv and 'workers.allocator' in sys.orig_argv:\n"
+        "import sys\nif '-m' in sys.orig_argv and 'pyengine.workers.allocator' in sys.orig_argv:\n"
         "    import os\n    os.environ['PYENGINE_FLUSH_DISK_TYPE'] = 'SOMETIMES'\n")
     monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{site}")
     with pytest.raises(EngineError, match="the allocator cannot start"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -11,21 +10,20 @@ import sys
 
 import pytest
 
-import workers
 from fix_owner import CHECKOUT
 from waiting import eventually
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles
-from workers import notify
-from workers.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
-from workers.worker import say
+from pyengine.workers import notify
+from pyengine.workers.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
+from pyengine.workers.worker import say
 
 KIND = native.CLEANER
 # A worker whose service counts rounds and drains three times; it fails as the second argument says.
 SCRIPT = """
 import sys
-from workers import worker
+from pyengine.workers import worker
 from pyengine.errors import DiskError
 how = sys.argv.pop() if sys.argv[-1].startswith("fail") else ""
 class Service:
@@ -219,16 +217,6 @@ def test_wrong_arguments_get_one_sentence(tmp_path, arguments, code, says):
 def test_help_says_what_the_worker_does():
     done = subprocess.run([sys.executable, "-c", SCRIPT, "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "A worker for tests." in done.stdout
-
-
-def test_foreign_packages_are_refused(tmp_path):
-    """A `workers` package from elsewhere beside our pyengine (or the other way round) does not run."""
-    shutil.copytree(CHECKOUT / "workers", tmp_path / "workers")
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, timeout=60, cwd=tmp_path,
-                          env={**os.environ, "PYTHONPATH": f"{tmp_path}:{CHECKOUT}"})
-    assert done.returncode == WorkerExit.BOOT_FAILED
-    assert "do not belong together" in done.stderr
-    assert workers.BELONGS_TO
 
 
 def test_the_service_manager_is_told(make_owner, tmp_path):

@@ -10,8 +10,8 @@ python=${PYTHON:-python3}
 settings="--set flush_disk_type=SYNC_FLUSH --set mapped_file_size_commit_log_bytes=262144
   --set mapped_file_size_consume_queue_bytes=2000 --set max_hash_slot_num=100 --set max_index_num=400"
 
-"$python" -P -m workers.supervisor "$1" --no-children $settings &
+"$python" -P -m pyengine.workers.supervisor "$1" --no-children $settings &
 for kind in flusher writer reputter allocator checkpointer scheduler; do
-  "$python" -P -m "workers.$kind" "$1" $settings &
+  "$python" -P -m "pyengine.workers.$kind" "$1" $settings &
 done
 exec "$python" -P "$here/rig_producer.py" "$1" "$2"
