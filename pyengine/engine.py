@@ -31,8 +31,9 @@ from pyengine.formats.small_file import open_regular
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import kind_holder, living_kinds
+from pyengine.ipc.store_lock import kind_holder, living_kinds, look, require_no_foreign_holder
 from pyengine.native import control as native
+from pyengine.storage.log_files import look_at_log
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
@@ -235,8 +236,11 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     from pyengine.workers.limits import require_descriptors
 
     require_descriptors()
+    require_no_foreign_holder(root)
     prepare_root(root)
-    load_config(root, settings)
+    config = load_config(root, settings)
+    if look(root).kind == "nobody":
+        look_at_log(root, config.mapped_file_size_commit_log_bytes)
     if native.SUPERVISOR in living_kinds(root, 1):
         raise StoreBusyError(f"an engine is running on {root} already")
 

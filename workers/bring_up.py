@@ -36,7 +36,7 @@ from pyengine.services.ha_join import join
 from pyengine.services.ha_link import MasterLink
 from pyengine.storage.cut_log import Cut, intend_cut
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
-from pyengine.storage.log_files import list_log, new_segment_folder
+from pyengine.storage.log_files import list_log, look_at_log, new_segment_folder
 from pyengine.storage.new_file import create_file, make_folders
 from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.recovery_report import RecoveryReport, RecoveryState
@@ -87,6 +87,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     """
     began_s = time.monotonic()
     check_role(root, config)
+    look_at_log(root, config.mapped_file_size_commit_log_bytes)
     for folder in StorePaths(root).commit_log_folders.writable:
         make_folders(folder)
     keep_sizes(root, config)

@@ -38,7 +38,7 @@ from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.session_server import SessionServer
 from pyengine.ipc.sessions import Sessions
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers
+from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, require_no_foreign_holder
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.services.ha_link import MasterLink
@@ -111,6 +111,7 @@ class Supervisor:
     def run(self) -> ExitCode:
         """Own the store until asked to stop. Raises EngineError when it cannot be owned or recovered."""
         raise_descriptors()
+        require_no_foreign_holder(self._root)
         prepare_root(self._root)
         config = load_config(self._root, self._arguments.settings)
         with StoreLock(self._root, create=True) as lock:

@@ -39,6 +39,7 @@ WORKER_LOOKS = 25
 LOOK_STEP_S = 0.02
 # No such file, nothing that could be locked, or another user's.
 _NO_LOCK_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM)
+_OFD_PID = -1  # what the kernel says of a lock that belongs to no process, as ours do; 0 is one of another container
 _FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
 
@@ -51,10 +52,16 @@ class Ownership(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds byte 0. `pid` is 0 where the kernel does not say (our own kind of lock)."""
+    """Who holds byte 0. `pid` is 0 where the kernel does not say (our own kind of lock; another container)."""
 
     kind: str  # "nobody", "engine" (shared, ours), "owner" (exclusive, ours), "foreign" (RocketMQ's kind)
     pid: int = 0
+
+    @property
+    def who(self) -> str:
+        """A foreign holder for people: a noun with its pid."""
+        pid = f"pid {self.pid}" if self.pid else "its pid is not visible here: it runs in another container"
+        return f"another program ({pid}), probably a RocketMQ broker"
 
 
 class StoreLock:
@@ -158,8 +165,7 @@ class StoreLock:
     def _sentence(self) -> str:
         holder = self.holder()
         if holder.kind == "foreign":
-            return (f"{self.path.parent} is open in another program (pid {holder.pid}), "
-                    "probably a RocketMQ broker: stop that first")
+            return f"{self.path.parent} is open in {holder.who}: stop that first"
         return f"{self.path.parent} is being opened or recovered by another process: wait for it or stop it first"
 
     def _write_letters(self) -> None:
@@ -179,6 +185,13 @@ def look(root: str | os.PathLike[str]) -> Holder:
         return _holder(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_no_foreign_holder(root: str | os.PathLike[str]) -> None:
+    """StoreBusyError while a program that is no engine has the store open. Needs no right to write, and leaves nothing."""
+    holder = look(root)
+    if holder.kind == "foreign":
+        raise StoreBusyError(f"{root} is open in {holder.who}: stop that first")
 
 
 def living_kinds(root: str | os.PathLike[str], kinds: int = KINDS_MAX) -> list[int]:
@@ -259,6 +272,6 @@ def _holder(descriptor: int) -> Holder:
     if found is None:
         return Holder("nobody")
     kind, pid = found
-    if pid > 0:
-        return Holder("foreign", pid)
+    if pid != _OFD_PID:
+        return Holder("foreign", max(0, pid))
     return Holder("engine" if kind == fcntl.F_RDLCK else "owner")

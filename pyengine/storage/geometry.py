@@ -4,6 +4,10 @@ RocketMQ keeps these numbers in its broker's configuration only. A store that th
 engine made has them in config/engine.toml; for any other they are read off: segment
 sizes from file lengths and name differences, the index layout from the one pair of
 slots and entries under which every chain leads from its slot to entries of that slot.
+
+The only segment of a log may be the rest of a longer one: no second name tells. Its length
+is believed where it is a power of two or divides the segment's own name; else --set or
+RocketMQ's default decides, and a segment of another length is refused by what opens it.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexLayout
 from pyengine.formats.paths import StorePaths, is_queue_id_name, parse_segment_name
 from pyengine.storage.folder_entries import index_file_names, is_folder, is_plain_file
@@ -50,14 +55,16 @@ def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None =
     paths = StorePaths(root)
     wanted = replace(DEFAULTS, **overrides)
     found: dict[str, int] = {}
-    for name, folders in (
-        ("mapped_file_size_commit_log_bytes", paths.commit_log_folders.all),
-        ("mapped_file_size_consume_queue_bytes", _queue_folders(paths.consume_queue)),
-        ("mapped_file_size_consume_queue_ext_bytes", _queue_folders(paths.consume_queue_ext)),
+    for name, folders, unit_bytes in (
+        ("mapped_file_size_consume_queue_bytes", _queue_folders(paths.consume_queue), CQ_ENTRY_BYTES),
+        ("mapped_file_size_consume_queue_ext_bytes", _queue_folders(paths.consume_queue_ext), 1),
     ):
-        size_bytes = _segment_size(folders)
+        size_bytes = _segment_size([_segments(folder) for folder in folders], unit_bytes)
         if size_bytes is not None:
             found[name] = size_bytes
+    log_bytes = _log_segment_size(paths, overrides.get("mapped_file_size_commit_log_bytes"))
+    if log_bytes is not None:
+        found["mapped_file_size_commit_log_bytes"] = log_bytes
     layout = find_layout(_index_files(paths.index), wanted.index_layout)
     if layout is not None:
         found["max_hash_slot_num"] = layout.max_hash_slot_num
@@ -65,25 +72,44 @@ def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None =
     return replace(wanted, **found)
 
 
-def _segment_size(folders: Iterable[Path]) -> int | None:
+def _log_segment_size(paths: StorePaths, wanted: int | None) -> int | None:
+    """The size of the log's segments; None without any, or for an only one whose length may be wrong."""
+    folders = [_segments(folder) for folder in paths.commit_log_folders.all]
+    size_bytes = _segment_size(folders)
+    segments = [segment for folder in folders for segment in folder]
+    if len(segments) > 1 or size_bytes is None:
+        return size_bytes
+    start, length = segments[0]
+    if wanted is not None and wanted > length and start % wanted == 0:
+        return None
+    is_likely = length.bit_count() == 1 or start > 0 and start % length == 0
+    return length if is_likely else None
+
+
+def _segment_size(folders: Iterable[list[tuple[int, int]]], unit_bytes: int = 1) -> int | None:
     """The size of the segments in these folders, None without any.
 
     One length: that. Several (a file was cut): the one that the names' differences
-    speak for, else the most frequent, else the largest.
+    speak for, else the most frequent, else the largest; never one that some name is no
+    multiple of, or that is no multiple of `unit_bytes`. Where all lengths are wrong, the smallest
+    difference of two names.
     """
     lengths: dict[int, int] = {}
     steps: dict[int, int] = {}
-    for folder in folders:
+    starts: set[int] = set()
+    for segments in folders:
         previous = None
-        for start, length in _segments(folder):
+        for start, length in segments:
+            starts.add(start)
             lengths[length] = lengths.get(length, 0) + 1
             if previous is not None:
                 steps[start - previous] = steps.get(start - previous, 0) + 1
             previous = start
-    lengths.pop(0, None)
-    if not lengths:
-        return None
-    return max(lengths, key=lambda length: (steps.get(length, 0), lengths[length], length))
+    possible = [length for length in lengths
+                if length and length % unit_bytes == 0 and not any(start % length for start in starts)]
+    if not possible:
+        return min(steps, default=None)
+    return max(possible, key=lambda length: (steps.get(length, 0), lengths[length], length))
 
 
 def _segments(folder: Path) -> list[tuple[int, int]]:

@@ -1,6 +1,7 @@
 """The segments of a log that may lie in several folders: listing, following, and where a new one goes.
 
     list_log(root, size)      all segments, as list_segments
+    look_at_log(root, size)   the same, for a process that will change the store: missing ones are refused
     LogFolder(root, ...)      what a SegmentFolder is, over all folders
     new_segment_folder(...)   round robin; folders on a disk that is nearly full are passed over
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from pyengine.errors import CorruptionError, StoreRefusedError
@@ -17,14 +18,18 @@ from pyengine.formats.log_folders import log_folders
 from pyengine.formats.paths import segment_name
 from pyengine.storage.disk_use import DiskUse, measure
 from pyengine.storage.segment_files import MappingCache, SegmentFile, SegmentFolder, list_segments
+from pyengine.storage.watermark import read_watermark
 
+# Ends the sentence about a segment of wrong length; check_grades.py has the same for `check`.
+LENGTH_ADVICE = ("; restore it from a copy, or carve out what is whole with `pyengine salvage STORE DEST`. If it is the "
+                 "log's only segment and the store was made with that size, say so: --set mapped_file_size_commit_log_bytes=SIZE")
 FULL_PERCENT = 85  # RocketMQ's diskSpaceCleanForciblyRatio
 
 
 def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[SegmentFile]:
     """The log's segments in order. StoreRefusedError as list_segments, and for one that lies in two folders."""
     folders = log_folders(root).all
-    found = [segment for folder in folders for segment in list_segments(folder, size_bytes)]
+    found = [segment for folder in folders for segment in list_segments(folder, size_bytes, LENGTH_ADVICE)]
     if len(folders) > 1:
         found.sort(key=lambda segment: segment.start_offset)
         for before, after in zip(found, found[1:]):
@@ -33,22 +38,36 @@ def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[SegmentFile]
     return found
 
 
-def require_all_folders(root: str | os.PathLike[str], segments: Sequence[SegmentFile], size_bytes: int) -> None:
-    """CorruptionError when one of several folders, or what lay in it, is not there now: a disk that is not mounted.
+def look_at_log(root: str | os.PathLike[str], size_bytes: int, *, accept_loss: bool = False) -> list[SegmentFile]:
+    """The log's segments, looked at before anything of the store is changed.
 
-    Nothing would be wrong with the store then but for that, so nothing of it may be changed.
+    StoreRefusedError as list_log. CorruptionError when one of several folders, or a segment in it, is not there: a
+    disk that is not mounted; and, in a store without our watermark, when a segment is missing between others: nothing
+    else would tell of that loss later. With `accept_loss` missing segments are no error.
     """
+    segments = list_log(root, size_bytes)
+    if accept_loss:
+        return segments
     folders = log_folders(root)
-    if len(folders.all) == 1:
-        return
     gone = [str(folder) for folder in folders.read_only if not folder.is_dir()]
     if gone:
         raise CorruptionError(f"the log's folder {gone[0]} is missing: mount its disk, or leave it out of "
                               "read_only_commit_log_store_paths if its messages are to be given up")
     for before, after in zip(segments, segments[1:]):
-        if after.start_offset != before.start_offset + size_bytes:
-            name, where = segment_name(before.start_offset + size_bytes), ", ".join(map(str, folders.all))
-            raise CorruptionError(f"the log's segment {name} is in none of its folders ({where}): is a disk not mounted?")
+        end = before.start_offset + size_bytes
+        if after.start_offset == end:
+            continue
+        if len(folders.all) > 1:
+            where = ", ".join(map(str, folders.all))
+            raise CorruptionError(f"the log's segment {segment_name(end)} is in none of its folders ({where}): "
+                                  "is a disk not mounted?")
+        if read_watermark(root).watermark is None:
+            raise CorruptionError(
+                f"{after.start_offset - end:,} bytes of the log are missing: {before.path} ends at {end}, and the next "
+                f"segment is {after.path}. Restore what is missing from a copy; or make a store of what is there with "
+                "`pyengine salvage STORE DEST`; or end the log there with `pyengine recover STORE --accept-loss`, which "
+                "puts the segments that follow into quarantine")
+    return segments
 
 
 def log_exists(root: str | os.PathLike[str]) -> bool:
@@ -59,14 +78,16 @@ def log_exists(root: str | os.PathLike[str]) -> bool:
 def open_log(root: str | os.PathLike[str], size_bytes: int, cache: MappingCache) -> SegmentFolder | LogFolder:
     """The log's segments, followed."""
     folders = log_folders(root).all
-    return SegmentFolder(folders[0], size_bytes, cache) if len(folders) == 1 else LogFolder(folders, size_bytes, cache)
+    if len(folders) == 1:
+        return SegmentFolder(folders[0], size_bytes, cache, LENGTH_ADVICE)
+    return LogFolder(folders, size_bytes, cache)
 
 
 class LogFolder(SegmentFolder):
     """Several folders that together hold one row of segments. Its `folder` is the first one."""
 
     def __init__(self, folders: Iterable[Path], size_bytes: int, cache: MappingCache) -> None:
-        self._folders = [SegmentFolder(folder, size_bytes, cache) for folder in folders]
+        self._folders = [SegmentFolder(folder, size_bytes, cache, LENGTH_ADVICE) for folder in folders]
         super().__init__(self._folders[0].folder, size_bytes, cache)
         self._holder: dict[int, SegmentFolder] = {}
 

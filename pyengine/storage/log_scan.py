@@ -26,7 +26,7 @@ from pyengine.storage.walk_ahead import walk_pieces
 SLICE_BYTES = 32 << 20            # how much is walked between two calls of `progress`, and by one processor at a time
 CLEAN_VERIFY_BYTES_MAX = 1 << 30  # read after a clean stop of our own store: it must start within a second
 NORMAL_SEGMENTS = 3               # CommitLog.recoverNormally reads this many again
-MISSING_SEGMENT = "missing_segment"  # a reason beside formats.record_case: our own log has a gap
+MISSING_SEGMENT = "missing_segment"  # a reason beside formats.record_case: the log has a gap
 _STORE_TIME_READABLE_BYTES = 68 + 8  # behind a 20-byte host
 
 
@@ -92,9 +92,9 @@ class LogScan:
 def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoint) -> int:
     """The index of the segment in which the reading begins; 0 without segments.
 
-    With our watermark it is never a later segment than the watermark's, nor one behind a
-    gap. After a clean stop of our own store as many of the last three segments are read as
-    fit into CLEAN_VERIFY_BYTES_MAX, the watermark's own in any case.
+    It is never one beyond a gap, nor, with our watermark, a later one than the watermark's.
+    After a clean stop of our own store as many of the last three segments are read as fit
+    into CLEAN_VERIFY_BYTES_MAX, the watermark's own in any case.
     """
     count = len(log.segments)
     if path is RecoveryPath.NORMAL:
@@ -111,8 +111,7 @@ def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoi
     if log.watermark is not None and count:
         holder = log.index_of(log.watermark)
         first = min(first, count - 1 if holder is None else holder)
-        first = next((index for index in range(first) if log.is_gap_behind(index)), first)
-    return first
+    return next((index for index in range(first) if log.is_gap_behind(index)), first)
 
 
 def scan_log(
@@ -127,7 +126,7 @@ def scan_log(
     scan = LogScan(scan_from, scan_from, CaseLabel.RANGE_END)
     for segment in log.segments[first:]:
         base, segment_end = segment.start_offset, segment.start_offset + log.size_bytes
-        if log.owner is Owner.OURS and base != scan.end_offset:
+        if base != scan.end_offset:
             return replace(scan, reason=MISSING_SEGMENT)
         end = segment_end if limit is None else min(segment_end, limit)
         scan = _scan_segment(log, segment, end, scan, check_crc, progress, total_bytes)

@@ -48,7 +48,7 @@ from pyengine.storage.index_recovery import (
     read_index_header,
     synced_index_time_ms,
 )
-from pyengine.storage.log_files import list_log, log_exists, new_segment_folder, require_all_folders, shown
+from pyengine.storage.log_files import list_log, log_exists, look_at_log, new_segment_folder, shown
 from pyengine.storage.log_recovery import LogPlan, plan_log
 from pyengine.storage.log_scan import LogView, first_segment_to_scan, scan_before
 from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
@@ -115,7 +115,7 @@ def recover(
 
     Leaves a store that was stopped in order: no abort file, queues and index caught up
     with the log, checkpoint true. Raises StoreRefusedError (a segment of wrong length, a
-    foreign file), NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our
+    foreign file), CorruptionError (a missing one, storage/log_files.py), NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our
     own watermark is no exception but a report with state DEGRADED, and nothing was
     changed; with `accept_loss` the log is cut there and the rest goes to quarantine.
     """
@@ -158,9 +158,7 @@ class _Recovery:
             raise NotAStoreError(f"{self._root} holds no store: there is no commitlog in it")
         reading = read_watermark(self._root)
         size_bytes = self._geometry.mapped_file_size_commit_log_bytes
-        segments = list_log(self._root, size_bytes)
-        if not accept_loss:
-            require_all_folders(self._root, segments, size_bytes)
+        segments = look_at_log(self._root, size_bytes, accept_loss=accept_loss)
         cut = read_cut(self._root)
         if cut is not None:
             self._notes.append(carry_out_cut(self._root, size_bytes, cut, self._quarantine, self._on_step))

@@ -38,14 +38,14 @@ class SegmentFile(NamedTuple):
     start_offset: int
 
 
-def list_segments(folder: str | os.PathLike[str], size_bytes: int) -> list[SegmentFile]:
+def list_segments(folder: str | os.PathLike[str], size_bytes: int, advice: str = "") -> list[SegmentFile]:
     """The folder's segments in order; empty when there is no folder.
 
     Raises StoreRefusedError when anything else lies there, a length differs from
     `size_bytes`, or a name is no multiple of it: RocketMQ would refuse the whole store
-    (MappedFileQueue.load) or misplace every offset.
+    (MappedFileQueue.load) or misplace every offset. `advice` ends the sentence about a wrong length.
     """
-    found, _ = _inodes(folder, size_bytes)
+    found, _ = _inodes(folder, size_bytes, advice)
     return [SegmentFile(Path(folder) / segment_name(start), start) for start in sorted(found)]
 
 
@@ -123,9 +123,11 @@ class MappingCache:
 class SegmentFolder:
     """One folder of segments of `size_bytes`, as it is now."""
 
-    def __init__(self, folder: str | os.PathLike[str], size_bytes: int, cache: MappingCache) -> None:
+    def __init__(self, folder: str | os.PathLike[str], size_bytes: int, cache: MappingCache, advice: str = "") -> None:
+        """`advice`: as list_segments."""
         self.folder = os.fspath(folder)
         self.size_bytes = size_bytes
+        self._advice = advice
         self._cache = cache
         self._starts: list[int] = []
         self._inode_of: dict[int, int] = {}
@@ -148,7 +150,7 @@ class SegmentFolder:
 
     def _list(self) -> bool:
         """List the folder; False when a file in it is just being made."""
-        inode_of, complete = _inodes(self.folder, self.size_bytes, self._inode_of)
+        inode_of, complete = _inodes(self.folder, self.size_bytes, self._advice, self._inode_of)
         for start, inode in self._inode_of.items():
             if inode_of.get(start) != inode:
                 self._cache.drop(self.folder, start)
@@ -186,7 +188,7 @@ class SegmentFolder:
 
 
 def _inodes(
-    folder: str | os.PathLike[str], size_bytes: int, followed: dict[int, int] | None = None
+    folder: str | os.PathLike[str], size_bytes: int, advice: str, followed: dict[int, int] | None = None
 ) -> tuple[dict[int, int], bool]:
     """(start offset -> inode of every file, whether that is all). StoreRefusedError as list_segments.
 
@@ -212,7 +214,7 @@ def _inodes(
                     if followed is not None and status.st_size == 0 and _is_being_made(status):
                         complete = False
                         continue
-                    _judge(entry.path, start, status.st_size, size_bytes)
+                    _judge(entry.path, start, status.st_size, size_bytes, advice)
                 found[start] = inode
     except FileNotFoundError:
         return {}, True
@@ -225,8 +227,8 @@ def _is_being_made(status: os.stat_result) -> bool:
     return time.time_ns() - status.st_ctime_ns < _BEING_MADE_NS
 
 
-def _judge(path: str, start: int, length: int, size_bytes: int) -> None:
+def _judge(path: str, start: int, length: int, size_bytes: int, advice: str) -> None:
     if length != size_bytes:
-        raise StoreRefusedError(f"{path} has {length} bytes, not {size_bytes}, the size of its like")
+        raise StoreRefusedError(f"{path} has {length} bytes, not {size_bytes}, the size of its like{advice}")
     if start % size_bytes:
         raise StoreRefusedError(f"{path}: its name is no multiple of the size {size_bytes}")

@@ -167,3 +167,28 @@ def test_memory_of_another_life_is_not_believed(make_parts, what):
     document = run("recover", owner.root, "--json").document
     assert document["shared_state"].startswith("discarded: ") and document["drained_bytes"] == 0
     assert document["end_offset"] == 0 and owner.folder.names() == []
+
+
+@pytest.mark.parametrize("number", [1, -2])
+def test_a_segment_that_is_missing_from_a_brokers_log_is_refused_with_a_plan(golden, tmp_path, number):
+    store = golden("roll")
+    segments = sorted((store.root / "commitlog").iterdir())
+    gone = segments[number]
+    gone.rename(tmp_path / gone.name)
+    before = picture(store.root)
+    for command in ("start", "recover"):
+        ran = run(command, store.root)
+        assert ran.code == 3, (command, ran)
+        assert "16,384 bytes of the log are missing" in ran.stderr and f"ends at {int(gone.name)}" in ran.stderr
+        assert "pyengine salvage" in ran.stderr and "--accept-loss" in ran.stderr
+    assert changes(before, picture(store.root)) == []
+    assert run("salvage", store.root, tmp_path / "new", "--json").document["missing_segments"] == [int(gone.name)]
+    assert run("check", tmp_path / "new").code == 0
+    (tmp_path / gone.name).rename(gone)  # the plan's first way
+    assert run("recover", store.root).code == 0
+    gone.rename(tmp_path / gone.name)
+    accepted = run("recover", store.root, "--accept-loss", "--json")  # and its last
+    assert accepted.code == 4 and accepted.document["end_offset"] == int(gone.name)
+    assert accepted.document["kept_bytes"] == int(gone.name) - int(segments[0].name)
+    assert len(accepted.document["quarantined"]) == len([one for one in segments if one > gone])
+    assert run("check", store.root).code == 0 and run("recover", store.root).code == 0

@@ -53,3 +53,36 @@ def test_a_destination_that_is_taken_is_refused(golden, tmp_path, what):
     ran = run("salvage", store.root, dest)
     assert ran.code == 2 and str(dest) in ran.stderr
     assert changes(before, picture(tmp_path)) == []
+
+
+def cut_only_segment(store, length: int) -> None:
+    """A store of one segment whose file is shorter now, in bytes that held nothing."""
+    (segment,) = sorted((store.root / "commitlog").iterdir())
+    with open(segment, "r+b") as file:
+        file.truncate(length)
+
+
+def test_an_only_segment_that_was_cut_short_is_refused_and_can_be_carved_with_its_size(golden, tmp_path):
+    store = golden("basic")
+    cut_only_segment(store, 200_000)
+    assert max(record["phy"] + record["size"] for record in store.verify["records"] if record.get("topic")) < 200_000
+    before = picture(store.root)
+    for command in ("recover", "start", "inspect"):
+        ran = run(command, store.root)
+        assert ran.code == 3, command
+        assert "has 200000 bytes, not 1073741824" in ran.stderr and "pyengine salvage" in ran.stderr
+    checked = run("check", store.root, "--json")
+    assert checked.code == 3 and checked.document["findings"][0]["kind"] == "refused"
+    ran = run("salvage", store.root, tmp_path / "new", "--set", "mappedFileSizeCommitLog=256KiB", "--json")
+    assert ran.code == 0, ran.stderr
+    assert changes(before, picture(store.root)) == []
+    assert run("check", tmp_path / "new").code == 0
+    assert len(bodies(tmp_path / "new")) == sum(1 for record in store.verify["records"] if record.get("topic"))
+
+
+def test_an_only_segment_of_an_odd_length_is_opened_when_the_owner_says_so(golden):
+    store = golden("basic")
+    cut_only_segment(store, 200_000)
+    asked = ("--set", "mapped_file_size_commit_log_bytes=200000")
+    assert run("check", store.root, *asked).code == 0
+    assert run("recover", store.root, *asked).code == 0

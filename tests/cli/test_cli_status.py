@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 
 import pytest
-from fix_cli import run
+from broker_lock import held_by_a_broker
+from fix_cli import changes, picture, run, spawn
 
+from pyengine.ipc import store_lock
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 
@@ -109,3 +112,22 @@ def test_memory_left_behind_by_a_dead_engine_is_no_running_engine(owner):
     owner.publish()
     owner.lock.close()
     assert status(owner)["state"] == "stopped"
+
+
+def test_a_start_that_a_broker_refuses_leaves_nothing_and_status_names_the_broker(golden):
+    store = golden("basic")
+    with held_by_a_broker(store.root) as pid:
+        before = picture(store.root)
+        for refused in (run("start", store.root), spawn("start", store.root, "--foreground")):
+            assert refused.code == 5 and f"pid {pid}" in refused.stderr and "RocketMQ broker" in refused.stderr
+        shown = run("status", store.root, "--json").document
+        assert shown["state"] == "stopped" and f"open in another program (pid {pid})" in shown["reason"]
+        assert "RocketMQ broker" in run("status", store.root).stdout
+        assert changes(before, picture(store.root)) == []
+
+
+def test_a_lock_of_another_container_is_a_brokers_too(golden, monkeypatch):
+    store = golden("basic")
+    monkeypatch.setattr(store_lock, "_conflict", lambda descriptor, byte: (fcntl.F_WRLCK, 0) if byte == 0 else None)
+    assert "runs in another container" in run("status", store.root, "--json").document["reason"]
+    assert run("start", store.root).code == 5

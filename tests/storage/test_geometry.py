@@ -51,6 +51,46 @@ def test_a_cut_file_does_not_decide(tmp_path):
     assert discover(tmp_path).mapped_file_size_commit_log_bytes == 4096  # by the names: one each
 
 
+def only_segment(root, length: int, start: int = 0) -> None:
+    (root / "commitlog").mkdir()
+    with open(root / "commitlog" / f"{start:020d}", "wb") as file:
+        file.truncate(length)
+
+
+@pytest.mark.parametrize("start, length, told", [
+    (0, 700_000_000, 1 << 30),             # cut short: no second name tells, and nobody chooses such a size
+    (0, 100 << 20, 1 << 30),               # perhaps chosen, perhaps the half of a copy: --set has to say it
+    (0, 1 << 20, 1 << 20),
+    (3 * (100 << 20), 100 << 20, 100 << 20),  # its name is a multiple of it
+    (3 * (100 << 20), 70 << 20, 1 << 30),
+])
+def test_the_length_of_an_only_segment_is_believed_where_something_speaks_for_it(tmp_path, start, length, told):
+    only_segment(tmp_path, length, start)
+    assert discover(tmp_path).mapped_file_size_commit_log_bytes == told
+    assert discover(tmp_path, {"mapped_file_size_commit_log_bytes": length}).mapped_file_size_commit_log_bytes == length
+
+
+def test_a_longer_size_that_is_asked_for_makes_an_only_segment_one_that_was_cut(tmp_path):
+    only_segment(tmp_path, 1 << 20)
+    asked = {"mapped_file_size_commit_log_bytes": 1 << 30}
+    assert discover(tmp_path, asked).mapped_file_size_commit_log_bytes == 1 << 30
+
+
+def test_names_tell_the_size_when_every_segment_was_cut(tmp_path):
+    folder = tmp_path / "commitlog"
+    folder.mkdir()
+    for start, length in ((0, 3000), (4096, 1000), (12288, 7)):
+        (folder / f"{start:020d}").write_bytes(bytes(length))
+    assert discover(tmp_path).mapped_file_size_commit_log_bytes == 4096
+
+
+def test_a_queue_file_that_ends_inside_an_entry_tells_nothing(tmp_path):
+    queue = tmp_path / "consumequeue" / "T" / "0"
+    queue.mkdir(parents=True)
+    (queue / f"{0:020d}").write_bytes(bytes(4096))
+    assert discover(tmp_path) == DEFAULTS
+
+
 def test_foreign_names_are_not_looked_at(tmp_path):
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / "x.tmp").write_bytes(bytes(7))
