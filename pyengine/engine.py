@@ -5,7 +5,9 @@
     with pyengine.connect(path) as producer: ...                          # of an engine that runs already
 
 The engine is always a supervisor process of its own with its workers. An embedded one
-ends, in order, with the process that embeds it, even if that is killed.
+ends, in order, with the process that embeds it, even if that is killed and whatever children
+it has forked: the supervisor watches that process by a pidfd, and a pipe whose other end only
+that process has, which tells of an exec.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +50,15 @@ _ERRORS = {ExitCode.USAGE: UsageError, ExitCode.CORRUPTION: CorruptionError, Exi
            ExitCode.DEGRADED: DegradedError}
 
 Progress = Callable[[int, int], None]
+_embedded: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for engine in _embedded:
+        engine._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Engine:
@@ -69,14 +81,20 @@ class Engine:
         if self._process is not None:
             raise UsageError(f"the engine on {self.path} is started already")
         _check_new_start(self.path, self._settings)
-        process, reading = _spawn_supervisor(self.path, self._settings, ["--stop-on-eof"], stdin=subprocess.PIPE)
+        embedder = os.pidfd_open(os.getpid())
+        try:
+            process, reading = _spawn_supervisor(self.path, self._settings, stdin=subprocess.PIPE, embedder=embedder)
+        finally:
+            os.close(embedder)
+        self._process = process
+        _embedded.add(self)
         try:
             ready = _wait_until_ready(process, reading, START_TIMEOUT_S, progress)
         except BaseException:
-            process.stdin.close()
+            self._process = None
+            _ask_to_stop(process)
             process.wait()
             raise
-        self._process = process
         self.state, self.reason = str(ready["state"]), str(ready["reason"])
         return self
 
@@ -86,7 +104,7 @@ class Engine:
         if process is None:
             return
         self.state = "stopped"
-        process.stdin.close()
+        _ask_to_stop(process)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -105,6 +123,13 @@ class Engine:
         from pyengine.ipc.live_reader import open_store
 
         return open_store(self.path)
+
+    def _forked(self) -> None:
+        """In a forked child: the engine is its parent's. With the pipe open here an exec of that process would pass unnoticed."""
+        if self._process is not None:
+            self._process.stdin.close()
+            self._process.returncode = 0  # it is no child of this process: there is nothing to wait for
+            self._process, self.state = None, "stopped"
 
     @property
     def pid(self) -> int | None:
@@ -157,7 +182,7 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
     process = None
     try:
         with _interrupt_deferred():  # a process that nobody knows of could not be stopped
-            process, reading = _spawn_supervisor(root, texts, [], stdin=subprocess.DEVNULL)
+            process, reading = _spawn_supervisor(root, texts, stdin=subprocess.DEVNULL)
         return {"pid": process.pid} | _wait_until_ready(process, reading, timeout_s, progress)
     except KeyboardInterrupt:
         if process is not None:
@@ -245,18 +270,26 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
         raise StoreBusyError(f"an engine is running on {root} already")
 
 
-def _spawn_supervisor(root: Path, settings: Mapping[str, str], options: list[str], *,
-                      stdin: int) -> tuple[subprocess.Popen, int]:
-    """(process, descriptor on which it reports its start)."""
+def _ask_to_stop(process: subprocess.Popen) -> None:
+    """Not by the end of its stdin alone: a child that was forked past Python may have that pipe open too."""
+    process.terminate()
+    process.stdin.close()
+
+
+def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int,
+                      embedder: int | None = None) -> tuple[subprocess.Popen, int]:
+    """(process, descriptor on which it reports its start). `embedder`: pidfd of the process that it must not outlive."""
     from pyengine.workers.children import child_environment, silent
 
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pairs = [argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")]
+    options = [] if embedder is None else ["--embedder-fd", str(embedder)]
+    kept = (writing,) if embedder is None else (writing, embedder)
     try:
         with open_log(root) as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options, *pairs],
-                stdin=stdin, stdout=log, stderr=log, pass_fds=(writing,), env=silent(child_environment()), start_new_session=True)
+                stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=silent(child_environment()), start_new_session=True)
     except BaseException:
         os.close(reading)
         raise

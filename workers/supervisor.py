@@ -5,7 +5,7 @@ to open sessions and mark them dead, and to grow the queue table. It moves no me
 it is dead everything goes on, only new sessions and restarts wait for its successor, which
 adopts living workers without recovery.
 
-SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then committer,
+SIGHUP changes nothing. SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then committer,
 flusher, reputter, allocator, checkpointer and scheduler each finish what was published before them.
 Only if all of that worked is `abort` removed; otherwise it stays, and the next start
 recovers.
@@ -68,7 +68,7 @@ class Arguments:
     root: Path
     settings: dict[str, str]
     no_children: bool = False
-    stop_on_eof: bool = False      # stdin is a pipe of the process that embeds the engine
+    embedder_descriptor: int = -1  # pidfd of the process that embeds the engine; stdin is a pipe of it then
     report_descriptor: int = -1    # JSON lines about the start go here
     stop_timeout_s: float = STOP_TIMEOUT_S
 
@@ -92,19 +92,26 @@ class Supervisor:
         """Handlers only set a flag; the wake-up descriptor ends the selector's sleep."""
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        self._selector.register(reading, selectors.EVENT_READ, lambda: os.read(reading, 4096))
+        self._selector.register(reading, selectors.EVENT_READ, lambda: self._read_signals(reading))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
-        if self._arguments.stop_on_eof:
-            self._selector.register(0, selectors.EVENT_READ, self._read_parent)
+        signal.signal(signal.SIGHUP, lambda *_: None)  # _read_signals() answers it
+        if self._arguments.embedder_descriptor >= 0:
+            for descriptor in (0, self._arguments.embedder_descriptor):
+                self._selector.register(descriptor, selectors.EVENT_READ,
+                                        lambda descriptor=descriptor: self._lose_embedder(descriptor))
 
     def _ask_to_stop(self, *_: object) -> None:
         self._stop_asked = True
 
-    def _read_parent(self) -> None:
-        if not os.read(0, 4096):
-            self._selector.unregister(0)
-            self._stop_asked = True
+    def _read_signals(self, reading: int) -> None:
+        if signal.SIGHUP in os.read(reading, 4096):
+            self._say("SIGHUP is ignored: settings are read at a start only; stop the engine, then start it")
+
+    def _lose_embedder(self, descriptor: int) -> None:
+        """It has ended (its pidfd), or become another program by exec (the end of its pipe)."""
+        self._selector.unregister(descriptor)
+        self._stop_asked = True
 
     # ---- run --------------------------------------------------------------------
 
@@ -412,16 +419,18 @@ def report(descriptor: int, line: dict[str, object]) -> None:
 def parse_arguments(argv: Sequence[str] | None) -> Arguments:
     parser = argparse.ArgumentParser(
         prog="python -m pyengine.workers.supervisor", description="Owns a store: recovers it, runs its workers, opens sessions.",
-        epilog="SIGTERM: orderly stop. Exit codes: 0 stopped clean, 1 failed, 3 damage found, 5 store busy, 6 degraded.")
+        epilog="SIGTERM: orderly stop; SIGHUP: nothing. "
+               "Exit codes: 0 stopped clean, 1 failed, 3 damage found, 5 store busy, 6 degraded.")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store; made if it is not there")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")
     parser.add_argument("--no-children", action="store_true", help="start no workers: something else does (systemd)")
     parser.add_argument("--stop-timeout", type=float, default=STOP_TIMEOUT_S, metavar="S",
                         help="longest orderly stop (%(default)s)")
-    parser.add_argument("--stop-on-eof", action="store_true", help="stop when stdin ends: the embedding process is gone")
+    parser.add_argument("--embedder-fd", type=int, default=-1, metavar="FD",
+                        help="pidfd of the program that embeds the engine: stop when it ends, or when stdin does")
     parser.add_argument("--report-fd", type=int, default=-1, metavar="FD", help="JSON lines about the start")
     given = parser.parse_args(argv)
-    return Arguments(given.store.absolute(), parse_set(given.set), given.no_children, given.stop_on_eof, given.report_fd,
+    return Arguments(given.store.absolute(), parse_set(given.set), given.no_children, given.embedder_fd, given.report_fd,
                      given.stop_timeout)
 
 

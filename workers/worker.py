@@ -6,7 +6,7 @@ and the byte of its kind exclusively (ipc/store_lock.py): so it cannot run twice
 RocketMQ cannot start while it lives. Before that it touches neither memory nor lock, so
 a worker that is started over the remains of a dead engine changes nothing.
 
-SIGTERM and SIGINT set a flag; the loop acts on it: the worker finishes what was
+SIGHUP changes nothing. SIGTERM and SIGINT set a flag; the loop acts on it: the worker finishes what was
 published before it, and exits 0. A retired control block (another engine took over) ends
 it as well. SIGKILL at any instruction is survived by the design of the shared memory:
 the next incarnation goes on where the counters stand.
@@ -210,7 +210,7 @@ def parse_arguments(kind: int, what: str, argv: Sequence[str] | None) -> argpars
     """STORE [--set key=value]... [--wait S]; --help says what the worker does."""
     parser = argparse.ArgumentParser(
         prog=f"python -m pyengine.workers.{KIND_NAMES[kind]}", description=what,
-        epilog="SIGTERM: finish what is published, exit 0. The store's supervisor must run (pyengine start, "
+        epilog="SIGTERM: finish what is published, exit 0; SIGHUP: nothing. The store's supervisor must run (pyengine start, "
                "or python -m pyengine.workers.supervisor STORE --no-children).")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")
@@ -227,6 +227,7 @@ def main(kind: int, what: str, make_service: Callable[[Worker], Service], argv: 
 def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None = None) -> int:
     """As main(), for a worker with a loop of its own: serve(worker) calls ready(), beat() and looks at stopping."""
     faulthandler.enable()  # a worker that is killed for silence (SIGABRT) leaves a trace
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # settings are read at a start only
     began_s = time.monotonic()
     code = _run(kind, what, serve, argv)
     if code == WorkerExit.NOT_NOW:

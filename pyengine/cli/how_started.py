@@ -65,7 +65,7 @@ def how_started(root: Path, memory: EngineMemory) -> Start:
 def _started_by(arguments) -> StartedBy:
     if arguments.no_children:
         return StartedBy.UNITS
-    if arguments.stop_on_eof:
+    if arguments.embedder_descriptor >= 0:
         return StartedBy.EMBEDDED
     return StartedBy.BACKGROUND if arguments.report_descriptor >= 0 else StartedBy.FOREGROUND
 

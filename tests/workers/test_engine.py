@@ -74,6 +74,76 @@ def test_it_ends_in_order_with_the_process_that_embeds_it(root, number):
     assert not (root / "abort").exists() and bodies(root) == [b"one"]
 
 
+# How a program may fork without an exec: as Python does, and as a library does, past Python's hooks.
+FORKS = {"python": "os.fork", "library": "ctypes.CDLL(None).fork"}
+EMBEDDER = """
+import ctypes, os, signal, sys, time
+import pyengine
+with pyengine.Engine(sys.argv[1], **{settings}) as engine:
+    child = {fork}()
+    if child == 0:
+        signal.pause()
+    print(child, flush=True)
+    sys.stdin.readline()
+    {then}
+"""
+
+
+@pytest.fixture
+def embed(root):
+    """embed(fork, then) -> a process that embeds an engine, has forked a child, and does `then` after the next line."""
+    processes, helpers = [], []
+
+    def start(fork, then):
+        script = EMBEDDER.format(settings=repr(SMALL), fork=FORKS[fork], then=then)
+        processes.append(subprocess.Popen([sys.executable, "-c", script, str(root)], stdin=subprocess.PIPE, text=True,
+                                          stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}))
+        helpers.append(int(processes[-1].stdout.readline()))
+        return processes[-1]
+
+    yield start
+    for pid in helpers:
+        os.kill(pid, signal.SIGKILL)
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_an_embedded_engine_stops_although_a_forked_child_lives(root, embed, fork):
+    embedder = embed(fork, "pass")
+    embedder.stdin.write("\n")
+    embedder.stdin.flush()
+    assert embedder.wait(30) == 0
+    assert living_kinds(root) == [] and not (root / "abort").exists()
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_an_embedded_engine_ends_with_a_killed_embedder_although_a_forked_child_lives(root, embed, fork):
+    embed(fork, "pass").kill()
+    eventually(lambda: living_kinds(root) == [], "the engine is gone")
+    assert not (root / "abort").exists()
+
+
+def test_an_embedded_engine_ends_when_its_embedder_becomes_another_program(root, embed):
+    embedder = embed("python", "os.execvp('sleep', ['sleep', '600'])")
+    embedder.stdin.write("\n")
+    embedder.stdin.flush()
+    eventually(lambda: living_kinds(root) == [], "the engine is gone")
+    assert embedder.poll() is None and not (root / "abort").exists()
+
+
+def test_a_forked_child_does_not_stop_its_parents_engine(root):
+    with pyengine.Engine(root, **SMALL) as engine:
+        pid = engine.pid
+        child = os.fork()
+        if child == 0:
+            engine.stop()
+            os._exit(engine.pid is not None or engine.state != "stopped")
+        assert os.waitpid(child, 0)[1] == 0
+        assert engine.pid == supervisor_pid(root) == pid and engine.state == "running"
+
+
 def test_ctrl_c_in_a_terminal_does_not_reach_the_workers_first(root):
     """A terminal signals a whole process group; supervisor and workers are in others."""
     with pyengine.Engine(root, **SMALL) as engine:

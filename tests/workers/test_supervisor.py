@@ -383,6 +383,19 @@ def test_the_supervisor_alone_speaks_to_the_service_manager(make_engine):
             supervisor.wait()
 
 
+def test_sighup_ends_no_process_of_an_engine(make_engine):
+    engine = make_engine()
+    engine.start()
+    pids = engine.pids()
+    for pid in pids.values():
+        os.kill(pid, signal.SIGHUP)
+    eventually(lambda: "settings are read at a start only" in engine.log(), "the supervisor says what it does not do")
+    bodies = put_numbers(engine, 0, 5)
+    assert engine.pids() == pids
+    engine.stop()
+    assert stored(engine) == bodies
+
+
 def test_a_worker_that_cannot_start_halts_the_start(make_engine, monkeypatch):
     engine = make_engine()
     site = engine.root.parent / "site"
