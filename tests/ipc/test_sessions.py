@@ -32,6 +32,19 @@ print(session.slot, session.generation, flush=True)
 sys.stdin.read()
 """
 
+ANOTHER_UID = 65534
+CLOSER = """
+import os, sys
+from pyengine.ipc import session_server
+folder, uid, epoch, slot, generation = sys.argv[1:]
+if os.geteuid() == 0:
+    os.setuid(int(uid))
+with session_server.connect(folder, 10) as channel:
+    channel.sendall(b'{"want": "close", "epoch": %d, "slot": %d, "generation": %d}\\n'
+                    % (int(epoch), int(slot), int(generation)))
+    print(os.geteuid(), channel.recv(4096).decode())
+"""
+
 
 class Server:
     """The supervisor's part: a selector loop in a thread of the test."""
@@ -169,14 +182,19 @@ def test_a_folder_that_somebody_removed_is_said_and_survived(server):
     assert server.thread.is_alive()
 
 
-def test_nobody_closes_the_session_of_another(server):
+def test_a_user_closes_no_session_of_another_process_but_root_does(server, monkeypatch):
+    """Tried by a process of an ordinary user, also where the tests run as root."""
     child, slot, generation = producer(server)
-    request = {"want": "close", "epoch": server.owner.memory.identity.epoch, "slot": slot, "generation": generation}
-    with session_server.connect(server.owner.folder.path, 10) as channel:
-        channel.sendall(json.dumps(request).encode() + b"\n")
-        answer = json.loads(channel.recv(4096))
-    if os.geteuid() != 0:
-        assert answer == {"closed": False} and state(server, slot) == native.SESSION_OPEN
+    folder = server.owner.folder
+    uid = os.geteuid() or ANOTHER_UID
+    if os.geteuid() == 0:
+        os.chmod(folder.path, 0o711)
+        os.chmod(folder.socket_path, 0o666)
+        monkeypatch.setattr(session_server.os, "geteuid", lambda: uid)  # as if the engine were that user's
+    numbers = [str(number) for number in (uid, server.owner.memory.identity.epoch, slot, generation)]
+    done = subprocess.run([sys.executable, "-c", CLOSER, folder.path, *numbers], cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.split(), done.stderr) == ([str(uid), '{"closed":', "false}"], "")
+    assert state(server, slot) == native.SESSION_OPEN
     end(child)
 
 
@@ -246,23 +264,21 @@ def test_a_connection_that_speaks_in_the_turn_in_which_it_is_dropped_harms_nobod
         assert b"unknown request" in last.recv(4096)
 
 
-def test_a_producer_that_vanishes_while_it_is_answered_leaves_no_session(server):
-    for _ in range(20):
-        with session_server.connect(server.owner.folder.path, 10) as channel:
-            channel.sendall(b'{"want": "session"}\n' * 3)
-            channel.shutdown(socket.SHUT_RD)
-
-    def a_session_after_clearing_up():
-        for slot, generation, _ in server.sessions.open_slots():  # answered before it vanished
-            server.sessions.close(slot, generation)
-        for slot in range(4):
-            native.compare_and_swap(server.owner.control.sessions[slot], "state", native.SESSION_DEAD, native.SESSION_FREE)
-        try:
-            return open_session(server.owner.root)
-        except EngineUnavailableError:
-            return None
-
-    eventually(a_session_after_clearing_up, "the server still serves").close()
+def test_a_producer_that_vanishes_before_it_is_answered_leaves_no_session(make_owner):
+    owner = make_owner(sessions_max=4, session_ring_bytes_default=65536)
+    owner.position(0)
+    owner.publish()
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        sessions = Sessions(owner.memory)
+        server = SessionServer(owner.memory, selector, sessions)
+        stack.callback(server.close)
+        channel = stack.enter_context(session_server.connect(owner.folder.path, 10))
+        channel.sendall(b'{"want": "session"}\n')
+        channel.shutdown(socket.SHUT_RD)  # what is sent to it from here on fails
+        while not native.load(owner.control.sessions[0], "generation"):
+            for key, _ in selector.select(10):
+                key.data()
+        assert sessions.open_slots() == [] and native.load(owner.control.sessions[0], "state") == native.SESSION_DEAD
 
 
 @pytest.mark.parametrize(("set_state", "says"), [
