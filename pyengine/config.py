@@ -14,7 +14,7 @@ so `PYENGINE_FLUSH_DISK_TYPE` and `flushDiskType` are the same setting.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyengine.storage.geometry import Geometry
 
 __all__ = [
-    "EngineConfig", "SETTINGS", "FIXED_NAMES", "config_path", "keep_sizes", "load_config", "parse_set", "setting_name",
+    "EngineConfig", "SETTINGS", "FIXED_NAMES", "check_keywords", "config_path", "keep_sizes", "load_config", "parse_set", "setting_name",
 ]
 
 LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
@@ -55,25 +55,34 @@ _NAMES[fold("file_reserved_time_h")] = "file_reserved_time_hours"  # its name in
 _REFUSED = {fold(key): (key, why) for key, why in REFUSED_KEYS.items()}
 
 
-def setting_name(key: str, where: str) -> str:
-    """The setting that `key` means; ConfigError with the nearest name if there is none."""
+def setting_name(key: str, where: str, others: Iterable[str] = ()) -> str:
+    """The setting that `key` means; ConfigError with the nearest name if there is none: a setting's, or one of `others`."""
     folded = fold(key)
     if folded in _NAMES:
         return _NAMES[folded]
     if folded in _REFUSED:
         spelling, why = _REFUSED[folded]
         raise ConfigError(f"{spelling} ({where}) cannot be set: {why}")
-    near = nearest_name(folded)
+    near = nearest_name(folded, others=others)
     hint = f"did you mean {near}?" if near else "`pyengine config explain` lists all settings"
     raise ConfigError(f"unknown setting {key!r} ({where}): {hint}")
 
 
-def nearest_name(folded: str, cutoff: float = 0.6) -> str | None:
-    """The setting whose spelling is nearest, or None if none is near."""
+def nearest_name(folded: str, cutoff: float = 0.6, others: Iterable[str] = ()) -> str | None:
+    """The setting (or the one of `others`) whose spelling is nearest, or None if none is near."""
     from difflib import get_close_matches
 
-    near = get_close_matches(folded, _NAMES, n=1, cutoff=cutoff)
-    return _NAMES[near[0]] if near else None
+    names = _NAMES | {fold(name): name for name in others}
+    near = get_close_matches(folded, names, n=1, cutoff=cutoff)
+    return names[near[0]] if near else None
+
+
+def check_keywords(call: Callable[..., object], settings: Mapping[str, object]) -> None:
+    """Refuse settings that a program gave `call` by keyword: ConfigError for a wrong value and for an unknown name,
+    with the nearest of the settings and of its own keywords."""
+    own = getattr(call, "__kwdefaults__", None) or ()
+    for key, value in settings.items():
+        SETTINGS[setting_name(key, f"{call.__name__}()", own)].read(value, f"{call.__name__}()")
 
 
 def parse_set(pairs: tuple[str, ...] | list[str]) -> dict[str, str]:

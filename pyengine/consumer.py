@@ -20,6 +20,8 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
+from pyengine import arguments
+from pyengine.config import check_keywords
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.message import Message
 from pyengine.ipc.live_reader import FLUSH_STEP_S, open_store
@@ -73,6 +75,7 @@ def consume(
     while another program has the store open and a group is given; DiskError where the
     config folder cannot be written.
     """
+    check_keywords(consume, settings)
     return Consumer(path, topic, group=group, tags=tags, from_=from_, queues=queues, level=level,
                     auto_commit=auto_commit, commit_interval_s=commit_interval_s,
                     session_timeout_s=session_timeout_s, **settings)
@@ -92,7 +95,12 @@ class Consumer:
         session_timeout_s: float, **settings: object,
     ) -> None:
         parse_subscription(tags)
-        if session_timeout_s < 4 * BEAT_S:
+        arguments.topic_name(topic)
+        if group is not None:
+            arguments.text(group, "group")
+        arguments.truth(auto_commit, "auto_commit")
+        arguments.number(commit_interval_s, "commit_interval_s")
+        if arguments.number(session_timeout_s, "session_timeout_s") < 4 * BEAT_S:
             raise UsageError(f"session_timeout_s is {session_timeout_s:g}; give at least {4 * BEAT_S:g}")
         self.topic = topic
         self.group = group
@@ -100,11 +108,11 @@ class Consumer:
         self.missed = 0
         self._from = check_start(from_)
         self._tags = tags
-        self._level = level
+        self._level = None if level is None else ReadLevel.of(level)
         self._auto_commit = auto_commit
         self._commit_interval_s = commit_interval_s
         self._session_timeout_s = session_timeout_s
-        self._queues = None if queues is None else sorted(set(queues))
+        self._queues = None if queues is None else _queue_ids(queues)
         self._held: dict[int, HeldQueue] = {}
         self._outstanding: set[int] = set()
         self._turn = 0
@@ -400,7 +408,7 @@ class Consumer:
         return self._reader.arrivals()
 
     def _wait(self, timeout_s: float, seen: int) -> None:
-        level = self._reader.default_level if self._level is None else ReadLevel(self._level)
+        level = self._level or self._reader.default_level
         is_announced = level in (ReadLevel.WRITTEN, ReadLevel.COMMITTED)
         self._reader.wait_for_arrival(min(timeout_s, LOOK_S if is_announced else FLUSH_STEP_S), seen)
 
@@ -589,6 +597,16 @@ class Consumer:
             self.notes.append(sentence)
             del self.notes[:-NOTES_MAX]
             _LOG.warning("%s", sentence)
+
+
+def _queue_ids(queues: Iterable[int]) -> list[int]:
+    """The queues that a program named, sorted; UsageError for none and for what is no queue's number."""
+    ids = sorted({arguments.integer(queue_id, "a queue id") for queue_id in arguments.several(queues, "queues", "a sequence of int")})
+    if not ids:
+        raise UsageError("queues is empty: name at least one, or leave it out for all")
+    if ids[0] < 0:
+        raise UsageError(f"{ids[0]} is no queue id: give 0 or more")
+    return ids
 
 
 def _mark(message: Message) -> tuple[int, int, int, int]:

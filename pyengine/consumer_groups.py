@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from pyengine.config import check_keywords
 from pyengine.errors import DiskError, UsageError
 from pyengine.ipc.group_members import GroupMembers
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
@@ -43,6 +44,7 @@ class ConsumerGroups:
 
     def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
         """NotAStoreError, ConfigError."""
+        check_keywords(ConsumerGroups, settings)
         self._root = Path(path)
         self._settings = settings
         self._offsets = ConsumerOffsets(path)

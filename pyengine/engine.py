@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.config import load_config
+from pyengine import arguments
+from pyengine.config import check_keywords, load_config
 from pyengine.errors import (
     CorruptionError, DegradedError, EngineError, EngineUnavailableError, ExitCode, StoreBusyError, UsageError,
 )
@@ -70,6 +71,7 @@ class Engine:
     """
 
     def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
+        check_keywords(Engine, settings)
         self.path = Path(path).absolute()
         self._settings = {name: _as_text(value) for name, value in settings.items()}
         self._process: subprocess.Popen | None = None
@@ -157,8 +159,13 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
     the environment and `settings`.
     """
     from pyengine.ipc.session_client import open_session
+    from pyengine.native.session import check_ring_bytes
     from pyengine.producer import Producer
 
+    check_keywords(connect, settings)
+    arguments.number(timeout_s, "timeout_s")
+    if ring_bytes is not None:
+        check_ring_bytes(ring_bytes)
     root = Path(path).absolute()
     config = load_config(root, settings)
     if ring_bytes is None and config.origins.get("session_ring_bytes") == "--set":

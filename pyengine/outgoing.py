@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from pyengine import arguments
 from pyengine.formats.constants import (
     INTERNAL_PROPERTY_NAMES,
     MULTI_DISPATCH_SEPARATOR,
@@ -58,10 +59,8 @@ class Refused(Exception):
 
 def topic_bytes(topic: str) -> bytes:
     """The topic in UTF-8, or Refused."""
-    if not isinstance(topic, str):
-        raise TypeError(f"topic must be str, not {type(topic).__name__}")
     try:
-        data = topic.encode()
+        data = arguments.text(topic, "topic").encode()
     except UnicodeEncodeError:
         raise Refused(PutStatus.MESSAGE_ILLEGAL, "the topic holds a lone surrogate: give it as valid text") from None
     if not data:
@@ -86,9 +85,7 @@ def body_bytes(body: bytes | bytearray | memoryview) -> bytes:
 
 
 def _value(name: str, value: str, what: str) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{what} must be str, not {type(value).__name__}")
-    if any(mark in value for mark in _FORBIDDEN):
+    if any(mark in arguments.text(value, what) for mark in _FORBIDDEN):
         raise Refused(PutStatus.MESSAGE_ILLEGAL,
                       f"{what} holds a character 0, 1 or 2, which separate properties on disk: leave it out")
     if name and len(name) + 1 + len(value) < PROPERTY_PIECE_CHARS_MIN or not value:
@@ -111,9 +108,7 @@ def property_value(value: str, what: str) -> str:
 
 
 def _user_property(name: str, value: str) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"a property's name must be str, not {type(name).__name__}")
-    if not name or any(mark in name for mark in _FORBIDDEN):
+    if not arguments.text(name, "a property's name") or any(mark in name for mark in _FORBIDDEN):
         raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the property name {name!r} is empty or holds a character 0, 1 or 2")
     if name == PROPERTY_INNER_MULTI_DISPATCH:
         _light_queues(value)
@@ -126,8 +121,12 @@ def _user_property(name: str, value: str) -> str:
 def properties_text(tags: str | None, keys: str | Iterable[str] | None, properties: Mapping[str, str] | None,
                     unique_key: str | None = None) -> str:
     """The property text, user properties first, in the order given; Refused when a part of it is illegal."""
-    pieces = [_user_property(name, value) for name, value in properties.items()] if properties else []
+    pieces = []
+    if properties:
+        pieces += [_user_property(name, value) for name, value in arguments.mapping(properties, "properties").items()]
     if keys is not None:
+        if not isinstance(keys, str):
+            arguments.several(keys, "keys", "str or an iterable of str")
         words = keys if isinstance(keys, str) else " ".join(_value("", word, "a key") for word in keys)
         if words:
             pieces.append(f"{PROPERTY_KEYS}{NAME_VALUE_SEPARATOR}{_value(PROPERTY_KEYS, words, 'keys')}")

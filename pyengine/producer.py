@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine import outgoing
+from pyengine import arguments, outgoing
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.batch import BatchMember, encode_batch
 from pyengine.formats.constants import (
@@ -178,6 +178,9 @@ class Producer:
             self._transactions.close()
 
     def __enter__(self) -> Producer:
+        """UsageError for a producer that can put no more: closed, or made before a fork."""
+        if self._closed or os.getpid() != self._pid:
+            raise UsageError(self._ready())
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -201,7 +204,10 @@ class Producer:
         if (keys is None and properties is None and unique_key is None and not delay_level and timeout_s is None
                 and queue_id.__class__ is int and flag.__class__ is int):  # 1.0 would find the prefix of 1
             # The common case, without a call that could be spared: what was put before, fits and has nobody before it.
-            prefix = self._prefixes.get((topic, queue_id, tags, flag))
+            try:
+                prefix = self._prefixes.get((topic, queue_id, tags, flag))
+            except TypeError:  # a list, for example, has no hash: _put_any names the argument
+                prefix = None
             if (prefix is not None and type(body) is bytes and len(body) <= self._fast_bytes_max
                     and self._lock.acquire(False)):
                 try:
@@ -224,7 +230,7 @@ class Producer:
         """put() with everything that may be special about it."""
         try:
             topic, queue_id, name, text, body = self._prepare(topic, body, queue_id, tags, keys, properties, delay_level,
-                                                              unique_key)
+                                                              unique_key, flag)
         except Refused as refused:
             return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
         if keys is None and properties is None and unique_key is None and not delay_level and len(self._prefixes) < 10_000:
@@ -234,17 +240,19 @@ class Producer:
         return self._put_and_wait(header, name, text, body, b"", context, timeout_s)
 
     def _prepare(
-        self, topic, body, queue_id, tags, keys, properties, delay_level, unique_key
+        self, topic, body, queue_id, tags, keys, properties, delay_level, unique_key, flag
     ) -> tuple[str, int, bytes, bytes, bytes]:
         """Topic and queue (of the delay schedule, if it is put off), encoded topic and properties, body; or Refused."""
-        name = self._topics.get(topic) or self._remember_topic(topic)
+        name = self._topic_bytes(topic)
         plain = keys is None and properties is None and unique_key is None
+        if tags is not None:
+            arguments.text(tags, "tags")
         text = self._tags.get(tags) if plain else None
         if text is None:
             text = self._properties(tags, keys, properties, unique_key)
         if type(body) is not bytes:
             body = outgoing.body_bytes(body)
-        self._refuse_sizes(len(body), queue_id)
+        self._refuse_sizes(len(body), queue_id, flag)
         if delay_level:
             topic, queue_id, later = self._delay(topic, queue_id, text.decode(), delay_level)
             name, text = topic.encode(), outgoing.properties_bytes(later)
@@ -264,7 +272,7 @@ class Producer:
         """
         try:
             topic, queue_id, name, text, body = self._prepare(topic, body, queue_id, tags, keys, properties, delay_level,
-                                                              unique_key)
+                                                              unique_key, flag)
         except Refused as refused:
             return _resolved(PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason))
         header = self._header(native.PUT, name, text, len(body), queue_id, flag)
@@ -289,13 +297,14 @@ class Producer:
 
     def _many(self, topic, bodies, queue_id, tags, keys, properties, flag, wait, timeout_s, *, asynchronous):
         try:
-            name = self._topics.get(topic) or self._remember_topic(topic)
+            name = self._topic_bytes(topic)
             text = self._properties(tags, keys, properties, None)
+            arguments.several(bodies, "bodies", "a sequence of bytes")
             if not isinstance(bodies, (list, tuple)):
                 bodies = list(bodies)
             if not bodies:
                 raise Refused(PutStatus.MESSAGE_ILLEGAL, "put_many got no bodies: give at least one")
-            self._refuse_sizes(0, queue_id)
+            self._refuse_sizes(0, queue_id, flag)
             try:
                 lengths, joined = native.pack_many(bodies)
             except TypeError:
@@ -320,11 +329,12 @@ class Producer:
         offsets and all message ids joined by commas.
         """
         try:
-            name = self._topics.get(topic) or self._remember_topic(topic)
+            name = self._topic_bytes(topic)
             shared = self._properties(None, None, properties, None)
             members = []
-            for each in messages:
+            for each in arguments.several(messages, "messages", "an iterable of BatchMessage or bytes"):
                 each = each if isinstance(each, BatchMessage) else BatchMessage(outgoing.body_bytes(each))
+                self._refuse_sizes(len(each.body), queue_id, each.flag)
                 text = outgoing.properties_text(each.tags, each.keys, each.properties)
                 outgoing.properties_bytes(text)
                 members.append(BatchMember(outgoing.body_bytes(each.body), each.flag, text))
@@ -374,7 +384,7 @@ class Producer:
                     topic, queue_id, properties_text, delay_level, self._delay_levels)
             name = outgoing.topic_bytes(topic)
             text = outgoing.properties_bytes(properties_text)
-            self._refuse_sizes(len(body), queue_id)
+            self._refuse_sizes(len(body), queue_id, flag)
         except Refused as refused:
             result = PutResult(refused.status, topic=topic, queue_id=queue_id, reason=refused.reason)
             return _resolved(result) if asynchronous else result
@@ -432,28 +442,27 @@ class Producer:
             self._transactions = Transactions(self, self._root)
         return self._transactions
 
-    def _refuse_sizes(self, body_size: int, queue_id: int) -> None:
-        if not hasattr(queue_id, "__index__"):
-            raise TypeError(f"queue_id must be int, not {type(queue_id).__name__}")
+    def _refuse_sizes(self, body_size: int, queue_id: int, flag: int) -> None:
         if body_size > self._max_message_bytes:
             raise Refused(PutStatus.MESSAGE_ILLEGAL,
                           f"the body has {body_size} bytes, {self._max_message_bytes} are possible: split it or raise "
                           "max_message_size_bytes")
-        if not 0 <= queue_id <= _INT32_MAX:
+        if not 0 <= arguments.integer(queue_id, "queue_id") <= _INT32_MAX:
             raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the queue id {queue_id} is not in 0 .. {_INT32_MAX}")
+        if not -_INT32_MAX - 1 <= arguments.integer(flag, "flag") <= _INT32_MAX:
+            raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the flag {flag} is not in {-_INT32_MAX - 1} .. {_INT32_MAX}")
 
     def _limit_s(self, timeout_s: float | None) -> float:
-        limit = self._timeout_s if timeout_s is None else timeout_s
-        if not limit >= 0:
-            raise UsageError(f"timeout_s is {timeout_s}: give 0 or more seconds")
-        return min(limit, _TIMEOUT_S_MAX)
+        return min(self._timeout_s if timeout_s is None else arguments.number(timeout_s, "timeout_s"), _TIMEOUT_S_MAX)
 
     # ---- pieces -----------------------------------------------------------------
 
-    def _remember_topic(self, topic: str) -> bytes:
-        name = outgoing.topic_bytes(topic)
-        if len(self._topics) < 10_000:
-            self._topics[topic] = name
+    def _topic_bytes(self, topic: str) -> bytes:
+        name = self._topics.get(topic) if isinstance(topic, str) else None
+        if name is None:
+            name = outgoing.topic_bytes(topic)
+            if len(self._topics) < 10_000:
+                self._topics[topic] = name
         return name
 
     def _properties(self, tags, keys, properties, unique_key) -> bytes:
@@ -463,7 +472,7 @@ class Producer:
         return data
 
     def _delay(self, topic: str, queue_id: int, text: str, level: int) -> tuple[str, int, str]:
-        if level < 0:
+        if arguments.integer(level, "delay_level") < 0:
             raise Refused(PutStatus.MESSAGE_ILLEGAL, f"delay_level {level} is negative: give 1 to {self._delay_levels}, or 0")
         return outgoing.delayed(topic, queue_id, text, level, self._delay_levels)
 

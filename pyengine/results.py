@@ -7,7 +7,7 @@ import operator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
-from pyengine.errors import PutError, PutTimeoutError
+from pyengine.errors import PutError, PutTimeoutError, UsageError
 
 if TYPE_CHECKING:
     from pyengine.formats.message import Message
@@ -50,6 +50,14 @@ class ReadLevel(enum.Enum):
     COMMITTED = "committed"
     FLUSHED = "flushed"
     REPLICATED = "replicated"
+
+    @classmethod
+    def of(cls, level: ReadLevel | str) -> ReadLevel:
+        """The level of this name; UsageError that lists all for another."""
+        try:
+            return cls(level)
+        except ValueError:
+            raise UsageError(f"{level!r} is no read level: choose one of {', '.join(one.value for one in cls)}") from None
 
 
 class _PutAnswer:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pyengine import outgoing
+from pyengine import arguments, outgoing
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
     NAME_VALUE_SEPARATOR,
@@ -70,6 +70,7 @@ class Transactions:
                 timeout_s: float | None = None) -> PutResult:
         """Store a prepared message; see Producer.put_prepared."""
         try:
+            arguments.text(group, "group")
             pieces = [outgoing.properties_text(tags, keys, properties, unique_key or uuid.uuid4().hex.upper())]
             for name, value in ((PROPERTY_TRANSACTION_PREPARED, "true"), (PROPERTY_PRODUCER_GROUP, group)):
                 pieces.append(f"{name}{NAME_VALUE_SEPARATOR}{outgoing.property_value(value, name)}")
@@ -83,6 +84,7 @@ class Transactions:
 
     def end(self, msg_id: str, outcome: Outcome, *, wait: bool = True, timeout_s: float | None = None) -> PutResult:
         """Commit or roll back; see Producer.end_transaction."""
+        arguments.text(msg_id, "msg_id")
         if outcome not in _KINDS:
             raise UsageError(f"{outcome!r} ends no transaction: give 'commit' or 'rollback'")
         with self._lock:

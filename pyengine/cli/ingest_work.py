@@ -193,8 +193,8 @@ def _object_arguments(line: bytes, name: str, number: int | None) -> dict[str, A
 def _check(result: PutManyResult | PutResult, name: str, number: int | None, count: int) -> None:
     if result.ok or result.status in UNCONFIRMED:
         return
-    fate = "may or may not be stored" if result.indeterminate else "are not stored"
-    raise EngineError(f"{_place(name, number)}: the next {count} line(s) {fate}: {result.status.name}: {result.reason}")
+    fate = "" if result.indeterminate else " are not stored"  # else the reason says it
+    raise EngineError(f"{_place(name, number)}: the next {count} line(s){fate}: {result.status.name}: {result.reason}")
 
 
 def _place(name: str, number: int | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyengine.config import parse_set
+from pyengine.config import SET, SETTINGS, parse_set, setting_name
 from pyengine.errors import ConfigError, NotAStoreError, UsageError
 from pyengine.results import ReadLevel
 
@@ -22,7 +22,10 @@ STORE_SIGNS = ("commitlog", "consumequeue", "checkpoint", "config/engine.toml", 
 
 def _settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
     try:
-        return parse_set(pairs)
+        settings = parse_set(pairs)
+        for key, value in settings.items():
+            SETTINGS[setting_name(key, SET)].read(value, SET)
+        return settings
     except ConfigError as error:
         raise click.BadParameter(str(error), ctx, param) from error
 

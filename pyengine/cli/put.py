@@ -67,7 +67,6 @@ def put(
     elif result.ok:
         print(f"{result.status.name} {result.msg_id} queue {result.queue_id} offset {result.queue_offset}")
     if not result.ok:
-        fate = "; it may or may not be stored" if result.indeterminate else ""
-        print(f"error: {result.status.name}: {output.printable(result.reason)}{fate}", file=sys.stderr)
+        print(f"error: {result.status.name}: {output.printable(result.reason)}", file=sys.stderr)
         return ExitCode.FAILED
     return ExitCode.OK

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from pyengine.config import check_keywords
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
@@ -35,6 +36,7 @@ def open_store(path: str | os.PathLike[str], **settings: object) -> LiveStoreRea
 
     NotAStoreError, ConfigError, or, at the first touch of a damaged folder, StoreRefusedError.
     """
+    check_keywords(open_store, settings)
     return LiveStoreReader(path, **settings)
 
 

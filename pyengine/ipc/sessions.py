@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from pyengine.errors import DiskFullError, EngineUnavailableError, UsageError
+from pyengine.errors import DiskFullError, EngineUnavailableError
 from pyengine.ipc.control_block import SESSION_SLOTS, EngineMemory
 from pyengine.ipc.heartbeat import is_alive, process_start_ms
 from pyengine.ipc.shared_objects import session_name
@@ -20,9 +20,7 @@ from pyengine.native import control as native
 from pyengine.native import sequence
 from pyengine.native import session as native_session
 from pyengine.native.failpoint import failpoint
-from pyengine.native.session import RING_BYTES_MIN
 
-RING_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +45,7 @@ class Sessions:
     def open(self, pid: int, uid: int, ring_bytes: int | None = None) -> OpenSession:
         """A session for the process `pid`. Raises a sentence: all slots taken, wrong size, no room, process gone."""
         ring_bytes = ring_bytes or self._memory.identity.session_ring_bytes_default
-        if not RING_BYTES_MIN <= ring_bytes <= RING_BYTES_MAX or ring_bytes & (ring_bytes - 1):
-            raise UsageError(f"ring_bytes = {ring_bytes}: give a power of two from {RING_BYTES_MIN} to {RING_BYTES_MAX}")
+        native_session.check_ring_bytes(ring_bytes)
         start_ms = process_start_ms(pid)
         if start_ms is None:
             raise EngineUnavailableError(f"process {pid} is not to be seen from here: "

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from pyengine._native import ffi, lib
-from pyengine.errors import EngineUnavailableError
+from pyengine import arguments
+from pyengine.errors import EngineUnavailableError, UsageError
 
 RING_BYTES_MIN = 64 * 1024
+RING_BYTES_MAX = 1 << 30
+
+
+def check_ring_bytes(ring_bytes: int) -> None:
+    """UsageError for what is no size of a ring."""
+    if not RING_BYTES_MIN <= arguments.integer(ring_bytes, "ring_bytes") <= RING_BYTES_MAX or ring_bytes & (ring_bytes - 1):
+        raise UsageError(f"ring_bytes = {ring_bytes}: give a power of two from {RING_BYTES_MIN} to {RING_BYTES_MAX}")
 
 
 def session_bytes(ring_bytes: int) -> int:

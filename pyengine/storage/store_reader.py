@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from pyengine import arguments
 from pyengine.config import load_config
 from pyengine.errors import CorruptionError, FormatError, NotAStoreError, UsageError
 from pyengine.formats.message import CaseLabel, Message, classify, decode_record
@@ -107,7 +108,7 @@ class StoreReader:
     def queue_ids(self, topic: str) -> list[int]:
         """The topic's queues that have a file, sorted."""
         self._require_open()
-        return [] if topic in ("", ".", "..") or "/" in topic or "\0" in topic else self._queue_ids(topic)
+        return self._queue_ids(topic) if arguments.is_folder_name(arguments.text(topic, "topic")) else []
 
     def queue_range(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> tuple[int, int]:
         """(first offset that can be read, one behind the last); (0, 0) for a queue that does not exist."""
@@ -150,6 +151,7 @@ class StoreReader:
         self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None, level: ReadLevel | str | None
     ) -> GetResult:
         tag_filter = parse_subscription(tags)
+        arguments.integer(offset, "offset")
         limit = self._queue_limit(level)
         queue = self.queue(topic, queue_id)
         max_offset = 0 if queue is None else queue.max_offset(limit)
@@ -161,11 +163,11 @@ class StoreReader:
     def message_at(self, physical_offset: int, level: ReadLevel | str | None = None) -> Message | None:
         """The message that starts at this byte of the log, None when none does."""
         self._require_open()
-        return self.message_below(physical_offset, self._watermark.limit(self._level(level)))
+        return self.message_below(arguments.integer(physical_offset, "physical_offset"), self._watermark.limit(self._level(level)))
 
     def message(self, msg_id: str, level: ReadLevel | str | None = None) -> Message | None:
         """The message with this offset id, None when the store has none. Raises FormatError for what is no id."""
-        _, physical_offset = decode_message_id(msg_id)
+        _, physical_offset = decode_message_id(arguments.text(msg_id, "msg_id"))
         message = self.message_at(physical_offset, level)
         return message if message is not None and message.msg_id == msg_id.upper() else None
 
@@ -188,6 +190,8 @@ class StoreReader:
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
+        arguments.text(topic, "topic")
+        arguments.text(key, "key")
         limit = self._queue_limit(level)
         end = TIMESTAMP_MAX_MS if end_ms is None else end_ms
         ask = query_verified if verify_key else query_raw
@@ -229,6 +233,9 @@ class StoreReader:
         """
         self._require_open()
         limit = self._watermark.limit(self._level(level))
+        for names, what in ((topics, "topics"), (columns, "columns")):
+            for name in () if names is None else arguments.several(names, what, "a sequence of str"):
+                arguments.text(name, what.removesuffix("s"))
         from pyengine.storage.arrow import LogScanner, RowFilter, choose_topics
 
         chosen = None if topics is None else RowFilter(choose_topics(topics))
@@ -256,7 +263,7 @@ class StoreReader:
         queue = self._queues.get((topic, queue_id))
         if queue is not None:
             return queue
-        if queue_id < 0 or topic in ("", ".", "..") or "/" in topic or "\0" in topic:
+        if not arguments.is_folder_name(arguments.text(topic, "topic")) or arguments.integer(queue_id, "queue_id") < 0:
             return None
         folder = self._paths.queue_folder(topic, queue_id)
         if not folder.is_dir():
@@ -339,13 +346,7 @@ class StoreReader:
         return self._watermark.queue_limit(self._level(level))
 
     def _level(self, level: ReadLevel | str | None) -> ReadLevel:
-        if level is None:
-            return self.default_level
-        try:
-            return ReadLevel(level)
-        except ValueError:
-            names = ", ".join(one.value for one in ReadLevel)
-            raise UsageError(f"{level!r} is no read level: choose one of {names}") from None
+        return self.default_level if level is None else ReadLevel.of(level)
 
     def _require_open(self) -> None:
         if not self._is_open:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyengine import arguments
 from pyengine.errors import UsageError
 from pyengine.formats.java_hash import string_hash
 
@@ -27,12 +28,12 @@ class TagFilter:
 
 
 def parse_subscription(text: str | None) -> TagFilter | None:
-    """`a || b`: those tags; None, empty or `*`: no filter. UsageError when nothing is left between the bars."""
-    if text is None or text in ("", SUB_ALL):
+    """`a || b`: those tags; None, empty or `*`: no filter. UsageError when nothing stands on one side of a bar."""
+    if text is None or arguments.text(text, "tags") in ("", SUB_ALL):
         return None
-    tags = frozenset(piece.strip() for piece in text.split(TAG_SEPARATOR)) - {""}
-    if not tags:
-        raise UsageError(f"no tag in {text!r}: write tags like 'a || b', or '*' for all")
+    tags = frozenset(piece.strip() for piece in text.split(TAG_SEPARATOR))
+    if "" in tags:
+        raise UsageError(f"no tag in a part of {text!r}: write tags like 'a || b', or '*' for all")
     return TagFilter(tags, frozenset(map(string_hash, tags)))
 
 

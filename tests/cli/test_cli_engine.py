@@ -165,6 +165,16 @@ def test_wrong_requests_get_a_sentence_and_store_nothing(engine, tmp_path):
     assert run("status", one.root, "--json").document["state"] == "running"
 
 
+def test_a_put_of_unknown_fate_says_so_once(engine):
+    one = engine()
+    writer = one.kill("writer", signal.SIGSTOP)
+    try:
+        ran = run("put", one.root, "--topic", "t", "--timeout", "0.2", "x")
+    finally:
+        os.kill(writer, signal.SIGCONT)
+    assert ran.code == 1 and ran.stderr.count("may or may not be stored") == 1, ran
+
+
 def test_without_an_engine_puts_say_how_to_start_one(golden):
     store = golden("basic")
     before = picture(store.root)

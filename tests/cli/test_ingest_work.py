@@ -28,6 +28,7 @@ class FakeProducer:
     good: int = 1 << 30
     batches: list = field(default_factory=list)
     singles: list = field(default_factory=list)
+    indeterminate: bool = False
 
     def __enter__(self):
         return self
@@ -40,7 +41,7 @@ class FakeProducer:
 
     def put_many(self, topic, bodies, *, queue_id=0, tags=None):
         self.batches.append((topic, queue_id, list(bodies), tags))
-        return PutManyResult(self._status(), count=len(bodies), reason="said so")
+        return PutManyResult(self._status(), count=len(bodies), reason="said so", indeterminate=self.indeterminate)
 
     def put_async(self, topic, body, **arguments):
         self.singles.append((topic, body, arguments))
@@ -114,6 +115,15 @@ def test_a_refused_batch_names_file_and_line(tmp_path, producer, monkeypatch):
         produce(job([whole(path)]), lambda now: reports.append(now.messages))
     assert str(caught.value) == f"{path}, line 5: the next 2 line(s) are not stored: OS_PAGECACHE_BUSY: said so"
     assert reports[-1] == 4
+
+
+def test_a_batch_of_unknown_fate_is_not_called_not_stored(tmp_path, producer):
+    producer.good, producer.status, producer.indeterminate = 0, PutStatus.UNKNOWN_ERROR, True
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"1\n2\n")
+    with pytest.raises(EngineError) as caught:
+        produce(job([whole(path)]), lambda now: None)
+    assert str(caught.value) == f"{path}, line 1: the next 2 line(s): UNKNOWN_ERROR: said so"
 
 
 def test_stored_but_not_confirmed_is_counted(tmp_path, producer):

@@ -1,0 +1,77 @@
+"""Checks of what a program hands in: a wrong type is TypeError, a wrong value UsageError, in a sentence that names the argument.
+
+Called by the public functions before they do anything else, so that a mistake is told by the call
+that made it and not by a worker, a thread or the third message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from pyengine.errors import UsageError
+
+_Each = TypeVar("_Each")
+
+
+def wrong_type(value: object, name: str, wanted: str) -> TypeError:
+    """The error that says what `name` must be and what it is."""
+    hint = ": decode it first, for example with .decode()" if wanted == "str" and isinstance(value, (bytes, bytearray)) else ""
+    return TypeError(f"{name} must be {wanted}, not {type(value).__name__}{hint}")
+
+
+def text(value: object, name: str) -> str:
+    """`value`, which must be a str."""
+    if not isinstance(value, str):
+        raise wrong_type(value, name, "str")
+    return value
+
+
+def topic_name(value: object) -> str:
+    """A topic to read; UsageError for a name that no topic can have, because no folder can."""
+    name = text(value, "topic")
+    if not is_folder_name(name):
+        raise UsageError(f"the topic {name!r} cannot be a folder's name: give one that is not empty, '.' or '..' and holds no '/'")
+    return name
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether a folder of the file system can have this name."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+def integer(value: object, name: str) -> int:
+    """`value`, which must be an int or, like numpy's, be usable as one."""
+    if not hasattr(value, "__index__"):
+        raise wrong_type(value, name, "int")
+    return value
+
+
+def number(value: object, name: str, low: float = 0) -> float:
+    """`value`, which must be a number of at least `low`."""
+    if not hasattr(value, "__float__") or isinstance(value, bool):
+        raise wrong_type(value, name, "a number")
+    if not value >= low:
+        raise UsageError(f"{name} is {value}: give {low:g} or more")
+    return value
+
+
+def truth(value: object, name: str) -> bool:
+    """`value`, which must be True or False."""
+    if not isinstance(value, bool):
+        raise wrong_type(value, name, "bool")
+    return value
+
+
+def mapping(value: object, name: str) -> Mapping:
+    """`value`, which must be a mapping."""
+    if not hasattr(value, "items"):
+        raise wrong_type(value, name, "a mapping")
+    return value
+
+
+def several(value: Iterable[_Each], name: str, wanted: str) -> Iterable[_Each]:
+    """`value`, which must be iterable; text and bytes are, but never meant as such."""
+    if isinstance(value, (str, bytes, bytearray, memoryview)) or not isinstance(value, Iterable):
+        raise wrong_type(value, name, wanted)
+    return value

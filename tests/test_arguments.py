@@ -1,0 +1,148 @@
+"""Arguments of the public functions: a wrong one is refused by the call that got it, in a sentence that names it."""
+
+from __future__ import annotations
+
+import pytest
+
+import pyengine
+from pyengine.errors import ConfigError, UsageError
+from pyengine.outgoing import BatchMessage
+
+WRONG_TYPE, WRONG_VALUE, UNKNOWN = TypeError, UsageError, ConfigError
+
+
+@pytest.fixture
+def producer(make_parts):
+    with make_parts(session_ring_bytes_default=1 << 20).producer() as made:
+        assert made.put("orders", b"first") and made.put("orders", b"again")  # the short way exists
+        yield made
+
+
+@pytest.fixture
+def store(builder):
+    builder.put("orders", b"first")
+    return builder
+
+
+def settings(builder) -> dict[str, object]:
+    return {name: getattr(builder.geometry, name) for name in builder.geometry.__dataclass_fields__}
+
+
+@pytest.mark.parametrize(("wrong", "says"), [
+    ({"topic": b"orders"}, "topic must be str, not bytes"),
+    ({"topic": ["orders"]}, "topic must be str, not list"),
+    ({"body": "text"}, "body must be bytes, not str"),
+    ({"queue_id": "0"}, "queue_id must be int, not str"),
+    ({"tags": ["paid"]}, "tags must be str, not list"),
+    ({"tags": b"paid"}, "tags must be str, not bytes"),
+    ({"keys": 5}, "keys must be str or an iterable of str, not int"),
+    ({"keys": b"k"}, "keys must be str or an iterable of str, not bytes"),
+    ({"properties": [("a", "b")]}, "properties must be a mapping, not list"),
+    ({"flag": "1"}, "flag must be int, not str"),
+    ({"delay_level": "3"}, "delay_level must be int, not str"),
+    ({"delay_level": 1.5}, "delay_level must be int, not float"),
+    ({"unique_key": 5}, "unique_key must be str, not int"),
+    ({"timeout_s": "5"}, "timeout_s must be a number, not str"),
+])
+@pytest.mark.parametrize("put", ["put", "put_async"])
+def test_a_put_with_an_argument_of_the_wrong_type_is_refused(producer, put, wrong, says):
+    with pytest.raises(WRONG_TYPE, match=f"^{says}"):
+        getattr(producer, put)(**{"topic": "orders", "body": b"x", **wrong})
+    assert producer.put("orders", b"x").queue_offset == 2, "nothing was stored"
+
+
+@pytest.mark.parametrize("flag", [1 << 31, -(1 << 31) - 1, 1 << 40])
+def test_a_flag_beyond_its_field_is_refused(producer, flag):
+    for result in (producer.put("orders", b"x", flag=flag), producer.put_async("orders", b"x", flag=flag).result(10),
+                   producer.put_many("orders", [b"x"], flag=flag), producer.put_batch("orders", [BatchMessage(b"x", flag=flag)])):
+        assert not result and result.status.name == "MESSAGE_ILLEGAL" and "flag" in result.reason
+
+
+@pytest.mark.parametrize(("call", "says"), [
+    (lambda producer: producer.put_many("orders", b"abc"), "bodies must be a sequence of bytes, not bytes"),
+    (lambda producer: producer.put_many("orders", None), "bodies must be a sequence of bytes, not NoneType"),
+    (lambda producer: producer.put_many(b"orders", [b"x"]), "topic must be str, not bytes"),
+    (lambda producer: producer.put_batch("orders", b"abc"), "messages must be an iterable of BatchMessage or bytes, not bytes"),
+    (lambda producer: producer.put_batch("orders", [b"x"], queue_id="0"), "queue_id must be int, not str"),
+    (lambda producer: producer.put_batch("orders", [BatchMessage(b"x", flag="1")]), "flag must be int, not str"),
+    (lambda producer: producer.put_batch("orders", 5), "messages must be an iterable of BatchMessage or bytes, not int"),
+    (lambda producer: producer.put_prepared(b"orders", b"x"), "topic must be str, not bytes"),
+    (lambda producer: producer.put_prepared("orders", b"x", group=5), "group must be str, not int"),
+    (lambda producer: producer.end_transaction(5, "commit"), "msg_id must be str, not int"),
+])
+def test_puts_of_many_and_transactions_name_the_wrong_argument(producer, call, says):
+    with pytest.raises(WRONG_TYPE, match=f"^{says}"):
+        call(producer)
+
+
+@pytest.mark.parametrize(("wrong", "error", "says"), [
+    ({"topic": b"orders"}, WRONG_TYPE, "topic must be str, not bytes"),
+    ({"topic": ""}, WRONG_VALUE, "the topic ''"),
+    ({"topic": "a/b"}, WRONG_VALUE, "the topic 'a/b'"),
+    ({"group": b"billing"}, WRONG_TYPE, "group must be str, not bytes"),
+    ({"tags": ["paid"]}, WRONG_TYPE, "tags must be str, not list"),
+    ({"tags": "paid || "}, WRONG_VALUE, "no tag"),
+    ({"tags": "paid || || sent"}, WRONG_VALUE, "no tag"),
+    ({"level": "x"}, WRONG_VALUE, "'x' is no read level"),
+    ({"queues": 5}, WRONG_TYPE, "queues must be a sequence of int, not int"),
+    ({"queues": ["0"]}, WRONG_TYPE, "a queue id must be int, not str"),
+    ({"queues": [-1]}, WRONG_VALUE, "-1 is no queue id"),
+    ({"queues": []}, WRONG_VALUE, "queues is empty"),
+    ({"auto_commit": "no"}, WRONG_TYPE, "auto_commit must be bool, not str"),
+    ({"commit_interval_s": "1"}, WRONG_TYPE, "commit_interval_s must be a number, not str"),
+    ({"commit_interval_s": -1}, WRONG_VALUE, "commit_interval_s is -1"),
+    ({"session_timeout_s": "30"}, WRONG_TYPE, "session_timeout_s must be a number, not str"),
+    ({"groop": "billing"}, UNKNOWN, "'groop'.*did you mean group[?]"),
+    ({"tag": "paid"}, UNKNOWN, "'tag'.*did you mean tags[?]"),
+    ({"session_timeout": 30}, UNKNOWN, "'session_timeout'.*did you mean session_timeout_s[?]"),
+    ({"flush_disk_typ": "SYNC_FLUSH"}, UNKNOWN, "'flush_disk_typ'.*did you mean flush_disk_type[?]"),
+    ({"flush_disk_type": "x"}, UNKNOWN, "flush_disk_type = x [(]consume[(][)][)] is not allowed"),
+])
+def test_consume_refuses_a_wrong_argument_at_once(store, wrong, error, says):
+    with pytest.raises(error, match=says):
+        pyengine.consume(store.root, **{"topic": "orders", "from_": "first", **settings(store), **wrong})
+
+
+@pytest.mark.parametrize(("call", "error", "says"), [
+    (lambda reader: reader.get_message(b"orders", 0, 0), WRONG_TYPE, "topic must be str, not bytes"),
+    (lambda reader: reader.get_message("orders", "0", 0), WRONG_TYPE, "queue_id must be int, not str"),
+    (lambda reader: reader.get_message("orders", 0, "0"), WRONG_TYPE, "offset must be int, not str"),
+    (lambda reader: reader.get_message("orders", 0, 0, tags="paid || "), WRONG_VALUE, "no tag"),
+    (lambda reader: reader.get_message("orders", 0, 0, level="x"), WRONG_VALUE, "'x' is no read level"),
+    (lambda reader: reader.queue_range(b"orders", 0), WRONG_TYPE, "topic must be str, not bytes"),
+    (lambda reader: reader.queue_ids(b"orders"), WRONG_TYPE, "topic must be str, not bytes"),
+    (lambda reader: reader.query_message(b"orders", "k"), WRONG_TYPE, "topic must be str, not bytes"),
+    (lambda reader: reader.query_message("orders", b"k"), WRONG_TYPE, "key must be str, not bytes"),
+    (lambda reader: reader.offset_by_time(b"orders", 0, 0), WRONG_TYPE, "topic must be str, not bytes"),
+    (lambda reader: reader.message(5), WRONG_TYPE, "msg_id must be str, not int"),
+    (lambda reader: reader.message_at("0"), WRONG_TYPE, "physical_offset must be int, not str"),
+    (lambda reader: reader.scan(topics="orders"), WRONG_TYPE, "topics must be a sequence of str, not str"),
+    (lambda reader: reader.scan(topics=[b"orders"]), WRONG_TYPE, "topic must be str, not bytes"),
+    (lambda reader: reader.scan(columns="body"), WRONG_TYPE, "columns must be a sequence of str, not str"),
+])
+def test_a_reader_refuses_a_wrong_argument_at_once(store, call, error, says):
+    with pyengine.open_store(store.root, **settings(store)) as reader, pytest.raises(error, match=says):
+        call(reader)
+
+
+@pytest.mark.parametrize("make", [
+    pyengine.Engine, pyengine.open_store, pyengine.connect, pyengine.ConsumerGroups,
+    lambda path, **given: pyengine.consume(path, "orders", **given),
+], ids=["Engine", "open_store", "connect", "ConsumerGroups", "consume"])
+def test_a_setting_that_there_is_not_is_refused_with_the_nearest_name(store, make):
+    with pytest.raises(UNKNOWN, match="'flush_disk_typ'.*did you mean flush_disk_type[?]"):
+        make(store.root, flush_disk_typ="SYNC_FLUSH")
+
+
+def test_a_ring_of_a_wrong_size_is_refused_as_a_wrong_argument(store):
+    for wrong, error in ((5, WRONG_VALUE), ("1", WRONG_TYPE), (65537, WRONG_VALUE)):
+        with pytest.raises(error, match="ring_bytes"):
+            pyengine.connect(store.root, ring_bytes=wrong, **settings(store))
+    with pytest.raises(WRONG_VALUE, match="timeout_s is -1"):
+        pyengine.connect(store.root, timeout_s=-1, **settings(store))
+
+
+def test_a_closed_producer_is_no_context(producer):
+    producer.close()
+    with pytest.raises(UsageError, match="closed: connect again"), producer:
+        pass
