@@ -13,11 +13,6 @@ int64_t ms_control_bytes(void)
     return (int64_t)sizeof(struct ms_control);
 }
 
-int64_t ms_doorbells_bytes(void)
-{
-    return (int64_t)sizeof(struct ms_doorbells);
-}
-
 int ms_control_check(const struct ms_control *control, int64_t mapped_bytes)
 {
     if (mapped_bytes < (int64_t)sizeof(struct ms_identity))
@@ -32,11 +27,8 @@ int ms_control_check(const struct ms_control *control, int64_t mapped_bytes)
     return 0;
 }
 
-void ms_control_publish(struct ms_control *control, struct ms_doorbells *bells)
+void ms_control_publish(struct ms_control *control)
 {
-    bells->epoch = control->identity.epoch;
-    ms_store_release(&bells->magic, MS_DOORBELLS_MAGIC);
-    MS_FAILPOINT("doorbells_published");
     control->identity.layout_version = MS_CONTROL_LAYOUT_VERSION;
     control->identity.control_bytes = sizeof(struct ms_control);
     MS_FAILPOINT("control_versioned");
@@ -75,8 +67,7 @@ int ms_control_freeze(struct ms_control *control, uint32_t kind, int32_t error_n
         ms_store_release(&control->state.frozen, 2u);
     }
     MS_FAILPOINT("freeze_complete");
-    ms_add(&control->flush_seq.value, 1);
-    ms_futex_wake_all(&control->flush_seq.value);
+    ms_sequence_raise(&control->flush_seq);
     return first;
 }
 
@@ -109,8 +100,7 @@ void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, i
     }
 }
 
-void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells *bells, int64_t flushed,
-                                int64_t store_timestamp_ms)
+void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms)
 {
     uint64_t pass = control->flusher.slot_pass;
     struct ms_flush_slot *slot = &control->flusher.slot[(pass + 1) & 1];
@@ -122,18 +112,12 @@ void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells 
     MS_FAILPOINT("flush_pair_published");
     ms_store_release(&control->flushed.value, flushed);
     MS_FAILPOINT("flushed_published");
-    ms_add(&control->flush_seq.value, 1);
-    MS_FAILPOINT("flush_seq_raised");
-    /* A waiter counts itself, fences, and looks at flushed: either it sees the new
-     * value or this sees the waiter. */
-    ms_fence();
-    if (ms_load_relaxed(&bells->flush_waiters.has_notified) != 0)
-        ms_futex_wake_all(&control->flush_seq.value);
+    ms_sequence_raise(&control->flush_seq);
 }
 
-void ms_control_publish_confirm(struct ms_control *control, struct ms_doorbells *bells, int64_t confirm)
+void ms_control_publish_confirm(struct ms_control *control, int64_t confirm)
 {
     ms_store_release(&control->confirm.value, confirm);
     MS_FAILPOINT("confirm_stored");
-    ms_sequence_raise(&control->confirm_seq, &bells->confirm_waiters);
+    ms_sequence_raise(&control->confirm_seq);
 }

@@ -1,10 +1,8 @@
-/* The shared control block and the doorbells of one engine.
+/* The shared control block of one engine.
  *
  * Who: created by the supervisor at start, mapped by every worker read-write,
  * by producers and readers read-only (their mapping has no PROT_WRITE, so a
- * hostile one cannot scribble). The doorbells are writable by all and advisory
- * only: the worst a liar can do there is to cost somebody one timed wait.
- * Blocks on: nothing. After a crash: positions, commit slots, undo list and
+ * hostile one can neither scribble nor cut it short). Blocks on: nothing. After a crash: positions, commit slots, undo list and
  * session table stand as the dead process left them; each comment below says
  * who reads what from them.
  *
@@ -14,7 +12,7 @@
  * line prefetcher pairs them).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 3
+#define MS_CONTROL_LAYOUT_VERSION 4
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -233,6 +231,13 @@ struct ms_pool_buffer {
     int8_t pad[120];
 };
 
+/* has_notified 1: the owner is awake or a wake-up is under way: post nothing.
+ * has_notified 0: the owner has armed its latch and may sleep. Each worker. */
+struct ms_latch {
+    uint32_t has_notified;
+    int8_t pad[124];
+};
+
 struct ms_control {
     struct ms_identity identity;
     struct ms_state state;
@@ -254,36 +259,19 @@ struct ms_control {
     struct ms_replicator_lines replicator;
     uint8_t index_progress[256];     /* reputter: struct ms_index_progress */
     struct ms_worker workers[10];
+    struct ms_latch latch[10];       /* by kind of worker */
     struct ms_pool_buffer pool[64];
     struct ms_session_slot sessions[1024];
     struct ms_commit_slot slots[2];
     struct ms_undo undo;
 };
 
-/* has_notified 1: the owner is awake or a wake-up is under way, ring no bell.
- * has_notified 0: the owner has armed its latch and may sleep. */
-struct ms_doorbell {
-    uint32_t has_notified;
-    int8_t pad[124];
-};
-
-struct ms_doorbells {
-    uint64_t magic;
-    uint64_t epoch;
-    int8_t pad[112];
-    struct ms_doorbell latch[10];    /* by kind of worker */
-    struct ms_doorbell flush_waiters;   /* number of sleepers on flush_seq */
-    struct ms_doorbell arrival_waiters; /* number of sleepers on arrival_seq */
-    struct ms_doorbell confirm_waiters; /* number of sleepers on confirm_seq */
-};
-
 /* Offsets and sizes as the compiler sees them, for dump and tests. */
 int64_t ms_control_bytes(void);
-int64_t ms_doorbells_bytes(void);
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
 int ms_control_check(const struct ms_control *control, int64_t mapped_bytes);
 /* Store the magic last: readers accept the block from here on. */
-void ms_control_publish(struct ms_control *control, struct ms_doorbells *bells);
+void ms_control_publish(struct ms_control *control);
 /* Single fields by address, with the order the field needs. */
 int64_t ms_load_i64(const int64_t *address);
 uint32_t ms_load_u32(const uint32_t *address);
@@ -301,7 +289,6 @@ void ms_control_committed_slot(const struct ms_control *control, int64_t *wrote,
 /* The flusher's pair as one consistent picture; any process. */
 void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, int64_t *store_timestamp_ms);
 /* The flusher: publish the pair, then `flushed`, then raise flush_seq and wake. */
-void ms_control_publish_flushed(struct ms_control *control, struct ms_doorbells *bells, int64_t flushed,
-                                int64_t store_timestamp_ms);
+void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms);
 /* The replicator: publish `confirm`, then raise confirm_seq and wake. */
-void ms_control_publish_confirm(struct ms_control *control, struct ms_doorbells *bells, int64_t confirm);
+void ms_control_publish_confirm(struct ms_control *control, int64_t confirm);

@@ -6,7 +6,6 @@
 #include "control.cdef.h"
 
 #define MS_CONTROL_MAGIC 0x4d53434f4e54524cULL  /* "MSCONTRL" */
-#define MS_DOORBELLS_MAGIC 0x4d5342454c4c5321ULL /* "MSBELLS!" */
 
 _Static_assert(sizeof(struct ms_position) == MS_LINE_BYTES, "one position a line");
 _Static_assert(sizeof(struct ms_identity) == 2 * MS_LINE_BYTES, "identity: two lines");
@@ -17,7 +16,7 @@ _Static_assert(sizeof(struct ms_allocator_line) == MS_LINE_BYTES, "allocator: on
 _Static_assert(sizeof(struct ms_flusher_lines) == MS_LINE_BYTES, "flusher: one line");
 _Static_assert(sizeof(struct ms_session_slot) == MS_LINE_BYTES, "session slot: one line");
 _Static_assert(sizeof(struct ms_pool_buffer) == MS_LINE_BYTES, "pool buffer: one line");
-_Static_assert(sizeof(struct ms_doorbell) == MS_LINE_BYTES, "doorbell: one line");
+_Static_assert(sizeof(struct ms_latch) == MS_LINE_BYTES, "latch: one line");
 _Static_assert(offsetof(struct ms_commit_slot, sessions) == MS_LINE_BYTES, "slot header: one line");
 _Static_assert(offsetof(struct ms_undo, old_offset) == MS_LINE_BYTES, "undo header: one line");
 _Static_assert(sizeof(((struct ms_commit_slot *)0)->sessions) / sizeof(struct ms_session_account) == MS_SESSION_SLOTS, "slots");

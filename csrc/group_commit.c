@@ -66,37 +66,37 @@ int ms_group_commit_once(struct ms_group_commit *group)
             return -failed;
     }
     MS_FAILPOINT("group_synced");
-    ms_control_publish_flushed(control, group->bells, target, time);
+    ms_control_publish_flushed(control, target, time);
     MS_FAILPOINT("group_published");
     /* Behind the producers, who have waited long enough. In a stream the writer wakes up while they do. */
     int64_t now_ns = ms_monotonic_ns();
     int stream = now_ns - group->last_ns < MS_GROUP_STREAM_NS;
     group->last_ns = now_ns;
     if (stream && group->writer_semaphore != NULL)
-        ms_latch_wakeup(&group->bells->latch[MS_WRITER], group->writer_semaphore);
+        ms_latch_wakeup(&group->control->latch[MS_WRITER], group->writer_semaphore);
     return 1;
 }
 
 int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns)
 {
-    struct ms_doorbell *bell = &group->bells->latch[MS_FLUSHER];
+    struct ms_latch *latch = &group->control->latch[MS_FLUSHER];
     struct ms_worker *worker = &group->control->workers[MS_FLUSHER];
     for (;;) {
-        ms_latch_arm(bell, group->semaphore);
+        ms_latch_arm(latch, group->semaphore);
         int moved = ms_group_commit_once(group);
         if (moved != 0)
-            ms_latch_disarm(bell);
+            ms_latch_disarm(latch);
         if (moved < 0)
             return -moved;
         int64_t now_ns = ms_monotonic_ns();
         ms_store_relaxed(&worker->heartbeat_ns, now_ns);
         if (now_ns >= deadline_ns) {
-            ms_latch_disarm(bell);
+            ms_latch_disarm(latch);
             return MS_GROUP_TIME;
         }
         if (moved)
             continue;
-        if (ms_latch_wait(bell, group->semaphore, deadline_ns - now_ns) == -EINTR)
+        if (ms_latch_wait(latch, group->semaphore, deadline_ns - now_ns) == -EINTR)
             return MS_GROUP_TIME;
     }
 }

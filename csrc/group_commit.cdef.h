@@ -18,7 +18,6 @@
 
 struct ms_group_commit {
     struct ms_control *control;
-    struct ms_doorbells *bells;
     void *semaphore;             /* of the flusher's latch */
     void *writer_semaphore;      /* rung behind a flush in a stream of them: the next put is near. NULL: nobody */
     int64_t segment_bytes;

@@ -25,45 +25,52 @@ void ms_latch_close(void *semaphore)
     sem_close(semaphore);
 }
 
-void ms_latch_wakeup(struct ms_doorbell *bell, void *semaphore)
+void ms_latch_wakeup(struct ms_latch *latch, void *semaphore)
 {
     /* Between the waker's position and this load: the owner clears the flag and
      * then looks at positions, so one of the two sees the other. */
     ms_fence();
-    ms_latch_wakeup_fenced(bell, semaphore);
+    ms_latch_wakeup_fenced(latch, semaphore);
 }
 
-void ms_latch_wakeup_fenced(struct ms_doorbell *bell, void *semaphore)
+void ms_latch_wakeup_fenced(struct ms_latch *latch, void *semaphore)
 {
-    if (ms_load_relaxed(&bell->has_notified) != 0)
+    if (ms_load_relaxed(&latch->has_notified) != 0)
         return;
-    if (ms_exchange(&bell->has_notified, 1u) == 0) {
-        MS_FAILPOINT("bell_taken");
+    if (ms_exchange(&latch->has_notified, 1u) == 0) {
+        MS_FAILPOINT("latch_taken");
         sem_post(semaphore);
     }
 }
 
-void ms_latch_arm(struct ms_doorbell *bell, void *semaphore)
+void ms_latch_wakeup_unmarked(const struct ms_latch *latch, void *semaphore)
+{
+    ms_fence();
+    if (ms_load_relaxed(&latch->has_notified) == 0)
+        sem_post(semaphore);
+}
+
+void ms_latch_arm(struct ms_latch *latch, void *semaphore)
 {
     /* Drain before the flag: cleared first, a late waker's token would be eaten. */
     for (int i = 0; i < DRAIN_MAX && sem_trywait(semaphore) == 0; i++)
         ;
-    ms_exchange(&bell->has_notified, 0u);
+    ms_exchange(&latch->has_notified, 0u);
     MS_FAILPOINT("latch_armed");
 }
 
-void ms_latch_disarm(struct ms_doorbell *bell)
+void ms_latch_disarm(struct ms_latch *latch)
 {
-    ms_exchange(&bell->has_notified, 1u);
+    ms_exchange(&latch->has_notified, 1u);
 }
 
-int ms_latch_wait(struct ms_doorbell *bell, void *semaphore, int64_t timeout_ns)
+int ms_latch_wait(struct ms_latch *latch, void *semaphore, int64_t timeout_ns)
 {
     int64_t until_ns = ms_monotonic_ns() + timeout_ns;
     struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
     int woken = sem_clockwait(semaphore, CLOCK_MONOTONIC, &until);
     int why = woken == 0 ? 0 : errno;
-    ms_latch_disarm(bell);
+    ms_latch_disarm(latch);
     if (woken == 0)
         return 1;
     return why == EINTR ? -EINTR : 0;

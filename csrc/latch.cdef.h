@@ -6,7 +6,7 @@
  * only ms_latch_wait, and never longer than its timeout. The waiter's loop, in
  * this order and no other:
  *
- *     ms_latch_arm            forget old wake-ups, say "ring me"
+ *     ms_latch_arm            forget old wake-ups, say "wake me"
  *     look for work           after arming
  *     ms_latch_wait           only if there was none; a wake-up since arm ends it
  *
@@ -19,11 +19,13 @@
 /* NULL on error (errno in *error_number). `name` starts with a slash; must exist. */
 void *ms_latch_open(const char *name, int *error_number);
 void ms_latch_close(void *semaphore);
-void ms_latch_wakeup(struct ms_doorbell *bell, void *semaphore);
+void ms_latch_wakeup(struct ms_latch *latch, void *semaphore);
 /* The same where the caller has put its own full fence behind the position. */
-void ms_latch_wakeup_fenced(struct ms_doorbell *bell, void *semaphore);
-void ms_latch_arm(struct ms_doorbell *bell, void *semaphore);
+void ms_latch_wakeup_fenced(struct ms_latch *latch, void *semaphore);
+void ms_latch_arm(struct ms_latch *latch, void *semaphore);
 /* 1 woken, 0 timed out, -EINTR a signal arrived (its handler has run). The owner is marked awake. */
-int ms_latch_wait(struct ms_doorbell *bell, void *semaphore, int64_t timeout_ns);
+int ms_latch_wait(struct ms_latch *latch, void *semaphore, int64_t timeout_ns);
+/* For a producer or reader, whose mapping is read-only: while the owner has not noticed yet, each call posts. */
+void ms_latch_wakeup_unmarked(const struct ms_latch *latch, void *semaphore);
 /* After arm, when work was found: the owner is awake again. */
-void ms_latch_disarm(struct ms_doorbell *bell);
+void ms_latch_disarm(struct ms_latch *latch);

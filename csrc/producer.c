@@ -88,7 +88,7 @@ static int wait_for_room(struct ms_producer *producer, uint64_t need, int64_t de
         int64_t now = ms_monotonic_ns();
         if (now >= deadline_ns)
             return MS_PRODUCER_AGAIN;
-        ms_latch_wakeup(&producer->bells->latch[MS_WRITER], producer->writer_semaphore);
+        ms_latch_wakeup_unmarked(&producer->control->latch[MS_WRITER], producer->writer_semaphore);
         /* The writer's next answer ends the nap. */
         uint32_t seen = ms_load_acquire(&session->acked_seq);
         used = producer->tail - ms_load_acquire(&session->head);
@@ -130,7 +130,7 @@ static void publish(struct ms_producer *producer, uint64_t bytes)
     MS_FAILPOINT("producer_entry_filled");
     ms_store_release(&producer->session->tail, producer->tail);
     MS_FAILPOINT("producer_entry_published");
-    ms_latch_wakeup(&producer->bells->latch[MS_WRITER], producer->writer_semaphore);
+    ms_latch_wakeup_unmarked(&producer->control->latch[MS_WRITER], producer->writer_semaphore);
 }
 
 int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
@@ -199,36 +199,22 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
 
 /* Sleep until `position` reached end_offset; 0, AGAIN, CLOSED, or FROZEN where that ends it. */
 static int wait_for_position(const struct ms_producer *producer, const struct ms_position *position,
-                             const struct ms_sequence *moved, struct ms_doorbell *sleepers, int frozen_ends_it,
-                             int64_t end_offset, int64_t deadline_ns)
+                             const struct ms_sequence *moved, int frozen_ends_it, int64_t end_offset, int64_t deadline_ns)
 {
     const struct ms_control *control = producer->control;
-    uint32_t *waiters = &sleepers->has_notified;
-    int why = 0;
-    if (ms_load_acquire(&position->value) >= end_offset)
-        return 0;
-    ms_add(waiters, 1u);
     for (;;) {
         uint32_t seen = ms_load_acquire(&moved->value);
         if (ms_load_acquire(&position->value) >= end_offset)
-            break;
-        if (frozen_ends_it && ms_load_acquire(&control->state.frozen) != 0) {
-            why = MS_PRODUCER_FROZEN;
-            break;
-        }
-        if (closed(producer)) {
-            why = MS_PRODUCER_CLOSED;
-            break;
-        }
+            return 0;
+        if (frozen_ends_it && ms_load_acquire(&control->state.frozen) != 0)
+            return MS_PRODUCER_FROZEN;
+        if (closed(producer))
+            return MS_PRODUCER_CLOSED;
         int64_t left = deadline_ns - ms_monotonic_ns();
-        if (left <= 0) {
-            why = MS_PRODUCER_AGAIN;
-            break;
-        }
+        if (left <= 0)
+            return MS_PRODUCER_AGAIN;
         ms_futex_wait(&moved->value, seen, left < LOOK_NS ? left : LOOK_NS);
     }
-    ms_add(waiters, (uint32_t)-1);
-    return why;
 }
 
 /* HAService.isSlaveOK */
@@ -246,16 +232,14 @@ int ms_producer_wait_kept(struct ms_producer *producer, int64_t end_offset, int 
                    !slaves_may_confirm(control, end_offset);
     int late = 0;
     if (how & MS_PUT_DURABLE) {
-        late = wait_for_position(producer, &control->flushed, &control->flush_seq, &producer->bells->flush_waiters, 1,
-                                 end_offset, flush_deadline_ns);
+        late = wait_for_position(producer, &control->flushed, &control->flush_seq, 1, end_offset, flush_deadline_ns);
         if (late != 0 && late != MS_PRODUCER_AGAIN)
             return late;
     }
     if (no_slave)
         return MS_PRODUCER_NO_SLAVE;
     if (how & MS_PUT_CONFIRMED) {
-        int why = wait_for_position(producer, &control->confirm, &control->confirm_seq, &producer->bells->confirm_waiters, 0,
-                                    end_offset, slave_deadline_ns);
+        int why = wait_for_position(producer, &control->confirm, &control->confirm_seq, 0, end_offset, slave_deadline_ns);
         if (why != 0)
             return why == MS_PRODUCER_AGAIN ? MS_PRODUCER_UNCONFIRMED : why;
     }

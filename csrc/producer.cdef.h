@@ -21,7 +21,6 @@
 
 struct ms_producer {
     const struct ms_control *control;
-    struct ms_doorbells *bells;
     struct ms_session *session;
     void *writer_semaphore;
     uint8_t *ring;

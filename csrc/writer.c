@@ -434,13 +434,13 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
 static void wake(struct ms_writer *writer, uint32_t kind)
 {
     if (writer->semaphores[kind] != NULL)
-        ms_latch_wakeup(&writer->bells->latch[kind], writer->semaphores[kind]);
+        ms_latch_wakeup(&writer->control->latch[kind], writer->semaphores[kind]);
 }
 
 static void wake_fenced(struct ms_writer *writer, uint32_t kind)
 {
     if (writer->semaphores[kind] != NULL)
-        ms_latch_wakeup_fenced(&writer->bells->latch[kind], writer->semaphores[kind]);
+        ms_latch_wakeup_fenced(&writer->control->latch[kind], writer->semaphores[kind]);
 }
 
 /* Steps 4 to 6 of the pass. */
@@ -584,7 +584,7 @@ static void publish_cpu(struct ms_control *control)
 int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
 {
     struct ms_control *control = writer->control;
-    struct ms_doorbell *bell = &writer->bells->latch[MS_WRITER];
+    struct ms_latch *latch = &writer->control->latch[MS_WRITER];
     void *semaphore = writer->semaphores[MS_WRITER];
     int slept = 0;
     for (;;) {
@@ -620,12 +620,12 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
                 ms_pause();
             continue;
         }
-        ms_latch_arm(bell, semaphore);
+        ms_latch_arm(latch, semaphore);
         if (work_waits(writer) || errand(writer) != MS_RUN_TIME) {
-            ms_latch_disarm(bell);
+            ms_latch_disarm(latch);
             continue;
         }
-        int woken = ms_latch_wait(bell, semaphore, deadline_ns - now);
+        int woken = ms_latch_wait(latch, semaphore, deadline_ns - now);
         slept = 1;
         if (woken > 0 && writer->mode == MS_MODE_SYNC && writer->spin_us > 0) {
             /* The flusher rings when it has let producers go: their next entries are near. */

@@ -52,7 +52,6 @@ struct ms_segment {
 
 struct ms_writer {
     struct ms_control *control;
-    struct ms_doorbells *bells;
     struct ms_queue_table *queues;
     void *semaphores[10];        /* by kind of worker */
     struct ms_writer_session sessions[1024];

@@ -108,7 +108,7 @@ class Producer:
         identity = session.identity
         self._session = session
         self._root = session.root
-        end = native.ProducerSession(session.control, session.bells, session.session, session.writer_latch.semaphore,
+        end = native.ProducerSession(session.control, session.session, session.writer_latch.semaphore,
                                      session.slot, session.generation)
         self._waits = ((native.DURABLE if identity.mode == control_native.MODE_SYNC else 0)
                        | (native.CONFIRMED if identity.role == control_native.SYNC_MASTER else 0))

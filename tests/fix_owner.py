@@ -45,7 +45,6 @@ class Owner:
         self.memory = EngineMemory.create(self.folder, Identity(**values))
         self.memory.make_topic_stats(0)
         self.control = self.memory.control
-        self.bells = self.memory.bells
         self.children: list[subprocess.Popen] = []
 
     def position(self, offset: int, ready_end: int | None = None) -> None:

@@ -22,17 +22,15 @@ RING_BYTES = 64 * 1024
 
 
 class WriterRig:
-    """Control block, doorbells, queue table, a log of `segments` segments, and one named semaphore."""
+    """Control block, queue table, a log of `segments` segments, and one named semaphore."""
 
     def __init__(self, segment_bytes: int = 4096, segments: int = 64, mode: int = control_native.MODE_MAPPED,
                  max_message_bytes: int = 4 << 20, replay_clock: bool = True) -> None:
         self.segment_bytes = segment_bytes
         self.log = mmap.mmap(-1, segment_bytes * segments)
         self.control_memory = mmap.mmap(-1, control_native.CONTROL_BYTES)
-        self.bells_memory = mmap.mmap(-1, control_native.DOORBELLS_BYTES)
         self.table_memory = mmap.mmap(-1, queue_table.table_bytes(1024))
         self.control = control_native.view_control(self.control_memory)
-        self.bells = control_native.view_doorbells(self.bells_memory)
         self.table = queue_table.view(self.table_memory)
         queue_table.format_table(self.table, 1024, 1)
         identity = self.control.identity
@@ -42,11 +40,11 @@ class WriterRig:
         identity.mode = mode
         identity.replay_clock = replay_clock
         identity.pool_buffers = 5
-        lib.ms_control_publish(self.control, self.bells)
+        lib.ms_control_publish(self.control)
         control_native.store(self.control.state, "state", control_native.STATE_RUNNING)
         self.name = f"/pyengine-test-{uuid.uuid4().hex[:12]}"
         self._semaphore = posix_ipc.Semaphore(self.name, posix_ipc.O_CREX, mode=0o600)
-        self.latch = Latch(self.bells.latch[control_native.WRITER], self.name)
+        self.latch = Latch(self.control.latch[control_native.WRITER], self.name)
         self.folder: Path | None = None  # sync mode: one file a segment
         self.open_flags = os.O_RDWR | os.O_CREAT
         self.zero_ahead_bytes = 0
@@ -74,7 +72,7 @@ class WriterRig:
         self.sessions[slot] = (memory, view)
         control_native.add(self.control.session_seq, "value")
         producer = producer_native.ProducerSession(
-            self.control, self.bells, view, self.latch.semaphore, slot, generation)
+            self.control, view, self.latch.semaphore, slot, generation)
         producer.set_constants(HOST, HOST, 0)
         producer.set_timeouts(5, 5)
         return producer
@@ -86,7 +84,7 @@ class WriterRig:
             self.log[start:end] = bytes(end - start)
         writer_native.rolled_back(self.control)
         self.writer = writer = writer_native.Writer(
-            self.control, self.bells, self.table, {control_native.WRITER: self.latch.semaphore}, spin_us=0,
+            self.control, self.table, {control_native.WRITER: self.latch.semaphore}, spin_us=0,
             zero_ahead_bytes=self.zero_ahead_bytes)
         writer.open()
         position = writer.position

@@ -132,7 +132,7 @@ def test_another_user_gets_no_shared_object(engine):
                 assert "another user" in str(error)
         return told
 
-    assert {"control", "bells", "cleaning"} <= set(names)
+    assert {"control", "cleaning"} <= set(names)
     assert as_nobody(attempt) == []
 
 
@@ -255,7 +255,7 @@ def test_a_producer_is_given_nothing_that_reaches_the_log(engine):
         assert producer.put("T", b"two").ok
         assert opened_writable(engine.root) == set()
         writable = {os.path.basename(path).split("-")[0] for path in mapped_writable() if str(folder.path) in path}
-        assert writable == {"session", "bells"}
+        assert writable == {"session"}
         control = next(fd for fd in map(int, os.listdir("/proc/self/fd"))
                        if os.path.exists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}") == str(folder.path / "control"))
         with pytest.raises(PermissionError):
@@ -268,7 +268,7 @@ def test_a_reader_has_nothing_of_the_store_writable(engine):
         assert opened_writable(engine.root) == set()
         folder = str(find_folder(engine.root).path)
         assert {os.path.relpath(path, folder) for path in mapped_writable() if path.startswith((folder, str(engine.root)))} == {
-            "bells", "cleaning"}
+            "cleaning"}
 
 
 def test_what_a_reader_scribbles_deletes_nothing(make_engine, rng):

@@ -30,7 +30,7 @@ class Confirmer:
             latch.arm()
             committed = native.load_position(control.committed)
             if committed > native.load_position(control.confirm):
-                native.publish_confirm(control, memory.bells, committed)
+                native.publish_confirm(control, committed)
             else:
                 latch.wait(0.2)
 
@@ -134,7 +134,7 @@ def test_the_slaves_outcome_replaces_the_disk_s_as_in_rocketmq(make_parts):
         native.store(parts.control.replicator, "slaves_connected", 0)
         assert producer.put("T", b"x").status is PutStatus.SLAVE_NOT_AVAILABLE
     with parts.producer() as producer:
-        native.publish_confirm(parts.control, parts.owner.memory.bells, 1 << 40)
+        native.publish_confirm(parts.control, 1 << 40)
         assert producer.put("T", b"x").status is PutStatus.FLUSH_DISK_TIMEOUT
 
 

@@ -22,7 +22,6 @@
 #define SEGMENT (1 << 20)
 
 static struct ms_control control;
-static struct ms_doorbells bells;
 static sem_t semaphore;
 static int fd;
 static int done;
@@ -31,7 +30,7 @@ static void *flusher(void *unused)
 {
     (void)unused;
     static struct ms_group_commit group;
-    group = (struct ms_group_commit){.control = &control, .bells = &bells, .semaphore = &semaphore,
+    group = (struct ms_group_commit){.control = &control, .semaphore = &semaphore,
                                      .segment_bytes = SEGMENT, .count = 1};
     group.fd[0] = fd;
     while (!__atomic_load_n(&done, __ATOMIC_ACQUIRE))
@@ -49,7 +48,7 @@ static void wait_for_flushed(int64_t target)
             return;
         /* A wake-up for the number before this one may come late and end the wait without cause; what must not
          * happen is that none comes. */
-        int moved = ms_sequence_wait(&control.flush_seq, seen, &bells.flush_waiters, PATIENCE_NS);
+        int moved = ms_sequence_wait(&control.flush_seq, seen, PATIENCE_NS);
         CHECK(moved || ms_monotonic_ns() < patience_ends_ns);
         if (moved)
             patience_ends_ns = ms_monotonic_ns() + PATIENCE_NS;
@@ -61,18 +60,6 @@ static void *waiter(void *unused)
     (void)unused;
     for (int64_t target = 1; target <= ROUNDS; target++)
         wait_for_flushed(target);
-    return NULL;
-}
-
-/* A reader that cannot count itself: it must get on by short steps. */
-static void *blind_waiter(void *unused)
-{
-    (void)unused;
-    while (ms_load_acquire(&control.flushed.value) < ROUNDS) {
-        uint32_t seen = ms_sequence_load(&control.flush_seq);
-        if (ms_load_acquire(&control.flushed.value) < ROUNDS)
-            CHECK(ms_sequence_wait(&control.flush_seq, seen, NULL, PATIENCE_NS) == 1);
-    }
     return NULL;
 }
 
@@ -92,26 +79,27 @@ int main(void)
     fd = mkstemp(path);
     CHECK(fd >= 0);
     unlink(path);
-    pthread_t threads[WAITERS + 3];
+    pthread_t threads[WAITERS + 2];
     pthread_create(&threads[0], NULL, flusher, NULL);
     for (int i = 0; i < WAITERS; i++)
         pthread_create(&threads[i + 1], NULL, waiter, NULL);
-    pthread_create(&threads[WAITERS + 1], NULL, blind_waiter, NULL);
-    pthread_create(&threads[WAITERS + 2], NULL, napper, NULL);
+    pthread_create(&threads[WAITERS + 1], NULL, napper, NULL);
     for (int64_t wrote = 1; wrote <= ROUNDS; wrote++) {
         int64_t pass = ms_load_relaxed(&control.slot_pass.value) + 1;
         ms_store_relaxed(&control.slots[pass & 1].wrote, wrote);
         ms_store_relaxed(&control.slots[pass & 1].store_timestamp_ms, wrote);
         ms_store_release(&control.slot_pass.value, pass);
         ms_store_release(&control.committed.value, wrote);
-        ms_latch_wakeup(&bells.latch[MS_FLUSHER], &semaphore);
+        if (dice(2)) /* as a worker, or as a producer */
+            ms_latch_wakeup(&control.latch[MS_FLUSHER], &semaphore);
+        else
+            ms_latch_wakeup_unmarked(&control.latch[MS_FLUSHER], &semaphore);
         if (dice(4) == 0)
             wait_for_flushed(wrote);
     }
     wait_for_flushed(ROUNDS);
-    for (int i = 1; i < WAITERS + 3; i++)
+    for (int i = 1; i < WAITERS + 2; i++)
         pthread_join(threads[i], NULL);
-    CHECK(ms_load_relaxed(&bells.flush_waiters.has_notified) == 0);
     int64_t flushed, time_ms;
     ms_control_flush_pair(&control, &flushed, &time_ms);
     CHECK(flushed == ROUNDS && time_ms == ROUNDS);

@@ -27,7 +27,6 @@
 #define TABLE_SLOTS 64
 
 static struct ms_control *control;
-static struct ms_doorbells *bells;
 static struct ms_queue_table *queues;
 static struct ms_session *sessions[PRODUCERS];
 static struct ms_writer *writer;
@@ -68,7 +67,7 @@ static void *flush_all(void *unused)
         int64_t wrote, time_ms;
         ms_control_committed_slot(control, &wrote, &time_ms);
         if (wrote > ms_load_acquire(&control->flushed.value))
-            ms_control_publish_flushed(control, bells, wrote, time_ms);
+            ms_control_publish_flushed(control, wrote, time_ms);
         else
             usleep(50);
     }
@@ -78,7 +77,7 @@ static void *flush_all(void *unused)
 static void *produce(void *number)
 {
     uint32_t slot = (uint32_t)(uintptr_t)number;
-    struct ms_producer producer = {.control = control, .bells = bells, .session = sessions[slot],
+    struct ms_producer producer = {.control = control, .session = sessions[slot],
                                    .writer_semaphore = semaphore, .slot = slot, .generation = 1};
     ms_producer_attach(&producer);
     producer.timeout_ns = producer.flush_timeout_ns = 20000000000;
@@ -107,7 +106,6 @@ static void *produce(void *number)
 int main(void)
 {
     control = zeroed(sizeof *control);
-    bells = zeroed(sizeof *bells);
     queues = zeroed((size_t)ms_queue_table_bytes(TABLE_SLOTS));
     writer = zeroed(sizeof *writer);
     log_memory = zeroed((size_t)SEGMENT_BYTES * SEGMENTS);
@@ -116,7 +114,7 @@ int main(void)
     control->identity.max_message_bytes = 4 << 20;
     control->identity.spin_producer_us = 20;
     control->state.state = MS_STATE_RUNNING;
-    ms_control_publish(control, bells);
+    ms_control_publish(control);
 
     char name[64];
     snprintf(name, sizeof name, "/pyengine-stress-%d", (int)getpid());
@@ -125,7 +123,6 @@ int main(void)
     sem_unlink(name);
 
     writer->control = control;
-    writer->bells = bells;
     writer->queues = queues;
     writer->semaphores[MS_WRITER] = semaphore;
     writer->segment_bytes = SEGMENT_BYTES;

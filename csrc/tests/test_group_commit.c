@@ -10,7 +10,6 @@
 #define SEGMENT 4096
 
 static struct ms_control control;
-static struct ms_doorbells bells;
 static struct ms_group_commit group;
 static sem_t semaphore;
 
@@ -41,7 +40,7 @@ int main(void)
     int scratch = mkstemp(path);
     close(scratch);
     unlink(path);
-    group = (struct ms_group_commit){.control = &control, .bells = &bells, .semaphore = &semaphore,
+    group = (struct ms_group_commit){.control = &control, .semaphore = &semaphore,
                                      .segment_bytes = SEGMENT, .incarnation = 7};
     group.base[0] = 0;
     group.fd[0] = open_file(path);

@@ -42,6 +42,7 @@ OWNERS = {
     "index_progress": "reputter",
     "workers[]": "that worker",
     "workers[].restarts": "supervisor",
+    "latch[]": "that worker clears it, the worker that wakes it sets it",
     "pool[]": "writer takes, committer gives back",
     "sessions[]": "supervisor",
     "sessions[].state": "supervisor opens and marks dead, writer frees",

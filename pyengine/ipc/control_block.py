@@ -1,8 +1,8 @@
-"""The engine's memory as one object: control block, doorbells and latches.
+"""The engine's memory as one object: control block and latches.
 
     supervisor   EngineMemory.create(folder, settings) ... fill positions ... publish()
     worker       EngineMemory.attach(folder)                 everything read-write
-    producer     EngineMemory.attach(folder, writable=False) control read-only, bells read-write
+    producer     EngineMemory.attach(folder, writable=False) the control block is read-only
     reader       the same
 
 Attaching has named outcomes: EngineUnavailableError says "no engine", "not published
@@ -102,16 +102,14 @@ def check_block(block, mapped_bytes: int) -> None:
 class EngineMemory:
     """The shared memory of one running engine, as one process has it mapped.
 
-    `control` and `bells` are cffi pointers; shared fields are read and written through
-    pyengine.native. They must not be used after close().
+    `control` is a cffi pointer; shared fields are read and written through pyengine.native.
+    It must not be used after close().
     """
 
-    def __init__(self, folder: SharedFolder, control: SharedObject, bells: SharedObject) -> None:
+    def __init__(self, folder: SharedFolder, control: SharedObject) -> None:
         self.folder = folder
         self._control_object = control
-        self._bells_object = bells
         self.control = native.view_control(control.memory)
-        self.bells = native.view_doorbells(bells.memory)
         self._load_retired = native.loader(self.control.state, "retired")
         self._latches: dict[int, Latch] = {}
         self._stats_objects: list[SharedObject] = []
@@ -121,13 +119,12 @@ class EngineMemory:
         """New memory of zeros with its semaphores, in a swept folder, not published yet. For the supervisor."""
         folder.make()
         control = folder.create(shared_objects.CONTROL, native.CONTROL_BYTES)
-        bells = folder.create(shared_objects.BELLS, native.DOORBELLS_BYTES)
         with folder.create(shared_objects.STORE_STATS, store_stats.STATS_BYTES) as shared:
             store_stats.format_stats(store_stats.view(shared.memory))
         with folder.create(shared_objects.OBSTACLES, obstacles.OBSTACLES_BYTES) as shared:
             obstacles.format_obstacles(obstacles.view(shared.memory))
         shared_objects.create_semaphores(folder.short_id)
-        memory = cls(folder, control, bells)
+        memory = cls(folder, control)
         identity.write(memory.control.identity)
         return memory
 
@@ -138,19 +135,14 @@ class EngineMemory:
         try:
             block = native.view_control(control.memory)
             check_block(block, control.size_bytes)
-            bells = folder.attach(shared_objects.BELLS)
         except EngineUnavailableError:
             control.close()
             raise
-        if bells.size_bytes < native.DOORBELLS_BYTES:
-            control.close()
-            bells.close()
-            raise EngineUnavailableError("the doorbells are too short")
-        return cls(folder, control, bells)
+        return cls(folder, control)
 
     def publish(self) -> None:
         """From here on others can attach."""
-        native.publish(self.control, self.bells)
+        native.publish(self.control)
 
     @cached_property
     def identity(self) -> Identity:
@@ -161,7 +153,7 @@ class EngineMemory:
         """The latch of one kind of worker, opened at first use."""
         if kind not in self._latches:
             name = shared_objects.semaphore_name(self.folder.short_id, kind)
-            self._latches[kind] = Latch(ffi.addressof(self.bells.latch[kind]), name)
+            self._latches[kind] = Latch(ffi.addressof(self.control.latch[kind]), name, writable=self._control_object.writable)
         return self._latches[kind]
 
     def wake(self, kind: int) -> None:
@@ -182,7 +174,7 @@ class EngineMemory:
         """Tell everybody who has this memory mapped that it is over, and wake all sleepers."""
         native.store(self.control.state, "retired", 1)
         for number in (self.control.flush_seq, self.control.arrival_seq, self.control.session_seq, self.control.confirm_seq):
-            sequence.shout(number)
+            sequence.raise_(number)
 
     def make_topic_stats(self, topics: int) -> None:
         """Create the counters by topic, with room for twice as many topics as there are. For the supervisor."""
@@ -253,13 +245,12 @@ class EngineMemory:
 
     def close(self) -> None:
         """Unmap; the memory itself stays."""
-        self.control = self.bells = self._load_retired = None
+        self.control = self._load_retired = None
         for latch in self._latches.values():
             latch.close()
         self._latches.clear()
         self.close_statistics()
         self._control_object.close()
-        self._bells_object.close()
 
     def __enter__(self) -> EngineMemory:
         return self

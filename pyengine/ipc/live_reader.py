@@ -103,7 +103,7 @@ class LiveStoreReader(StoreReader):
         if memory is None:
             time.sleep(min(timeout_s, WITHOUT_ENGINE_STEP_S))
         else:
-            sequence.wait(memory.control.arrival_seq, seen, memory.bells.arrival_waiters, min(timeout_s, WAIT_STEP_S))
+            sequence.wait(memory.control.arrival_seq, seen, min(timeout_s, WAIT_STEP_S))
 
     @contextlib.contextmanager
     def hold(self, physical_offset: int) -> Iterator[bool]:

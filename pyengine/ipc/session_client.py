@@ -1,7 +1,7 @@
 """The producer's way to a session: ask the supervisor, take the objects by descriptor.
 
     with open_session(root) as session:
-        session.control, session.bells, session.session    # cffi pointers, see pyengine.native
+        session.control, session.session    # cffi pointers, see pyengine.native
         session.writer_latch                               # to wake the writer
 
 A supervisor that is just being replaced delays the opening, within the timeout; nothing
@@ -20,7 +20,7 @@ from pathlib import Path
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import attach_count, session_server
 from pyengine.ipc.control_block import EngineMemory, Identity
-from pyengine.ipc.shared_objects import BELLS, CONTROL, SharedFolder, SharedObject, find_folder, session_name
+from pyengine.ipc.shared_objects import CONTROL, SharedFolder, SharedObject, find_folder, session_name
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import session as native_session
@@ -31,7 +31,7 @@ RETRY_STEP_S = 0.02
 
 
 class ProducerSession:
-    """One open session, mapped: session and doorbells read-write, the control block read-only."""
+    """One open session, mapped: the session read-write, the control block read-only."""
 
     def __init__(self, root: Path, answer: dict[str, object], descriptors: list[int]) -> None:
         self.root = root
@@ -39,10 +39,9 @@ class ProducerSession:
         self.generation = int(answer["generation"])
         self.ring_bytes = int(answer["ring_bytes"])
         folder = SharedFolder(str(answer["folder"]))
-        session, control, bells = descriptors
+        session, control = descriptors
         self._object = SharedObject(session_name(int(answer["epoch"]), self.slot, self.generation), session, writable=True)
-        self.memory = EngineMemory(folder, SharedObject(CONTROL, control, writable=False),
-                                   SharedObject(BELLS, bells, writable=True))
+        self.memory = EngineMemory(folder, SharedObject(CONTROL, control, writable=False))
         native.check_control(self.memory.control, int(answer["control_bytes"]))
         self.session = native_session.view(self._object.memory)
         native_session.check_session(self.session, self._object.size_bytes)
@@ -58,11 +57,6 @@ class ProducerSession:
     def control(self):
         """`struct ms_control *`, read-only memory."""
         return self.memory.control
-
-    @property
-    def bells(self):
-        """`struct ms_doorbells *`."""
-        return self.memory.bells
 
     @property
     def identity(self) -> Identity:
@@ -133,7 +127,7 @@ def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerS
     folder = find_folder(root)
     with session_server.connect(folder.path, timeout_s) as channel:
         answer, descriptors = _ask(channel, {"want": "session", "ring_bytes": ring_bytes})
-    if "error" in answer or len(descriptors) != 3:
+    if "error" in answer or len(descriptors) != 2:
         for descriptor in descriptors:
             os.close(descriptor)
         raise EngineUnavailableError(str(answer.get("error", "the engine's answer came without its objects")))
@@ -146,7 +140,7 @@ def _ask(channel: socket.socket, request: dict[str, object]) -> tuple[dict[str, 
     line = b""
     descriptors: list[int] = []
     while not line.endswith(b"\n"):
-        data, received, _, _ = socket.recv_fds(channel, session_server.LINE_BYTES_MAX, 3, socket.MSG_CMSG_CLOEXEC)
+        data, received, _, _ = socket.recv_fds(channel, session_server.LINE_BYTES_MAX, 2, socket.MSG_CMSG_CLOEXEC)
         descriptors += received
         if not data:
             for descriptor in descriptors:

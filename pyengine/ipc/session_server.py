@@ -3,8 +3,8 @@
 One JSON line each way, the objects as descriptors beside the answer (SCM_RIGHTS):
 
     {"want": "session", "ring_bytes": 4194304}
-        -> {"slot", "generation", "ring_bytes", "session_bytes", "control_bytes", "doorbells_bytes", "epoch",
-            "folder", "semaphore_writer", "sysv_semaphore_id"} + [session rw, control READ-ONLY, doorbells rw]
+        -> {"slot", "generation", "ring_bytes", "session_bytes", "control_bytes", "epoch",
+            "folder", "semaphore_writer", "sysv_semaphore_id"} + [session rw, control READ-ONLY]
     {"want": "close", "epoch": 5, "slot": 3, "generation": 7}      -> {"closed": true}
     anything else                                       -> {"error": sentence}
 
@@ -28,7 +28,7 @@ from pyengine.errors import EngineError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.ipc.control_block import STATE_NAMES, EngineMemory
 from pyengine.ipc.sessions import Sessions
-from pyengine.ipc.shared_objects import BELLS, CONTROL, semaphore_name
+from pyengine.ipc.shared_objects import CONTROL, semaphore_name
 from pyengine.native import control as native
 
 LINE_BYTES_MAX = 4096
@@ -142,11 +142,10 @@ class SessionServer:
         self._watch(opened.slot, opened.generation, peer.pid)
         folder = self._memory.folder
         descriptors.append(os.open(folder.path / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-        descriptors.append(os.open(folder.path / BELLS, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
         return {
             "slot": opened.slot, "generation": opened.generation, "ring_bytes": opened.ring_bytes,
             "session_bytes": opened.session_bytes, "control_bytes": native.CONTROL_BYTES,
-            "doorbells_bytes": native.DOORBELLS_BYTES, "epoch": identity.epoch, "folder": str(folder.path),
+            "epoch": identity.epoch, "folder": str(folder.path),
             "semaphore_writer": semaphore_name(folder.short_id, native.WRITER),
             "sysv_semaphore_id": identity.sysv_semaphore_id,
         }

@@ -126,5 +126,5 @@ class Sessions:
         return removed
 
     def _changed(self) -> None:
-        sequence.shout(self._control.session_seq)
+        sequence.raise_(self._control.session_seq)
         self._memory.wake(native.WRITER)

@@ -5,7 +5,6 @@
 | file | what | written by |
 |---|---|---|
 | `control` | the control block | workers |
-| `bells` | doorbells | everybody, advisory |
 | `store-stats` | counters and latency buckets | each part one worker |
 | `topic-stats` | messages and bytes by topic | reputter |
 | `obstacles` | what keeps each worker from its work | each worker its line |
@@ -43,7 +42,6 @@ from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_engine_id
 
 CONTROL = "control"
-BELLS = "bells"
 STORE_STATS = "store-stats"
 TOPIC_STATS = "topic-stats"
 OBSTACLES = "obstacles"
@@ -84,6 +82,7 @@ class SharedObject:
     def __init__(self, name: str, descriptor: int, *, writable: bool) -> None:
         self.name = name
         self.descriptor = descriptor
+        self.writable = writable
         self.size_bytes = os.fstat(descriptor).st_size
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         if self.size_bytes == 0:

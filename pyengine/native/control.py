@@ -1,4 +1,4 @@
-"""The control block and the doorbells as Python sees them (csrc/control.cdef.h).
+"""The control block as Python sees it (csrc/control.cdef.h).
 
 A mapped block is a cffi pointer whose fields may be *named* here, but a shared
 field is read with load() and written with store(), which carry the memory order.
@@ -16,7 +16,6 @@ from pyengine.native.layout_error import raise_layout_error
 
 CONTROL_BYTES: int = lib.ms_control_bytes()
 LAYOUT_VERSION: int = lib.MS_CONTROL_LAYOUT_VERSION
-DOORBELLS_BYTES: int = lib.ms_doorbells_bytes()
 SESSION_SLOTS: int = lib.MS_SESSION_SLOTS
 POOL_BUFFERS_MAX: int = lib.MS_POOL_BUFFERS_MAX
 
@@ -70,11 +69,6 @@ def view_control(memory) -> object:
     return ffi.cast("struct ms_control *", ffi.from_buffer(memory))
 
 
-def view_doorbells(memory) -> object:
-    """`struct ms_doorbells *` over a writable mapping."""
-    return ffi.cast("struct ms_doorbells *", ffi.from_buffer(memory))
-
-
 def index_progress_copy(control) -> bytes:
     """The undo of the index put under way, of a reputter that is dead: a copy, for recovery."""
     return bytes(ffi.buffer(control.index_progress))
@@ -91,9 +85,9 @@ def check_control(control, mapped_bytes: int) -> None:
     raise_layout_error("the control block", code)
 
 
-def publish(control, bells) -> None:
+def publish(control) -> None:
     """From here on others can attach: version and magic are stored last."""
-    lib.ms_control_publish(control, bells)
+    lib.ms_control_publish(control)
 
 
 def load_position(position) -> int:
@@ -179,14 +173,14 @@ def flush_pair(control) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def publish_flushed(control, bells, flushed: int, store_timestamp_ms: int) -> None:
+def publish_flushed(control, flushed: int, store_timestamp_ms: int) -> None:
     """The flusher: publish the pair, move `flushed`, raise flush_seq, wake its sleepers."""
-    lib.ms_control_publish_flushed(control, bells, flushed, store_timestamp_ms)
+    lib.ms_control_publish_flushed(control, flushed, store_timestamp_ms)
 
 
-def publish_confirm(control, bells, confirm: int) -> None:
+def publish_confirm(control, confirm: int) -> None:
     """The replicator: move `confirm`, raise confirm_seq, wake the puts that wait for it."""
-    lib.ms_control_publish_confirm(control, bells, confirm)
+    lib.ms_control_publish_confirm(control, confirm)
 
 
 def freeze(control, kind: int, error_number: int, reason: str) -> bool:

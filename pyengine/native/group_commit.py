@@ -16,13 +16,12 @@ SEGMENTS_MAX: int = lib.MS_GROUP_SEGMENTS_MAX
 class GroupCommit:
     """The flusher's rounds over one engine's memory."""
 
-    def __init__(self, control, bells, semaphore, writer_semaphore, segment_bytes: int, incarnation: int, stats) -> None:
+    def __init__(self, control, semaphore, writer_semaphore, segment_bytes: int, incarnation: int, stats) -> None:
         """`semaphore`, `writer_semaphore`: of the flusher's own latch and the writer's; `incarnation`: what the
         writer must have verified; `stats`: where each fdatasync is counted (native.store_stats), it must outlive
         this object."""
         self._state = ffi.new("struct ms_group_commit *")
         self._state.control = control
-        self._state.bells = bells
         self._state.semaphore, self._state.writer_semaphore = semaphore, writer_semaphore
         self._state.segment_bytes = segment_bytes
         self._state.incarnation = incarnation

@@ -19,32 +19,36 @@ from pyengine.errors import EngineUnavailableError
 
 
 class Latch:
-    """One worker's latch: a shared flag and the named semaphore `name` (which must exist)."""
+    """One worker's latch: a shared flag and the named semaphore `name` (which must exist).
 
-    def __init__(self, bell, name: str) -> None:
+    Where the flag is mapped read-only (`writable` False), wakeup() is all that may be called.
+    """
+
+    def __init__(self, latch, name: str, *, writable: bool = True) -> None:
         why = ffi.new("int *")
         semaphore = lib.ms_latch_open(name.encode(), why)
         if semaphore == ffi.NULL:
             raise EngineUnavailableError(f"semaphore {name}: {os.strerror(why[0])}")
-        self.bell = bell
+        self.latch = latch
         self.semaphore = semaphore
         self.name = name
+        self._wakeup = lib.ms_latch_wakeup if writable else lib.ms_latch_wakeup_unmarked
 
     def wakeup(self) -> None:
         """Wake the owner, unless it is awake or somebody else does it already."""
-        lib.ms_latch_wakeup(self.bell, self.semaphore)
+        self._wakeup(self.latch, self.semaphore)
 
     def arm(self) -> None:
         """Forget old wake-ups; from here on a wake-up ends the next wait."""
-        lib.ms_latch_arm(self.bell, self.semaphore)
+        lib.ms_latch_arm(self.latch, self.semaphore)
 
     def disarm(self) -> None:
         """Mark the owner awake: wake-ups are spared until the next arm."""
-        lib.ms_latch_disarm(self.bell)
+        lib.ms_latch_disarm(self.latch)
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until woken (True), or until the timeout or a signal (False). Always timed."""
-        return lib.ms_latch_wait(self.bell, self.semaphore, int(timeout_s * 1e9)) == 1
+        return lib.ms_latch_wait(self.latch, self.semaphore, int(timeout_s * 1e9)) == 1
 
     def close(self) -> None:
         """Close the semaphore; the shared flag stays."""

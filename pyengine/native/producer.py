@@ -52,15 +52,14 @@ def pack_many(bodies: Sequence[bytes]) -> tuple[bytes, bytes]:
 class ProducerSession:
     """Pointers of one open session; the caller keeps the mappings. Not thread-safe but for the waits.
 
-    `control` (read-only), `bells` and `session` are views over mappings; `semaphore` is
-    the writer's latch semaphore (native.latch.Latch.semaphore).
+    `control` (read-only) and `session` are views over mappings; `semaphore` is the writer's latch
+    semaphore (native.latch.Latch.semaphore).
     """
 
-    def __init__(self, control, bells, session, semaphore, slot: int, generation: int) -> None:
+    def __init__(self, control, session, semaphore, slot: int, generation: int) -> None:
         self._producer = ffi.new("struct ms_producer *")
         producer = self._producer
         producer.control = control
-        producer.bells = bells
         producer.session = session
         producer.writer_semaphore = semaphore
         producer.slot = slot

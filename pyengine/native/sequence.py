@@ -2,7 +2,7 @@
 
     seen = load(sequence)            # before looking
     if not there_yet():
-        wait(sequence, seen, sleepers, timeout_s)
+        wait(sequence, seen, timeout_s)
 """
 
 from __future__ import annotations
@@ -15,21 +15,11 @@ def load(sequence) -> int:
     return lib.ms_sequence_load(ffi.addressof(sequence))
 
 
-def raise_(sequence, sleepers) -> None:
-    """Say "look again" after publishing; a system call only if somebody sleeps."""
-    lib.ms_sequence_raise(ffi.addressof(sequence), ffi.addressof(sleepers))
+def raise_(sequence) -> None:
+    """Say "look again" to all sleepers, after publishing."""
+    lib.ms_sequence_raise(ffi.addressof(sequence))
 
 
-def shout(sequence) -> None:
-    """Say "look again" to all, whatever the count of sleepers says."""
-    lib.ms_sequence_shout(ffi.addressof(sequence))
-
-
-def wait(sequence, seen: int, sleepers, timeout_s: float) -> bool:
-    """Sleep until the number differs from `seen` (True) or until the timeout or a signal (False).
-
-    `sleepers` is the doorbell that counts sleepers, or None for a process that
-    cannot write it: its sleep is made of short steps.
-    """
-    bell = ffi.NULL if sleepers is None else ffi.addressof(sleepers)
-    return lib.ms_sequence_wait(ffi.addressof(sequence), seen, bell, max(0, int(timeout_s * 1e9))) == 1
+def wait(sequence, seen: int, timeout_s: float) -> bool:
+    """Sleep until the number differs from `seen` (True) or until the timeout or a signal (False)."""
+    return lib.ms_sequence_wait(ffi.addressof(sequence), seen, max(0, int(timeout_s * 1e9))) == 1

@@ -88,11 +88,10 @@ class Writer:
     run in this mode) and for the writer itself. All views must outlive the object.
     """
 
-    def __init__(self, control, bells, queues, semaphores: dict[int, object], spin_us: int,
+    def __init__(self, control, queues, semaphores: dict[int, object], spin_us: int,
                  zero_ahead_bytes: int = 0) -> None:
         writer = self.pointer = ffi.new("struct ms_writer *")
         writer.control = control
-        writer.bells = bells
         writer.queues = queues
         for kind, semaphore in semaphores.items():
             writer.semaphores[kind] = semaphore

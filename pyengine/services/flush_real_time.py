@@ -112,7 +112,7 @@ class FlushRealTimeService:
             native.store(lines, "sync_ns_total", native.load(lines, "sync_ns_total") + took_ns)
             native.store(lines, "sync_ns_max", max(native.load(lines, "sync_ns_max"), took_ns))
         failpoint("timed_synced")
-        native.publish_flushed(self._control, self._memory.bells, target, time_ms)
+        native.publish_flushed(self._control, target, time_ms)
         failpoint("timed_published")
         self._flushed = target
         return True

@@ -32,7 +32,7 @@ class GroupCommitService:
         self._follow()
         self.incarnation = take_over(memory)
         self._group = group_commit.GroupCommit(
-            self._control, memory.bells, memory.latch(native.FLUSHER).semaphore, memory.latch(native.WRITER).semaphore,
+            self._control, memory.latch(native.FLUSHER).semaphore, memory.latch(native.WRITER).semaphore,
             memory.identity.segment_bytes, self.incarnation, memory.counters)
         self._group.use(self._segments.descriptors)
         cpu.be_prompt()

@@ -379,7 +379,7 @@ class HaClient:
         wanted = ring_bytes(self._memory.identity.max_message_bytes + (64 << 10))
         self._session = session = self._open_session(wanted)
         failpoint("slave_session_opened")
-        self._writer = producer.ProducerSession(session.control, session.bells, session.session,
+        self._writer = producer.ProducerSession(session.control, session.session,
                                                 session.writer_latch.semaphore, session.slot, session.generation)
         self._sequence = 0
 
@@ -471,7 +471,7 @@ class HaClient:
             failpoint("slave_reported")
             self._sent_ns = now_ns
             if goal > self._load_confirm():
-                native.publish_confirm(self._control, self._memory.bells, goal)
+                native.publish_confirm(self._control, goal)
                 failpoint("slave_confirmed")
             if self._look is not None:
                 self._look.acked(goal)

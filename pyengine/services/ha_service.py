@@ -75,7 +75,7 @@ class ConfirmedPosition:
         if confirmed <= self.value:
             return False
         self.value = confirmed
-        native.publish_confirm(self._memory.control, self._memory.bells, confirmed)
+        native.publish_confirm(self._memory.control, confirmed)
         failpoint("confirm_published")
         if self._wakes_reputter:
             self._memory.wake(native.REPUTTER)

@@ -69,7 +69,7 @@ class PutMessageService:
         semaphores = {kind: memory.latch(kind).semaphore for kind in (native.WRITER, *WAKES)}
         if self._identity.replicates and self._identity.role != native.SLAVE and self._identity.mode != native.MODE_POOL:
             semaphores[native.REPLICATOR] = memory.latch(native.REPLICATOR).semaphore
-        self._writer = Writer(self._control, memory.bells, self._table, semaphores, self._identity.spin_writer_us,
+        self._writer = Writer(self._control, self._table, semaphores, self._identity.spin_writer_us,
                               config.zero_ahead_bytes)
         store_stats.count_puts(self._writer.pointer, memory.counters)
         if config.enable_multi_dispatch:

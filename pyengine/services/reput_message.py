@@ -121,7 +121,7 @@ class ReputMessageService:
         native.store_position(self._control.reput_from, reached)
         failpoint("reput_from_moved")
         self._told = reached
-        sequence.raise_(self._control.arrival_seq, self._memory.bells.arrival_waiters)
+        sequence.raise_(self._control.arrival_seq)
         self._behind = reached - start >= BEHIND_BYTES
         self._pace.worked()
         self._count(end - start)
@@ -131,7 +131,7 @@ class ReputMessageService:
         """Wake consumers for what a predecessor dispatched beyond `confirm` as it was stopped, once `confirm` passes it."""
         if self._told < end:
             self._told = end
-            sequence.raise_(self._control.arrival_seq, self._memory.bells.arrival_waiters)
+            sequence.raise_(self._control.arrival_seq)
 
     def _count(self, behind_bytes: int) -> None:
         """Statistics, after everything else: consumers are awake already."""

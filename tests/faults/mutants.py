@@ -56,7 +56,7 @@ PUBLISHES_BEFORE_SYNC = Mutant(
     "moves `flushed` before the sync",
     "csrc/group_commit.c",
     "    for (int64_t base = flushed - flushed % group->segment_bytes; base < target; base += group->segment_bytes) {",
-    "    if (BROKEN)\n        ms_control_publish_flushed(control, group->bells, target, time);\n"
+    "    if (BROKEN)\n        ms_control_publish_flushed(control, target, time);\n"
     "    for (int64_t base = flushed - flushed % group->segment_bytes; base < target; base += group->segment_bytes) {",
 )
 FORGETS_FOLDER = Mutant(

@@ -35,7 +35,7 @@ ENTRIES = 3  # of each producer in each wave
 PATIENCE_S = 20.0
 STEP_S = 0.0003
 RIG_FILES = ("csrc/writer.c", "csrc/undo.h", "csrc/log_tail.c", "csrc/record.c", "csrc/queue_table.c", "csrc/latch.c")
-NOBODY_ELSE = ("bell_taken",)  # a writer alone wakes no other worker
+NOBODY_ELSE = ("latch_taken",)  # a writer alone wakes no other worker
 MODES = {"async": control_native.MODE_MAPPED, "sync": control_native.MODE_SYNC}
 
 

@@ -113,11 +113,10 @@ def test_a_retired_block_wakes_its_sleepers(memory, folder):
         memory.retire()
         assert reader.retired
         for before, number in zip(seen, (reader.control.flush_seq, reader.control.arrival_seq, reader.control.session_seq)):
-            assert sequence.wait(number, before, None, 0)
+            assert sequence.wait(number, before, 0)
 
 
-@pytest.mark.parametrize("counted", [True, False])
-def test_a_sleeper_is_woken_from_another_process(memory, folder, counted):
+def test_a_sleeper_is_woken_from_another_process(memory, folder):
     memory.publish()
     script = ("import sys\n"
               "from pyengine.ipc.control_block import EngineMemory\n"
@@ -127,17 +126,15 @@ def test_a_sleeper_is_woken_from_another_process(memory, folder, counted):
               "number = memory.control.arrival_seq\n"
               "seen = sequence.load(number)\n"
               "print('looking', flush=True)\n"
-              "bell = memory.bells.arrival_waiters if sys.argv[2] == 'True' else None\n"
-              "print(sequence.wait(number, seen, bell, 60))\n")
-    child = subprocess.Popen([sys.executable, "-c", script, str(folder.path), str(counted)], stdout=subprocess.PIPE, text=True)
+              "print(sequence.wait(number, seen, 60))\n")
+    child = subprocess.Popen([sys.executable, "-c", script, str(folder.path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "looking\n"
-    sequence.raise_(memory.control.arrival_seq, memory.bells.arrival_waiters)
+    sequence.raise_(memory.control.arrival_seq)
     assert child.communicate(timeout=60)[0] == "True\n"
-    assert memory.bells.arrival_waiters.has_notified == 0
 
 
 def test_the_lock_order_of_the_layout_is_pinned():
     """Positions of what other processes find by offset; raise MS_CONTROL_LAYOUT_VERSION when these move."""
     assert ffi.sizeof("struct ms_identity") == 256
     assert ffi.offsetof("struct ms_identity", "lock_modified_ns") == 168
-    assert lib.MS_CONTROL_LAYOUT_VERSION == 3
+    assert lib.MS_CONTROL_LAYOUT_VERSION == 4

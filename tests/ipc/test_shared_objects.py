@@ -30,12 +30,12 @@ def test_an_object_is_allocated_private_and_seen_by_others(folder):
 
 def test_names_are_exclusive_and_attaching_never_creates(folder):
     folder.make()
-    folder.create("bells", 4096).close()
+    folder.create("cleaning", 4096).close()
     with pytest.raises(FileExistsError):
-        folder.create("bells", 4096)
+        folder.create("cleaning", 4096)
     with pytest.raises(EngineUnavailableError, match="no engine"):
         folder.attach("control")
-    assert folder.names() == ["bells"]
+    assert folder.names() == ["cleaning"]
 
 
 def test_an_object_that_does_not_fit_leaves_nothing(folder):

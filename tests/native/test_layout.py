@@ -15,7 +15,6 @@ from pyengine._native import ffi, lib
 TABLE = Path(__file__).with_name("layout.json")
 STRUCTS = {
     "struct ms_control": lib.MS_CONTROL_LAYOUT_VERSION,
-    "struct ms_doorbells": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_identity": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_state": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_worker": lib.MS_CONTROL_LAYOUT_VERSION,

@@ -51,7 +51,7 @@ class Rig:
 
     def flush(self) -> None:
         """What the flusher does."""
-        native.publish_flushed(self.owner.control, self.owner.bells, self.writer.end, self.writer.clock_ms)
+        native.publish_flushed(self.owner.control, self.writer.end, self.writer.clock_ms)
 
     def round(self) -> None:
         self.service._due_ns = 0

@@ -88,7 +88,7 @@ class Rig:
         return [DiskUse("/log", self.percent, 1 << 30), DiskUse("/queues", 10, 1 << 30)]
 
     def flush(self) -> None:
-        native.publish_flushed(self.control, self.owner.bells, self.writer.end, self.writer.clock_ms)
+        native.publish_flushed(self.control, self.writer.end, self.writer.clock_ms)
 
     def dispatch(self) -> None:
         while self.reputter.work():

@@ -44,7 +44,7 @@ def test_what_is_committed_becomes_visible_and_consumers_are_woken(make_owner):
     writer.put(b"hello", topic="orders", queue_id=3, properties="KEYS\x01k1")
     with EngineMemory.attach(owner.folder, writable=False) as consumer:
         assert service.work()
-        assert sequence.wait(consumer.control.arrival_seq, seen, consumer.bells.arrival_waiters, 0)
+        assert sequence.wait(consumer.control.arrival_seq, seen, 0)
     assert reput_from(owner) == writer.end
     with open_store(owner.root) as store:
         [message] = store.get_message("orders", 3, 0).messages

@@ -25,7 +25,7 @@ from pyengine.storage.check import check
 
 SCRIBBLES = 60
 SCRIBBLES_LONG = int(os.environ.get("PYENGINE_SCRIBBLES", "3000"))
-OBJECTS = ("control", "bells", "store-stats", "topic-stats", "cleaning", "obstacles", "queues-1")
+OBJECTS = ("control", "store-stats", "topic-stats", "cleaning", "obstacles", "queues-1")
 
 
 def put_and_list(engine, path, count):
