@@ -21,7 +21,6 @@ from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject, 
 from pyengine.ipc.store_lock import lock_modified_ns
 from pyengine.native import control as native
 from pyengine.storage.engine_id import EngineId, read_boot_id, read_engine_id, read_epoch
-from pyengine.storage.page_cache import forget_cached
 from pyengine.storage.recovery_report import SharedState
 
 
@@ -98,17 +97,17 @@ class LeftMemory:
             self.confirm = native.load_position(memory.control.confirm)
         bases = [] if mismatch else self._pool_bases(memory, identity)
         frozen = native.load(memory.control.state, "frozen") != 0
-        if frozen and not mismatch:
-            forget_cached(root, native.load_position(memory.control.flushed))
+        flushed = native.load_position(memory.control.flushed)
         try:
             self.shared = SharedState(
                 slot_end, committed, self._map_pool(bases), mismatch,
                 # After a failed sync nobody knows which queue and index pages reached the disk.
                 reput_from=None if frozen else native.load_position(memory.control.reput_from),
                 index_progress=None if frozen else native.index_progress_copy(memory.control),
+                flushed=flushed, sync_failed=frozen,
             )
         except EngineUnavailableError as error:
-            self.shared = SharedState(slot_end, committed, (), f"a buffer of the pool is missing: {error}")
+            self.shared = SharedState(slot_end, committed, (), f"a buffer of the pool is missing: {error}", sync_failed=frozen)
 
     @staticmethod
     def _pool_bases(memory: EngineMemory, identity: Identity) -> list[tuple[int, int]]:

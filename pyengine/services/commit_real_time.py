@@ -46,6 +46,7 @@ class CommitRealTimeService:
     def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig) -> None:
         self._memory = memory
         self._control = memory.control
+        self._root = root
         self._paths = StorePaths(root)
         self._segment_bytes = memory.identity.segment_bytes
         self._replicates = memory.identity.replicates != 0
@@ -92,7 +93,7 @@ class CommitRealTimeService:
                 failpoint("pool_blank_written")
                 end = base + self._segment_bytes
         except DiskError as error:
-            freeze(self._memory, native.COMMITTER, error)
+            freeze(self._memory, self._root, native.COMMITTER, error)
             return False
         if end <= start:
             raise InvariantError(f"pool buffer {number}: {walked.reason} at {start}, below wrote = {wrote}")

@@ -88,7 +88,7 @@ class FlushConsumeQueueService:
         try:
             self._round(final=final)
         except FlushError as error:
-            freeze(self._memory, native.CHECKPOINTER, error)
+            freeze(self._memory, self._root, native.CHECKPOINTER, error)
         except DiskError as error:
             if self.obstacle != str(error):
                 self.obstacle = str(error)

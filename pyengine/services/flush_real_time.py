@@ -104,7 +104,7 @@ class FlushRealTimeService:
             try:
                 fdatasync(self._segments.descriptors[start], self._segments.path(start))
             except FlushError as error:
-                freeze(self._memory, native.FLUSHER, error)
+                freeze(self._memory, self._root, native.FLUSHER, error)
                 return False
             took_ns = monotonic_ns() - began_ns
             store_stats.add_sync(self._memory.counters, took_ns)

@@ -28,6 +28,7 @@ class GroupCommitService:
     def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig) -> None:
         self._memory = memory
         self._control = memory.control
+        self._root = root
         self._segments = UnflushedSegments(root, memory.identity.segment_bytes)
         self._follow()
         self.incarnation = take_over(memory)
@@ -54,7 +55,7 @@ class GroupCommitService:
 
     def _freeze(self, error_number: int, base: int) -> None:
         path = self._segments.path(base)
-        freeze(self._memory, native.FLUSHER, FlushError(f"fdatasync {path}", errno=error_number, path=path))
+        freeze(self._memory, self._root, native.FLUSHER, FlushError(f"fdatasync {path}", errno=error_number, path=path))
 
     def pause_s(self) -> float:
         return 0.0

@@ -31,6 +31,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.writer import Segment, Writer
 from pyengine.services.freeze import freeze
 from pyengine.services.unflushed_segments import UnflushedSegments
+from pyengine.storage.watermark import note_sync_failure
 
 if TYPE_CHECKING:
     from pyengine.config import EngineConfig
@@ -49,6 +50,7 @@ class PutMessageService:
     def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
                  beat: Callable[[], None] = lambda: None, warn: Callable[[str], None] = lambda text: None) -> None:
         self._memory = memory
+        self._root = root
         self._warn = warn
         self._warned = False
         self._control = memory.control
@@ -344,7 +346,7 @@ class PutMessageService:
             for start in sorted(self._unflushed.descriptors):
                 flush.fdatasync(self._unflushed.descriptors[start], self._unflushed.path(start))
         except FlushError as error:
-            freeze(self._memory, native.WRITER, error)
+            freeze(self._memory, self._root, native.WRITER, error)
             return
         failpoint("flusher_vouched")
         native.store(self._control.writer, "verified_flusher", incarnation)
@@ -353,6 +355,7 @@ class PutMessageService:
 
     def _start_over(self) -> None:
         """RUN_FROZEN: the pass failed on the disk; forget it. What follows is refused by the frozen state."""
+        note_sync_failure(self._root, native.load_position(self._control.flushed), "the log", native.reason(self._control))
         pass_.roll_back(self._control, self._table)
         pass_.rolled_back(self._control)
         self._writer.open()

@@ -13,6 +13,8 @@ from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import start_writing
 
+_REWRITE_BYTES = 1 << 20  # at a time
+
 
 def write_at(path: Path, content: bytes | memoryview, position: int) -> None:
     """Write bytes to their place in a file, durable. Raises DiskFullError, DiskError or FlushError."""
@@ -22,6 +24,31 @@ def write_at(path: Path, content: bytes | memoryview, position: int) -> None:
         failpoint("bytes_written")
         sync_descriptor(descriptor, path)
         failpoint("bytes_durable")
+    finally:
+        os.close(descriptor)
+
+
+def rewrite(path: Path, start: int, end: int) -> None:
+    """Write the bytes [start, end) of a file over themselves and sync it, so that they are on the disk when this returns.
+
+    For bytes that an earlier sync may have failed on: their pages count as clean, and a sync alone would leave
+    them out. The file's time stays, since segments and queue files are looked up and deleted by it.
+    """
+    descriptor = open_file(path, os.O_RDWR)
+    try:
+        status = os.fstat(descriptor)
+        while start < end:
+            try:
+                content = os.pread(descriptor, min(_REWRITE_BYTES, end - start), start)
+            except OSError as error:
+                raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+            if not content:
+                break
+            pwrite_all(descriptor, content, start, path)
+            start += len(content)
+        os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+        failpoint("bytes_rewritten")
+        sync_descriptor(descriptor, path)
     finally:
         os.close(descriptor)
 

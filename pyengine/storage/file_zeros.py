@@ -34,27 +34,27 @@ def used_end(path: Path, start: int = 0) -> int:
         os.close(descriptor)
 
 
-def clear_file_from(path: Path, start: int) -> int:
+def clear_file_from(path: Path, start: int, *, zeros_too: bool = False) -> int:
     """Zero a file from byte `start` to its end, durable, length and file time kept.
 
-    Returns how many bytes there were up to the last non-zero one. Pages that are zero
-    already are not written, so holes stay holes. May be done twice.
+    Returns how many bytes there were up to the last non-zero one. Holes stay holes, and pages that
+    are zero already are not written, unless `zeros_too` asks for it: after a failed sync a
+    page may be zero in memory and not on the disk. May be done twice.
     """
     descriptor = open_file(path, os.O_RDWR)
     try:
         status = os.fstat(descriptor)
-        end = start
+        end, is_written = start, False
         for position, chunk in data_chunks(descriptor, start):
             used = _used(chunk)
-            if not used:
-                continue
-            end = position + used
-            for at in range(0, used, _PAGE_BYTES):
+            end = position + used if used else end
+            for at in range(0, len(chunk) if zeros_too else used, _PAGE_BYTES):
                 page = chunk[at : at + _PAGE_BYTES]
-                if _used(page):
+                if zeros_too or _used(page):
                     pwrite_all(descriptor, bytes(len(page)), position + at, path)
+                    is_written = True
                     failpoint("zeros_page_written")
-        if end > start:
+        if is_written:
             os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
             failpoint("zeros_written")
             sync_descriptor(descriptor, path)

@@ -1,15 +1,17 @@
 """Bring a stopped store to order: the conductor (DefaultMessageStore.recover; docs/recovery.md).
 
     look      refuse what RocketMQ would refuse; nothing is changed
+    doubt     after a failed sync: forget cached pages, so that the disk is read
     cut       finish a cut of the log that was decided before (storage/cut_log.py)
     decide    end of the log, queues to cut, index files to drop, where to dispatch from
     degraded? damage below our own watermark: report it, change nothing
     spares    segments of zeros behind the end: on a full disk they are room for the rest
     marker    config/recovery, durable
-    log       quarantine; segments behind the end, newest first; drain the pool; clear the tail; sync
+    log       quarantine; segments behind the end, newest first; drain the pool; clear the tail; write what may
+              not be on the disk over itself, sync, and read it again
     queues    cut back to the log; index files that cannot be believed
     dispatch  log -> queues and index, from where they end; sync
-    finish    checkpoint, watermark, abort, marker
+    finish    checkpoint, watermark, doubt, abort, marker
     offsets   of consumer groups and delay levels, where they lie behind the end of a queue now
 
 The caller owns the store (its lock) and no worker runs. Every step may be cut short
@@ -27,7 +29,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, StoreRefusedError
+from pyengine.errors import DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL
 from pyengine.formats.paths import StorePaths
@@ -37,7 +39,7 @@ from pyengine.storage.abort_file import abort_file_exists, remove_abort_file
 from pyengine.storage.cut_log import carry_out_cut, read_cut
 from pyengine.storage.dispatch_start import dispatch_start, queues_between, record_start
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
-from pyengine.storage.durable_writes import being_written, sync_file, write_at
+from pyengine.storage.durable_writes import being_written, rewrite, sync_file, write_at
 from pyengine.storage.file_zeros import clear_file_from
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_recovery import (
@@ -50,9 +52,10 @@ from pyengine.storage.index_recovery import (
 )
 from pyengine.storage.log_files import list_log, log_exists, look_at_log, new_segment_folder, shown
 from pyengine.storage.log_recovery import LogPlan, plan_log
-from pyengine.storage.log_scan import LogView, first_segment_to_scan, scan_before
+from pyengine.storage.log_scan import LogView, first_segment_to_scan, scan_before, scan_log
 from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
 from pyengine.storage.offset_clamp import clamp_delay_offsets, clamp_offsets
+from pyengine.storage.page_cache import forget_cached
 from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.queue_ext_files import sync_ext
 from pyengine.storage.queue_numbers import numbers_given
@@ -74,7 +77,10 @@ from pyengine.storage.recovery_report import (
 )
 from pyengine.storage.segment_files import SegmentFile, mapped
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
-from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
+from pyengine.storage.watermark import (
+    DurableWatermark, SyncFailure, forget_sync_failure, note_sync_failure, read_sync_failure, read_watermark, sync_failure_path,
+    write_watermark,
+)
 
 if TYPE_CHECKING:
     from pyengine.config import EngineConfig
@@ -118,10 +124,17 @@ def recover(
     foreign file), CorruptionError (a missing one, storage/log_files.py), NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our
     own watermark is no exception but a report with state DEGRADED, and nothing was
     changed; with `accept_loss` the log is cut there and the rest goes to quarantine.
+    A sync that failed is noted in config/sync-failure, and the next recovery of this boot believes none.
     """
     started_s = time.monotonic()
     recovery = _Recovery(Path(root), geometry, options or RecoveryOptions(), progress, on_step)
-    report = recovery.run(shared, accept_loss)
+    try:
+        report = recovery.run(shared, accept_loss)
+    except FlushError as error:
+        if note_sync_failure(root, recovery.sure_end, str(error.path), os.strerror(error.errno)):
+            raise
+        raise FlushError(f"{error}. That could not be noted in {sync_failure_path(root)}: start the machine again before you "
+                         "recover, for the page cache tells nothing true now", errno=error.errno, path=error.path) from error
     return replace(report, seconds=time.monotonic() - started_s)
 
 
@@ -152,11 +165,15 @@ class _Recovery:
         self._notes: list[str] = []
         self._dispatched_from: int | None = None
         self._was_cut = False
+        self._failure: SyncFailure | None = None
+        self._is_doubted = False  # a sync failed in this boot: clean pages may not be on the disk
+        self.sure_end = 0         # the log is durable below this offset, whatever else is in doubt
 
     def run(self, shared: SharedState | None, accept_loss: bool) -> RecoveryReport:
         if not _looks_like_a_store(self._paths):
             raise NotAStoreError(f"{self._root} holds no store: there is no commitlog in it")
         reading = read_watermark(self._root)
+        self._look_for_failed_sync(reading.watermark, shared)
         size_bytes = self._geometry.mapped_file_size_commit_log_bytes
         segments = look_at_log(self._root, size_bytes, accept_loss=accept_loss)
         cut = read_cut(self._root)
@@ -197,6 +214,18 @@ class _Recovery:
         report = self._report(log, plan, queues, RecoveryState.RECOVERED, changed)
         return replace(report, queue_ends={**report.queue_ends, **given})
 
+    def _look_for_failed_sync(self, watermark: DurableWatermark | None, shared: SharedState | None) -> None:
+        """Where a sync of this boot failed, note it durably before anything is believed, and read from the disk then."""
+        left = shared if shared is not None and not shared.mismatch else SharedState(0, 0)
+        self.sure_end = max(0 if watermark is None else watermark.flushed, left.flushed)
+        if left.sync_failed:
+            note_sync_failure(self._root, self.sure_end, "", "its engine has seen a sync fail")
+        self._failure = read_sync_failure(self._root)
+        self._is_doubted = left.sync_failed or self._failure is not None and self._failure.is_of_this_boot
+        if self._is_doubted:
+            self._notes.append("a sync had failed: what may not have reached the disk was read from it and written again")
+            forget_cached(self._root, self.sure_end)
+
     def _numbers_given(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
         """See storage/queue_numbers.py; in RocketMQ's stores a number is its place, whatever the record says."""
         if log.owner is not Owner.OURS:
@@ -212,14 +241,15 @@ class _Recovery:
     def _decide(self, log: LogView, queues: list[QueueState], shared: SharedState | None) -> _Plan:
         marker = read_marker(self._root)
         checkpoint = read_checkpoint(self._root)
-        is_abnormal = abort_file_exists(self._root) or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
+        is_abnormal = (abort_file_exists(self._root) or self._is_doubted
+                       or marker is not None and marker.path is RecoveryPath.ABNORMAL)
         path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
         first = first_segment_to_scan(log, path, checkpoint)
         if marker is not None:
             first = min(first, log.index_of(marker.scan_from) or 0)
         log_plan = plan_log(log, first, shared, check_crc=self._options.check_crc_on_recover, progress=self._progress)
         # An interrupted recovery has put keys without the undo in shared memory knowing it.
-        undo = shared if log_plan.decided_by is End.SLOT and marker is None else None
+        undo = shared if log_plan.decided_by is End.SLOT and marker is None and not self._is_doubted else None
         plan = self._decide_from(log, queues, log_plan, path, checkpoint, undo)
         if log.owner is Owner.OURS and plan.dispatch_from < log_plan.scan.scan_from:
             # What is dispatched is read before: damage there is damage below the watermark.
@@ -280,6 +310,7 @@ class _Recovery:
             or bool(plan.orphaned_folders)
             or plan.dispatch_from < end
             or read_marker(self._root) is not None
+            or self._failure is not None
             or (watermark is not None and watermark.flushed != end)
         )
         if not has_work:
@@ -353,9 +384,40 @@ class _Recovery:
         return path
 
     def _sync_log(self, log: LogView, plan: _Plan) -> None:
-        """Make the log durable from where the reading began to its end."""
-        for segment in self._segments_between(log, plan.log.scan.scan_from, plan.log.end_offset):
-            sync_file(segment.path)
+        """Make the log durable from where the reading began to its end.
+
+        What an engine that died had not synced is written over itself first: its last sync may have failed
+        without a word, and a reader's mapping keeps the pages that the disk never got. After a failed sync the same
+        holds of the zeros behind the end and of names.
+        """
+        end, size_bytes = plan.log.end_offset, log.size_bytes
+        sure = max(self.sure_end, plan.log.scan.scan_from) if self._is_unsure(log, plan) else end
+        if self._is_doubted:
+            holder = log.index_of(end)
+            if holder is not None:
+                clear_file_from(log.segments[holder].path, end - log.segments[holder].start_offset, zeros_too=True)
+            for folder in {*(segment.path.parent for segment in log.segments), self._paths.config}:
+                sync_folder(folder)
+        for segment in self._segments_between(log, plan.log.scan.scan_from, end):
+            base = segment.start_offset
+            if base + size_bytes > sure and sure < end:
+                rewrite(segment.path, max(sure - base, 0), min(end - base, size_bytes))
+            else:
+                sync_file(segment.path)
+        if sure < end:
+            self._read_again(log, sure, end)
+
+    def _is_unsure(self, log: LogView, plan: _Plan) -> bool:
+        return self._is_doubted or log.owner is Owner.OURS and plan.path is RecoveryPath.ABNORMAL
+
+    def _read_again(self, log: LogView, start: int, end: int) -> None:
+        """DiskError unless what was written over itself is still the log that was found."""
+        written = LogView(list_log(self._root, log.size_bytes), log.size_bytes, log.watermark)
+        found = scan_log(written, written.index_of(start) or 0, check_crc=self._options.check_crc_on_recover, limit=end)
+        if found.end_offset != end:
+            path = self._paths.commit_log
+            raise DiskError(f"the log in {path} was whole up to {end} and is not beyond {found.end_offset} ({found.reason}), now that "
+                            "it was read from the disk: recover again", path=str(path))
 
     def _change_queues_and_index(self, plan: _Plan) -> None:
         for folder in plan.orphaned_folders:
@@ -476,6 +538,9 @@ class _Recovery:
             self._on_step("watermark")
             write_watermark(self._root, replace(watermark, flushed=plan.log.end_offset))
             failpoint("recovery_watermark_written")
+        if self._failure is not None:
+            self._on_step("sync failure")
+            forget_sync_failure(self._root)
         self._on_step("abort")
         remove_abort_file(self._root)
         failpoint("recovery_abort_removed")

@@ -54,7 +54,9 @@ class SharedState:
     above. `committed` is how far pool bytes had been written into the files, and
     `pool_buffers` holds (physical offset of the buffer's first byte, its bytes) for each
     buffer in use; no buffers means that the writer wrote into the files themselves.
-    `mismatch` names what differs (UUID, epoch, boot, `lock`); then all of it is ignored.
+    `flushed` is how far that engine had synced the files, `sync_failed` that a sync failed in
+    it, so that nobody knows which later pages reached the disk. `mismatch` names what differs
+    (UUID, epoch, boot, `lock`); then all of it is ignored.
 
     `reput_from` and a copy of the index undo (`index_progress`, 256 bytes) spare making
     again what the dead reputter had already handed to the kernel; without both of them
@@ -67,6 +69,8 @@ class SharedState:
     mismatch: str = ""
     reput_from: int | None = None
     index_progress: bytes | None = None
+    flushed: int = 0
+    sync_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""The file `config/watermark`: below this physical offset our own engine has synced every byte.
+"""What is durable of the log, as the disk itself says: `config/watermark` and `config/sync-failure`.
+
+`config/watermark`: below this physical offset our own engine has synced every byte.
 
 Only our engine writes it (RocketMQ's stores have none), the checkpointer at most
 once a second and at stop. It may lag behind what is durable and is never ahead of
@@ -6,11 +8,19 @@ it. Recovery and readers rely on it: nothing below it is ever cut (docs/promises
 
 One line of JSON with a CRC over its other fields. A damaged file counts as absent,
 and whoever reads it is told.
+
+`config/sync-failure`: a sync of the store failed in this boot of the machine. The kernel then
+marks pages clean that it could not write, so until they are written again, or the machine is
+started again, no later sync says anything about them. Every process that sees a sync of the log
+fail writes the file before it believes anything else; a recovery that has written and synced all
+that is in doubt removes it (docs/recovery.md). A damaged file counts as such a failure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +29,12 @@ from pyengine.errors import DiskError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import read_small_file
-from pyengine.storage.new_file import write_config
+from pyengine.native.failpoint import failpoint
+from pyengine.storage.engine_id import read_boot_id
+from pyengine.storage.new_file import FILE_MODE, sync_folder, write_config
 
 WATERMARK_NAME = "watermark"
+SYNC_FAILURE_NAME = "sync-failure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +82,78 @@ def read_watermark(root: Path | str) -> WatermarkReading:
     return WatermarkReading(watermark)
 
 
-def _pack(watermark: DurableWatermark) -> bytes:
-    fields = asdict(watermark)
+@dataclass(frozen=True, slots=True)
+class SyncFailure:
+    """A sync of `file` failed in the boot `boot_id`; the log was durable up to `flushed` then."""
+
+    boot_id: str
+    flushed: int
+    file: str
+    cause: str
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether the page cache still holds what that sync left; a file that cannot be understood names no boot."""
+        return self.boot_id in ("", read_boot_id().hex())
+
+
+def sync_failure_path(root: Path | str) -> Path:
+    return StorePaths(root).config / SYNC_FAILURE_NAME
+
+
+def note_sync_failure(root: Path | str, flushed: int, file: str, cause: str) -> bool:
+    """Note that a sync failed, durable where the disk still can; False when it could not be noted at all.
+
+    The first failure of a boot stays: it names the lowest offset. The note matters only until the next
+    boot, so on a disk that syncs nothing more the page cache is enough to keep it.
+    """
+    path = sync_failure_path(root)
+    with contextlib.suppress(DiskError):
+        before = read_sync_failure(root)
+        if before is not None and before.is_of_this_boot:
+            return True
+    content = _pack(SyncFailure(read_boot_id().hex(), flushed, file, cause))
+    try:
+        write_config(path, content, keep_backup=False)
+    except DiskError:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        except OSError:
+            return False
+        with open(descriptor, "wb", buffering=0) as note, contextlib.suppress(OSError):  # empty, it says the same
+            note.write(content)
+    failpoint("sync_failure_noted")
+    return True
+
+
+def read_sync_failure(root: Path | str) -> SyncFailure | None:
+    """The failed sync that has not been made good; None without one. DiskError when the file cannot be read now."""
+    path = sync_failure_path(root)
+    try:
+        content = read_small_file(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+    try:
+        fields = json.loads(content)
+        failure = SyncFailure(str(fields["boot_id"]), int(fields["flushed"]), str(fields["file"]), str(fields["cause"]))
+    except NOT_UNDERSTOOD:
+        failure = None
+    if failure is None or content != _pack(failure):
+        return SyncFailure("", 0, "", "the note about it is damaged")
+    return failure
+
+
+def forget_sync_failure(root: Path | str) -> None:
+    """Remove the note: all that was in doubt is written and synced. Durable before this returns."""
+    path = sync_failure_path(root)
+    if path.exists():
+        path.unlink()
+        sync_folder(path.parent)
+
+
+def _pack(said: DurableWatermark | SyncFailure) -> bytes:
+    fields = asdict(said)
     crc = zlib.crc32(json.dumps(fields, sort_keys=True).encode())
     return json.dumps(fields | {"crc": f"{crc:08x}"}).encode() + b"\n"

@@ -1,4 +1,4 @@
-/* logged_disk.c - a disk that writes down what reaches it: a FUSE server of one folder with the files `disk` and `acks`.
+/* logged_disk.c - a disk that writes down what reaches it: a FUSE server of one folder with `disk`, `acks` and `fail`.
  *
  *     logged_disk IMAGE JOURNAL FOLDER FLUSH_US
  *
@@ -10,6 +10,9 @@
  *     W inode 1, offset; bytes     a write that reached the disk: in its cache from then on
  *     b, e inode 1, flush number   a flush has begun, has ended: it covers the writes that stand before its b
  *     A; text                      appended to `acks`
+ *
+ * What is written to `fail` is a text: each write to the disk that holds it fails with EIO and changes nothing, until
+ * another text stands there. A file's data can be told from the file system's own blocks in this way.
  *
  * A write is written down before it is answered, an e before the flush is, an A before whoever appended goes on.
  * Each of THREADS blocks in read(/dev/fuse); a flush sleeps FLUSH_US without the lock, as a disk would, so that
@@ -40,14 +43,18 @@
 #define REQUEST_BYTES (WRITE_BYTES_MAX + 4096)
 #define DISK 2
 #define ACKS 3
+#define FAIL 4
+#define TEXT_BYTES_MAX 64
 
 static int device, journal;
 static uint8_t *image;
 static uint64_t image_bytes, flushes;
 static char *acks;
 static size_t acks_bytes, acks_room;
+static char fail_on[TEXT_BYTES_MAX];
+static size_t fail_on_bytes;
 static useconds_t flush_us;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* image, acks, journal */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* image, acks, fail_on, journal */
 
 static void note(char kind, uint64_t number, const void *bytes, uint32_t count)
 {
@@ -97,7 +104,7 @@ static void start(uint64_t unique, const struct fuse_init_in *in)
 static void look_up(uint64_t unique, const char *name)
 {
 	struct fuse_entry_out out = {.attr_valid = 3600, .entry_valid = 3600};
-	out.nodeid = !strcmp(name, "disk") ? DISK : !strcmp(name, "acks") ? ACKS : 0;
+	out.nodeid = !strcmp(name, "disk") ? DISK : !strcmp(name, "acks") ? ACKS : !strcmp(name, "fail") ? FAIL : 0;
 	if (!out.nodeid) {
 		answer(unique, ENOENT, NULL, 0);
 		return;
@@ -115,7 +122,7 @@ static void get_attributes(uint64_t unique, uint64_t node)
 
 static void open_file(uint64_t unique, uint64_t node)
 {
-	struct fuse_open_out out = {.open_flags = node == ACKS ? FOPEN_DIRECT_IO : FOPEN_KEEP_CACHE};
+	struct fuse_open_out out = {.open_flags = node == DISK ? FOPEN_KEEP_CACHE : FOPEN_DIRECT_IO};
 	answer(unique, 0, &out, sizeof out);
 }
 
@@ -124,7 +131,7 @@ static void read_file(uint64_t unique, uint64_t node, const struct fuse_read_in 
 	static _Thread_local uint8_t bytes[WRITE_BYTES_MAX];
 	uint64_t end, count = 0;
 	pthread_mutex_lock(&lock);
-	end = node == DISK ? image_bytes : acks_bytes;
+	end = node == DISK ? image_bytes : node == ACKS ? acks_bytes : 0;
 	if (in->offset < end) {
 		count = end - in->offset < in->size ? end - in->offset : in->size;
 		count = count < sizeof bytes ? count : sizeof bytes;
@@ -137,12 +144,18 @@ static void read_file(uint64_t unique, uint64_t node, const struct fuse_read_in 
 static void write_file(uint64_t unique, uint64_t node, const struct fuse_write_in *in, const uint8_t *bytes)
 {
 	struct fuse_write_out out = {.size = in->size};
+	int error = 0;
 	if (node == DISK && (in->offset > image_bytes || in->size > image_bytes - in->offset)) {
 		answer(unique, ENOSPC, NULL, 0);
 		return;
 	}
 	pthread_mutex_lock(&lock);
-	if (node == DISK) {
+	if (node == FAIL) {
+		fail_on_bytes = in->size < sizeof fail_on ? in->size : sizeof fail_on;
+		memcpy(fail_on, bytes, fail_on_bytes);
+	} else if (node == DISK && fail_on_bytes && memmem(bytes, in->size, fail_on, fail_on_bytes)) {
+		error = EIO;
+	} else if (node == DISK) {
 		memcpy(image + in->offset, bytes, in->size);
 		note('W', in->offset, bytes, in->size);
 	} else {
@@ -154,7 +167,7 @@ static void write_file(uint64_t unique, uint64_t node, const struct fuse_write_i
 		note('A', 0, bytes, in->size);
 	}
 	pthread_mutex_unlock(&lock);
-	answer(unique, 0, &out, sizeof out);
+	answer(unique, error, &out, sizeof out);
 }
 
 static void flush(uint64_t unique, uint64_t node)

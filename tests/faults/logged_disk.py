@@ -25,6 +25,7 @@ BLOCK_BYTES = 4096
 STORE = "store"
 IMAGE_NAME = "power-cut-{}"  # of a state's disk, with the process that made it: how its loop device is known
 JOURNAL_MAGIC = bytes.fromhex("c03b3998")  # how each block of JBD2's own begins
+NO_WRITES = os.urandom(32)  # a text that no write holds
 INODE = 1  # of the disk, in the journal; its life too, the only one
 
 
@@ -57,13 +58,22 @@ def build_server(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class LoggedDisk:
-    """`store`: a folder on the file system; `acks`: what is appended there is written down among the writes."""
+    """`store`: a folder on the file system; `acks`: what is appended there is written down among the writes.
+
+    `image`: the disk itself, with every write that reached it.
+    """
 
     kind: FileSystem
     store: Path
     acks: Path
     journal: Path
+    image: Path
     base: bytes
+
+    def fail_writes_with(self, text: bytes) -> None:
+        """From now on each write to the disk that holds `text` fails with EIO; none with NO_WRITES."""
+        with open(self.acks.with_name("fail"), "r+b", buffering=0) as file:
+            file.write(text)
 
     def records(self) -> list[Record]:
         """What has reached the disk since its file system was made."""
@@ -83,7 +93,7 @@ def logged_disk(
     subprocess.run([*kind.command, image], check=True, capture_output=True, text=True)
     with open(image, "rb+") as file, mount(file.fileno(), place, kind.name):
         (place / STORE).mkdir()
-    disk = LoggedDisk(kind, place / STORE, server_folder / "acks", folder / "journal", image.read_bytes())
+    disk = LoggedDisk(kind, place / STORE, server_folder / "acks", folder / "journal", image, image.read_bytes())
     command = [program, image, disk.journal, server_folder, str(flush_us)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as server:
         try:

@@ -16,7 +16,7 @@ from pyengine.native.failpoints import FAILPOINTS
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.config_file import read_config
 from pyengine.storage.new_file import create_file, sweep_unfinished, write_config
-from pyengine.storage.watermark import read_watermark
+from pyengine.storage.watermark import read_sync_failure, read_watermark
 
 ROOT = Path(__file__).parents[2]
 SIZE = 8192
@@ -117,3 +117,19 @@ def test_a_recovery_that_gives_up_bytes_finishes_giving_them_up(build_store):
     assert list((store.root / "quarantine").iterdir())
     again = subprocess.run(command[:-1], env=environ, capture_output=True, text=True, timeout=60)
     assert again.returncode == ExitCode.OK and f"up to offset {record.start}" in again.stdout
+
+
+def test_a_failed_sync_stays_noted_whatever_is_killed_until_its_bytes_are_written_again(build_store):
+    """Killed when it is noted, then when the log is written over itself and not synced."""
+    store = build_store(40)
+    store.mark(store.records[10].start)
+    create_abort_file(store.root)
+    note = "from pyengine.storage.watermark import note_sync_failure; note_sync_failure({folder!r}, 0, 'a segment', 'gone')"
+    killed_at("sync_failure_noted", note, store.root)
+    recover = "from pyengine.cli.main import main; main(['recover', {folder!r}])"
+    killed_at("bytes_rewritten", recover, store.root)
+    assert read_sync_failure(store.root).is_of_this_boot
+    done = subprocess.run([sys.executable, "-P", "-m", "pyengine", "recover", str(store.root)], capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    assert done.returncode == ExitCode.OK and "a sync had failed" in done.stdout
+    assert read_sync_failure(store.root) is None and read_watermark(store.root).watermark.flushed == store.end

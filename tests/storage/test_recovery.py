@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from dying import run_and_die_at
 from fix_log import SMALL
-from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, StoreRefusedError
+from pyengine.errors import DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import StorePaths
+from pyengine.storage import durable_writes
 from pyengine.storage.abort_file import abort_file_exists, create_abort_file
 from pyengine.storage.check import check
 from pyengine.storage.check_report import Severity
@@ -20,7 +22,7 @@ from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.recovery import RecoveryOptions, _Recovery, recover
 from pyengine.storage.recovery_report import RecoveryPath, RecoveryState
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
-from pyengine.storage.watermark import read_watermark
+from pyengine.storage.watermark import note_sync_failure, read_sync_failure, read_watermark
 
 ORDINARY = {ExitCode.OK, ExitCode.REPAIRED}
 
@@ -614,3 +616,44 @@ def test_without_any_log_its_queues_and_index_are_kept_in_quarantine(build_store
     assert (report.exit_code, report.end_offset, dict(report.queue_ends)) == (ExitCode.REPAIRED, 0, {})
     assert (store.root / "quarantine" / "derived-consumequeue" / "topic-0" / "0" / f"{0:020d}").read_bytes() == queue
     assert recovered(store).changed is False
+
+
+def test_a_sync_that_failed_is_noted_and_the_next_recovery_writes_what_it_was_to_sync(build_store):
+    store = build_store(40)
+    store.mark(store.records[10].start)
+    create_abort_file(store.root)
+    written = []
+    with patch("pyengine.storage.durable_writes.os.fsync", side_effect=OSError(5, "Input/output error")):
+        with pytest.raises(FlushError):
+            recovered(store)
+    assert read_sync_failure(store.root).is_of_this_boot
+    real = durable_writes.pwrite_all
+    with patch.object(durable_writes, "pwrite_all", lambda descriptor, content, position, path:
+                      (written.append((path.name, position, len(content))), real(descriptor, content, position, path))):
+        report = recovered(store)
+    assert_ends_at(store, report, store.end)
+    assert sum(size for *_, size in written) == store.end - store.records[10].start
+    assert read_sync_failure(store.root) is None and "a sync had failed" in report.notes[0]
+
+
+def test_a_stopped_store_in_which_a_sync_failed_is_written_again(build_store):
+    """Its watermark is no proof of what follows, nor is a checkpoint of the queues."""
+    store = build_store(40)
+    note_sync_failure(store.root, store.records[10].start, "a segment", "Input/output error")
+    report = recovered(store)
+    assert (report.path, report.changed) == (RecoveryPath.ABNORMAL, True)
+    assert_ends_at(store, report, store.end)
+    assert read_sync_failure(store.root) is None
+
+
+def test_a_log_that_changes_while_it_is_written_again_is_no_recovered_one(build_store):
+    store = build_store(40)
+    create_abort_file(store.root)
+
+    def lose(path, start, end):
+        if int(path.name) + end == store.end:
+            store.flip(store.records[-1].start + 4)
+
+    with patch("pyengine.storage.recovery.rewrite", lose), pytest.raises(DiskError, match="recover again"):
+        recovered(store)
+    assert abort_file_exists(store.root)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from unittest.mock import patch
 
 import pytest
 
@@ -13,7 +14,10 @@ from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
 from pyengine.storage import store_checkpoint
 from pyengine.storage.abort_file import abort_file_exists, create_abort_file, remove_abort_file
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
-from pyengine.storage.watermark import DurableWatermark, read_watermark, watermark_path, write_watermark
+from pyengine.storage.watermark import (
+    DurableWatermark, forget_sync_failure, note_sync_failure, read_sync_failure, read_watermark, sync_failure_path, watermark_path,
+    write_watermark,
+)
 
 MARK = DurableWatermark("9c2c0d6c-6a8e-4f2b-8f0d-5f4bfb4f6f4e", 7, 1_234_567)
 
@@ -102,3 +106,42 @@ def test_the_abort_file_comes_and_goes_and_both_are_idempotent(tmp_path):
     for _ in range(2):
         remove_abort_file(tmp_path)
         assert not abort_file_exists(tmp_path)
+
+
+def test_a_failed_sync_is_noted_once_a_boot_and_forgotten_when_it_is_made_good(tmp_path):
+    assert read_sync_failure(tmp_path) is None
+    assert note_sync_failure(tmp_path, 500, "a segment", "Input/output error")
+    assert note_sync_failure(tmp_path, 900, "another", "Input/output error")
+    failure = read_sync_failure(tmp_path)
+    assert (failure.flushed, failure.file, failure.is_of_this_boot) == (500, "a segment", True)
+    forget_sync_failure(tmp_path)
+    forget_sync_failure(tmp_path)
+    assert read_sync_failure(tmp_path) is None
+
+
+def test_a_failed_sync_of_another_boot_leaves_no_doubt_and_is_replaced(tmp_path):
+    with patch("pyengine.storage.watermark.read_boot_id", return_value=bytes(16)):
+        note_sync_failure(tmp_path, 500, "a segment", "Input/output error")
+    assert not read_sync_failure(tmp_path).is_of_this_boot
+    note_sync_failure(tmp_path, 900, "another", "Input/output error")
+    assert read_sync_failure(tmp_path).flushed == 900
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"garbage", b'{"boot_id": "x", "flushed": 5, "file": "", "cause": "", "crc": "0"}'])
+def test_a_damaged_note_of_a_failed_sync_counts_as_one_of_this_boot(tmp_path, damage):
+    note_sync_failure(tmp_path, 500, "a segment", "Input/output error")
+    sync_failure_path(tmp_path).write_bytes(damage)
+    failure = read_sync_failure(tmp_path)
+    assert failure.is_of_this_boot and failure.flushed == 0
+
+
+def test_a_failed_sync_is_noted_on_a_disk_that_syncs_nothing_more(tmp_path):
+    (tmp_path / "config").mkdir()
+    with patch("pyengine.storage.watermark.write_config", side_effect=FlushError("fsync failed", errno=5)):
+        assert note_sync_failure(tmp_path, 500, "a segment", "Input/output error")
+    assert read_sync_failure(tmp_path).flushed == 500
+
+
+def test_a_failed_sync_that_can_be_noted_nowhere_is_said(tmp_path):
+    with patch("pyengine.storage.watermark.write_config", side_effect=FlushError("fsync failed", errno=5)):
+        assert not note_sync_failure(tmp_path, 500, "a segment", "Input/output error")

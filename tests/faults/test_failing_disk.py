@@ -1,0 +1,110 @@
+"""A disk that fails under a real file system: after a failed sync nothing is believed that the disk does not hold.
+
+The kernel marks pages clean that it could not write. A reader that has them mapped keeps them in memory, so a
+recovery that reads well and syncs again with success proves nothing: what counts is what stands on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyengine
+from crash.rounds import kill_engine
+from faults.logged_disk import NO_WRITES, LoggedDisk, build_server, logged_disk
+from faults.memory_folder import memory_folder
+from faults.mounts import mount, with_own_mounts
+from pyengine.cli.engine_status import engine_status
+from pyengine.engine import start_engine
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.ipc.shared_objects import find_folder
+from pyengine.storage.watermark import read_sync_failure
+from waiting import eventually
+
+pytestmark = pytest.mark.block
+
+GOOD, BAD = b"reaches the disk ", b"never reaches the disk "
+MESSAGES = 40
+BODY_BYTES = 1500
+SETTINGS = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 1000 * CQ_ENTRY_BYTES,
+            "max_hash_slot_num": 100, "max_index_num": 400, "flush_interval_commit_log_ms": 20,
+            "flush_interval_consume_queue_ms": 20}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return build_server(tmp_path_factory.mktemp("server"))
+
+
+def put_all(root: Path, text: bytes) -> None:
+    """Messages that say `text` all over, all of them in one pass of the writer."""
+    with pyengine.connect(root) as producer:
+        assert producer.put_many("T", [text * (BODY_BYTES // len(text))] * MESSAGES).stored
+
+
+def read_all(reader: LiveStoreReader) -> int:
+    """How many messages can be read, all of them through the reader's mapping."""
+    at = 0
+    while found := reader.get_message("T", 0, at, level="committed").messages:
+        at += len(found)
+    return at
+
+
+def recover(root: Path) -> tuple[int, dict]:
+    done = subprocess.run([sys.executable, "-P", "-m", "pyengine", "recover", str(root), "--json"], capture_output=True, text=True,
+                          timeout=120)
+    print(done.returncode, done.stdout, done.stderr)
+    return done.returncode, json.loads(done.stdout or "{}")
+
+
+def messages_on_the_disk(disk: LoggedDisk, scratch: Path) -> int:
+    """How many messages a machine finds that is started with the disk as it is now."""
+    place, copy = scratch / "other", scratch / "copy"
+    place.mkdir(exist_ok=True)
+    copy.write_bytes(disk.image.read_bytes())
+    with open(copy, "rb+") as file, mount(file.fileno(), place, disk.kind.name):
+        with pyengine.open_store(place / disk.store.name) as reader:
+            return read_all(reader)
+
+
+def fail_then_recover(program: Path, otherwise: Path, memory_stays: bool) -> dict:
+    """The counts of what was readable, with a reader that has the log mapped from before the failure on."""
+    with memory_folder(otherwise) as scratch, logged_disk(program, scratch) as disk:
+        root = disk.store
+        start_engine(root, SETTINGS | {"shm_directory": str(scratch)})
+        try:
+            put_all(root, GOOD)
+            eventually(lambda: engine_status(root, {})["unflushed_bytes"] == 0, "all is flushed")
+            disk.fail_writes_with(BAD)
+            with pyengine.open_store(root) as reader:
+                put_all(root, BAD)
+                failure = eventually(lambda: read_sync_failure(root), "the failed sync is noted on the disk")
+                is_frozen = engine_status(root, {})["read_only"]
+                read = read_all(reader)
+                kill_engine(root)
+                if not memory_stays:
+                    find_folder(root).sweep()
+                first, _ = recover(root)
+                disk.fail_writes_with(NO_WRITES)
+                second, report = recover(root)
+                readable = read_all(reader)
+            return {"read": read, "flushed": failure.flushed, "frozen": is_frozen, "first": first, "second": second,
+                    "kept": report["messages"], "readable": readable, "on_disk": messages_on_the_disk(disk, scratch),
+                    "still_noted": read_sync_failure(root) is not None}
+        finally:
+            kill_engine(root)
+            find_folder(root).sweep()
+
+
+@pytest.mark.parametrize("memory_stays", [True, False])
+def test_what_recovery_keeps_after_a_failed_sync_is_on_the_disk_though_a_reader_has_it_mapped(program, tmp_path, memory_stays):
+    found = with_own_mounts(fail_then_recover, program, tmp_path, memory_stays)
+    print(found)
+    assert found["frozen"] and found["flushed"] and found["read"] == 2 * MESSAGES
+    assert (found["first"], found["second"], found["still_noted"]) == (1, 0, False)
+    assert MESSAGES <= found["kept"] == found["readable"] == found["on_disk"]
