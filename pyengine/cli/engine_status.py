@@ -6,12 +6,13 @@ document has: state, role, mode, read_only, reason, positions, workers, sessions
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyengine.cli.replication_status import live_replication, noted_replication, why_unlinked
 from pyengine.config import EngineConfig, load_config
-from pyengine.errors import DiskError, EngineUnavailableError
+from pyengine.errors import DiskError, EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.formats.consume_queue import is_filler
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import attach_count
@@ -19,6 +20,7 @@ from pyengine.ipc.cleaning import Cleaning, held_segments
 from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, now_ms
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.left_memory import left_memory
+from pyengine.ipc.live_watermark import LiveWatermark
 from pyengine.ipc.schedule_figures import schedule_offsets
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.statistics import document as document_of
@@ -259,12 +261,18 @@ def _role(config: EngineConfig, noted: dict[str, Any] | None) -> str:
 
 def _positions_from_files(root: Path, settings: dict[str, str], unclean: bool,
                           noted: dict[str, Any] | None) -> dict[str, int]:
-    """What the files say: the log's end is found by reading it; after a crash `reput_from` is where the queues end."""
+    """What the files say: the log's end is found by reading it; after a crash `reput_from` is where the queues end.
+
+    `flushed` is what a reader may claim now; 0 where that cannot be told.
+    """
     from pyengine.storage.store_reader import open_store
 
     with open_store(root, **settings) as store:
         end = store.max_physical_offset(ReadLevel.COMMITTED)
-        return {"min": store.min_physical_offset, "wrote": end, "committed": end, "flushed": end,
+        flushed = 0
+        with contextlib.suppress(UsageError, StoreBusyError), contextlib.closing(LiveWatermark(root, store.commit_log)) as marks:
+            flushed = marks.limit(ReadLevel.FLUSHED)
+        return {"min": store.min_physical_offset, "wrote": end, "committed": end, "flushed": flushed,
                 "reput_from": _queued_end(store, end) if unclean else end,
                 "confirm": min(end, noted["confirm"]) if noted and "confirm" in noted else 0}
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from pyengine.errors import EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.ipc import shared_objects
+from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject, find_folder
 from pyengine.native import control as native
 from pyengine.results import ReadLevel
-from pyengine.storage.engine_id import read_boot_id
-from pyengine.storage.read_level import FilesWatermark, StoreUse, store_use
+from pyengine.storage.engine_id import read_boot_id, read_engine_id, read_epoch
+from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
 from pyengine.storage.segment_files import SegmentFolder
 
 _POSITIONS = {
@@ -34,7 +35,7 @@ class LiveWatermark:
 
     def __init__(self, root: str | os.PathLike[str], commit_log: SegmentFolder) -> None:
         self._root = root
-        self._files = FilesWatermark(root, commit_log)
+        self._files = FilesWatermark(root, commit_log, self._dead_engine)
         self._shared: SharedObject | None = None
         self._control = None
         self._path = Path()
@@ -99,6 +100,19 @@ class LiveWatermark:
             self._detach()
             raise StoreBusyError(f"{self._root} is being recovered: wait until it runs")
         return True
+
+    def _dead_engine(self) -> DeadEngine | None:
+        """What the memory of an engine that was killed says, if it is this store's and the next recovery will believe it."""
+        identity = read_engine_id(self._root)
+        try:
+            with EngineMemory.attach(find_folder(self._root), writable=False) as memory:
+                its = memory.identity
+                if (identity is None or memory.retired or memory.state == native.STATE_DEGRADED or its.boot_id != read_boot_id()
+                        or (its.store_uuid, its.epoch) != (identity.uuid, read_epoch(self._root))):
+                    return None
+                return DeadEngine(native.committed_slot(memory.control)[0], native.load(memory.control.state, "frozen") != 0)
+        except EngineUnavailableError:
+            return None
 
     def _is_replaced(self) -> bool:
         if native.load(self._control.state, "retired"):

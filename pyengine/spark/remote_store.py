@@ -140,9 +140,9 @@ class RemoteStore:
         if level is ReadLevel.REPLICATED:
             raise UsageError("nothing is replicated here: choose the level flushed, committed or written")
         end = self._end.find()
-        if level is not ReadLevel.FLUSHED or not abort_file_exists(self._root):
-            return end
         durable = read_watermark(self._root).watermark
+        if level is not ReadLevel.FLUSHED or durable is None and not abort_file_exists(self._root):
+            return end
         if durable is None:
             raise UsageError("the level `flushed` cannot be told over a file system for a store that was not stopped in "
                              "order and has no config/watermark: choose committed")

@@ -103,6 +103,10 @@ class LogFolder(SegmentFolder):
         holder = self._holder.get(start_offset)
         return None if holder is None else holder.view(start_offset)
 
+    def path(self, start_offset: int) -> str:
+        """Where the segment is, or would be."""
+        return self._holder.get(start_offset, super()).path(start_offset)
+
     def modified_ms(self, start_offset: int) -> int | None:
         """The segment's modification time; None when it is gone."""
         holder = self._holder.get(start_offset)

@@ -6,22 +6,30 @@ made where shared memory is known; this module's needs the files only.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import fcntl
 import os
 import struct
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from pyengine.errors import UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import open_regular
 from pyengine.results import ReadLevel
+from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.log_end import LogEnd
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.segment_files import SegmentFolder
-from pyengine.storage.watermark import read_watermark
+from pyengine.storage.watermark import DurableWatermark, read_sync_failure, read_watermark
 
+# Where fdatasync on a read-only descriptor makes durable what another process of this host has written.
+LOCAL_FILE_SYSTEMS = frozenset((
+    "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs",
+))
 _FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
 
@@ -60,21 +68,35 @@ def store_use(root: str | os.PathLike[str]) -> StoreUse:
     return {fcntl.F_UNLCK: StoreUse.NOBODY, fcntl.F_RDLCK: StoreUse.ENGINE}.get(kind, StoreUse.OTHER)
 
 
+@dataclass(frozen=True, slots=True)
+class DeadEngine:
+    """What the memory of an engine all of whose processes died says: where its log ends, and whether it saw a sync fail."""
+
+    end: int
+    sync_failed: bool
+
+
 class FilesWatermark:
     """Levels told by the files: the log's end is found by reading it, and followed.
 
-    While nobody has the store open, what is in the files is all there will be: `written`,
-    `committed` and `flushed` end at the log's end. While an engine has it open, `flushed`
+    While no process has the store open, what is in the files is all there will be: `written`
+    and `committed` end at the log's end. `flushed` is the durable watermark; beyond it only what this
+    reader has synced itself (`_synced_here`). While an engine has it open, `flushed`
     is what the engine last noted on the disk; while another process has, it cannot be
     told. `replicated` is what was last noted as confirmed, where anything was. Queues end
     there too in a store whose engine kept them there (dispatch_at=replicated): recovery
     has written the rest, which is for nobody to see.
     """
 
-    def __init__(self, root: str | os.PathLike[str], commit_log: SegmentFolder) -> None:
+    def __init__(self, root: str | os.PathLike[str], commit_log: SegmentFolder,
+                 dead_engine: Callable[[], DeadEngine | None] = lambda: None) -> None:
+        """`dead_engine` looks for the memory of one, where shared memory is known."""
         self._root = root
+        self._log = commit_log
+        self._dead_engine = dead_engine
         self._end = LogEnd(root, commit_log)
         self._lock = threading.Lock()
+        self._synced: tuple[DurableWatermark | None, int, int] | None = None  # watermark, end, and what was claimed then
         self._noted: tuple[tuple[int, int] | None, ReplicationState | None] = (None, None)
 
     def limit(self, level: ReadLevel) -> int:
@@ -86,15 +108,58 @@ class FilesWatermark:
         if level is not ReadLevel.FLUSHED:
             return self._find_end()
         use = store_use(self._root)
+        durable = None if use is StoreUse.OTHER else read_watermark(self._root).watermark
         if use is StoreUse.NOBODY:
-            return self._find_end()
-        durable = read_watermark(self._root).watermark if use is StoreUse.ENGINE else None
+            return self._flushed_at_rest(durable)
         if durable is None:
             raise UsageError(
                 "the level `flushed` cannot be told from the files while another process has the store open: "
                 "choose committed"
             )
         return min(durable.flushed, self._find_end())
+
+    def _flushed_at_rest(self, durable: DurableWatermark | None) -> int:
+        """The watermark, or how far this reader has made the log durable itself."""
+        end = self._find_end()
+        if durable is not None and end <= durable.flushed:
+            return end
+        with self._lock:
+            if self._synced is None or self._synced[:2] != (durable, end):
+                self._synced = durable, end, self._synced_here(0 if durable is None else durable.flushed, end)
+            claimed = self._synced[2]
+        if durable is not None or claimed:
+            return claimed
+        if not end or not abort_file_exists(self._root) and read_sync_failure(self._root) is None:
+            return end  # RocketMQ syncs everything when it stops in order, and has no watermark
+        raise UsageError("the level `flushed` cannot be told here: the store was not stopped in order, has no config/watermark, "
+                         "and this reader cannot sync it itself (it needs a local, writable file system): choose committed")
+
+    def _synced_here(self, sure: int, end: int) -> int:
+        """Up to where the log is durable now that this reader has synced it; `sure` where that proves nothing.
+
+        It proves nothing on a file system of another host or one that is mounted read-only, nor after a failed sync
+        of this boot: the kernel says nothing a second time about the pages that it could not write.
+        """
+        dead = self._dead_engine()
+        if dead is not None:
+            end = min(end, dead.end)  # what lies beyond was never published, and the next recovery clears it
+        failure = read_sync_failure(self._root)
+        if end <= sure or dead is not None and dead.sync_failed or failure is not None and failure.is_of_this_boot:
+            return sure
+        start = self._log.start_of(max(sure, self._log.min_offset))
+        try:
+            while start is not None and start < end:
+                descriptor = os.open(self._log.path(start), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    if not _is_local_and_writable(descriptor):
+                        return sure
+                    os.fdatasync(descriptor)
+                finally:
+                    os.close(descriptor)
+                start += self._log.size_bytes
+        except OSError:
+            return sure
+        return end
 
     def queue_limit(self, level: ReadLevel) -> int:
         noted = self._replication()
@@ -118,3 +183,14 @@ class FilesWatermark:
     def _find_end(self) -> int:
         with self._lock:
             return self._end.find()
+
+
+def _is_local_and_writable(descriptor: int) -> bool:
+    """Whether the open file lies on a file system of this host that is mounted for writing."""
+    if os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
+        return False
+    with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as facts, open("/proc/self/mountinfo") as mounts:
+        mount = next(line.split()[1] for line in facts if line.startswith("mnt_id:"))
+        fields = next(line for line in mounts if line.startswith(f"{mount} ")).split(" - ")[1].split()
+        return fields[0] in LOCAL_FILE_SYSTEMS and "ro" not in fields[2].split(",")
+    return False

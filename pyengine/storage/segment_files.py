@@ -179,10 +179,14 @@ class SegmentFolder:
         """The segment's bytes, None when it is gone."""
         return self._cache.get(self.folder, start_offset)
 
+    def path(self, start_offset: int) -> str:
+        """Where the segment is, or would be."""
+        return os.path.join(self.folder, segment_name(start_offset))
+
     def modified_ms(self, start_offset: int) -> int | None:
         """The segment's modification time as Java's File.lastModified gives it; None when it is gone."""
         try:
-            return os.stat(os.path.join(self.folder, segment_name(start_offset))).st_mtime_ns // 1_000_000
+            return os.stat(self.path(start_offset)).st_mtime_ns // 1_000_000
         except FileNotFoundError:
             return None
 

@@ -13,6 +13,7 @@ from pyengine.results import ReadLevel
 from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.store_reader import open_store
+from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 SEGMENT_BYTES = 65536
 
@@ -102,6 +103,24 @@ def test_the_files_decide_once_the_engine_is_gone(store):
     owner.lock.close()  # as the kernel does when every process of the engine is killed; its memory stays
     assert not live.is_live
     assert live.limit(ReadLevel.FLUSHED) == live.queue_limit(ReadLevel.WRITTEN) == end
+
+
+def test_what_a_killed_engine_never_published_is_not_flushed(store):
+    owner, end = store()
+    owner.position(end - 1)
+    owner.publish()
+    owner.lock.close()
+    live = watermark_of(owner)
+    assert (live.limit(ReadLevel.FLUSHED), live.limit(ReadLevel.COMMITTED)) == (end - 1, end)
+
+
+def test_after_a_failed_sync_of_a_killed_engine_only_the_watermark_counts(store):
+    owner, end = store()
+    write_watermark(owner.root, DurableWatermark(str(owner.engine_id.uuid), 1, 0))
+    native.freeze(owner.control, native.FLUSHER, 5, "Input/output error")
+    owner.publish()
+    owner.lock.close()
+    assert watermark_of(owner).limit(ReadLevel.FLUSHED) == 0
 
 
 def test_a_new_engines_memory_is_found_though_nobody_retired_the_old(store):

@@ -161,7 +161,7 @@ def test_what_is_deleted_cut_or_not_there_is_said(golden):
     assert read_plan(root / "empty", fileSystem="arrow") == []
 
 
-def test_what_is_flushed_is_told_by_the_watermark_unless_the_store_was_stopped_in_order(tmp_path):
+def test_what_is_flushed_is_told_by_the_watermark_or_by_an_orderly_stop_without_one(tmp_path):
     offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 300}] * 30)
     end = end_of(tmp_path)
     assert read_plan(tmp_path, fileSystem="arrow")[-1].limit == end
@@ -170,6 +170,8 @@ def test_what_is_flushed_is_told_by_the_watermark_unless_the_store_was_stopped_i
         read_plan(tmp_path, fileSystem="arrow")
     assert read_plan(tmp_path, fileSystem="arrow", readLevel="committed")[-1].limit == end
     write_watermark(tmp_path, DurableWatermark("u", 1, offsets[20]))
+    assert read_plan(tmp_path, fileSystem="arrow")[-1].limit == offsets[20]
+    (tmp_path / "abort").unlink()
     assert read_plan(tmp_path, fileSystem="arrow")[-1].limit == offsets[20]
     write_watermark(tmp_path, DurableWatermark("u", 1, offsets[20] + 5))  # in a record: looked at from its segment on
     assert read_plan(tmp_path, fileSystem="arrow", readLevel="written")[-1].limit == end

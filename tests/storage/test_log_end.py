@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 
 import pytest
 
 from broker_lock import held_by_a_broker
+from faults.mounts import with_own_mounts
 from fix_golden import HALTED
 from pyengine.errors import UsageError
 from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
 from pyengine.formats import walk
 from pyengine.formats.message import encode_blank
+from pyengine.formats.paths import segment_name
 from pyengine.results import ReadLevel
 from pyengine.storage import log_end
+from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.log_end import LogEnd
-from pyengine.storage.read_level import FilesWatermark, StoreUse, store_use
+from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
 from pyengine.storage.segment_files import MappingCache, SegmentFolder
-from pyengine.storage.watermark import DurableWatermark, write_watermark
+from pyengine.storage.watermark import DurableWatermark, note_sync_failure, write_watermark
 
 
 def log_of(builder) -> SegmentFolder:
@@ -214,3 +218,91 @@ def test_a_posix_lock_like_javas_is_another_process(builder):
 
 def test_without_a_lock_file_nobody_has_it_open(tmp_path):
     assert store_use(tmp_path) is StoreUse.NOBODY
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Names of the segments that the reader has synced, in order."""
+    names, real = [], os.fdatasync
+
+    def sync(descriptor):
+        names.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr("pyengine.storage.read_level.os.fdatasync", sync)
+    return names
+
+
+def half_synced(builder) -> int:
+    """A watermark in the middle of a log of several segments."""
+    for number in range(60):
+        message = builder.put("T", b"x" * 100)
+        middle = message.physical_offset if number == 30 else builder.end if number < 30 else middle
+    write_watermark(builder.root, DurableWatermark("u", 1, middle))
+    return middle
+
+
+def test_beyond_the_watermark_a_reader_claims_what_it_has_synced_itself(builder, synced):
+    middle = half_synced(builder)
+    marks = FilesWatermark(builder.root, log_of(builder))
+    assert marks.limit(ReadLevel.FLUSHED) == builder.end
+    assert synced == [segment_name(start) for start in range(middle - middle % 4096, builder.end, 4096)]
+    marks.limit(ReadLevel.FLUSHED)
+    assert len(synced) == len(set(synced)), "nothing is synced twice"
+    builder.put("T", b"another")
+    assert marks.limit(ReadLevel.FLUSHED) == builder.end
+    assert len(synced) > len(set(synced))
+
+
+def test_a_sync_that_fails_in_the_reader_proves_nothing(builder, monkeypatch):
+    middle = half_synced(builder)
+    monkeypatch.setattr("pyengine.storage.read_level.os.fdatasync", lambda descriptor: os.fsync(1 << 20))
+    marks = FilesWatermark(builder.root, log_of(builder))
+    assert (marks.limit(ReadLevel.FLUSHED), marks.limit(ReadLevel.COMMITTED)) == (middle, builder.end)
+
+
+def test_after_a_failed_sync_of_this_boot_only_the_watermark_counts(builder, synced, monkeypatch):
+    middle = half_synced(builder)
+    note_sync_failure(builder.root, middle, "a segment", "Input/output error")
+    assert FilesWatermark(builder.root, log_of(builder)).limit(ReadLevel.FLUSHED) == middle
+    assert synced == []
+    monkeypatch.setattr("pyengine.storage.watermark.read_boot_id", lambda: bytes(16))
+    assert FilesWatermark(builder.root, log_of(builder)).limit(ReadLevel.FLUSHED) == builder.end
+
+
+@pytest.mark.parametrize("types", [frozenset(), frozenset({"nfs4"})])
+def test_on_another_hosts_file_system_only_the_watermark_counts(builder, synced, monkeypatch, types):
+    middle = half_synced(builder)
+    monkeypatch.setattr("pyengine.storage.read_level.LOCAL_FILE_SYSTEMS", types)
+    assert FilesWatermark(builder.root, log_of(builder)).limit(ReadLevel.FLUSHED) == middle
+    assert synced == []
+
+
+@pytest.mark.block
+def test_on_a_file_system_that_is_mounted_read_only_only_the_watermark_counts(builder):
+    assert with_own_mounts(flushed_read_only, builder) == half_synced(builder)
+
+
+def flushed_read_only(builder) -> int:
+    half_synced(builder)
+    root = str(builder.root)
+    subprocess.run(["mount", "--bind", root, root], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", root], check=True)
+    return FilesWatermark(builder.root, log_of(builder)).limit(ReadLevel.FLUSHED)
+
+
+def test_without_a_watermark_and_a_sync_of_its_own_a_reader_says_that_it_cannot_tell(builder, monkeypatch):
+    builder.put("T", b"x")
+    monkeypatch.setattr("pyengine.storage.read_level.LOCAL_FILE_SYSTEMS", frozenset())
+    assert FilesWatermark(builder.root, log_of(builder)).limit(ReadLevel.FLUSHED) == builder.end, "it was stopped in order"
+    create_abort_file(builder.root)
+    with pytest.raises(UsageError, match="choose committed"):
+        FilesWatermark(builder.root, log_of(builder)).limit(ReadLevel.FLUSHED)
+
+
+def test_what_a_dead_engine_never_published_is_not_flushed(builder):
+    middle = half_synced(builder)
+    for dead, limit in ((DeadEngine(builder.end, False), builder.end), (DeadEngine(middle + 1, False), middle + 1),
+                        (DeadEngine(builder.end, True), middle), (DeadEngine(0, False), middle)):
+        marks = FilesWatermark(builder.root, log_of(builder), lambda: dead)
+        assert marks.limit(ReadLevel.FLUSHED) == limit, dead
