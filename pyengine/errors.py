@@ -125,6 +125,16 @@ class InvariantError(Exception):
     """A promise of our own was broken; the process must stop."""
 
 
+def require_extra(*packages: str) -> None:
+    """UsageError unless these packages, which the extra `spark` brings, are installed; imports none of them."""
+    from importlib.util import find_spec
+
+    for package in packages:
+        if find_spec(package) is None:
+            raise UsageError(f"{package} is not installed: install pyengine with its extra `spark`, "
+                             "in its source folder: pip install '.[spark]'")
+
+
 def os_error_sentence(error: OSError) -> str:
     """What the system refused and where, for a person."""
     where = f": {error.filename}" if error.filename else ""

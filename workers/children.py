@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyengine
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive, is_stopped
 from pyengine.ipc.store_lock import StoreLock
@@ -300,7 +301,7 @@ def child_environment() -> dict[str, str]:
     import site
 
     environment = dict(os.environ)
-    here = str(Path(__file__).resolve().parent.parent)
+    here = str(Path(pyengine.__file__).resolve().parent.parent)
     installed: Iterable[str] = [*site.getsitepackages(), site.getusersitepackages()]
     if here not in map(os.path.realpath, installed):
         inherited = environment.get("PYTHONPATH")

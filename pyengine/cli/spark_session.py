@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.config import FIXED_NAMES, load_config
-from pyengine.errors import UsageError
+from pyengine.errors import require_extra
 from pyengine.results import ReadLevel
 
 if TYPE_CHECKING:
@@ -31,12 +31,7 @@ level_option = click.option(
 @contextlib.contextmanager
 def spark_session(app: str, master: str | None = None) -> Iterator[SparkSession]:
     """A session that ends with the block. UsageError without Spark and what it needs."""
-    try:
-        import pandas  # noqa: F401
-        import pyarrow  # noqa: F401
-        import pyspark  # noqa: F401
-    except ImportError as error:
-        raise UsageError(f"{error.name} is not installed: pip install '.[spark]'") from error
+    require_extra("pyspark", "pyarrow", "pandas")
     from pyengine.spark.register import borrowed_session
 
     with borrowed_session(app, {} if master is None else {"spark.master": master}) as spark:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from pyengine.errors import require_extra
+
 if TYPE_CHECKING:
     from pyengine.spark.export import export_parquet
     from pyengine.spark.jobs import skipped_ranges
@@ -36,6 +38,7 @@ __all__ = sorted(_WHERE)
 def __getattr__(name: str) -> object:
     if name not in _WHERE:
         raise AttributeError(f"module 'pyengine.spark' has no attribute {name!r}")
+    require_extra("pyspark", "pyarrow", "pandas")
     value = getattr(import_module(_WHERE[name]), name)
     globals()[name] = value
     return value

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 from pyengine import arguments
 from pyengine.config import load_config
-from pyengine.errors import CorruptionError, FormatError, NotAStoreError, UsageError
+from pyengine.errors import CorruptionError, FormatError, NotAStoreError, UsageError, require_extra
 from pyengine.formats.message import CaseLabel, Message, classify, decode_record
 from pyengine.formats.message_id import decode_message_id
 from pyengine.formats.paths import StorePaths, is_queue_id_name
@@ -236,6 +236,7 @@ class StoreReader:
         for names, what in ((topics, "topics"), (columns, "columns")):
             for name in () if names is None else arguments.several(names, what, "a sequence of str"):
                 arguments.text(name, what.removesuffix("s"))
+        require_extra("pyarrow")
         from pyengine.storage.arrow import LogScanner, RowFilter, choose_topics
 
         chosen = None if topics is None else RowFilter(choose_topics(topics))
