@@ -35,7 +35,7 @@ from pyengine.formats.small_file import open_regular
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import kind_holder, living_kinds, look, require_no_foreign_holder
+from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, look, require_no_foreign_holder
 from pyengine.native import control as native
 from pyengine.storage.log_files import look_at_log
 
@@ -110,8 +110,7 @@ class Engine:
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise EngineError(f"the engine on {self.path} (pid {process.pid}) is still stopping after {timeout_s:g} s; "
-                              f"{self.path / LOG_NAME} tells what it waits for") from None
+            raise _still_stopping(self.path, process.pid, timeout_s) from None
         if code not in (ExitCode.OK, ExitCode.DEGRADED):
             raise EngineError(f"the engine on {self.path} could not stop in order (exit code {code}): "
                               f"{_last_words(self.path)}; the next start recovers it")
@@ -178,8 +177,8 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
                  progress: Progress | None = None, timeout_s: float = START_TIMEOUT_S) -> dict[str, object]:
     """Start an engine in the background; it outlives this process. What it says when it is ready.
 
-    The answer: {"pid", "state": "running" | "degraded", "reason", "adopted", "recovery", "seconds"};
-    adopted: living workers of a dead supervisor were taken over. Its log is STORE/engine.log.
+    The answer: {"pid", "state": "running" | "degraded", "mode", "reason", "adopted", "recovery", "seconds"};
+    adopted: living workers of a dead supervisor were taken over, as they run. Its log is STORE/engine.log.
     Raises StoreBusyError, CorruptionError, UsageError, EngineError. Ctrl-C before it is
     ready: it is told to stop in order and waited for (a second Ctrl-C ends the waiting).
     """
@@ -201,8 +200,8 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
 def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S) -> bool:
     """Stop the engine on `root` in order and wait for it; False if none was running.
 
-    Living workers without a supervisor get one first. EngineError if it did not stop in
-    time, or not clean.
+    Living workers without a supervisor get one first, as they run. EngineError if any process of
+    it is left, or if it did not stop clean.
     """
     root = Path(root).absolute()
     if not living_kinds(root):
@@ -210,29 +209,46 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
         if lock.exists() and not os.access(lock, os.R_OK):
             raise EngineUnavailableError(f"{lock} cannot be read, so nobody can tell whether an engine runs: permission denied")
         return False
-    if native.SUPERVISOR not in living_kinds(root):
-        start_engine(root, timeout_s=timeout_s)
+    if native.SUPERVISOR in living_kinds(root):
+        _stop_supervisor(root, timeout_s)
+    else:
+        process, reading = _spawn_supervisor(root, {}, stdin=subprocess.DEVNULL, options=("--stop",))
+        os.close(reading)
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise _still_stopping(root, process.pid, timeout_s) from None
+    if living := living_kinds(root):
+        raise EngineError(f"the engine on {root} is not stopped: {name_processes(root, living)} live on: {_last_words(root)}")
+    if (root / "abort").exists():
+        raise EngineError(f"the engine on {root} stopped, but not clean: {_last_words(root)}; the next start recovers it")
+    return True
+
+
+def _stop_supervisor(root: Path, timeout_s: float) -> None:
+    """Let it stop its engine in order, and wait for its end."""
     pid = supervisor_pid(root)
     if pid is None:
         raise EngineUnavailableError(f"the supervisor of {root} cannot be found: it is starting or runs as another user")
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
-        return True
+        return
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(pidfd, selectors.EVENT_READ)
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
             if not selector.select(timeout_s):
-                raise EngineError(f"the engine on {root} (pid {pid}) is still stopping after {timeout_s:g} s; "
-                                  f"{root / LOG_NAME} tells what it waits for")
+                raise _still_stopping(root, pid, timeout_s)
     except PermissionError:
         raise EngineUnavailableError(f"the engine on {root} runs as another user: stop it as that user or as root") from None
     finally:
         os.close(pidfd)
-    if (root / "abort").exists() and not living_kinds(root):
-        raise EngineError(f"the engine on {root} stopped, but not clean: {_last_words(root)}; the next start recovers it")
-    return True
+
+
+def _still_stopping(root: Path, pid: int, timeout_s: float) -> EngineError:
+    return EngineError(f"the engine on {root} (pid {pid}) is still stopping after {timeout_s:g} s; "
+                       f"{root / LOG_NAME} tells what it waits for")
 
 
 def supervisor_pid(root: str | os.PathLike[str]) -> int | None:
@@ -283,15 +299,16 @@ def _ask_to_stop(process: subprocess.Popen) -> None:
     process.stdin.close()
 
 
-def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int,
-                      embedder: int | None = None) -> tuple[subprocess.Popen, int]:
+def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, embedder: int | None = None,
+                      options: tuple[str, ...] = ()) -> tuple[subprocess.Popen, int]:
     """(process, descriptor on which it reports its start). `embedder`: pidfd of the process that it must not outlive."""
     from pyengine.workers.children import child_environment, silent
 
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pairs = [argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")]
-    options = [] if embedder is None else ["--embedder-fd", str(embedder)]
-    kept = (writing,) if embedder is None else (writing, embedder)
+    kept = (writing,)
+    if embedder is not None:
+        kept, options = (writing, embedder), (*options, "--embedder-fd", str(embedder))
     try:
         with open_log(root) as log:
             process = subprocess.Popen(

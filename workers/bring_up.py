@@ -25,6 +25,7 @@ from pyengine.ipc.control_block import EngineMemory, Identity, now_ms
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.replication import create_replication
+from pyengine.ipc.run_settings import write_run_settings
 from pyengine.ipc.shared_objects import SharedFolder, note_run
 from pyengine.ipc.store_lock import StoreLock, lock_modified_ns
 from pyengine.native import control as native
@@ -119,6 +120,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         memory = EngineMemory.create(folder, _identity(root, config, engine_id, semaphore_id))
         _create_queue_table(memory, report)
         memory.make_topic_stats(len({topic for topic, _ in report.queue_ends}))
+        write_run_settings(folder, config)
         create_cleaning(folder, memory.identity.epoch)
         create_replication(folder, memory.identity.epoch)
         _create_pool(memory)

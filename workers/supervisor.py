@@ -26,15 +26,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.config import EngineConfig, load_config, parse_set
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, os_error_sentence
 from pyengine.ipc import attach_count
-from pyengine.ipc.control_block import EngineMemory, Identity, check_block
+from pyengine.ipc.control_block import MODE_NAMES, EngineMemory, Identity, check_block
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
+from pyengine.ipc.run_settings import asked_otherwise, overrides_of, read_run_settings
 from pyengine.ipc.session_server import SessionServer
 from pyengine.ipc.sessions import Sessions
 from pyengine.ipc.shared_objects import find_folder
@@ -68,6 +69,7 @@ class Arguments:
     root: Path
     settings: dict[str, str]
     no_children: bool = False
+    stop: bool = False             # stop living workers in order, start nothing
     embedder_descriptor: int = -1  # pidfd of the process that embeds the engine; stdin is a pipe of it then
     report_descriptor: int = -1    # JSON lines about the start go here
     stop_timeout_s: float = STOP_TIMEOUT_S
@@ -80,7 +82,8 @@ class Supervisor:
         self._arguments = arguments
         self._root = arguments.root
         self._selector = selectors.DefaultSelector()
-        self._stop_asked = False
+        self._stop_asked = arguments.stop
+        self._again = ""  # why to stop in order and to start anew
         self._said = ""
         self._memory: EngineMemory
         self._presence: MasterLink | None = None
@@ -120,28 +123,39 @@ class Supervisor:
         raise_descriptors()
         require_no_foreign_holder(self._root)
         prepare_root(self._root)
-        config = load_config(self._root, self._arguments.settings)
+        config = None if self._arguments.stop else load_config(self._root, self._arguments.settings)
         with StoreLock(self._root, create=True) as lock:
-            adopted = lock.own() is Ownership.ADOPTED
-            if adopted:
-                self._memory = self._adopt()
+            if lock.own() is Ownership.ADOPTED:
+                overrides = self._adopt(config)
                 outcome = {"adopted": True}
+            elif config is None:
+                return ExitCode.OK  # the last of them has ended meanwhile
             else:
                 brought = bring_up(self._root, config, lock, self._report_progress)
                 self._memory, self._presence = brought.memory, brought.presence
+                overrides = config.overrides()
                 outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}
                 self._say(f"{brought.report.sentence} ({brought.seconds:.2f} s)")
                 for note in brought.report.notes:
                     self._say(f"note: {note}")
                 self._say_once(TopicConfigs(self._root).read().said)
             try:
-                return self._serve(config, lock, outcome)
+                return self._serve(overrides, lock, outcome)
             finally:
                 with contextlib.suppress(BufferError):
                     self._memory.close()
 
-    def _adopt(self) -> EngineMemory:
-        """The memory of workers whose supervisor died."""
+    @property
+    def starts_again(self) -> bool:
+        """Whether what ended is to be started anew, in this process or by the service manager."""
+        return bool(self._again) and not self._stop_asked
+
+    def _adopt(self, asked: EngineConfig | None) -> dict[str, str]:
+        """Take over the workers whose supervisor died; the settings to give to those that are missing.
+
+        StoreBusyError where they run with other settings than `asked` for. Under a service manager, where no
+        user would read that, they are stopped in order and started with these.
+        """
         try:
             memory = EngineMemory.attach(find_folder(self._root))
         except EngineUnavailableError as error:
@@ -152,6 +166,16 @@ class Supervisor:
                 or memory.identity.epoch != read_epoch(self._root):
             memory.close()
             raise StoreBusyError("workers of another start of this store are still there: kill them, then start again")
+        try:
+            running = read_run_settings(memory.folder)
+            if asked is not None and (clauses := asked_otherwise(asked, running)):
+                if not self._arguments.no_children:
+                    raise StoreBusyError(f"workers of {self._root} are alive and run with other settings: {'; '.join(clauses)}: "
+                                         f"`pyengine stop {self._root}`, then start")
+                self._again = f"the settings have changed: {'; '.join(clauses)}"
+        except EngineError:
+            memory.close()
+            raise
         Heartbeat(memory.control.workers[native.SUPERVISOR]).begin(os.getpid(), process_start_ms(os.getpid()) or 0)
         # Its supervisor may have died while stopping, or its successor here: the engine runs on.
         if memory.state == native.STATE_STOPPING:
@@ -159,14 +183,15 @@ class Supervisor:
             failpoint("adopted_running")
         native.refuse_puts(memory.control, native.REFUSE_STOPPING, False)
         self._say("adopted living workers, without recovery")
-        return memory
+        self._memory = memory
+        return overrides_of(running, asked)
 
-    def _serve(self, config: EngineConfig, lock: StoreLock, outcome: dict[str, object]) -> ExitCode:
+    def _serve(self, overrides: Mapping[str, str], lock: StoreLock, outcome: dict[str, object]) -> ExitCode:
         heart = Heartbeat(self._memory.control.workers[native.SUPERVISOR])
         heart.state(native.WORKER_READY)
         degraded = self._memory.state == native.STATE_DEGRADED
         kinds = () if degraded or self._arguments.no_children else self._kinds()
-        children = Children(self._root, self._memory, lock, self._selector, kinds, config.overrides(), self._say)
+        children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._say)
         bridge = _LatchBridge(self._memory, self._selector)
         server = SessionServer(self._memory, self._selector, Sessions(self._memory))
         rest_of_pool = _PoolMaker(self._memory, self._say)
@@ -174,6 +199,7 @@ class Supervisor:
             children.start()
             if self._become_ready(children):
                 self._report({"ready": outcome | {"state": "degraded" if degraded else "running",
+                                                  "mode": MODE_NAMES[self._memory.identity.mode],
                                                   "reason": native.reason(self._memory.control)}})
                 rest_of_pool.start()
                 self._go_round(children, server, heart)
@@ -187,19 +213,23 @@ class Supervisor:
     def _become_ready(self, children: Children) -> bool:
         """Wait until every worker has come up; False when that is not to be."""
         deadline_s = time.monotonic() + READY_TIMEOUT_S
-        while not children.all_ready and not self._stop_asked and not children.halted:
+        while not children.all_ready and not self._is_over and not children.halted:
             if time.monotonic() > deadline_s:
                 children.halted = f"not up after {READY_TIMEOUT_S:g} s: {', '.join(children.not_ready())}"
             self._pump(min(0.5, children.next_due_s() - time.monotonic()))
             children.tick()
         if children.halted:
             self._report({"error": children.halted, "exit_code": int(ExitCode.FAILED)})
-        return children.all_ready and not children.halted
+        return children.all_ready and not self._again and not children.halted
+
+    @property
+    def _is_over(self) -> bool:
+        return self._stop_asked or bool(self._again)
 
     def _go_round(self, children: Children, server: SessionServer, heart: Heartbeat) -> None:
         due_s = 0.0
         stats = StoreStatsService(self._memory)
-        while not self._stop_asked and not children.halted:
+        while not self._is_over and not children.halted:
             now_s = time.monotonic()
             if now_s >= due_s:
                 due_s = now_s + TICK_S
@@ -259,6 +289,8 @@ class Supervisor:
         """Stop in order; the store is clean only if every byte that was written is durable and dispatched."""
         deadline_s = time.monotonic() + self._arguments.stop_timeout_s
         notify("STOPPING=1")
+        if self._again:
+            self._warn(f"{self._again}; the engine is stopped in order and started again")
         if self._is_memory_lost():
             children.kill()
             if self._arguments.no_children:
@@ -424,13 +456,14 @@ def parse_arguments(argv: Sequence[str] | None) -> Arguments:
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store; made if it is not there")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")
     parser.add_argument("--no-children", action="store_true", help="start no workers: something else does (systemd)")
+    parser.add_argument("--stop", action="store_true", help="stop workers whose supervisor died, in order; start nothing")
     parser.add_argument("--stop-timeout", type=float, default=STOP_TIMEOUT_S, metavar="S",
                         help="longest orderly stop (%(default)s)")
     parser.add_argument("--embedder-fd", type=int, default=-1, metavar="FD",
                         help="pidfd of the program that embeds the engine: stop when it ends, or when stdin does")
     parser.add_argument("--report-fd", type=int, default=-1, metavar="FD", help="JSON lines about the start")
     given = parser.parse_args(argv)
-    return Arguments(given.store.absolute(), parse_set(given.set), given.no_children, given.embedder_fd, given.report_fd,
+    return Arguments(given.store.absolute(), parse_set(given.set), given.no_children, given.stop, given.embedder_fd, given.report_fd,
                      given.stop_timeout)
 
 
@@ -441,7 +474,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse_arguments(argv)
         descriptor = arguments.report_descriptor
-        return Supervisor(arguments).run()
+        supervisor = Supervisor(arguments)
+        code = supervisor.run()
+        if not supervisor.starts_again:
+            return code
+        if "NOTIFY_SOCKET" in os.environ:  # the manager has been told of the stop, and starts what has failed
+            return ExitCode.FAILED
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except EngineError as error:
         say(native.SUPERVISOR, str(error), ERROR)
         report(descriptor, {"error": str(error), "exit_code": int(error.exit_code)})

@@ -1,29 +1,25 @@
-"""How the engine on a store was started, and with which settings: read off its processes.
+"""How the engine on a store was started, and with which settings.
 
-The kernel knows what nobody has to keep up to date: the command line of the supervisor and
-its environment. Workers that an earlier supervisor started may have been told more than
-the present one, which took them over; so theirs count where it says nothing.
+The first is read off the command line of its supervisor, the second is noted in its shared
+memory (ipc/run_settings.py).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from pyengine.config import ENV_PREFIX, FIXED_NAMES, load_config, parse_set, setting_name
+from pyengine.config import FIXED_NAMES
 from pyengine.engine import supervisor_pid
-from pyengine.errors import ConfigError, EngineUnavailableError
+from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.control_block import EngineMemory
-from pyengine.native import control as native
+from pyengine.ipc.run_settings import read_run_settings
 from pyengine.workers.supervisor import parse_arguments
-from pyengine.workers.worker import parse_arguments as parse_worker_arguments
 
 _SUPERVISOR = "pyengine.workers.supervisor"
-_WRITER = "pyengine.workers.writer"
 
 
 class StartedBy(enum.Enum):
@@ -51,15 +47,11 @@ def how_started(root: Path, memory: EngineMemory) -> Start:
         raise EngineUnavailableError(f"no supervisor runs on {root}, or it is just starting: `pyengine start {root}` takes its "
                                      "workers over")
     try:
-        process = psutil.Process(pid)
-        arguments = parse_arguments(_behind(process.cmdline(), _SUPERVISOR))
-        told = _of_environment(process.environ()) | _own_names(arguments.settings)
-        writer = psutil.Process(native.load(memory.control.workers[native.WRITER], "pid"))
-        before = parse_set(parse_worker_arguments(native.WRITER, "", _behind(writer.cmdline(), _WRITER)).set)
+        arguments = parse_arguments(_behind(psutil.Process(pid).cmdline(), _SUPERVISOR))
     except (psutil.Error, ValueError) as error:
         raise EngineUnavailableError(f"cannot tell how the engine on {root} was started (pid {pid}): {error}") from None
-    settings = {name: value for name, value in (_own_names(before) | told).items() if name not in FIXED_NAMES}
-    return Start(pid, _started_by(arguments), settings)
+    told = read_run_settings(memory.folder).overrides()
+    return Start(pid, _started_by(arguments), {name: value for name, value in told.items() if name not in FIXED_NAMES})
 
 
 def _started_by(arguments) -> StartedBy:
@@ -74,16 +66,3 @@ def _behind(words: list[str], module: str) -> list[str]:
     """The arguments of `python -m module`; ValueError for another command line."""
     return words[words.index(module) + 1:]
 
-
-def _own_names(settings: Mapping[str, str]) -> dict[str, str]:
-    return {setting_name(key, "--set"): value for key, value in settings.items()}
-
-
-def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the environment sets, as text; as the engine read it (config.py), misspelt names left out."""
-    named = {name: value for name, value in environ.items() if name.startswith(ENV_PREFIX)}
-    try:
-        config = load_config(None, {}, named)
-    except ConfigError:  # cannot be: the engine has started with it
-        return {}
-    return {name: value for name, value in config.overrides().items() if config.origins.get(name) == "environment"}

@@ -27,13 +27,14 @@ def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool
 
     A store that does not exist is created; its file sizes are then fixed. One that was
     not stopped in order is recovered first. Living workers of a supervisor that was
-    killed are taken over without recovery. The engine's log is STORE/engine.log.
+    killed are taken over without recovery, as they run: settings that differ from theirs
+    are refused. The engine's log is STORE/engine.log.
 
     Space: two segments are allocated ahead, an index file with the first key, and 64 KiB
     for each queue. For small stores make smaller files, as below.
 
     Exit codes: 0 running, 6 running but read-only (degraded), 3 refused for damage,
-    5 already running or open in a broker.
+    5 already running, running with other settings, or open in a broker.
 
     \b
     Examples:
@@ -42,6 +43,8 @@ def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool
       pyengine start STORE --set mapped_file_size_commit_log_bytes=16MiB --set max_index_num=40000
     """
     from pyengine.engine import start_engine
+    from pyengine.ipc.run_settings import read_run_settings
+    from pyengine.ipc.shared_objects import find_folder
 
     config = load_config(store, settings)
     check_space(store, config)
@@ -52,9 +55,10 @@ def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool
     with byte_bar("recover", None) as show:
         ready = start_engine(store, settings, progress=show, timeout_s=timeout_s)
     if as_json:
-        output.write_json({"store": str(store), "mode": config.mode, "space": needed_space(config), **ready})
+        config = read_run_settings(find_folder(store))
+        output.write_json({"store": str(store), "space": needed_space(config), **ready})
     else:
-        print(f"{ready['state']} (pid {ready['pid']}, {config.mode}): {ready.get('reason') or ready.get('recovery') or ''}"
+        print(f"{ready['state']} (pid {ready['pid']}, {ready['mode']}): {ready.get('reason') or ready.get('recovery') or ''}"
               f"{'living workers were taken over' if ready.get('adopted') else ''}")
         print(f"log: {store / 'engine.log'}")
     return ExitCode.OK if ready["state"] == "running" else ExitCode.DEGRADED

@@ -25,11 +25,13 @@ import signal
 import stat
 import struct
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
 from pyengine.formats.small_file import open_regular
+from pyengine.ipc.shared_objects import KIND_NAMES
 
 LETTERS = b"lock"
 OWNER_BYTE = 0
@@ -226,6 +228,12 @@ def kind_holder(root: str | os.PathLike[str], kind: int) -> int | None:
                 if _is_open_on(f"/proc/{pid}/fd/{descriptor}", wanted) and _holds(pid, descriptor, KIND_BYTE + kind):
                     return int(pid)
     return None
+
+
+def name_processes(root: str | os.PathLike[str], kinds: Iterable[int]) -> str:
+    """The living processes of these kinds, for a sentence: `writer (pid 4711), flusher (pid 4712)`."""
+    holders = [(KIND_NAMES[kind], kind_holder(root, kind)) for kind in kinds]
+    return ", ".join(f"{name} (pid {'unknown' if pid is None else pid})" for name, pid in holders)
 
 
 def kill_workers(root: str | os.PathLike[str]) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,10 @@ from broker_lock import held_by_a_broker
 from damage import flip
 from fix_owner import CHECKOUT
 from waiting import eventually
+from pyengine.config import config_path, set_in_file
 from pyengine.engine import start_engine, stop_engine, supervisor_pid
 from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError, NotAStoreError, StoreBusyError, UsageError
+from pyengine.ipc.control_block import MODE_NAMES
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
 from pyengine.ipc.store_lock import living_kinds
@@ -197,6 +200,77 @@ def test_a_successor_adopts_living_workers_without_recovery(make_engine):
     bodies += [b"000010", b"000011", *put_numbers(engine, 12, 5)]
     engine.stop()
     assert stored(engine) == bodies
+
+
+def orphan(engine):
+    """Kill the supervisor; the workers live on."""
+    engine.kill("supervisor")
+    eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "the supervisor is gone")
+
+
+def mode_of(engine):
+    with engine.memory() as memory:
+        return MODE_NAMES[memory.identity.mode]
+
+
+def test_living_workers_are_not_adopted_by_a_start_that_asks_for_other_settings(make_engine, monkeypatch):
+    engine = make_engine(put_timeout_ms=9000)
+    engine.start()
+    bodies = put_numbers(engine, 0, 5)
+    orphan(engine)
+    pids = engine.pids()
+    for asked, where in (({"flush_disk_type": "SYNC_FLUSH"}, "--set"), ({"flush_interval_commit_log_ms": 501}, "--set"),
+                         ({}, "environment"), ({}, "engine.toml")):
+        with monkeypatch.context() as patch:
+            if where == "environment":
+                patch.setenv("PYENGINE_FILE_RESERVED_TIME_HOURS", "1")
+            elif where == "engine.toml":
+                set_in_file(config_path(engine.root), {"broker_role": "SYNC_MASTER"})
+            with pytest.raises(StoreBusyError, match=rf"\({where}\) is asked for, .* runs: `pyengine stop .*`, then start"):
+                start_engine(engine.root, asked, timeout_s=60)
+        assert engine.pids() == pids, "and they live on"
+    assert engine.stop() is True, "whatever the files ask for"
+    assert not (engine.root / "abort").exists() and stored(engine) == bodies
+    set_in_file(config_path(engine.root), {}, without=("broker_role",))
+    assert engine.start(flush_disk_type="SYNC_FLUSH")["mode"] == mode_of(engine) == "sync"
+    engine.stop()
+
+
+def test_workers_that_a_successor_starts_run_with_the_settings_of_the_others(make_engine):
+    engine = make_engine("sync", file_reserved_time_hours=77)
+    engine.start()
+    orphan(engine)
+    before = engine.incarnation("cleaner")
+    engine.kill("cleaner")
+    outcome = start_engine(engine.root, {}, timeout_s=60)
+    assert outcome["adopted"] and outcome["mode"] == mode_of(engine) == "sync"
+    engine.wait_back("cleaner", before)
+    words = Path(f"/proc/{engine.pid('cleaner')}/cmdline").read_text().split("\0")
+    assert "file_reserved_time_hours=77" in words and "flush_disk_type=SYNC_FLUSH" in words
+    engine.stop()
+
+
+def test_without_children_workers_of_other_settings_are_stopped_in_order_and_the_store_is_started_with_the_new_ones(make_engine):
+    engine = make_engine()
+    engine.start()
+    bodies = put_numbers(engine, 0, 5)
+    orphan(engine)
+    asked = {**engine.settings, "flush_disk_type": "SYNC_FLUSH"}
+    pairs = [word for name, value in asked.items() for word in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(engine.root), "--no-children", *pairs]
+    supervisor = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, stderr=subprocess.PIPE, text=True)
+    try:
+        eventually(lambda: living_kinds(engine.root) == [native.SUPERVISOR] and read_epoch(engine.root) == 2
+                   and find_folder(engine.root).socket_path.exists(), "it has started anew")
+        assert mode_of(engine) == "sync"
+        with engine.memory() as memory:
+            engine.semaphores.add(memory.identity.sysv_semaphore_id)
+        assert stored(engine) == bodies
+    finally:
+        supervisor.kill()
+        said = supervisor.communicate()[1]
+    assert "the settings have changed: flush_disk_type = SYNC_FLUSH (--set) is asked for, ASYNC_FLUSH runs" in said
+    assert "normal path" in said, "nothing was cut short"
 
 
 def test_a_supervisor_that_dies_while_it_stops_has_a_successor_that_takes_puts(make_engine, tmp_path, monkeypatch):
