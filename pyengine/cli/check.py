@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | None, on_spark: bool, master: str | None) -> int:
     """Check a whole store: log chain, CRCs, queues, index, checkpoint. Changes nothing.
 
-    Beside a running engine everything that is dispatched is checked. Each finding has a
+    Beside a running engine everything that is dispatched is checked, beside a degraded one everything. Each finding has a
     grade, and says what to do: a notice needs nothing, what is repairable is still wholly in
     the log, a loss is a message that is gone, damaged or out of reach in this copy. An error
     (exit code 3) breaks a promise of the store; a warning is what recovery settles, or what

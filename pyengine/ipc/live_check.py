@@ -61,7 +61,8 @@ def log_held(root: Path) -> Iterator[Callable[[], int]]:
 
 
 def dispatched_end(root: Path) -> int | None:
-    """`reput_from` of the engine that runs on the store; None if nobody has it open.
+    """`reput_from` of the engine that runs on the store; None where nothing changes: no process has it open, or its
+    engine is degraded and only reads. Then what lies beyond is to be judged too.
 
     StoreBusyError while it is being recovered or open in another program: what is
     half done there would look like damage.
@@ -74,6 +75,8 @@ def dispatched_end(root: Path) -> int | None:
         raise StoreBusyError(f"{root} is held by {who}: wait for it or stop it first")
     try:
         with EngineMemory.attach(find_folder(root), writable=False) as memory:
+            if memory.state == native.STATE_DEGRADED:
+                return None
             return native.load_position(memory.control.reput_from)
     except EngineUnavailableError as error:
         raise StoreBusyError(f"{root} has an engine whose counters cannot be read: {error}") from error

@@ -1,8 +1,8 @@
 """What planning a read needs to know of a store on another file system: its segments, and where the log ends.
 
 As a StoreReader tells it for a store that nobody has open, but by ranges. Nobody can tell
-over a file system whether an engine runs: a store that was not stopped in order (its
-file `abort` is there) is flushed as far as its engine has noted in config/watermark.
+over a file system whether an engine runs: a store is flushed as far as its engine has noted in
+config/watermark; one without it to its end if it was stopped in order (no file `abort`).
 """
 
 from __future__ import annotations

@@ -18,11 +18,14 @@ from broker_lock import held_by_a_broker
 from damage import flip
 from fix_owner import CHECKOUT
 from waiting import eventually
-from pyengine.config import config_path, set_in_file
+from pyengine.config import config_path, load_config, set_in_file
 from pyengine.engine import start_engine, stop_engine, supervisor_pid
-from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError, NotAStoreError, StoreBusyError, UsageError
+from pyengine.errors import (
+    CorruptionError, EngineError, EngineUnavailableError, ExitCode, NotAStoreError, StoreBusyError, UsageError,
+)
 from pyengine.ipc.control_block import MODE_NAMES
 from pyengine.ipc.left_memory import left_memory
+from pyengine.ipc.live_check import check_now
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -385,7 +388,11 @@ def test_damage_below_the_watermark_comes_up_read_only_and_changes_nothing(make_
     with pytest.raises(EngineUnavailableError, match="damaged"):
         pyengine.connect(engine.root)
     assert stored(engine) == bodies[:30]
+    beside = check_now(engine.root, load_config(engine.root))
     engine.stop()
+    alone = check_now(engine.root, load_config(engine.root))
+    assert alone.exit_code == ExitCode.CORRUPTION and any(one.kind == "below watermark" for one in alone.findings)
+    assert [one.text for one in beside.findings] == [one.text for one in alone.findings]
     assert segment.read_bytes() == damaged and read_epoch(engine.root) == epoch
     flip(segment, at)
     assert engine.start()["state"] == "running", "restored from a copy"
