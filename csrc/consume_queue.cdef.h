@@ -61,7 +61,7 @@ struct ms_queue_set {
     int32_t chunk_count;
     int32_t chunks_used;
     uint32_t tick;           /* +1 a batch; the age of descriptors is told by it */
-    int32_t failed_queue;    /* whose file the last error is about */
+    int32_t failed_queue;       /* whose write failed; -1: it was the index (csrc/dispatch.c) */
     int32_t reserved;
     int64_t written;         /* entries put at the end of their queue */
     int64_t ignored;         /* entries below their queue's end that were there already */

@@ -12,7 +12,7 @@
  * line prefetcher pairs them).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 4
+#define MS_CONTROL_LAYOUT_VERSION 5
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -126,7 +126,8 @@ struct ms_worker {
     uint64_t passes;             /* rounds with work */
     int64_t error_count;
     int64_t position;            /* the worker's note to its next incarnation; checkpointer: queues are durable up to here */
-    int8_t pad[72];
+    int32_t error_number;        /* committer: why it cannot write just now, 0 for nothing */
+    int8_t pad[68];
     uint32_t restarts;           /* supervisor */
     int8_t pad2[124];
 };
@@ -172,7 +173,8 @@ struct ms_writer_lines {
     uint64_t queue_table_wanted; /* slots asked of the supervisor; 0 none */
     uint64_t pool_waits;         /* rolls that had to wait for a pool buffer */
     uint64_t intended_pass;      /* pass that intent_end belongs to */
-    int8_t pad[56];
+    uint64_t bus_errors;         /* stores that a mapped segment did not take: while not 0 the writer writes instead */
+    int8_t pad[48];
 };
 
 struct ms_allocator_line {

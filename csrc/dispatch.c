@@ -140,8 +140,11 @@ static int put_key(struct ms_dispatch *d, const struct ms_record *record, struct
     if (d->index.base == NULL)
         return MS_DISPATCH_NEEDS_INDEX;
     const int32_t hash = ms_index_key_hash(record->topic, record->topic_bytes, key.at, key.bytes);
-    if (ms_index_put(&d->index, d->progress, hash, physical_offset, record->store_timestamp_ms) != 0)
-        return MS_DISPATCH_NEEDS_INDEX;
+    const int why = ms_index_put(&d->index, d->progress, hash, physical_offset, record->store_timestamp_ms);
+    if (why < 0)
+        d->queues.failed_queue = -1;
+    if (why != 0)
+        return why < 0 ? fail(d, why) : MS_DISPATCH_NEEDS_INDEX;
     d->indexed_keys++;
     d->keys++;
     return 0;

@@ -5,6 +5,7 @@
 #include "atomics.h"
 #include "failpoint.h"
 #include "bytes.h"
+#include "flush.h"
 #include "utf8.h"
 
 enum { AT_BEGIN_TIME = 0, AT_END_TIME = 8, AT_BEGIN_OFFSET = 16, AT_END_OFFSET = 24, AT_SLOT_COUNT = 32, AT_COUNT = 36 };
@@ -17,6 +18,21 @@ static uint8_t *slot_at(const struct ms_index_file *file, int32_t slot)
 static uint8_t *entry_at(const struct ms_index_file *file, int32_t entry)
 {
     return slot_at(file, file->slots) + MS_INDEX_ENTRY_BYTES * (int64_t)entry;
+}
+
+static int put_at(const struct ms_index_file *file, uint8_t *at, const uint8_t *from, int64_t bytes)
+{
+    if (file->is_written)
+        return ms_flush_pwrite_all(file->fd, from, bytes, at - file->base);
+    memcpy(at, from, (size_t)bytes);
+    return 0;
+}
+
+static int put_head(const struct ms_index_file *file, int32_t slot, int32_t entry)
+{
+    uint8_t bytes[4];
+    ms_put_32(bytes, (uint32_t)entry);
+    return put_at(file, slot_at(file, slot), bytes, sizeof bytes);
 }
 
 static int32_t count_of(const struct ms_index_file *file)
@@ -61,15 +77,16 @@ int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *pro
                  int64_t physical_offset, int64_t store_timestamp_ms)
 {
     uint8_t *const base = file->base;
+    int why = file->is_written ? ms_index_roll_back(file, progress) : 0; /* one that found no room */
+    if (why < 0)
+        return why;
     const int32_t number = count_of(file);
     if (number >= file->entries)
         return MS_INDEX_FULL;
     const int32_t slot = key_hash % file->slots;
-    uint8_t *const head_at = slot_at(file, slot);
-    uint8_t *const entry = entry_at(file, number);
-    int32_t head = ms_get_i32(head_at);
+    int32_t head = ms_get_i32(slot_at(file, slot));
     if (head == number) /* a put that was cut short and whose undo is lost: the chain goes on behind it */
-        head = ms_get_i32(entry + 16);
+        head = ms_get_i32(entry_at(file, number) + 16);
     if (head < 0 || head >= number)
         head = 0;
 
@@ -83,33 +100,44 @@ int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *pro
     ms_compiler_fence();
     MS_FAILPOINT("index_undo_written");
 
+    uint8_t copy_of_entry[MS_INDEX_ENTRY_BYTES], copy_of_header[MS_INDEX_HEADER_BYTES];
+    uint8_t *const entry = file->is_written ? copy_of_entry : entry_at(file, number);
+    uint8_t *const header = file->is_written ? memcpy(copy_of_header, base, MS_INDEX_HEADER_BYTES) : base;
     ms_put_32(entry, (uint32_t)key_hash);
     MS_FAILPOINT("index_hash_written");
     ms_put_64(entry + 4, (uint64_t)physical_offset);
     ms_put_32(entry + 12, seconds_since(ms_get_i64(base + AT_BEGIN_TIME), store_timestamp_ms));
     ms_put_32(entry + 16, (uint32_t)head);
     ms_compiler_fence();
+    why = file->is_written ? put_at(file, entry_at(file, number), entry, MS_INDEX_ENTRY_BYTES) : 0;
     MS_FAILPOINT("index_entry_written");
-    ms_put_32(head_at, (uint32_t)number);
+    if (why == 0)
+        why = put_head(file, slot, number);
     ms_compiler_fence();
     MS_FAILPOINT("index_slot_written");
     if (number == 1) {
-        ms_put_64(base + AT_BEGIN_OFFSET, (uint64_t)physical_offset);
-        ms_put_64(base + AT_BEGIN_TIME, (uint64_t)store_timestamp_ms);
+        ms_put_64(header + AT_BEGIN_OFFSET, (uint64_t)physical_offset);
+        ms_put_64(header + AT_BEGIN_TIME, (uint64_t)store_timestamp_ms);
     }
     MS_FAILPOINT("index_begin_written");
     if (head == 0)
-        ms_put_32(base + AT_SLOT_COUNT, ms_get_u32(base + AT_SLOT_COUNT) + 1);
+        ms_put_32(header + AT_SLOT_COUNT, ms_get_u32(header + AT_SLOT_COUNT) + 1);
     ms_compiler_fence();
     MS_FAILPOINT("index_slots_counted");
-    ms_put_32(base + AT_COUNT, (uint32_t)number + 1);
+    ms_put_32(header + AT_COUNT, (uint32_t)number + 1);
     ms_compiler_fence();
     MS_FAILPOINT("index_entry_counted");
-    ms_put_64(base + AT_END_OFFSET, (uint64_t)physical_offset);
+    ms_put_64(header + AT_END_OFFSET, (uint64_t)physical_offset);
     ms_compiler_fence();
     MS_FAILPOINT("index_end_offset_written");
-    ms_put_64(base + AT_END_TIME, (uint64_t)store_timestamp_ms);
+    ms_put_64(header + AT_END_TIME, (uint64_t)store_timestamp_ms);
     MS_FAILPOINT("index_end_time_written");
+    if (file->is_written && why == 0)
+        why = put_at(file, base, header, MS_INDEX_HEADER_BYTES);
+    if (why != 0) {
+        (void)ms_index_roll_back(file, progress);
+        return why;
+    }
     ms_store_release(&progress->putting, (uint64_t)0);
     MS_FAILPOINT("index_put_done");
     return 0;
@@ -120,22 +148,27 @@ int ms_index_roll_back(const struct ms_index_file *file, struct ms_index_progres
     if (ms_load_acquire(&progress->putting) == 0 || progress->file_number != file->number ||
         progress->slot < 0 || progress->slot >= file->slots)
         return 0;
-    ms_put_32(slot_at(file, progress->slot), (uint32_t)progress->old_head);
+    int why = put_head(file, progress->slot, progress->old_head);
+    if (why != 0)
+        return why;
     MS_FAILPOINT("index_slot_put_back");
-    memcpy(file->base, progress->old_header, MS_INDEX_HEADER_BYTES);
+    if ((why = put_at(file, file->base, progress->old_header, MS_INDEX_HEADER_BYTES)) != 0)
+        return why;
     MS_FAILPOINT("index_header_put_back");
     ms_store_release(&progress->putting, (uint64_t)0);
     return 1;
 }
 
-void ms_index_inherit(const struct ms_index_file *file, const struct ms_index_header *predecessor)
+int ms_index_inherit(const struct ms_index_file *file, const struct ms_index_header *predecessor)
 {
-    uint8_t *const base = file->base;
-    ms_put_64(base + AT_BEGIN_TIME, (uint64_t)predecessor->end_timestamp_ms);
-    ms_put_64(base + AT_END_TIME, (uint64_t)predecessor->end_timestamp_ms);
+    uint8_t copy[MS_INDEX_HEADER_BYTES];
+    uint8_t *const header = file->is_written ? memcpy(copy, file->base, MS_INDEX_HEADER_BYTES) : file->base;
+    ms_put_64(header + AT_BEGIN_TIME, (uint64_t)predecessor->end_timestamp_ms);
+    ms_put_64(header + AT_END_TIME, (uint64_t)predecessor->end_timestamp_ms);
     MS_FAILPOINT("index_inherits");
-    ms_put_64(base + AT_BEGIN_OFFSET, (uint64_t)predecessor->end_physical_offset);
-    ms_put_64(base + AT_END_OFFSET, (uint64_t)predecessor->end_physical_offset);
+    ms_put_64(header + AT_BEGIN_OFFSET, (uint64_t)predecessor->end_physical_offset);
+    ms_put_64(header + AT_END_OFFSET, (uint64_t)predecessor->end_physical_offset);
+    return file->is_written ? put_at(file, file->base, header, MS_INDEX_HEADER_BYTES) : 0;
 }
 
 int64_t ms_index_newest_offset(const struct ms_index_file *file)

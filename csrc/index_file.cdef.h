@@ -2,7 +2,7 @@
  *
  * Who: whoever dispatches (reputter, or recovery before it); one process, one
  * thread. Blocks on: page faults of the mapping, which is allocated, so a full
- * disk cannot hurt. After a crash of the process: at most one put is unfinished;
+ * disk cannot hurt; where the disk copies on write what is put is written, and may find no room. After a crash of the process: at most one put is unfinished;
  * its undo stands in ms_index_progress, and the next dispatcher rolls it back.
  * How many keys of the newest record are in already is told by the file's own
  * last entries. After a power cut the pages may be of any age: recovery rebuilds
@@ -33,6 +33,8 @@ struct ms_index_file {
     int64_t number;            /* its name as a number */
     int32_t slots;
     int32_t entries;           /* entry 0 included, which is never used */
+    int32_t is_written;        /* 1: bytes are written to `fd` and read through the mapping; 0: stored into the mapping */
+    int32_t fd;
 };
 
 struct ms_index_header {
@@ -46,14 +48,15 @@ struct ms_index_header {
 
 /* |String.hashCode| of topic # key, 0 for the smallest int. */
 int32_t ms_index_key_hash(const uint8_t *topic, int64_t topic_bytes, const uint8_t *key, int64_t key_bytes);
-/* Enter one key: 0, or MS_INDEX_FULL and nothing changed. */
+/* Enter one key: 0; MS_INDEX_FULL and nothing changed; or -errno of a write, then the put is undone or left to the
+ * next call, which undoes it first. */
 int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *progress, int32_t key_hash,
                  int64_t physical_offset, int64_t store_timestamp_ms);
-/* Undo the unfinished put, if there is one and it is this file's: 1 undone, 0 nothing to do. */
+/* Undo the unfinished put, if there is one and it is this file's: 1 undone, 0 nothing to do, -errno of a write. */
 int ms_index_roll_back(const struct ms_index_file *file, struct ms_index_progress *progress);
 void ms_index_read_header(const struct ms_index_file *file, struct ms_index_header *header);
-/* The header of a file that follows a full one: begin and end are the predecessor's end. */
-void ms_index_inherit(const struct ms_index_file *file, const struct ms_index_header *predecessor);
+/* The header of a file that follows a full one: begin and end are the predecessor's end. 0, or -errno of a write. */
+int ms_index_inherit(const struct ms_index_file *file, const struct ms_index_header *predecessor);
 /* Entries at the end that belong to the record at `physical_offset`. */
 int64_t ms_index_count_tail(const struct ms_index_file *file, int64_t physical_offset);
 /* The record of the newest entry, -1 without entries. */

@@ -34,6 +34,10 @@ int ms_tail_write(struct ms_writer *writer)
                                   writer->stage_from - writer->current.base);
     if (why == 0)
         why = write_zeros_ahead(writer, writer->stage_from + writer->stage_bytes);
+    if (why == -ENOSPC || why == -EDQUOT) { /* nothing is lost: the pass is taken back and comes again */
+        writer->error_number = -why;
+        return why;
+    }
     if (why != 0) {
         char reason[200];
         snprintf(reason, sizeof reason, "writing the commit log at offset %lld failed: %s",
@@ -48,7 +52,7 @@ int ms_tail_write(struct ms_writer *writer)
     return 0;
 }
 
-/* Where `bytes` more bytes at the write position are to be put; NULL when sync mode's write failed. */
+/* Where `bytes` more bytes at the write position are to be put; NULL when a write failed. */
 static uint8_t *take_place(struct ms_writer *writer, int64_t bytes)
 {
     if (writer->current.memory != NULL) {

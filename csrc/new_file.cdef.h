@@ -14,5 +14,12 @@
  * -ENOENT with a living folder means that /proc is not mounted. */
 int ms_new_file_link(int fd, int folder_fd, const char *name);
 
+/* The file, empty as yet, is written in place where its file system would copy on write (FS_NOCOW_FL: btrfs), so
+ * that room once allocated is enough for each later write. Best effort: most file systems write in place anyway. */
+void ms_new_file_in_place(int fd);
+
+/* What kind of file system a file or folder lies on: statfs's magic number, or -errno. */
+int64_t ms_new_file_system(int fd);
+
 /* Move `from` to `to` unless `to` exists. -EINVAL: this file system cannot say. */
 int ms_new_file_rename(const char *from, const char *to);

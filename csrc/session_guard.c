@@ -21,6 +21,7 @@ struct guarded {
 static struct guarded table[MS_SESSION_SLOTS];
 static struct sigaction before;
 static uint32_t installed;
+static uint64_t *others;
 
 /* Async-signal-safe: loads, stores and the system calls mmap, sigaction and raise. */
 static void on_sigbus(int number, siginfo_t *info, void *context)
@@ -41,6 +42,8 @@ static void on_sigbus(int number, siginfo_t *info, void *context)
             errno = saved;
             return;
         }
+        if (others != NULL)
+            ms_add(others, 1);
     }
     /* Not ours. A fault comes again as soon as we return, a signal that was sent has to be sent on. */
     sigaction(SIGBUS, &before, NULL);
@@ -50,11 +53,12 @@ static void on_sigbus(int number, siginfo_t *info, void *context)
     errno = saved;
 }
 
-int ms_session_guard_install(void)
+int ms_session_guard_install(uint64_t *elsewhere)
 {
     struct sigaction action = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     if (ms_load_acquire(&installed))
         return 0;
+    others = elsewhere;
     sigemptyset(&action.sa_mask);
     if (sigaction(SIGBUS, &action, &before) != 0)
         return -errno;

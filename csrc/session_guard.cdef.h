@@ -5,13 +5,14 @@
  * address up in a table of the mapped sessions, lays private zero pages over that session's
  * whole range, marks it broken and returns: the instruction is done again, on zeros. The
  * writer sees the mark where it has copied an entry, or the zeros where a length should be,
- * and closes the session as for any malformed entry. A SIGBUS anywhere else goes where it
- * would have gone without this. Blocks on: nothing. After a crash: nothing is left, the table is
+ * and closes the session as for any malformed entry. A SIGBUS anywhere else is counted and goes
+ * where it would have gone without this: a mapped segment that the disk has no room for, or cannot
+ * read; the next writer sees the count and writes its segments. Blocks on: nothing. After a crash: nothing is left, the table is
  * private to the process, the next writer makes its own.
  */
 
-/* Take SIGBUS for this process; once more does nothing. 0 or -errno. */
-int ms_session_guard_install(void);
+/* Take SIGBUS for this process, count those outside sessions in *elsewhere (NULL: do not); once more does nothing. 0 or -errno. */
+int ms_session_guard_install(uint64_t *elsewhere);
 /* `slot`'s session is mapped at `start` (page aligned), `bytes` long; it is not broken. */
 void ms_session_guard_add(uint32_t slot, void *start, int64_t bytes);
 /* Before the range is unmapped. */

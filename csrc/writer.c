@@ -221,7 +221,7 @@ static uint32_t check_entry(const struct ms_writer *writer, const struct ms_writ
             : refuse_puts & 1 ? MS_REFUSED_STOPPING
             : refuse_puts & 4 && !raw ? MS_REFUSED_SLAVE
             : read_only ? MS_REFUSED_READ_ONLY
-            : refuse_puts & 2 ? MS_REFUSED_DISK_FULL
+            : refuse_puts & 2 || writer->no_room ? MS_REFUSED_DISK_FULL
             : refuse_puts & 8 ? MS_REFUSED_UNWRITABLE
                               : MS_REFUSED_NO;
     if (*detail != MS_REFUSED_NO)
@@ -276,7 +276,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
                                  .store_timestamp_ms = record.store_timestamp_ms, .status = PUT_OK, .count = head->count};
     /* One segment for a whole batch: decide the roll for the sum. */
     if (head->kind == MS_ENTRY_BATCH && sum + MS_BLANK_BYTES > ms_tail_room(writer) && ms_tail_roll(writer) != 0)
-        return MS_RUN_FROZEN;
+        return MS_RUN_FAILED;
     struct ms_records records;
     ms_entry_records(taken, &records);
     uint32_t count = 0;
@@ -284,7 +284,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
         record.queue_offset = counts ? queue_offset + count : 0;
         int64_t bytes = ms_record_bytes(record.sys_flag, record.topic_bytes, record.properties_bytes, record.body_bytes);
         if (ms_tail_append(writer, &record, bytes) != 0)
-            return MS_RUN_FROZEN;
+            return MS_RUN_FAILED;
         MS_FAILPOINT("pass_record_appended");
         if (count == 0) {
             what.physical_offset = writer->position - bytes;
@@ -310,7 +310,7 @@ static int execute_raw(struct ms_writer *writer, struct ms_writer_session *own, 
 {
     struct ms_completion what = {.sequence = taken->head.sequence, .queue_offset = -1, .status = PUT_OK};
     if (ms_raw_append(writer, taken, &what) != 0)
-        return MS_RUN_FROZEN;
+        return MS_RUN_FAILED;
     ms_put_meter_take(&writer->meter, taken->head.submitted_ns, taken->payload_bytes, what.count);
     answer(writer, own, &what);
     return 0;
@@ -447,8 +447,8 @@ static void wake_fenced(struct ms_writer *writer, uint32_t kind)
 static int commit_pass(struct ms_writer *writer)
 {
     struct ms_control *control = writer->control;
-    if (writer->mode == MS_MODE_SYNC && ms_tail_write(writer) != 0)
-        return MS_RUN_FROZEN;
+    if (ms_tail_write(writer) != 0)
+        return MS_RUN_FAILED;
     struct ms_commit_slot *slot = &control->slots[writer->pass & 1];
     int grew = writer->position != ms_load_relaxed(&control->wrote.value);
     MS_FAILPOINT("pass_ready");
@@ -556,7 +556,7 @@ static int make_pass(struct ms_writer *writer)
     writer->refuse_segment = writer->side_failed = writer->queues_refused = 0;
     if (why == MS_RUN_TIME)
         writer->turn = high ? (writer->turn + 1) % high : 0;
-    if (why == MS_RUN_FROZEN)
+    if (why == MS_RUN_FAILED)
         return why;
     int committed = commit_pass(writer);
     writer->last_work_ns = ms_monotonic_ns();

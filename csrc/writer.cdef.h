@@ -1,7 +1,7 @@
 /* The writer's pass: drain submission rings, append records, commit, answer.
  *
  * Who: the writer process only, from workers/writer.py, one thread. Blocks on:
- * pwrite in sync mode; ms_writer_run sleeps on the writer's latch, at most
+ * pwrite where segments are not mapped; ms_writer_run sleeps on the writer's latch, at most
  * until its deadline. After a crash anywhere in here: the commit slot says what
  * happened; the next writer calls ms_writer_roll_back, zeroes
  * [wrote, intent_end) and goes on, so no record is lost or doubled.
@@ -15,7 +15,7 @@
  *   2 for each entry: copy it to private memory, check the copy; undo entry for
  *     its queue before the queue's offset changes; intent_end before the bytes
  *   3 answers into the sessions (not valid until acked moves)
- *   4 sync mode: pwrite of the gathered bytes
+ *   4 where the segment is written: pwrite of the gathered bytes
  *   5 fill the other commit slot, then slot_pass with release: the commit point
  *   6 wrote (and committed), heads, acked, wake-ups: all derived from the slot
  */
@@ -30,7 +30,7 @@
 #define MS_RUN_SIDE 4            /* load the side object of side_slot / side_sequence (or set side_failed) */
 #define MS_RUN_QUEUES 5          /* the queue table is too full */
 #define MS_RUN_FLUSHER 6         /* a new flusher wants the first descriptors synced */
-#define MS_RUN_FROZEN 7          /* a pwrite failed: the store is frozen */
+#define MS_RUN_FAILED 7          /* a pwrite failed, error_number says how: no room (take the pass back), else the store is frozen */
 
 struct ms_writer_session {
     struct ms_session *session;  /* NULL: not attached */
@@ -45,8 +45,8 @@ struct ms_writer_session {
 
 struct ms_segment {
     int64_t base;                /* physical offset of its first byte; -1: none */
-    uint8_t *memory;             /* mapping or pool buffer; NULL in sync mode */
-    int32_t fd;                  /* sync mode */
+    uint8_t *memory;             /* mapping or pool buffer; NULL: the segment is written, not stored into */
+    int32_t fd;                  /* to write to; -1 with a memory */
     int32_t pool_buffer;         /* -1 without a pool */
 };
 
@@ -68,7 +68,7 @@ struct ms_writer {
     uint32_t refuse_segment;     /* in: answer the entry at hand CREATE_MAPEDFILE_FAILED */
     uint32_t rolled;             /* segments finished since Python looked */
     struct ms_segment finished[64]; /* out: with MS_RUN_ROLLED, `rolled` of them */
-    uint8_t *stage;              /* sync mode: gathers the pass */
+    uint8_t *stage;              /* gathers the pass for a segment that is written */
     int64_t stage_bytes_max;
     int64_t stage_bytes;
     int64_t stage_from;          /* physical offset of stage[0] */
@@ -90,10 +90,11 @@ struct ms_writer {
     uint64_t put_bytes;
     uint32_t entries;            /* in the pass being made */
     int32_t spin_us;
-    int32_t error_number;        /* out: with MS_RUN_FROZEN */
+    int32_t error_number;        /* out: with MS_RUN_FAILED */
     uint32_t last_producer_same_cpu;
     int64_t last_work_ns;
     uint32_t spinning;           /* entries come so close that spinning for the next one pays */
+    uint32_t no_room;            /* in: the disk takes no bytes of the log: refuse each put */
     struct ms_mover mover;
     uint64_t skip_verify_incarnation; /* flusher incarnation already reported to Python */
     struct ms_light_queues light; /* places in further queues; off until Python sets light.enabled */

@@ -37,6 +37,7 @@ from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, look, require_no_foreign_holder
 from pyengine.native import control as native
+from pyengine.storage.file_system import refuse_shared
 from pyengine.storage.log_files import look_at_log
 
 if TYPE_CHECKING:
@@ -283,6 +284,7 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     from pyengine.workers.bring_up import prepare_root
     from pyengine.workers.limits import require_descriptors
 
+    refuse_shared(root)
     require_descriptors()
     require_no_foreign_holder(root)
     prepare_root(root)

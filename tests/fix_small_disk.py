@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 from pathlib import Path
 
@@ -33,3 +35,59 @@ def make_small_disk(tmp_path):
     yield make
     for folder in disks:
         subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
+def make_disk(tmp_path):
+    """make_disk("btrfs") -> folder with an empty file system of that kind, which is soon full: btrfs, xfs (a loop device each),
+    or "overlay", which is one over a btrfs; unmounted at the end."""
+    disks: list[Path] = []
+
+    def do(*command: object) -> None:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except FileNotFoundError:
+            pytest.skip(f"{command[0]} not found on PATH")
+        if done.returncode:
+            pytest.skip(f"{command[0]} refused: {done.stderr.strip()}")
+
+    def mount(folder: Path, *options: object) -> Path:
+        folder.mkdir()
+        do("mount", *options, folder)
+        disks.append(folder)
+        return folder
+
+    def make(kind: str) -> Path:
+        folder = tmp_path / f"{kind}-{len(disks)}"
+        if kind == "overlay":
+            below = make("btrfs")
+            parts = [below / name for name in ("lower", "upper", "work")]
+            for part in parts:
+                part.mkdir()
+            lower, upper, work = parts
+            return mount(folder, "-t", "overlay", "-o", f"lowerdir={lower},upperdir={upper},workdir={work}", "overlay")
+        image = folder.with_suffix(".image")
+        do("truncate", "-s", {"btrfs": "256M", "xfs": "320M"}[kind], image)
+        do(f"mkfs.{kind}", "-q", image)
+        return mount(folder, "-o", "loop", image)
+
+    yield make
+    for folder in reversed(disks):
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(file: Path) -> None:
+    """Take all room of a file system, and what syncing gives back of it."""
+    piece = os.urandom(1 << 20)
+    with open(file, "ab", buffering=0) as opened:
+        for _ in range(3):
+            size = len(piece)
+            while size:
+                try:
+                    if opened.write(piece[:size]) < size:
+                        size //= 2
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    size //= 2
+            os.sync()

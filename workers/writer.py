@@ -27,6 +27,7 @@ def serve(attached: worker.Worker) -> None:
         attached.ready()
         while not attached.stopping:
             attached.beat(worked=service.run())
+            attached.say_obstacle(service.obstacle)
         attached.heart.state(native.WORKER_STOPPING)
         while not attached.memory.retired and not service.drained:
             attached.beat(worked=service.run())

@@ -2,6 +2,8 @@
  *
  * The hook copies file and progress area as they stand at each step of each put; from
  * every copy a new life begins, with and without the progress area. */
+#include <errno.h>
+
 #include "check.h"
 
 #define SLOTS 5
@@ -11,6 +13,7 @@
 
 static void kill_point(const char *name);
 #define MS_FAILPOINT(name) kill_point(name)
+#define ms_flush_pwrite_all write_or_fail
 #include "../index_file.c"
 
 struct life {
@@ -20,6 +23,7 @@ struct life {
 };
 
 static uint8_t file_bytes[FILE_BYTES] __attribute__((aligned(8)));
+static int writes_left; /* before the disk is full */
 static struct ms_index_progress area;
 static const struct ms_index_file file = {.base = file_bytes, .number = 20240101000000000, .slots = SLOTS, .entries = ENTRIES};
 static struct life lives[STEPS_MAX];
@@ -35,6 +39,18 @@ static void kill_point(const char *name)
     lives[life_count].progress = area;
     snprintf(lives[life_count].step, sizeof lives[life_count].step, "%s", name);
     life_count++;
+}
+
+/* The file is the mapping. A full disk takes half of a write, or none of it. */
+int write_or_fail(int fd, const uint8_t *from, int64_t length, int64_t at)
+{
+    CHECK(fd == 7 && at >= 0 && at + length <= FILE_BYTES);
+    if (writes_left-- > 0) {
+        memcpy(file_bytes + at, from, (size_t)length);
+        return 0;
+    }
+    memcpy(file_bytes + at, from, (size_t)dice(length));
+    return -ENOSPC;
 }
 
 /* Key k of record r: hashes that share slots, several keys a record. */
@@ -120,6 +136,45 @@ static void test_lost_progress_keeps_chains(void)
     CHECK(0);
 }
 
+/* Where the file is written: the same bytes, and a put that finds no room is undone, at once or by the next one. */
+static void test_written_file_on_a_full_disk(void)
+{
+    static uint8_t stored[FILE_BYTES], before[FILE_BYTES];
+    static const struct ms_index_file written = {.base = file_bytes, .number = 1, .slots = SLOTS, .entries = ENTRIES,
+                                                 .is_written = 1, .fd = 7};
+    const struct ms_index_header predecessor = {.end_timestamp_ms = 5, .end_physical_offset = 900};
+    const int writes_of_put = 3, writes_of_undo = 2;
+    memset(file_bytes, 0, FILE_BYTES);
+    ms_index_inherit(&file, &predecessor);
+    for (int key = 0; key < ENTRIES - 1; key++)
+        CHECK(put(key) == 0);
+    memcpy(stored, file_bytes, FILE_BYTES);
+
+    memset(file_bytes, 0, FILE_BYTES);
+    writes_left = 0;
+    CHECK(ms_index_inherit(&written, &predecessor) == -ENOSPC);
+    writes_left = 1;
+    CHECK(ms_index_inherit(&written, &predecessor) == 0);
+    for (int key = 0; key < ENTRIES - 1; key++) {
+        const int record = key / 3;
+        for (int room = 0; room < writes_of_put; room++) {
+            memcpy(before, file_bytes, FILE_BYTES);
+            writes_left = room;
+            CHECK(ms_index_put(&written, &area, hash_of(key), 1000 + record * 100, 1700000000000 + record * 1500) == -ENOSPC);
+            writes_left = writes_of_undo;
+            ms_index_roll_back(&written, &area);
+            CHECK(area.putting == 0);
+            memcpy(entry_at(&written, key + 1), before + (entry_at(&written, key + 1) - file_bytes), MS_INDEX_ENTRY_BYTES);
+            CHECK(memcmp(file_bytes, before, FILE_BYTES) == 0);
+        }
+        writes_left = 1; /* and not undone: the next put does that first */
+        CHECK(ms_index_put(&written, &area, hash_of(key), 1000 + record * 100, 1700000000000 + record * 1500) == -ENOSPC);
+        writes_left = writes_of_undo + writes_of_put;
+        CHECK(ms_index_put(&written, &area, hash_of(key), 1000 + record * 100, 1700000000000 + record * 1500) == 0);
+    }
+    CHECK(memcmp(file_bytes, stored, FILE_BYTES) == 0);
+}
+
 /* A file of garbage between guard pages: whatever its numbers say, nothing outside is touched. */
 static void test_garbage_files(void)
 {
@@ -151,6 +206,7 @@ int main(void)
     dice_begin("index_file");
     test_every_step_of_every_put();
     test_lost_progress_keeps_chains();
+    test_written_file_on_a_full_disk();
     test_garbage_files();
     return 0;
 }

@@ -32,6 +32,7 @@ from pathlib import Path
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
 from pyengine.formats.small_file import open_regular
 from pyengine.ipc.shared_objects import KIND_NAMES
+from pyengine.storage.file_system import refuse_shared
 
 LETTERS = b"lock"
 OWNER_BYTE = 0
@@ -70,7 +71,10 @@ class StoreLock:
     """This process's locks on one store; all are dropped by close() or by its death."""
 
     def __init__(self, root: str | os.PathLike[str], *, create: bool = False) -> None:
-        """Open `lock`; `create` makes it (the directory must exist). NotAStoreError without it."""
+        """Open `lock`; `create` makes it (the directory must exist). NotAStoreError without it; UsageError, and nothing
+        made, where another host may have the directory mounted."""
+        if create:
+            refuse_shared(root)
         self.path = Path(root) / "lock"
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:

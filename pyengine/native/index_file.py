@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from pyengine._native import ffi, lib
 from pyengine.errors import InvariantError
 from pyengine.formats.index_file import IndexHeader, IndexLayout
+from pyengine.native.flush import raise_disk_error
 
 PROGRESS_BYTES = lib.MS_INDEX_PROGRESS_BYTES
 ALL_KEYS = 1 << 62  # more than any record has
@@ -13,17 +16,20 @@ ALL_KEYS = 1 << 62  # more than any record has
 class IndexMapping:
     """The file's header, chains and newest entries, over a writable mapping of its whole length.
 
-    The mapping must not be closed before `release` was called.
+    The mapping must not be closed before `release` was called. With `written_to` (a descriptor, which is closed then
+    too) nothing is stored into the mapping: it is written, and DiskFullError tells of a disk without room.
     """
 
-    def __init__(self, mapping, number: int, layout: IndexLayout) -> None:
+    def __init__(self, mapping, number: int, layout: IndexLayout, written_to: int | None = None) -> None:
         memory = ffi.from_buffer("uint8_t[]", mapping, require_writable=True)
         if len(memory) != layout.size_bytes or layout.max_hash_slot_num < 1 or layout.max_index_num < 1:
             raise InvariantError(f"an index file of {len(memory)} bytes does not have the layout {layout}")
         self._memory = memory
+        self._written_to = written_to
         self.struct = ffi.new(
             "struct ms_index_file *",
-            {"base": memory, "number": number, "slots": layout.max_hash_slot_num, "entries": layout.max_index_num},
+            {"base": memory, "number": number, "slots": layout.max_hash_slot_num, "entries": layout.max_index_num,
+             "is_written": written_to is not None, "fd": -1 if written_to is None else written_to},
         )
 
     def header(self) -> IndexHeader:
@@ -40,11 +46,11 @@ class IndexMapping:
 
     def inherit(self, predecessor: IndexHeader) -> None:
         """Begin and end of an empty file become the end of the full one before it."""
-        lib.ms_index_inherit(self.struct, ffi.new("struct ms_index_header *", tuple(predecessor)))
+        _check(lib.ms_index_inherit(self.struct, ffi.new("struct ms_index_header *", tuple(predecessor))))
 
     def roll_back(self, progress) -> bool:
         """Undo the put that `progress` says is unfinished, if it is this file's."""
-        return bool(lib.ms_index_roll_back(self.struct, progress))
+        return bool(_check(lib.ms_index_roll_back(self.struct, progress)))
 
     def newest_offset(self) -> int:
         """The record of the newest entry, -1 without entries."""
@@ -58,6 +64,15 @@ class IndexMapping:
         """Let go of the mapping."""
         self.struct.base = ffi.NULL
         ffi.release(self._memory)
+        if self._written_to is not None:
+            os.close(self._written_to)
+            self._written_to = None
+
+
+def _check(code: int) -> int:
+    if code < 0:
+        raise_disk_error(code, "write an index file", None)
+    return code
 
 
 def new_progress():

@@ -7,9 +7,12 @@ import os
 from pyengine._native import ffi, lib
 
 
-def install() -> None:
-    """Take SIGBUS for this process: a fault inside a guarded session lays zeros over it, any other goes on as before."""
-    code = lib.ms_session_guard_install()
+def install(elsewhere=ffi.NULL) -> None:
+    """Take SIGBUS for this process: a fault inside a guarded session lays zeros over it, any other goes on as before.
+
+    Those others are counted in `elsewhere`, a `uint64_t *` that outlives the process.
+    """
+    code = lib.ms_session_guard_install(elsewhere)
     if code:
         raise OSError(-code, os.strerror(-code))
 

@@ -13,11 +13,11 @@ RUN_SESSIONS: int = lib.MS_RUN_SESSIONS
 RUN_SIDE: int = lib.MS_RUN_SIDE
 RUN_QUEUES: int = lib.MS_RUN_QUEUES
 RUN_FLUSHER: int = lib.MS_RUN_FLUSHER
-RUN_FROZEN: int = lib.MS_RUN_FROZEN
+RUN_FAILED: int = lib.MS_RUN_FAILED
 
 AHEAD_MAX: int = lib.MS_AHEAD_MAX
 SCRATCH_BYTES_MIN = 2 * 1024 * 1024
-STAGE_BYTES = 8 * 1024 * 1024  # at least, and the largest record fits: none is written in pieces
+STAGE_BYTES = 8 * 1024 * 1024  # of a writer that gathers: at least, and the largest record fits: none is written in pieces
 RECORD_ALLOWANCE_BYTES: int = lib.MS_RECORD_ALLOWANCE_BYTES
 
 REFUSED_OFFSET: int = lib.MS_REFUSED_OFFSET
@@ -59,7 +59,7 @@ REFUSALS: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment as the writer holds it: memory (mapping or pool buffer) or, in sync mode, a descriptor."""
+    """A segment as the writer holds it: memory to store into (mapping or pool buffer), or a descriptor to write to."""
 
     base: int
     memory: object  # cffi pointer or None
@@ -104,13 +104,18 @@ class Writer:
         self._grow_scratch(SCRATCH_BYTES_MIN)
         self._stage = None
         if writer.mode == lib.MS_MODE_SYNC:
+            self._zeros = ffi.new("uint8_t[]", max(1, zero_ahead_bytes))
+            writer.zeros = self._zeros
+            writer.zero_ahead_bytes = zero_ahead_bytes
+
+    def _need_stage(self) -> None:
+        """Room to gather a pass for a segment that is written."""
+        if self._stage is None:
+            writer = self.pointer
             record_bytes_max = min(writer.max_message_bytes + RECORD_ALLOWANCE_BYTES, writer.segment_bytes)
             writer.stage_bytes_max = max(STAGE_BYTES, record_bytes_max)
             self._stage = ffi.new("uint8_t[]", writer.stage_bytes_max)
             writer.stage = self._stage
-            self._zeros = ffi.new("uint8_t[]", max(1, zero_ahead_bytes))
-            writer.zeros = self._zeros
-            writer.zero_ahead_bytes = zero_ahead_bytes
 
     def _grow_scratch(self, size: int) -> None:
         if self._scratch is None or len(self._scratch) < size:
@@ -127,6 +132,7 @@ class Writer:
     def open(self) -> None:
         """Take the committed slot as the truth: position, heads, counters."""
         lib.ms_writer_open(self.pointer)
+        self.pointer.light.lmq_count = -1  # counted anew
 
     @property
     def position(self) -> int:
@@ -140,12 +146,25 @@ class Writer:
 
     def set_current(self, segment: Segment) -> None:
         """The segment that holds the write position (at start)."""
-        _fill(self.pointer.current, segment)
+        self._fill(self.pointer.current, segment)
 
     def add_ahead(self, segment: Segment) -> None:
         """The segment behind the last one attached."""
-        _fill(self.pointer.ahead[self.pointer.ahead_count], segment)
+        self._fill(self.pointer.ahead[self.pointer.ahead_count], segment)
         self.pointer.ahead_count += 1
+
+    def _fill(self, struct, segment: Segment) -> None:
+        if segment.memory is None:
+            self._need_stage()
+        struct.base = segment.base
+        struct.memory = segment.memory if segment.memory is not None else ffi.NULL
+        struct.fd = segment.fd
+        struct.pool_buffer = segment.pool_buffer
+
+    def detach_segments(self) -> None:
+        """All of them, for a pass that is taken back: it may have rolled."""
+        self.pointer.current.base = -1
+        self.pointer.ahead_count = self.pointer.rolled = 0
 
     @property
     def ahead_count(self) -> int:
@@ -199,10 +218,3 @@ def _segment(struct) -> Segment | None:
     if struct.base < 0:
         return None
     return Segment(struct.base, struct.memory, struct.fd, struct.pool_buffer)
-
-
-def _fill(struct, segment: Segment) -> None:
-    struct.base = segment.base
-    struct.memory = segment.memory if segment.memory is not None else ffi.NULL
-    struct.fd = segment.fd
-    struct.pool_buffer = segment.pool_buffer

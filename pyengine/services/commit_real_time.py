@@ -9,6 +9,9 @@ visible at once, and under load pieces grow to PIECE_BYTES or a millisecond's wo
 blank record that closes a segment only its header is written: the filler behind it is
 stale bytes of the buffer's last segment, and the file holds zeros there.
 
+A disk without room is no failure: `committed` waits, it is tried again each half second, and
+the errno in shared memory has the writer refuse what finds no free buffer.
+
 A buffer is free again once its segment is committed to the end. After a crash of this
 process the next one starts at `committed`: bytes between were maybe written already, and
 are written again the same.
@@ -20,7 +23,7 @@ import os
 
 from pyengine._native import ffi
 from pyengine.config import EngineConfig
-from pyengine.errors import DiskError, InvariantError
+from pyengine.errors import DiskError, DiskFullError, InvariantError
 from pyengine.formats.constants import BLANK_HEADER_BYTES
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import shared_objects
@@ -29,7 +32,7 @@ from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
 from pyengine.native import nap, scan
 from pyengine.native.failpoint import failpoint
-from pyengine.native.flush import pwrite_all
+from pyengine.native.flush import monotonic_ns, pwrite_all
 from pyengine.services.freeze import freeze
 from pyengine.services.pace import Pace
 
@@ -37,6 +40,7 @@ PIECE_BYTES = 1 << 20
 SMALL_BYTES = 64 << 10
 NAP_NS = 1_000_000    # in a stream of puts, what comes within this time is committed together
 QUIET_NS = 3_000_000  # the stream is over after so long without one
+RETRY_NS = 500_000_000  # after a write that found no room
 NO_SEGMENT = -1
 
 
@@ -57,12 +61,16 @@ class CommitRealTimeService:
         self._path = ""
         self._pace = Pace(NAP_NS, QUIET_NS)
         self._committed = native.load_position(self._control.committed)
+        self._line = self._control.workers[native.COMMITTER]
+        native.store(self._line, "error_number", 0)
+        self._retry_ns = 0
+        self.obstacle = ""
         self._free_full_buffers()
         nap.precisely()
 
     def work(self) -> bool:
         """Commit one piece, unless it is so small that waiting a moment for more is better."""
-        if native.load(self._control.state, "frozen"):
+        if native.load(self._control.state, "frozen") or monotonic_ns() < self._retry_ns:
             return False
         wrote = native.load_position(self._control.wrote)
         if wrote - self._committed < SMALL_BYTES and self._pace.busy or wrote <= self._committed:
@@ -74,7 +82,7 @@ class CommitRealTimeService:
         return done
 
     def _commit(self, wrote: int) -> bool:
-        """Commit one piece; False only when the store froze over it."""
+        """Commit one piece; False when there is no room for it, or the store froze over it."""
         start = self._committed
         base = start - start % self._segment_bytes
         number = self._buffer_of(base)
@@ -92,11 +100,17 @@ class CommitRealTimeService:
                 self._write(view, base, end, end + BLANK_HEADER_BYTES)
                 failpoint("pool_blank_written")
                 end = base + self._segment_bytes
+        except DiskFullError as error:
+            self._wait_for_room(error)
+            return False
         except DiskError as error:
             freeze(self._memory, self._root, native.COMMITTER, error)
             return False
         if end <= start:
             raise InvariantError(f"pool buffer {number}: {walked.reason} at {start}, below wrote = {wrote}")
+        if self.obstacle:
+            self.obstacle = ""
+            native.store(self._line, "error_number", 0)
         native.store_position(self._control.committed, end)
         failpoint("pool_committed")
         self._committed = end
@@ -106,6 +120,14 @@ class CommitRealTimeService:
         if end % self._segment_bytes == 0:
             self._free_full_buffers()
         return True
+
+    def _wait_for_room(self, error: DiskFullError) -> None:
+        self.obstacle = (f"cannot commit what is in the pool: {error}; trying again each {RETRY_NS / 1e9:g} s: free space")
+        native.store(self._line, "error_number", error.errno)
+        native.store(self._line, "error_count", native.load(self._line, "error_count") + 1)
+        self._retry_ns = monotonic_ns() + RETRY_NS
+        failpoint("pool_without_room")
+        self._memory.wake(native.WRITER)
 
     def _write(self, view, base: int, start: int, end: int) -> None:
         if self._base != base:
@@ -153,6 +175,8 @@ class CommitRealTimeService:
             self._memory.wake(native.WRITER)
 
     def pause_s(self) -> float:
+        if self.obstacle:
+            return max(0.01, (self._retry_ns - monotonic_ns()) / 1e9)
         return self._interval_s
 
     def drain(self) -> bool:

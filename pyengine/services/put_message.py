@@ -8,6 +8,12 @@ for a new flusher. Owned by the writer process: positions `wrote` and, without a
 After a crash of this process: the commit slot says what happened. The next one puts back
 the queue offsets of the uncommitted pass, zeroes what that pass may have written (records
 of equal size would otherwise line up and come back to life), and goes on.
+
+In async mode records are stored into mapped segments, unless their file system copies on
+write (storage/file_system.py) or a store was a bus error since the engine started: then
+passes are written, as in sync mode. A write that finds no room is no failure: the pass is
+taken back in the same way, puts are refused, and each half second zeros are written where
+the next record goes, until the disk takes them.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi
-from pyengine.errors import EngineUnavailableError, FlushError, InvariantError
+from pyengine.errors import DiskFullError, EngineUnavailableError, FlushError, InvariantError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject
@@ -31,6 +37,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.writer import Segment, Writer
 from pyengine.services.freeze import freeze
 from pyengine.services.unflushed_segments import UnflushedSegments
+from pyengine.storage.file_system import copies_on_write
 from pyengine.storage.watermark import note_sync_failure
 
 if TYPE_CHECKING:
@@ -41,6 +48,8 @@ SEGMENT_WAIT_S = 5.0        # RocketMQ waits as long for a mapped file (Allocate
 QUEUE_TABLE_WAIT_S = 5.0
 QUEUE_TABLE_GROW_AT = 0.6   # ask for a larger table well before the native limit of 3/4
 LOOK_S = 0.05
+ROOM_RETRY_NS = 500_000_000
+ROOM_PROBE_BYTES = 65536
 WAKES = (native.COMMITTER, native.FLUSHER, native.REPUTTER)
 
 
@@ -63,6 +72,9 @@ class PutMessageService:
         self._pool: dict[int, SharedObject] = {}        # by buffer number
         self._sessions: dict[int, SharedObject] = {}    # by slot
         self._dying: set[int] = set()
+        self.obstacle = ""
+        self._room_retry_ns = 0
+        self._untaken = False  # a pass that found no room is still to be taken back
         self._follow()
         slot = self._control.slots[native.load_position(self._control.slot_pass) & 1]
         self._generation = slot.queue_table_generation or 1
@@ -79,7 +91,7 @@ class PutMessageService:
         self._writer.open()
         cpu.be_prompt()
         self._attach_segments_at_start()
-        session_guard.install()
+        session_guard.install(ffi.addressof(self._control.writer, "bus_errors"))
         self._look_at_sessions()
         for kind in WAKES:  # a writer killed behind its commit point woke nobody
             memory.wake(kind)
@@ -131,7 +143,8 @@ class PutMessageService:
         if base not in self._unflushed.descriptors:
             self._follow()
         descriptor = self._unflushed.descriptors[base]
-        if self._identity.mode == native.MODE_SYNC:
+        if self._identity.mode == native.MODE_SYNC or self._identity.mode == native.MODE_MAPPED and (
+                native.load(self._control.writer, "bus_errors") or copies_on_write(descriptor)):
             return Segment(base, None, descriptor, -1)
         if self._identity.mode == native.MODE_POOL:
             number = self._buffer_of(base)
@@ -199,7 +212,7 @@ class PutMessageService:
                 self._latch.disarm()
                 break
             short = native.load(self._control.allocator, "ready_end") < wanted_end
-            failing = short and native.load(self._control.allocator, "error_number")
+            failing = native.load(self._control.allocator if short else self._control.workers[native.COMMITTER], "error_number")
             if failing or native.load(self._control.state, "frozen") or time.monotonic() >= deadline_s:
                 self._latch.disarm()
                 self._writer.pointer.refuse_segment = 1
@@ -354,7 +367,10 @@ class PutMessageService:
         self._memory.wake(native.FLUSHER)
 
     def _start_over(self) -> None:
-        """RUN_FROZEN: the pass failed on the disk; forget it. What follows is refused by the frozen state."""
+        """RUN_FAILED: the pass failed on the disk; forget it. What follows is refused by the frozen state."""
+        if not native.load(self._control.state, "frozen"):
+            self._wait_for_room()
+            return
         note_sync_failure(self._root, native.load_position(self._control.flushed), "the log", native.reason(self._control))
         pass_.roll_back(self._control, self._table)
         pass_.rolled_back(self._control)
@@ -362,10 +378,57 @@ class PutMessageService:
         for kind in (native.SUPERVISOR, *WAKES, native.CHECKPOINTER):
             self._memory.wake(kind)
 
+    # ---- room -------------------------------------------------------------------
+
+    def _wait_for_room(self) -> None:
+        """RUN_FAILED without a failure: the disk is full. Puts are refused until it takes bytes again."""
+        number = self._writer.pointer.error_number
+        self.obstacle = (f"cannot write the commit log: {os.strerror(number)}; puts are refused, trying again each "
+                         f"{ROOM_RETRY_NS / 1e9:g} s: free space")
+        native.store(self._control.writer, "pass_started_ms", 0)
+        failpoint("pass_without_room")
+        self._writer.pointer.no_room = 1
+        self._room_retry_ns = flush.monotonic_ns() + ROOM_RETRY_NS
+        self._untaken = True
+        self._take_back()
+
+    def _take_back(self) -> None:
+        """Forget the pass that found no room, as a successor would. Zeros may need room too: then again later."""
+        try:
+            self._forget_dead_pass()
+        except DiskFullError:
+            return
+        self._untaken = False
+        self._writer.open()
+        self._writer.detach_segments()
+        self._attach_segments_at_start()
+
+    def _look_for_room(self) -> bool:
+        """Whether the log can be written now, or it is not time to look."""
+        if self._untaken:
+            self._take_back()
+        if self._untaken or flush.monotonic_ns() < self._room_retry_ns:
+            return not self._untaken
+        segment = self._writer.current
+        try:
+            if segment is not None and segment.memory is None:
+                at = self._writer.position - segment.base
+                flush.pwrite_all(segment.fd, bytes(min(ROOM_PROBE_BYTES, self._size - at)), at, self._unflushed.path(segment.base))
+        except DiskFullError:
+            self._room_retry_ns = flush.monotonic_ns() + ROOM_RETRY_NS
+            return True
+        self._writer.pointer.no_room = 0
+        self.obstacle = ""
+        return True
+
     # ---- the round --------------------------------------------------------------
 
     def run(self) -> bool:
         """Passes for up to RUN_NS, or one errand; whether entries were executed."""
+        if self._writer.pointer.no_room and not self._look_for_room():
+            self._latch.arm()
+            self._latch.wait(LOOK_S)
+            return False
         before = native.load_position(self._control.slot_pass)
         why = self._writer.run(flush.monotonic_ns() + RUN_NS)
         if why == pass_.RUN_SEGMENT:
@@ -380,7 +443,7 @@ class PutMessageService:
             self._wait_for_table()
         elif why == pass_.RUN_FLUSHER:
             self._vouch_for_flusher()
-        elif why == pass_.RUN_FROZEN:
+        elif why == pass_.RUN_FAILED:
             self._start_over()
         else:
             self._keep_house()

@@ -130,9 +130,9 @@ def _fill(
     path: Path, number: int, layout: IndexLayout, ranges: Sequence[LogRange], after: KeyPlace | None, queue_file_bytes: int
 ) -> int:
     """How many keys the empty file took."""
-    mapping = map_index_file(path, layout, to_write=True)
+    mapping, written_to = map_index_file(path, layout, to_write=True)
     try:
-        file = IndexMapping(mapping, number, layout)
+        file = IndexMapping(mapping, number, layout, written_to)
         try:
             if after is not None:
                 file.inherit(IndexHeader(end_timestamp_ms=after.store_timestamp_ms, end_physical_offset=after.offset))

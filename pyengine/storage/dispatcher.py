@@ -288,6 +288,8 @@ class Dispatcher:
         state = self._loop.struct
         queues = self._loop.queues
         number = state.queues.failed_queue
+        if number < 0:
+            raise_disk_error(-state.error_number, "write index", str(self._paths.index))
         folder = self._folder(queues.topic(number), queues[number].queue_id)
         raise_disk_error(-state.error_number, "write queue", str(folder))
 

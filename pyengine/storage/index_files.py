@@ -15,6 +15,7 @@ from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import allocate
 from pyengine.native.index_file import ALL_KEYS, IndexMapping, forget, is_putting
+from pyengine.storage.file_system import copies_on_write
 from pyengine.storage.folder_entries import index_file_names
 from pyengine.storage.new_file import create_file
 
@@ -121,8 +122,8 @@ class IndexFiles:
                 forget(progress)  # that file is gone, and its entries with it
 
     def _look(self, name: str, what: Callable[[IndexMapping], _T]) -> _T:
-        mapping = self._open(name)
-        file = IndexMapping(mapping, int(name), self._layout)
+        mapping, written_to = self._open(name)
+        file = IndexMapping(mapping, int(name), self._layout, written_to)
         try:
             return what(file)
         finally:
@@ -131,11 +132,11 @@ class IndexFiles:
 
     def _map(self, name: str) -> IndexMapping:
         self.close()
-        self._mapping = self._open(name, to_write=True)
-        self._current = IndexMapping(self._mapping, int(name), self._layout)
+        self._mapping, written_to = self._open(name, to_write=True)
+        self._current = IndexMapping(self._mapping, int(name), self._layout, written_to)
         return self._current
 
-    def _open(self, name: str, *, to_write: bool = False) -> mmap.mmap:
+    def _open(self, name: str, *, to_write: bool = False) -> tuple[mmap.mmap, int | None]:
         return map_index_file(self._folder / name, self._layout, to_write=to_write)
 
     def _create(self, previous: int | None) -> str:
@@ -154,8 +155,9 @@ class IndexFiles:
         raise DiskError(f"every name for a new index file in {self._folder} is taken", path=str(self._folder))
 
 
-def map_index_file(path: Path, layout: IndexLayout, *, to_write: bool = False) -> mmap.mmap:
-    """The whole file, shared and writable. Raises StoreRefusedError for another length, DiskError."""
+def map_index_file(path: Path, layout: IndexLayout, *, to_write: bool = False) -> tuple[mmap.mmap, int | None]:
+    """The whole file, shared and writable, and where its disk copies on write a descriptor: it is to be written, not
+    stored into. Raises StoreRefusedError for another length, DiskError."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -170,7 +172,8 @@ def map_index_file(path: Path, layout: IndexLayout, *, to_write: bool = False) -
         if to_write:
             # RocketMQ's files are sparse: a store into a hole of a full disk would be a SIGBUS.
             allocate(fd, 0, length, str(path))
-        return mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        mapping = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        return mapping, os.dup(fd) if copies_on_write(fd) else None
     finally:
         os.close(fd)
 

@@ -26,7 +26,7 @@ from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError
 from pyengine.formats.log_folders import log_folders
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
-from pyengine.native.new_file import link_unnamed, rename_exclusive
+from pyengine.native.new_file import link_unnamed, rename_exclusive, write_in_place
 
 Allocation = Literal["full", "none"] | int
 
@@ -230,6 +230,7 @@ def _rename_new(unfinished: Path, target: Path) -> None:
 
 def _give_length(descriptor: int, size_bytes: int, allocate: Allocation, path: Path) -> None:
     try:
+        write_in_place(descriptor)
         os.ftruncate(descriptor, size_bytes)
         failpoint("new_file_sized")
         blocks_bytes = size_bytes if allocate == "full" else 0 if allocate == "none" else min(allocate, size_bytes)

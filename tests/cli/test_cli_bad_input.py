@@ -6,6 +6,7 @@ import os
 import shutil
 
 import pytest
+from faults.failing_calls import build_shim, preload
 from fix_cli import changes, environment, picture, run, spawn, without_override
 
 # Every command that opens an existing store, with the rest of its arguments.
@@ -206,3 +207,14 @@ def test_a_file_where_a_folder_should_be_is_named(golden, command, name):
     assert ran.code in (1, 3) and "Traceback" not in ran.stderr, ran
     assert str(store.root / name) in ran.stderr or name in ran.stdout, ran
     assert picture(store.root / name) == before
+
+
+@pytest.mark.parametrize("command", ["start", "recover", "clean", "promote"])
+def test_a_store_that_another_host_may_have_mounted_is_read_but_not_written(golden, tmp_path, command):
+    store = golden("basic")
+    before = picture(store.root)
+    nfs = environment(**preload(build_shim(tmp_path)), PYENGINE_FAILING_FOLDERS=str(store.root), PYENGINE_FAKED_FILE_SYSTEM="0x6969")
+    ran = spawn(command, store.root, env=nfs)
+    assert ran.code == 2 and "NFS" in ran.stderr and "local disk" in ran.stderr, ran
+    assert changes(before, picture(store.root)) == []
+    assert spawn("inspect", store.root, "--json", env=nfs).document["facts"] == run("inspect", store.root, "--json").document["facts"]

@@ -1,6 +1,6 @@
 /* failing_calls.c - LD_PRELOAD shim: chosen system calls on the files below some folders, and on TCP sockets, fail.
  *
- * For tests only. Nothing is armed at first; SHORT as errno lets a write take half of its bytes. Two ways to arm it:
+ * For tests only; fstatfs can be made to name another file system, too. Nothing is armed at first; SHORT as errno lets a write take half of its bytes. Two ways to arm it:
  * In the process itself, fail_at(folder, call, n, error): the n-th such call from now on (from 1) fails, once;
  * fail_count() tells how many came. From outside, while it runs: the file that PYENGINE_FAILING_PLAN names holds a
  * struct plan (failing_engine.py writes it), folders are those of PYENGINE_FAILING_FOLDERS, parted by colons. Each
@@ -20,6 +20,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define SHORT (-1)
@@ -43,6 +44,7 @@ __attribute__((constructor)) static void find_plan(void)
 	const char *path = getenv("PYENGINE_FAILING_PLAN"), *below = getenv("PYENGINE_FAILING_FOLDERS");
 	char line[4096] = {0};
 	int fd = path ? REAL(openat64)(AT_FDCWD, path, O_RDWR | O_CLOEXEC) : -1;
+	snprintf(folders, sizeof folders, "%s", below ? below : "");
 	if (fd < 0 || !below)
 		return;
 	struct plan *shared = REAL(mmap64)(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -53,7 +55,6 @@ __attribute__((constructor)) static void find_plan(void)
 	for (char *word = line; word < line + n; word += strlen(word) + 1)
 		if (!strncmp(word, "pyengine.workers.", 17))
 			snprintf(kind, sizeof kind, "%s", word + 17);
-	snprintf(folders, sizeof folders, "%s", below);
 	if (shared != MAP_FAILED)
 		plan = shared;
 }
@@ -210,6 +211,17 @@ ssize_t recv(int fd, void *bytes, size_t n, int flags)
 	}
 	return REAL(recv)(fd, bytes, error == SHORT && n > 1 ? n / 2 : n, flags);
 }
+
+/* PYENGINE_FAKED_FILE_SYSTEM: the magic number that files below those folders have, for all processes. */
+static int faked(int failed, struct statfs *found, int fd)
+{
+	const char *magic = getenv("PYENGINE_FAKED_FILE_SYSTEM");
+	if (!failed && magic && own(fd))
+		found->f_type = strtol(magic, NULL, 0);
+	return failed;
+}
+int fstatfs64(int fd, struct statfs64 *found) { return faked(REAL(fstatfs64)(fd, found), (struct statfs *)found, fd); }
+int fstatfs(int fd, struct statfs *found) { return faked(REAL(fstatfs)(fd, found), found, fd); }
 
 int fsync(int fd)
 {

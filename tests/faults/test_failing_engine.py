@@ -58,6 +58,7 @@ LINK_ERRORS = ("EIO", "EINTR", "EMFILE", "ENOMEM", "ECONNRESET", "ETIMEDOUT")
 LINK_CALLS = ("accept", "connect", "recv", "send")
 START_CALLS = ("open", "fallocate", "mmap", "mkdir", "fsync", "pwrite", "write", "link", "rename", "unlink", "ftruncate")
 N_LONG = 8
+BTRFS = "0x9123683E"
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +73,10 @@ def rig_command(rig: Path, *arguments: object) -> dict[str, object]:
 
 
 def fail_engine(shim: Path, folder: Path, mode: str, cases: list[list[str]], limit: int, seed: str, *options: str,
-                rig: Path = RIG) -> list[dict]:
+                rig: Path = RIG, **environment: str) -> list[dict]:
     """The rig's rows; the last one is its summary."""
-    done = subprocess.run(**rig_command(rig, shim, folder, mode, json.dumps(cases), limit, seed, *options),
-                          capture_output=True, timeout=10_000)
+    command = rig_command(rig, shim, folder, mode, json.dumps(cases), limit, seed, *options)
+    done = subprocess.run(**command | {"env": command["env"] | environment}, capture_output=True, timeout=10_000)
     print(done.stdout[-8000:], done.stderr[-4000:])
     assert done.returncode == 0
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -116,6 +117,25 @@ def test_a_disk_that_fails_is_told_and_survived(shim, tmp_path, seed):
     assert "allocator: cannot make the next segment" in rows[1]["reason"] and "the disk is full" in rows[1]["reason"]
     assert "reputter: write queue" in rows[3]["reason"] and "No space left" in rows[3]["reason"]
     assert "read-only from now on" in rows[4]["reason"] and "Input/output error" in rows[4]["reason"]
+
+
+@pytest.mark.parametrize("mode, kind, file_system", [
+    ("sync", "writer", ""), ("pool", "committer", ""), ("async", "writer", BTRFS), ("async", "reputter", BTRFS)])
+def test_a_log_that_finds_no_room_waits_for_it_and_is_never_read_only(shim, tmp_path, seed, mode, kind, file_system):
+    environment = {"PYENGINE_FAKED_FILE_SYSTEM": file_system} if file_system else {}
+    cases = [[kind, "pwrite", "ENOSPC", "once"], [kind, "pwrite", "ENOSPC", "lasting"], [kind, "pwrite", "EDQUOT", "once"]]
+    rows = fail_engine(shim, tmp_path, mode, cases, 2, seed, "--traffic", "30", **environment)
+    summary = held(rows)
+    assert all(row["came"] for row in rows[:-1]) and summary["acknowledged"] > 0
+    assert (summary["restarts"], [row for row in rows[:-1] if row["read_only"]]) == (0, [])
+    assert [row["reason"] for row in rows[:-1] if row["how"] == "lasting" and "No space left" in row["reason"]]
+
+
+@pytest.mark.parametrize("mode, kind, step", [("sync", "writer", "pass_without_room"), ("pool", "committer", "pool_without_room")])
+def test_who_dies_over_a_full_disk_has_a_successor_that_loses_nothing(shim, tmp_path, seed, mode, kind, step):
+    rows = fail_engine(shim, tmp_path, mode, [[kind, "pwrite", "ENOSPC", "once"]], 3, seed, "--traffic", "30",
+                       PYENGINE_FAILPOINT=f"{step}@{kind}:1:kill")
+    assert held(rows)["restarts"] == 0 and all(row["came"] and not row["read_only"] for row in rows[:-1])
 
 
 @pytest.mark.long

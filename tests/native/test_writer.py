@@ -26,7 +26,7 @@ from pyengine.native.producer import (
     entry_bytes,
     pack_many,
 )
-from pyengine.native.writer import RUN_FROZEN, RUN_SIDE, RUN_TIME, STAGE_BYTES
+from pyengine.native.writer import RUN_FAILED, RUN_SIDE, RUN_TIME, STAGE_BYTES
 from pyengine.results import PutStatus
 
 SEQUENCE, PHYSICAL, END, QUEUE_OFFSET, STORE_TIME, STATUS, DETAIL, COUNT, SIZE = range(9)
@@ -245,7 +245,7 @@ def test_a_failed_write_in_sync_mode_freezes_the_store_and_acknowledges_nothing(
     producer = rig.open_session()
     rig.start_writer()
     sequence = submit(producer, PUT, b"T", b"", b"x")
-    assert rig.writer.run(monotonic_ns() + 1_000_000_000) == RUN_FROZEN
+    assert rig.writer.run(monotonic_ns() + 1_000_000_000) == RUN_FAILED
     assert "offset 0" in control_native.reason(rig.control)
     rig.start_writer()
     rig.drain()

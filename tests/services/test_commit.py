@@ -10,7 +10,7 @@ import pytest
 from waiting import eventually
 from fix_writer import PlainWriter
 from pyengine.config import EngineConfig
-from pyengine.errors import InvariantError
+from pyengine.errors import DiskFullError, InvariantError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.walk import walk
 from pyengine.ipc import shared_objects
@@ -140,6 +140,35 @@ def test_a_failed_write_freezes_the_store(rig, monkeypatch):
     assert committed(owner) == 0
     assert not service.work() and not service.drain()
     assert committed(owner) == 0
+
+
+def test_a_disk_without_room_is_waited_for(rig, monkeypatch):
+    owner, writer, service = rig
+    latch = owner.memory.latch(native.WRITER)
+    monkeypatch.setattr(commit_real_time, "RETRY_NS", 0)
+    really_write, room = commit_real_time.pwrite_all, 2
+
+    def write(descriptor, data, at, path, length):
+        really_write(descriptor, data, at, path, length=length if room else length // 2)
+        if not room:
+            raise DiskFullError("no room", errno=errno.ENOSPC, path=path)
+
+    monkeypatch.setattr(commit_real_time, "pwrite_all", write)
+    writer.put(b"x" * 100)
+    assert service.work()
+    room, before = 0, committed(owner)
+    for number in range(40):
+        writer.put(b"y" * 3000)
+    latch.arm()
+    assert not service.work() and not service.work() and not service.drain()
+    assert committed(owner) == before and native.load(owner.control.state, "frozen") == 0
+    assert native.load(owner.worker(native.COMMITTER), "error_number") == errno.ENOSPC and "no room" in service.obstacle
+    assert latch.wait(10), "the writer learns of it: it refuses what finds no buffer"
+    room = 2
+    while service.work():
+        pass
+    assert committed(owner) == writer.end and writer.on_disk() == bytes(writer.log)
+    assert native.load(owner.worker(native.COMMITTER), "error_number") == 0 and service.obstacle == ""
 
 
 def test_rubbish_in_a_buffer_is_a_broken_promise_not_a_record(rig):

@@ -16,6 +16,7 @@ from pyengine.formats.index_file import unpack_entry as unpack_index_entry
 from pyengine.formats.java_hash import index_key_hash, tags_code
 from pyengine.formats.properties import index_keys
 from pyengine.native import consume_queue
+from pyengine.storage import index_files
 from pyengine.storage.dispatcher import Dispatcher, touched_queues
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.queue_files import find_queue_end
@@ -54,6 +55,17 @@ def undisturbed(tmp_path: Path, builder: LogBuilder, log: Log) -> tuple[dict[str
 def queue_bytes(root: Path, topic: str = "T", queue_id: int = 0) -> bytes:
     folder = root / "consumequeue" / topic / str(queue_id)
     return b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+
+
+def test_an_index_that_is_written_has_the_bytes_of_one_that_is_stored_into(tmp_path, rng, monkeypatch):
+    """On a disk that copies on write."""
+    builder = varied(rng)
+    root, log = store_with(tmp_path, builder)
+    expected = undisturbed(tmp_path, builder, log)
+    monkeypatch.setattr(index_files, "copies_on_write", lambda descriptor: True)
+    with Dispatcher(root, GEOMETRY) as dispatcher:
+        assert log.dispatch(dispatcher) == builder.end
+    assert outcome(root) == expected and len(expected[1]) > 1
 
 
 def test_what_is_written_is_what_formats_says(tmp_path, rng):
