@@ -33,7 +33,7 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.results import ReadLevel
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.disk_use import used_ratio
-from pyengine.storage.watermark import read_watermark
+from pyengine.storage.watermark import DurableWatermark, read_watermark
 
 if TYPE_CHECKING:
     from pyengine.storage.store_reader import StoreReader
@@ -52,7 +52,8 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
     if living:
         try:
             with EngineMemory.attach(find_folder(root), writable=False) as memory:
-                return _live(root, memory, living)[0]
+                document = _live(root, memory, living)[0]
+                return document | {"verified": _verified(read_watermark(root).watermark, document["positions"]["min"])}
         except EngineUnavailableError as error:  # not published yet, or of another user
             why_unseen = str(error)
     return _from_files(root, settings, living, why_unseen)
@@ -243,15 +244,25 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
             reason += f"; {undrained_bytes:,} acknowledged bytes stand in shared memory only and are drained then"
     watermark = read_watermark(root)
     noted = noted_replication(root)
+    positions = _positions_from_files(root, settings, unclean, noted)
     return {
         "state": state, "stopping": False, "role": _role(config, noted), "mode": config.mode, "read_only": False,
-        "reason": reason or watermark.damage, "positions": _positions_from_files(root, settings, unclean, noted),
+        "reason": reason or watermark.damage, "positions": positions,
         "workers": [], "sessions": 0, "producers_attached": 0, "session_list": [], "store": str(root),
         "undrained_bytes": undrained_bytes, "unclean": unclean,
         "statistics": None,
         "replication": noted,
         "durable_watermark": watermark.watermark.flushed if watermark.watermark else None,
+        "verified": _verified(watermark.watermark, positions["min"]),
     }
+
+
+def _verified(watermark: DurableWatermark | None, min_offset: int) -> dict[str, Any] | None:
+    """The part of the log that the watermark covers, and whether that is all of it; None without a watermark."""
+    if watermark is None:
+        return None
+    start = max(watermark.verified_from, min_offset, 0)
+    return {"from": start, "to": watermark.flushed, "whole": watermark.verified_from <= max(min_offset, 0)}
 
 
 def _role(config: EngineConfig, noted: dict[str, Any] | None) -> str:

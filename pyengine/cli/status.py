@@ -40,6 +40,9 @@ def _print(document: dict[str, Any]) -> None:
     facts = [("store", document["store"]), ("state", document["state"] + (", stopping" if document["stopping"] else ""))]
     facts += [("reason", document["reason"])] if document["reason"] else []
     facts += [("mode", f"{document['mode']}, {document['role']}{', read-only' if document['read_only'] else ''}")]
+    verified = document.get("verified")
+    if verified is not None and not verified["whole"]:
+        facts += [("read and whole", f"{verified['from']:,} to {verified['to']:,}; what is below was there before this engine")]
     if "epoch" in document:
         facts += [("sessions", document["sessions"]),
                   ("last message", output.time_text(document["last_store_timestamp_ms"])),

@@ -7,6 +7,8 @@ Once in flush_interval_consume_queue_ms:
     3 sync the index files that were filled since
     4 write `checkpoint` (three store times) and `config/watermark` (flushed)
 
+In a store that another program wrote, slices of its log are read in between (services/adopted_log.py).
+
 Everything written in 4 was read before 2 and 3 and is durable by then, so no value is
 ever ahead. A queue's round costs a sync per touched file, not per queue of the store, so
 100,000 queues at rest cost nothing. How far queues are durable stands in this worker's
@@ -34,12 +36,13 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import fdatasync, fsync, monotonic_ns
+from pyengine.services.adopted_log import AdoptedLog
 from pyengine.services.freeze import freeze
 from pyengine.storage.dispatcher import touched_queues
 from pyengine.storage.folder_entries import index_file_names
 from pyengine.storage.segment_files import mapped
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
-from pyengine.storage.watermark import DurableWatermark, write_watermark
+from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
 
 WATERMARK_INTERVAL_NS = 1_000_000_000
 SHARE = 10  # a round that took long is followed by a pause this many times as long
@@ -69,17 +72,36 @@ class FlushConsumeQueueService:
         self._due_ns = 0
         self._watermark_due_ns = 0
         self._checkpoint = read_checkpoint(root)
-        self._watermark = -1
+        self._watermark = (-1, 0)
+        self._adopted = AdoptedLog(root, self._segment_bytes, self._unread_end(),
+                                   lambda: native.load_position(self._control.min_offset), report)
         self._synced_index = ""  # the newest index file that is synced for good
-        self.obstacle = ""
+        self._obstacle = ""
+
+    @property
+    def obstacle(self) -> str:
+        """What cannot be written; else, what of the log cannot be read or is damaged since before this engine."""
+        return self._obstacle or self._adopted.obstacle
+
+    def _unread_end(self) -> int:
+        """Where the part of the log ends that this engine does not know: all that stands, where it finds no watermark of its own."""
+        own = read_watermark(self._root).watermark
+        if own is not None and own.uuid == str(self._memory.identity.store_uuid):
+            return own.verified_from
+        return native.load_position(self._control.flushed)
 
     def work(self) -> bool:
-        """A round, if it is due."""
+        """A round, and a slice of what has not been read yet, if they are due."""
         began_ns = monotonic_ns()
         if began_ns >= self._due_ns:
             self._guarded(final=False)
             now_ns = monotonic_ns()
             self._due_ns = now_ns + max(self._interval_ns, SHARE * (now_ns - began_ns))
+        if not native.load(self._control.state, "frozen"):
+            try:
+                self._adopted.work()
+            except FlushError as error:
+                freeze(self._memory, self._root, native.CHECKPOINTER, error)
         return False
 
     def _guarded(self, *, final: bool) -> None:
@@ -90,13 +112,13 @@ class FlushConsumeQueueService:
         except FlushError as error:
             freeze(self._memory, self._root, native.CHECKPOINTER, error)
         except DiskError as error:
-            if self.obstacle != str(error):
-                self.obstacle = str(error)
+            if self._obstacle != str(error):
+                self._obstacle = str(error)
                 self._report(f"checkpoint and watermark stand still: {error}")
             native.store(self._line, "error_count", native.load(self._line, "error_count") + 1)
         else:
-            if self.obstacle:
-                self.obstacle = ""
+            if self._obstacle:
+                self._obstacle = ""
                 self._report("checkpoint and watermark move again")
 
     def _round(self, *, final: bool) -> None:
@@ -217,15 +239,16 @@ class FlushConsumeQueueService:
 
     def _write_watermark(self, flushed: int, *, final: bool) -> None:
         now_ns = monotonic_ns()
-        if flushed == self._watermark or now_ns < self._watermark_due_ns and not final:
+        verified_from = min(self._adopted.verified_from, flushed)
+        if (flushed, verified_from) == self._watermark or now_ns < self._watermark_due_ns and not final:
             return
         identity = self._memory.identity
-        write_watermark(self._root, DurableWatermark(str(identity.store_uuid), identity.epoch, flushed))
-        self._watermark = flushed
+        write_watermark(self._root, DurableWatermark(str(identity.store_uuid), identity.epoch, flushed, verified_from))
+        self._watermark = flushed, verified_from
         self._watermark_due_ns = now_ns + WATERMARK_INTERVAL_NS
 
     def pause_s(self) -> float:
-        return max(0.0, (self._due_ns - monotonic_ns()) / 1e9)
+        return min(max(0.0, (self._due_ns - monotonic_ns()) / 1e9), self._adopted.pause_s())
 
     def drain(self) -> bool:
         """The last round; flusher and reputter are gone by now."""

@@ -75,7 +75,7 @@ def check(
     index_files = index_files_to_check(root, is_running=is_running) if message_index_enable else []
     work.begin(log, limit, index_files, geometry.index_layout)
     facts = check_log(
-        root, log, work, findings, report, limit=limit, watermark=watermark, was_stopped=was_stopped,
+        root, log, work, findings, report, limit=limit, watermark=reading.watermark, was_stopped=was_stopped,
         progress=progress or (lambda done, total: None),
     )
     is_ours = watermark is not None

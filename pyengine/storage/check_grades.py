@@ -49,6 +49,7 @@ KINDS = {
     "refused":           Row(_R,      _R,  "move away what does not belong there"),
     "gap":               Row(_L,      _L,  RESTORE),
     "below watermark":   Row(_L,      _L,  RESTORE),
+    "damaged before":    Row(_L,      _L,  RESTORE),
     "unreachable":       Row(_L,      _L,  RESTORE),
     "tail":              Row(_L,      _R,  "run `pyengine recover STORE`: what stands there goes to quarantine first"),
     "log gap":           Row(_L,      _L,  RESTORE),

@@ -27,6 +27,7 @@ from pyengine.storage.log_files import shown
 from pyengine.storage.log_recovery import tail_content
 from pyengine.storage.recovery_cases import Content, End, Owner, TailDecision, tail_case
 from pyengine.storage.segment_files import SegmentFile, mapped
+from pyengine.storage.watermark import DurableWatermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class LogFacts:
 
 def check_log(
     root: Path, log: LogSegments, work: CheckWork, findings: Findings, report: CheckReport, *,
-    limit: int | None, watermark: int | None, was_stopped: bool, progress: CheckProgress,
+    limit: int | None, watermark: DurableWatermark | None, was_stopped: bool, progress: CheckProgress,
 ) -> LogFacts:
     """Walk the log and set its end. `limit`: a running engine's position, beyond which nothing is looked at."""
     last_ms = -1
@@ -97,16 +98,23 @@ def _walk_segment(
 
 def _judge_end(
     root: Path, log: LogSegments, index: int, end: int, reason: str, findings: Findings,
-    watermark: int | None, was_stopped: bool,
+    watermark: DurableWatermark | None, was_stopped: bool,
 ) -> bool:
     """Report what stands at and behind the end; True when it is damage."""
-    if watermark is not None and end < watermark:
+    is_lost = watermark is not None and end < watermark.flushed
+    if is_lost and end >= watermark.verified_from:
         findings.error(
             "below watermark", "commitlog", end,
-            f"the log ends at {end} ({reason}), but everything up to {watermark} had been synced",
+            f"the log ends at {end} ({reason}), but everything up to {watermark.flushed} had been synced",
+        )
+    elif is_lost:
+        findings.error(
+            "damaged before", "commitlog", end,
+            f"the log is damaged at {end} ({reason}), in what was there before this engine; it vouches for "
+            f"{watermark.verified_from} to {watermark.flushed}",
         )
     if not log.segments or reason == CaseLabel.BLANK:
-        return watermark is not None and end < watermark
+        return is_lost
     segment = log.segments[index]
     name, start = _name(root, segment.path), max(0, end - segment.start_offset)
     behind = _whole_record_behind(log, index, end)
@@ -117,7 +125,7 @@ def _judge_end(
             "unreachable", name, start, f"{reason} at {end}; whole records follow from {behind} on and cannot be reached"
         )
     elif not used_bytes and not is_later_used:
-        return watermark is not None and end < watermark
+        return is_lost
     elif was_stopped:
         findings.error("tail", name, start, f"{reason} at {end}, although the store was stopped in order")
     elif is_later_used or tail_case(content, _owner(watermark), End.SCAN).decision is TailDecision.QUARANTINE:
@@ -127,7 +135,7 @@ def _judge_end(
     return True
 
 
-def _owner(watermark: int | None) -> Owner:
+def _owner(watermark: DurableWatermark | None) -> Owner:
     return Owner.THEIRS if watermark is None else Owner.OURS
 
 

@@ -81,7 +81,7 @@ def carry_out_cut(root: Path | str, size_bytes: int, cut: Cut, quarantine: Quara
     watermark = read_watermark(root).watermark
     if watermark is not None and watermark.flushed > cut.at:
         on_step("cut: watermark")
-        write_watermark(root, replace(watermark, flushed=cut.at))
+        write_watermark(root, watermark.moved_to(cut.at))
         failpoint("cut_watermark_lowered")
     segments = list_log(root, size_bytes)
     holder = next((each for each in segments if each.start_offset < cut.at < each.start_offset + size_bytes), None)

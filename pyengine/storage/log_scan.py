@@ -22,6 +22,7 @@ from pyengine.storage.recovery_cases import Owner
 from pyengine.storage.recovery_report import Progress, RecoveryPath
 from pyengine.storage.segment_files import SegmentFile, mapped
 from pyengine.storage.walk_ahead import walk_pieces
+from pyengine.storage.watermark import DurableWatermark
 
 SLICE_BYTES = 32 << 20            # how much is walked between two calls of `progress`, and by one processor at a time
 CLEAN_VERIFY_BYTES_MAX = 1 << 30  # read after a clean stop of our own store: it must start within a second
@@ -37,6 +38,14 @@ class LogView:
     segments: Sequence[SegmentFile]
     size_bytes: int
     watermark: int | None  # our own; None for a store without one
+    verified_from: int = 0  # below it our watermark does not vouch for anything
+
+    @classmethod
+    def of(cls, segments: Sequence[SegmentFile], size_bytes: int, watermark: DurableWatermark | None) -> LogView:
+        """The log of a store with this watermark."""
+        if watermark is None:
+            return cls(segments, size_bytes, None)
+        return cls(segments, size_bytes, watermark.flushed, watermark.verified_from)
 
     @property
     def owner(self) -> Owner:
@@ -117,7 +126,11 @@ def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoi
 def scan_log(
     log: LogView, first: int, *, check_crc: bool, limit: int | None = None, progress: Progress | None = None
 ) -> LogScan:
-    """Walk from segment `first` to the first thing that is no record, or to `limit` if that comes earlier."""
+    """Walk from segment `first` to the first thing that is no record, or to `limit` if that comes earlier.
+
+    What is no record below `log.verified_from` was there before this engine and ends nothing: the walk goes on
+    at the next segment, or at `verified_from`.
+    """
     if not log.segments:
         return LogScan(0, 0, CaseLabel.ZEROES)
     scan_from = log.segments[first].start_offset
@@ -129,7 +142,11 @@ def scan_log(
         if base != scan.end_offset:
             return replace(scan, reason=MISSING_SEGMENT)
         end = segment_end if limit is None else min(segment_end, limit)
-        scan = _scan_segment(log, segment, end, scan, check_crc, progress, total_bytes)
+        scan = _scan_segment(log, segment, base, end, scan, check_crc, progress, total_bytes)
+        if scan.reason != CaseLabel.BLANK and scan.end_offset < (resumed := min(log.verified_from, end)):
+            scan = _scan_segment(log, segment, resumed, end, scan, check_crc, progress, total_bytes)
+            if scan.end_offset == segment_end:
+                continue
         if scan.reason != CaseLabel.BLANK:
             return scan
         if segment is log.segments[-1] and log.owner is Owner.THEIRS and limit is None:
@@ -149,13 +166,14 @@ def scan_before(log: LogView, scan: LogScan, first: int, *, check_crc: bool) -> 
 
 
 def _scan_segment(
-    log: LogView, segment: SegmentFile, end: int, scan: LogScan, check_crc: bool, progress: Progress | None, total_bytes: int
+    log: LogView, segment: SegmentFile, start: int, end: int, scan: LogScan, check_crc: bool, progress: Progress | None,
+    total_bytes: int,
 ) -> LogScan:
-    scan = replace(scan, end_offset=segment.start_offset, reason=CaseLabel.RANGE_END)
+    scan = replace(scan, end_offset=start, reason=CaseLabel.RANGE_END)
     with mapped(segment.path) as view:
         view.madvise(mmap.MADV_SEQUENTIAL)
         results = walk_pieces(
-            view, segment.start_offset, segment.start_offset, list(_slices(segment.start_offset, end, log.watermark)),
+            view, segment.start_offset, start, list(_slices(start, end, log.watermark)),
             limit=end, check_crc=check_crc, check_offset=log.owner is Owner.OURS,
         )
         with contextlib.closing(results):  # nothing reads on when `progress` raises

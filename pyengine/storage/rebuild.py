@@ -217,7 +217,7 @@ def _log_view(root: Path, geometry: Geometry) -> LogView:
     segments = list_log(root, size_bytes)
     if not segments:
         raise NotAStoreError(f"{root} has no commit log: there is nothing to make queues and index from")
-    return LogView(segments, size_bytes, None if watermark is None else watermark.flushed)
+    return LogView.of(segments, size_bytes, watermark)
 
 
 def _look_at_queues(look: Look, progress: Progress) -> None:

@@ -181,11 +181,7 @@ class _Recovery:
             self._notes.append(carry_out_cut(self._root, size_bytes, cut, self._quarantine, self._on_step))
             self._was_cut, shared = True, None
             segments, reading = list_log(self._root, size_bytes), read_watermark(self._root)
-        log = LogView(
-            segments,
-            size_bytes,
-            None if reading.watermark is None else reading.watermark.flushed,
-        )
+        log = LogView.of(segments, size_bytes, reading.watermark)
         rebuilt = read_rebuild_marker(self._root)
         if rebuilt is not None and not rebuilt.is_made:
             self._on_step("move")
@@ -224,7 +220,8 @@ class _Recovery:
         self._is_doubted = left.sync_failed or self._failure is not None and self._failure.is_of_this_boot
         if self._is_doubted:
             self._notes.append("a sync had failed: what may not have reached the disk was read from it and written again")
-            forget_cached(self._root, self.sure_end)
+            is_all_ours = watermark is not None and not watermark.verified_from
+            forget_cached(self._root, self.sure_end if is_all_ours else 0)  # the rest may have been what could not be synced
 
     def _numbers_given(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
         """See storage/queue_numbers.py; in RocketMQ's stores a number is its place, whatever the record says."""
@@ -325,7 +322,7 @@ class _Recovery:
         failpoint("recovery_marked")
         if watermark is not None and end < watermark.flushed:
             self._on_step("accept-loss")
-            write_watermark(self._root, replace(watermark, flushed=end))
+            write_watermark(self._root, watermark.moved_to(end))
             failpoint("recovery_loss_accepted")
         self._change_log(log, plan)
         self._change_queues_and_index(plan)
@@ -536,7 +533,7 @@ class _Recovery:
         failpoint("recovery_checkpoint_written")
         if watermark is not None and watermark.flushed != plan.log.end_offset:
             self._on_step("watermark")
-            write_watermark(self._root, replace(watermark, flushed=plan.log.end_offset))
+            write_watermark(self._root, watermark.moved_to(plan.log.end_offset))
             failpoint("recovery_watermark_written")
         if self._failure is not None:
             self._on_step("sync failure")

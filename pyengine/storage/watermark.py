@@ -2,6 +2,9 @@
 
 `config/watermark`: below this physical offset our own engine has synced every byte.
 
+In a store that another program made (RocketMQ, or a copy) it covers only what this engine wrote, or
+has read and checked since: from `verified_from` on (services/adopted_log.py).
+
 Only our engine writes it (RocketMQ's stores have none), the checkpointer at most
 once a second and at stop. It may lag behind what is durable and is never ahead of
 it. Recovery and readers rely on it: nothing below it is ever cut (docs/promises.md, 1).
@@ -22,7 +25,7 @@ import contextlib
 import json
 import os
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pyengine.errors import DiskError
@@ -39,11 +42,20 @@ SYNC_FAILURE_NAME = "sync-failure"
 
 @dataclass(frozen=True, slots=True)
 class DurableWatermark:
-    """Every byte of the log below `flushed` was synced by the engine `uuid` in its epoch `epoch`."""
+    """Every byte of the log in [verified_from, flushed) was synced by the engine `uuid` up to its epoch `epoch`.
+
+    `verified_from`: 0, or a border between records. What is below it was there before that engine came
+    and has not been read by it, or was found damaged.
+    """
 
     uuid: str
     epoch: int
     flushed: int
+    verified_from: int = 0
+
+    def moved_to(self, flushed: int) -> DurableWatermark:
+        """The same with another `flushed`, lower perhaps."""
+        return replace(self, flushed=flushed, verified_from=min(self.verified_from, flushed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +86,11 @@ def read_watermark(root: Path | str) -> WatermarkReading:
         raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     try:
         fields = json.loads(content)
-        watermark = DurableWatermark(str(fields["uuid"]), int(fields["epoch"]), int(fields["flushed"]))
+        watermark = DurableWatermark(str(fields["uuid"]), int(fields["epoch"]), int(fields["flushed"]),
+                                     int(fields.get("verified_from", 0)))
     except NOT_UNDERSTOOD:
         return WatermarkReading(None, f"{path} is not readable; it counts as absent")
-    if content != _pack(watermark) or watermark.flushed < 0:
+    if content != _pack(watermark) or not 0 <= watermark.verified_from <= watermark.flushed:
         return WatermarkReading(None, f"{path} does not match its checksum; it counts as absent")
     return WatermarkReading(watermark)
 
@@ -155,5 +168,7 @@ def forget_sync_failure(root: Path | str) -> None:
 
 def _pack(said: DurableWatermark | SyncFailure) -> bytes:
     fields = asdict(said)
+    if not fields.get("verified_from", True):
+        del fields["verified_from"]
     crc = zlib.crc32(json.dumps(fields, sort_keys=True).encode())
     return json.dumps(fields | {"crc": f"{crc:08x}"}).encode() + b"\n"

@@ -22,7 +22,9 @@ from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.recovery import RecoveryOptions, _Recovery, recover
 from pyengine.storage.recovery_report import RecoveryPath, RecoveryState
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
-from pyengine.storage.watermark import note_sync_failure, read_sync_failure, read_watermark
+from pyengine.storage.watermark import (
+    DurableWatermark, note_sync_failure, read_sync_failure, read_watermark, write_watermark,
+)
 
 ORDINARY = {ExitCode.OK, ExitCode.REPAIRED}
 
@@ -657,3 +659,56 @@ def test_a_log_that_changes_while_it_is_written_again_is_no_recovered_one(build_
     with patch("pyengine.storage.recovery.rewrite", lose), pytest.raises(DiskError, match="recover again"):
         recovered(store)
     assert abort_file_exists(store.root)
+
+
+BODY_AT = 88
+
+
+def vouched_from(store, start: int, flushed: int | None = None) -> None:
+    write_watermark(store.root, DurableWatermark("6f1c7b0e-0000-4000-8000-000000000001", 1,
+                                                 store.end if flushed is None else flushed, start))
+
+
+@pytest.mark.parametrize("kind", ["bit", "lengths", "zeros"])
+@pytest.mark.parametrize("aborted", [False, True])
+@pytest.mark.parametrize("number", [0, 3, 20])
+def test_damage_that_was_there_before_this_engine_ends_nothing(build_store, number, aborted, kind):
+    store = build_store(40)
+    record, first = store.records[number], store.records[21].start
+    assert record.end <= first
+    if kind == "bit":
+        store.flip(record.start + BODY_AT)
+    else:
+        store.poke(record.start, b"\xff" * 8 if kind == "lengths" else bytes(record.end - record.start))
+    vouched_from(store, first)
+    if aborted:
+        create_abort_file(store.root)
+    report = recovered(store)
+    assert report.state is RecoveryState.RECOVERED and report.end_offset == store.end and not report.quarantined
+    assert read_watermark(store.root).watermark.verified_from == first
+    kept = {(one.topic, one.queue_id) for one in store.records[21:]}
+    assert all(report.queue_ends[key] == store.queue_ends(store.end)[key] for key in kept)
+    assert recovered(store).changed is False
+
+
+@pytest.mark.parametrize("number", [21, 30])
+def test_damage_in_what_is_vouched_for_is_refused_all_the_same(build_store, number):
+    store = build_store(40)
+    store.flip(store.records[number].start + BODY_AT)
+    vouched_from(store, store.records[21].start)
+    assert recovered(store).state is RecoveryState.DEGRADED
+    accepted = recovered(store, accept_loss=True)
+    assert accepted.end_offset == store.records[number].start
+    mark = read_watermark(store.root).watermark
+    assert (mark.verified_from, mark.flushed) == (store.records[21].start, store.records[number].start)
+
+
+def test_the_check_says_whose_damage_it_is(build_store):
+    store = build_store(40)
+    recovered(store)
+    vouched_from(store, store.records[21].start)
+    store.flip(store.records[3].start + BODY_AT)
+    found = {one.kind: one for one in check(store.root, store.geometry).findings}
+    assert "was there before this engine" in found["damaged before"].text and "below watermark" not in found
+    vouched_from(store, 0)
+    assert "below watermark" in {one.kind for one in check(store.root, store.geometry).findings}

@@ -145,3 +145,16 @@ def test_a_failed_sync_is_noted_on_a_disk_that_syncs_nothing_more(tmp_path):
 def test_a_failed_sync_that_can_be_noted_nowhere_is_said(tmp_path):
     with patch("pyengine.storage.watermark.write_config", side_effect=FlushError("fsync failed", errno=5)):
         assert not note_sync_failure(tmp_path, 500, "a segment", "Input/output error")
+
+
+def test_the_part_that_is_vouched_for_goes_into_the_file_only_where_it_is_not_all(tmp_path):
+    write_watermark(tmp_path, MARK)
+    assert b"verified_from" not in watermark_path(tmp_path).read_bytes()
+    part = DurableWatermark(MARK.uuid, 7, 1_000_000, 65_536)
+    write_watermark(tmp_path, part)
+    assert read_watermark(tmp_path).watermark == part
+    assert part.moved_to(2_000_000) == DurableWatermark(MARK.uuid, 7, 2_000_000, 65_536)
+    assert part.moved_to(500) == DurableWatermark(MARK.uuid, 7, 500, 500)
+    for wrong in (-1, 1_000_001):
+        write_watermark(tmp_path, DurableWatermark(MARK.uuid, 7, 1_000_000, wrong))
+        assert read_watermark(tmp_path).watermark is None

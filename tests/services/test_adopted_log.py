@@ -1,0 +1,124 @@
+"""What stood in the log before the engine is read newest first; damage there stops it and is told."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pyengine.errors import DiskError, FlushError
+from pyengine.services import adopted_log
+from pyengine.services.adopted_log import AdoptedLog
+
+
+BODY_AT = 88
+
+
+def adopt(store, verified_from: int | None = None, min_offset: int = 0):
+    said: list[str] = []
+    log = AdoptedLog(store.root, store.size_bytes, store.end if verified_from is None else verified_from,
+                     lambda: min_offset, said.append)
+    return log, said
+
+
+def read_all(log: AdoptedLog) -> list[int]:
+    """Each `verified_from` in turn, until the work is over."""
+    seen = [log.verified_from]
+    while log.pause_s() < 1:
+        log._due_ns = 0
+        log.work()
+        if log.verified_from != seen[-1]:
+            seen.append(log.verified_from)
+    return seen
+
+
+def test_segments_are_read_the_newest_first_until_all_is_covered(build_store):
+    store = build_store(40, ours=False, spare=False)
+    log, said = adopt(store)
+    starts = sorted((int(path.name) for path in (store.root / "commitlog").iterdir()), reverse=True)
+    assert len(starts) > 2
+    assert read_all(log) == [store.end, *starts]
+    assert log.obstacle == "" and len(said) == 1 and "all of it" in said[0]
+
+
+def test_slices_come_to_the_same(build_store, monkeypatch):
+    store = build_store(40, ours=False, spare=False)
+    monkeypatch.setattr(adopted_log, "SLICE_BYTES", 100)
+    log, _ = adopt(store)
+    assert read_all(log)[-1] == 0
+
+
+@pytest.mark.parametrize("number", [0, 15, 38])
+def test_damage_is_told_and_what_is_above_its_segment_stays_covered(build_store, number):
+    store = build_store(40, ours=False, spare=False)
+    record = store.records[number]
+    store.flip(record.start + BODY_AT)
+    log, said = adopt(store)
+    read_all(log)
+    segment_end = record.start - record.start % store.size_bytes + store.size_bytes
+    assert log.verified_from == min(segment_end, store.end)
+    assert f"damaged at {record.start}" in log.obstacle and said == [log.obstacle]
+
+
+def test_a_record_that_names_another_offset_is_damage_here_as_everywhere_in_our_stores(build_store):
+    store = build_store(10, ours=False, spare=False)
+    store.flip(store.records[3].start + 35)
+    log, _ = adopt(store)
+    read_all(log)
+    assert "offset_mismatch" in log.obstacle
+
+
+def test_a_segment_that_the_cleaner_takes_meanwhile_is_no_damage(build_store):
+    store = build_store(40, ours=False, spare=False)
+    first = min(int(path.name) for path in (store.root / "commitlog").iterdir())
+    store.segment(first).unlink()
+    log, _ = adopt(store, min_offset=first + store.size_bytes)
+    assert read_all(log)[-1] == 0 and log.obstacle == ""
+
+
+def test_a_segment_that_vanishes_is_told(build_store):
+    store = build_store(40, ours=False, spare=False)
+    store.segment(0).unlink()
+    log, _ = adopt(store)
+    read_all(log)
+    assert "is missing" in log.obstacle and log.verified_from == store.size_bytes
+
+
+def test_each_segment_is_synced_before_it_is_read(build_store, monkeypatch):
+    store = build_store(40, ours=False, spare=False)
+    order: list[str] = []
+    real_walk = adopted_log.walk
+    monkeypatch.setattr(adopted_log, "fdatasync", lambda descriptor, path: order.append(os.path.basename(path)))
+    monkeypatch.setattr(adopted_log, "walk", lambda *given, **named: (order.append("read"), real_walk(*given, **named))[1])
+    read_all(adopt(store)[0])
+    assert order[::2] == sorted((path.name for path in (store.root / "commitlog").iterdir()), reverse=True)
+    assert set(order[1::2]) == {"read"}
+
+
+def test_a_failed_sync_ends_it_and_goes_to_the_caller(build_store, monkeypatch):
+    store = build_store(40, ours=False, spare=False)
+
+    def fail(descriptor, path):
+        raise FlushError("no", errno=5, path=path)
+
+    monkeypatch.setattr(adopted_log, "fdatasync", fail)
+    log, _ = adopt(store)
+    with pytest.raises(FlushError):
+        log.work()
+    assert log.verified_from == store.end and log.pause_s() == float("inf")
+
+
+def test_what_cannot_be_read_now_is_tried_again(build_store, monkeypatch):
+    store = build_store(40, ours=False, spare=False)
+    real = adopted_log.mapped
+
+    def fail(path):
+        raise DiskError("no descriptor")
+
+    monkeypatch.setattr(adopted_log, "mapped", fail)
+    log, said = adopt(store)
+    log.work()
+    assert "no descriptor" in log.obstacle and 0 < log.pause_s() <= 1
+    monkeypatch.setattr(adopted_log, "mapped", real)
+    log._due_ns = 0
+    assert read_all(log)[-1] == 0 and log.obstacle == ""

@@ -1,0 +1,103 @@
+"""A broker's store under this engine: ready after its tail, read whole in the background, vouched for as far as that goes."""
+
+from __future__ import annotations
+
+import pytest
+
+import pyengine
+from damage import flip
+from fix_cli import run
+from fix_engine import RunningEngine
+from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.storage.watermark import read_watermark
+from waiting import eventually
+
+
+@pytest.fixture
+def adopted(golden):
+    """adopted(name) -> an engine on a golden store, not started; swept at the end."""
+    engines: list[RunningEngine] = []
+
+    def make(name: str) -> RunningEngine:
+        engines.append(RunningEngine(golden(name).root, {}))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.sweep()
+
+
+def status(engine) -> dict:
+    ran = run("status", engine.root, "--json")
+    assert ran.code == 0, ran
+    return ran.document
+
+
+def put(engine, body: bytes) -> None:
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("after", body).status == pyengine.PutStatus.PUT_OK
+
+
+def test_a_whole_store_is_read_behind_the_puts_and_covered(adopted):
+    engine = adopted("roll")
+    assert engine.start()["state"] == "running"
+    put(engine, b"new")
+    eventually(lambda: (status(engine)["verified"] or {}).get("whole"), "all of it is read")
+    assert status(engine)["reason"] == ""
+    engine.stop()
+    mark = read_watermark(engine.root).watermark
+    assert mark.verified_from == 0 and mark.flushed == status(engine)["positions"]["wrote"]
+    assert run("check", engine.root).code == 0
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_bit_that_was_wrong_before_is_told_and_keeps_no_later_start_from_working(adopted, end):
+    """The watermark vouched for all of it at once: the start after the next was degraded."""
+    engine = adopted("roll")
+    segments = sorted((engine.root / "commitlog").iterdir())
+    flip(segments[1], 100)
+    engine.start()
+    put(engine, b"one")
+    eventually(lambda: "damaged at" in status(engine)["reason"], "the damage is found")
+    eventually(lambda: status(engine)["verified"]["from"] == int(segments[2].name), "the watermark covers what was read")
+    assert not status(engine)["verified"]["whole"]
+    assert "was there before this engine" in run("status", engine.root).stdout
+    engine.wait_noted()
+    engine.stop() if end == "stop" else engine.kill_all()
+    if end == "stop":
+        assert status(engine)["verified"]["from"] == int(segments[2].name)
+    again = engine.start()
+    assert again["state"] == "running"
+    put(engine, b"two")
+    eventually(lambda: "damaged at" in status(engine)["reason"], "it is told again")
+    with pyengine.open_store(engine.root) as store:
+        assert store.queue_range("after", 0) == (0, 2)
+    engine.stop()
+    flip(segments[1], 100)  # the segment is restored from a copy
+    engine.start()
+    eventually(lambda: (status(engine)["verified"] or {}).get("whole"), "all of it is read")
+    engine.stop()
+    assert run("check", engine.root).code == 0
+
+
+def test_damage_that_comes_after_a_part_was_read_is_refused(adopted):
+    engine = adopted("roll")
+    segments = sorted((engine.root / "commitlog").iterdir())
+    flip(segments[1], 100)
+    engine.start()
+    eventually(lambda: "damaged at" in status(engine)["reason"], "the rest is read")
+    engine.stop()
+    flip(segments[-1], 100)
+    assert run("recover", engine.root).code == 3
+
+
+def test_a_checkpointer_that_dies_between_a_segment_and_the_watermark_reads_it_again(adopted, tmp_path, monkeypatch):
+    engine = adopted("roll")
+    board = Board(tmp_path / "failpoint")
+    board.arm("adopted_segment_read", 2)
+    monkeypatch.setenv(VARIABLE, str(board.path))
+    engine.start()
+    engine.wait_back("checkpointer", 1)
+    eventually(lambda: (status(engine)["verified"] or {}).get("whole"), "all of it is read")
+    engine.stop()
+    assert run("check", engine.root).code == 0
