@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Install the systemd units, or take them away again.
 #
-#   scripts/install-systemd.sh [--python PYTHON] [--user USER] [--units DIR]
+#   scripts/install-systemd.sh [--python PYTHON] [--user USER] [--units DIR] [--force]
 #   scripts/install-systemd.sh --uninstall [--units DIR]
 #
 #     --python  the interpreter of the environment that pyengine is installed in (default: python3 on PATH)
 #     --user    the system user that runs the engine; made if it is not there (default: pyengine)
 #     --units   where the units go (default: /etc/systemd/system)
+#     --force   install also where the units as they are cannot run this Python
 #
 # Afterwards, for a store called NAME, in /var/lib/pyengine/NAME:
 #     systemctl enable --now pyengine@NAME.target
@@ -14,20 +15,35 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/.." && pwd)
-python= user=pyengine units=/etc/systemd/system uninstall=
+python= user=pyengine units=/etc/systemd/system uninstall= force=
 while [ $# -gt 0 ]; do
     case $1 in
         --python) python=${2:?--python needs a path}; shift 2 ;;
         --user) user=${2:?--user needs a name}; shift 2 ;;
         --units) units=${2:?--units needs a directory}; shift 2 ;;
         --uninstall) uninstall=1; shift ;;
-        --help | -h) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
-        *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        --force) force=1; shift ;;
+        --help | -h) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
 
 say() { printf '%s\n' "$*"; }
 fail() { printf 'install-systemd.sh: %s\n' "$*" >&2; exit 1; }
+# What would make every unit end with 203/EXEC again and again.
+refuse() {
+    [ -n "$force" ] || fail "$*; or give --force and change the units by drop-ins"
+    say "warning: $*" >&2
+}
+as_user() { (cd / && setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups "$@"); }
+# The outermost folder on the way to PATH that the user may not pass, if any.
+closed_folder() { # closed_folder PATH
+    local folder=
+    while IFS= read -r -d / name; do
+        folder+=$name/
+        as_user test -x "$folder" || { printf %s "$folder"; return; }
+    done <<< "$1"
+}
 # A path as the first word of an ExecStart= line.
 escaped() {
     local text=$1 made='' letter
@@ -81,15 +97,29 @@ case $python in *'$'*) fail "$python: systemd takes no path with a dollar sign" 
 [ -x "$python" ] || fail "$python is no program"
 problem=$("$python" -P -c 'import pyengine, pyengine.workers.supervisor' 2>&1) ||
     fail "$python cannot import pyengine; install it there, or give --python another one: ${problem##*$'\n'}"
+places=$("$python" -P -c 'import os, sys, pyengine
+for place in sys.executable, sys.prefix, sys.base_prefix, os.path.dirname(pyengine.__file__):
+    print(place, os.path.realpath(place), sep="\n")')
+while IFS= read -r place; do
+    case $place/ in /tmp/* | /var/tmp/*)
+        refuse "the units cannot see $place, because they have temporary folders of their own (PrivateTmp=yes): \
+install pyengine somewhere else, for example in /opt/pyengine"
+        break ;;
+    esac
+done <<< "$python"$'\n'"$places"
 if ! id -u "$user" >/dev/null 2>&1; then
     useradd --system --user-group --home-dir /var/lib/pyengine --no-create-home --shell /usr/sbin/nologin "$user" ||
         fail "the user $user could not be made"
     say "made the system user $user"
 fi
 if [ "$(id -u)" = 0 ] && [ "$(id -u "$user")" != 0 ] && command -v setpriv > /dev/null &&
-    ! problem=$(cd / && setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups \
-        "$python" -P -c 'import pyengine, pyengine.workers.supervisor' 2>&1); then
-    say "warning: the user $user cannot run pyengine with $python, so the units will fail: ${problem##*$'\n'}" >&2
+    ! problem=$(as_user "$python" -P -c 'import pyengine, pyengine.workers.supervisor' 2>&1); then
+    while IFS= read -r place; do
+        closed=$(closed_folder "$place/")
+        [ -z "$closed" ] || { problem="$closed is closed to that user"; break; }
+    done <<< "$python"$'\n'"$places"
+    refuse "the user $user cannot run pyengine with $python: ${problem##*$'\n'}; install it where all users can \
+read, for example in /opt/pyengine, or give --user the one that owns it"
 fi
 command=$(escaped "$python")
 for source in "$here"/systemd/pyengine*; do

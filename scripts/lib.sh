@@ -10,7 +10,7 @@
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 source "$scripts/environment.sh"
 
-needed_modules=click,msgspec,posix_ipc,psutil,rich,sysv_ipc,pyengine._native
+needed_modules=click,posix_ipc,psutil,rich,sysv_ipc,pyengine._native
 
 # The Python that runs the project: $PYTHON, the active environment's, python3 on PATH, whichever has what it
 # takes; else the checkout's own environment (made on first use).

@@ -207,6 +207,15 @@ def test_several_runs_of_a_script_end_with_it_and_with_the_first_that_is_interru
         assert (script.stdout.read(), script.wait(60)) == ("ended\n", 130)
 
 
+def test_the_scripts_run_in_the_environment_that_is_there(tmp_path):
+    """They asked for a package that nothing needs any more, so each made an environment of its own."""
+    done = subprocess.run(["bash", "-c", f"set -euo pipefail; source '{SCRIPTS}/lib.sh'; use_project; echo $PYTHON"], cwd=tmp_path,
+                          env=os.environ | {"PYTHON": sys.executable, "PYENGINE_VENV": str(tmp_path / "none"), "PYENGINE_PYTHON": "none"},
+                          capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == sys.executable, done.stderr
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_script_explains_itself_by_its_own_name():
     done = run_script("crash_writer", "--help")
     assert done.returncode == 0 and done.stdout.startswith("usage: crash_writer.sh [-h] [--rounds N]") and "{flusher," not in done.stdout

@@ -6,10 +6,12 @@ The guest scripts (*.sh here) print one line a fact, `ok` or `FAILED`. They run 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -71,8 +73,6 @@ def install(folder: Path, *more: str, **environment: str) -> subprocess.Complete
 
 
 def test_installing_fills_in_python_and_user_and_uninstalling_removes_all(tmp_path, tmp_path_factory):
-    import pwd
-
     user = pwd.getpwuid(os.getuid()).pw_name
     python = tmp_path_factory.mktemp("odd") / "a python, 50% \\ &c"
     python.write_text(f"#!/bin/sh\nexec {sys.executable} \"$@\"\n")
@@ -85,7 +85,7 @@ def test_installing_fills_in_python_and_user_and_uninstalling_removes_all(tmp_pa
                        ("pyengine@demo.target.wants", "pyengine-metrics@demo.service")):
         (tmp_path / name).mkdir()
         (tmp_path / name / unit).symlink_to(tmp_path / unit.replace("@demo", "@"))
-    done = install(tmp_path, "--python", python, "--user", user)
+    done = install(tmp_path, "--python", python, "--user", user, "--force")  # the odd one is below a temporary folder
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "pyengine-former@.service").exists(), "of an earlier version"
     text = (tmp_path / "pyengine-writer@.service").read_text()
@@ -107,8 +107,6 @@ def test_installing_fills_in_python_and_user_and_uninstalling_removes_all(tmp_pa
     (("--python", "/bin/false"), 1, "cannot import pyengine"),
 ])
 def test_wrong_arguments_of_the_installer(tmp_path, arguments, code, sentence):
-    import pwd
-
     done = install(tmp_path, "--user", pwd.getpwuid(os.getuid()).pw_name, *arguments)
     assert done.returncode == code, done.stderr
     if sentence:
@@ -116,10 +114,34 @@ def test_wrong_arguments_of_the_installer(tmp_path, arguments, code, sentence):
         assert list(tmp_path.iterdir()) == []
 
 
+def python_in(folder: Path) -> Path:
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    return python
+
+
+def test_a_python_that_private_temporary_folders_hide_is_refused(tmp_path):
+    """PrivateTmp=yes: every unit would end with 203/EXEC, again and again."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        arguments = ("--python", python_in(Path(folder)), "--user", pwd.getpwuid(os.getuid()).pw_name)
+        done = install(tmp_path, *arguments)
+        assert done.returncode == 1 and "PrivateTmp=yes" in done.stderr and "/opt/pyengine" in done.stderr
+        assert list(tmp_path.iterdir()) == []
+        done = install(tmp_path, *arguments, "--force")
+        assert done.returncode == 0 and "warning: the units cannot see" in done.stderr
+
+
+@pytest.mark.root
+def test_a_python_in_a_folder_that_is_closed_to_the_user_is_refused(tmp_path):
+    with tempfile.TemporaryDirectory(dir="/run") as folder:  # mode 0700, as a home may be
+        done = install(tmp_path, "--python", python_in(Path(folder)), "--user", "nobody")
+        assert done.returncode == 1 and f"{folder}/ is closed to that user" in done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze not found")
 def test_systemd_rates_the_hardening_well(tmp_path):
-    import pwd
-
     assert install(tmp_path, "--python", sys.executable, "--user", pwd.getpwuid(65534).pw_name).returncode == 0
     for unit in [unit_files.STORE_UNIT, unit_files.METRICS_UNIT, *map(unit_files.worker_unit, KINDS)]:
         path = tmp_path / unit.replace("@.", "@demo.")
