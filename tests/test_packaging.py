@@ -144,7 +144,7 @@ if __name__ == "__main__":
 def test_the_sdist_holds_what_a_build_needs_and_the_wheel_every_module(installed):
     inside = {name.partition("/")[2] for name in installed.sdist}
     assert {f"csrc/{path.name}" for path in (ROOT / "csrc").iterdir() if path.suffix in (".c", ".h", ".py")} <= inside
-    assert {"LICENSE", "README.md", "pyproject.toml", "setup.py"} <= inside
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml", "setup.py"} <= inside
     with zipfile.ZipFile(installed.wheel) as archive:
         names = set(archive.namelist())
     modules = {str(path.relative_to(ROOT)) for package in ("pyengine", "pyspark_pyengine", "pyspark_pyengine_queue")
