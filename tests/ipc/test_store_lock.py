@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ import pytest
 
 from pyengine.engine import supervisor_pid
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
+from pyengine.ipc import store_lock
 from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, kind_holder, living_kinds, lock_modified_ns, look
 
 # RocketMQ's way: an exclusive POSIX record lock on byte 0, then the four letters.
@@ -114,6 +117,19 @@ def test_who_recovers_a_store_by_hand_is_no_supervisor_that_stop_could_end(root)
         lock.own()
         assert kind_holder(root, 0) == os.getpid() and kind_holder(root, 3) is None
         assert supervisor_pid(root) is None
+
+
+def test_a_supervisor_that_was_refused_keeps_no_lock(root, monkeypatch):
+    """Also while its object lives: the next one gets the store as soon as what was in the way is gone."""
+    StoreLock(root, create=True).close()
+    in_the_way = os.open(root / "lock", os.O_RDWR)
+    fcntl.fcntl(in_the_way, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
+    monkeypatch.setattr(store_lock, "WORKER_LOOKS", 1)
+    with StoreLock(root) as refused, StoreLock(root) as later:
+        with pytest.raises(StoreBusyError, match="no worker"):
+            refused.own()
+        os.close(in_the_way)
+        assert later.own() is Ownership.EXCLUSIVE
 
 
 def test_nobody_shares_a_store_that_is_being_recovered(root):

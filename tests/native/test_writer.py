@@ -26,7 +26,7 @@ from pyengine.native.producer import (
     entry_bytes,
     pack_many,
 )
-from pyengine.native.writer import RUN_FAILED, RUN_SIDE, RUN_TIME, STAGE_BYTES
+from pyengine.native.writer import RUN_FAILED, RUN_ROLLED, RUN_SEGMENT, RUN_SIDE, RUN_TIME, STAGE_BYTES
 from pyengine.results import PutStatus
 
 SEQUENCE, PHYSICAL, END, QUEUE_OFFSET, STORE_TIME, STATUS, DETAIL, COUNT, SIZE = range(9)
@@ -56,6 +56,7 @@ def test_a_put_stands_in_the_log_as_the_formats_would_write_it(rig):
     assert (message.body, message.topic, message.tags, message.queue_id, message.flag) == (b"hello", "T", "a", 3, 7)
     assert answer[:6] == (1, 0, answer[SIZE], 0, 1_700_000_000_000, PutStatus.PUT_OK)
     assert rig.wrote() == answer[END] == message.size_bytes
+    assert control_native.committed_slot(rig.control) == (rig.wrote(), 1_700_000_000_000)
 
 
 def test_queue_offsets_are_contiguous_per_queue_and_prepared_records_take_none(rig):
@@ -97,6 +98,7 @@ def test_put_many_spans_segments_with_contiguous_offsets(rig):
     rig.drain()
     answer = answer_of(producer, sequence)
     assert (answer[STATUS], answer[QUEUE_OFFSET], answer[COUNT]) == (PutStatus.PUT_OK, 0, 60)
+    assert rig.writer.pointer.put_bytes == answer[END] - answer[PHYSICAL]  # its blanks too
     found, at = [], 0
     while at < answer[END]:
         size, magic = struct.unpack_from(">iI", rig.log, at)
@@ -120,6 +122,67 @@ def test_put_many_is_refused_whole_when_one_member_is_illegal(rig):
     after = submit(producer, PUT, b"T", b"", b"x")
     rig.drain()
     assert answer_of(producer, after)[QUEUE_OFFSET] == 0
+
+
+def test_put_many_whose_lengths_do_not_add_up_costs_its_session(rig):
+    rig = rig()
+    liar, good = rig.open_session(0), rig.open_session(1)
+    rig.start_writer()
+    lengths, bodies = pack_many([b"one", b"two"])
+    submit(liar, MANY, b"T", b"", lengths, bodies + b"and more", count=2)
+    sequence = submit(good, PUT, b"T", b"", b"x")
+    rig.drain()
+    assert answer_of(good, sequence)[QUEUE_OFFSET] == 0 and liar.pointer.session.acked == 0
+
+
+def test_a_record_that_leaves_no_room_for_a_blank_in_an_empty_segment_is_refused(rig):
+    rig = rig(segment_bytes=4096)
+    producer = rig.open_session()
+    rig.start_writer()
+    empty = submit(producer, PUT, b"T", b"", b"")
+    rig.drain()
+    most = 4096 - 8 - answer_of(producer, empty)[SIZE]
+    for body_bytes in (most + 1, most + 8):
+        sequence = submit(producer, PUT, b"T", b"", bytes(body_bytes))
+        rig.drain()
+        assert answer_of(producer, sequence)[STATUS] == PutStatus.MESSAGE_ILLEGAL
+    sequence = submit(producer, PUT, b"T", b"", bytes(most))
+    rig.drain()
+    assert (answer_of(producer, sequence)[PHYSICAL], answer_of(producer, sequence)[END]) == (4096, 2 * 4096 - 8)
+
+
+def test_a_refusal_is_for_the_entry_whose_segment_did_not_come_and_for_no_later_one(rig):
+    rig = rig(segment_bytes=4096)
+    gone, liar, good = (rig.open_session(slot) for slot in range(3))
+    rig.start_writer(ahead=0)
+    submit(gone, PUT, b"T", b"", b"x")
+    assert rig.writer.run(monotonic_ns()) == RUN_SEGMENT
+    rig.writer.pointer.refuse_segment = 1
+    rig.writer.detach_session(0)
+    rig.sessions.pop(0)
+    liar.pointer.session.tail = 1 << 40
+    assert rig.writer.run(monotonic_ns()) == RUN_TIME  # a pass without an entry that wants a segment
+    sequence = submit(good, PUT, b"T", b"", b"x")
+    rig.sessions.pop(1)
+    rig.drain()
+    assert answer_of(good, sequence)[STATUS] == PutStatus.PUT_OK
+
+
+def test_segments_that_python_has_yet_to_take_are_bounded(rig):
+    rig = rig(segment_bytes=1024, segments=200)
+    producers = [rig.open_session(slot) for slot in range(2)]
+    rig.start_writer(ahead=0)
+    bodies = [bytes(600)] * 40  # one a segment
+    for producer in producers:
+        submit(producer, MANY, b"T", b"", *pack_many(bodies), count=len(bodies))
+    why = RUN_SEGMENT
+    while why == RUN_SEGMENT:
+        why = rig.writer.run(monotonic_ns() + 10_000_000_000)
+        while rig.writer.ahead_count < rig.writer.pointer.segments_needed:
+            rig.writer.add_ahead(rig.segment(rig.writer.next_base))
+    assert why == RUN_ROLLED and rig.writer.pointer.rolled <= 64
+    rig.drain()
+    assert [answer_of(producer, 1)[STATUS] for producer in producers] == [PutStatus.PUT_OK] * 2
 
 
 def member(body: bytes, properties: bytes, flag: int = 0) -> bytes:
@@ -226,6 +289,7 @@ def test_the_store_clock_never_steps_back(rig):
 def test_sync_mode_writes_the_same_bytes_through_descriptors(rig, tmp_path):
     mapped, sync = rig(segment_bytes=4096), rig(segment_bytes=4096, mode=control_native.MODE_SYNC)
     sync.folder = tmp_path
+    sync.zero_ahead_bytes = 1500
     for each in (mapped, sync):
         producer = each.open_session()
         each.start_writer()
@@ -234,7 +298,8 @@ def test_sync_mode_writes_the_same_bytes_through_descriptors(rig, tmp_path):
         each.drain()
     files = sorted(tmp_path.iterdir())
     written = b"".join(path.read_bytes().ljust(4096, b"\0") for path in files)[: sync.wrote()]
-    assert len(files) > 3 and sync.wrote() == mapped.wrote()
+    assert len(files) > 3 and sync.wrote() == mapped.wrote() and max(path.stat().st_size for path in files) == 4096
+    assert mapped.control.writer.intent_end == sync.control.writer.intent_end == sync.wrote()
     assert written == mapped.log[: mapped.wrote()]
 
 

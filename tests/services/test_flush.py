@@ -12,6 +12,7 @@ from fix_writer import PlainWriter
 from pyengine.config import EngineConfig
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
+from pyengine.services import flush_real_time
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.flush_real_time import FlushRealTimeService
 from pyengine.services.group_commit import GroupCommitService
@@ -77,6 +78,24 @@ def test_a_flush_takes_everything_over_segments_and_tells_the_time_of_the_last_r
     assert native.flush_pair(owner.control) == (writer.end, writer.clock_ms)
     assert native.load(owner.control.flusher, "syncs") >= 3
     assert native.load(owner.control.flusher, "sync_ns_max") > 0
+
+
+def test_what_is_put_during_a_timed_sync_is_not_counted_as_synced(make_owner, monkeypatch):
+    owner, writer = rig(make_owner, native.MODE_MAPPED)
+    writer.vouch()
+    writer.put(b"x" * 100)
+    first = writer.end
+    sync = flush_real_time.fdatasync
+
+    def sync_and_put(descriptor, path):
+        sync(descriptor, path)
+        writer.put(b"y" * 100)
+
+    monkeypatch.setattr(flush_real_time, "fdatasync", sync_and_put)
+    service = FlushRealTimeService(owner.memory, owner.root, EVERY_TIME)
+    writer.vouch()
+    assert service.flush() and flushed(owner) == first < writer.end
+    service.close()
 
 
 def test_draining_reaches_the_end_and_then_ends(flusher):

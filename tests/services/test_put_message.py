@@ -1,12 +1,30 @@
-"""What the writer's service decides beside the native pass."""
+"""What the writer's service does beside the native pass: behind a dead writer, for a producer that lies, for the pool."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import signal
 
+import pytest
+
+from pyengine._native import lib
+from pyengine.formats.paths import StorePaths
+from pyengine.ipc import shared_objects
 from pyengine.native import control as native
-from pyengine.native import flush
-from pyengine.services.put_message import PutMessageService
+from pyengine.native import flush, queue_table
+from pyengine.results import PutStatus
+from pyengine.services.put_message import WAKES, PutMessageService
+from waiting import eventually
+
+MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
+RUBBISH = b"\xa5"
+OF_SECOND_SEGMENT = 1000
+
+
+def service_of(parts, **settings) -> PutMessageService:
+    return PutMessageService(parts.owner.memory, parts.owner.root, parts.owner.config, **settings)
 
 
 def test_a_pool_that_cannot_be_locked_is_warned_of_once(make_parts, monkeypatch):
@@ -14,6 +32,113 @@ def test_a_pool_that_cannot_be_locked_is_warned_of_once(make_parts, monkeypatch)
     parts.kill(native.WRITER)
     monkeypatch.setattr(flush, "lock_memory", lambda base, length: errno.ENOMEM)
     said = []
-    service = PutMessageService(parts.owner.memory, parts.owner.root, parts.owner.config, warn=said.append)
-    service.close()
+    service_of(parts, warn=said.append).close()
     assert len(said) == 1 and "memlock" in said[0] and f"{3 * parts.owner.memory.identity.segment_bytes:,}" in said[0]
+
+
+class DeadPass:
+    """What a writer leaves that died inside a pass which had reached the next segment, the first time and once more."""
+
+    def __init__(self, parts) -> None:
+        self.parts = parts
+        self.control = parts.control
+        self.size = parts.owner.memory.identity.segment_bytes
+        self.wrote = native.load_position(self.control.wrote)
+        self.end = self.size + OF_SECOND_SEGMENT
+        self._stack = contextlib.ExitStack()
+        self._objects = {}
+        if parts.owner.memory.identity.mode == native.MODE_POOL:
+            native.store(self.control.pool[1], "segment_base", self.size)
+            for number in (0, 1):
+                self._objects[number * self.size] = self._attach(shared_objects.pool_name(number)).memory
+        self.table = queue_table.view(self._attach(shared_objects.queues_name(1)).memory)
+        self.slot = self.table.slot[lib.ms_queue_table_find(self.table, b"T", 1, 0, 0)]
+
+    def _attach(self, name: str):
+        shared = self.parts.owner.folder.attach(name)
+        self._stack.callback(shared.close)
+        return shared
+
+    def die(self) -> None:
+        number = native.load_position(self.control.slot_pass) + 1
+        self.control.undo.old_offset[0] = self.slot.next_offset
+        self.control.undo.table_slot[0] = lib.ms_queue_table_find(self.table, b"T", 1, 0, 0)
+        self.control.undo.count = 1
+        setattr(self.control.undo, "pass", number)
+        self.slot.next_offset += 9
+        setattr(self.slot, "pass", number)
+        native.store(self.control.writer, "intent_end", self.end)
+        native.store(self.control.writer, "intended_pass", number)
+        self._bytes(RUBBISH)
+
+    def _bytes(self, write: bytes = b"") -> bytes:
+        """The bytes of the pass; with `write` they are all that."""
+        found = b""
+        for base, start, end in ((0, self.wrote, self.size), (self.size, 0, OF_SECOND_SEGMENT)):
+            if self._objects:
+                if write:
+                    self._objects[base][start:end] = write * (end - start)
+                found += bytes(self._objects[base][start:end])
+                continue
+            with open(StorePaths(self.parts.owner.root).commit_log_segment(base), "r+b") as file:
+                if write:
+                    os.pwrite(file.fileno(), write * (end - start), start)
+                found += os.pread(file.fileno(), end - start, start)
+        return found
+
+    def is_forgotten(self, next_offset: int) -> bool:
+        undo = self.control.undo
+        return (self._bytes() == bytes(self.end - self.wrote) and self.slot.next_offset == next_offset
+                and (getattr(self.slot, "pass"), getattr(undo, "pass"), undo.count) == (0, 0, 0)
+                and native.load_position(self.control.wrote) == self.wrote)
+
+    def close(self) -> None:
+        del self.slot, self.table
+        self._objects.clear()
+        self._stack.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_dead_writers_pass_is_undone_before_anything_is_appended(make_parts, mode):
+    """Also where the next writer dies in the same pass."""
+    parts = make_parts(**MODES[mode])
+    with parts.producer() as producer:
+        for _ in range(3):
+            assert producer.put("T", b"x" * 100).status is PutStatus.PUT_OK
+    eventually(lambda: native.load(parts.control.allocator, "ready_end") >= 2 * 65536, "two segments")
+    eventually(lambda: native.load_position(parts.control.committed) == native.load_position(parts.control.wrote), "committed")
+    for kind in parts.workers:
+        parts.kill(kind)
+    dead = DeadPass(parts)
+    try:
+        for _ in range(2):
+            dead.die()
+            service_of(parts).close()
+            assert dead.is_forgotten(3)
+    finally:
+        dead.close()
+
+
+def test_what_a_dead_writer_had_committed_and_not_announced_is_announced(make_parts):
+    parts = make_parts()
+    for kind in parts.workers:
+        parts.kill(kind)
+    memory = parts.owner.memory
+    for kind in WAKES:
+        memory.latch(kind).arm()
+    service_of(parts).close()
+    assert {kind: memory.latch(kind).wait(0) for kind in WAKES} == dict.fromkeys(WAKES, True)
+
+
+def test_a_side_object_that_was_cut_short_is_refused_whole(make_parts):
+    parts = make_parts()
+    with parts.producer() as producer:
+        os.kill(parts.workers[native.WRITER].pid, signal.SIGSTOP)
+        try:
+            future = producer.put_async("T", b"x" * 60_000)
+            (side,) = parts.owner.folder.path.glob("side-*")
+            os.truncate(side, side.stat().st_size - 1)
+        finally:
+            os.kill(parts.workers[native.WRITER].pid, signal.SIGCONT)
+        assert future.result(30).status is PutStatus.UNKNOWN_ERROR
+        assert producer.put("T", b"y").physical_offset == 0

@@ -108,6 +108,18 @@ def test_small_batches_over_many_segments_give_the_same_as_one_go(make_owner, mo
     assert files[0] == files[1]
 
 
+def test_consumers_are_woken_after_the_position_has_moved(make_owner, monkeypatch):
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    writer.put(b"x")
+    seen = []
+    raise_ = reput_message.sequence.raise_
+    monkeypatch.setattr(reput_message.sequence, "raise_", lambda *of: (seen.append(reput_from(owner)), raise_(*of)))
+    service = service_of(owner)
+    assert service.work()
+    service.close()
+    assert seen == [writer.end]
+
+
 def test_a_record_longer_than_a_batch_passes(make_owner, monkeypatch):
     monkeypatch.setattr(reput_message, "BATCH_BYTES", 100)
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)

@@ -8,8 +8,10 @@ import pytest
 
 from dying import run_and_die_at
 from pyengine.errors import CorruptionError, ExitCode
+from pyengine.storage import cut_log
 from pyengine.storage.check import check
 from pyengine.storage.cut_log import Cut, cut_path, intend_cut, read_cut
+from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.recovery import recover
 from pyengine.storage.recovery_report import RecoveryState
 from pyengine.storage.watermark import read_watermark
@@ -69,6 +71,22 @@ def test_the_log_ends_at_the_border_and_everything_follows(build_store, number):
     assert ours.keys() == never.keys()
     assert {name: content for name, content in ours.items() if name.startswith(("commitlog", "consumequeue"))} == {
         name: content for name, content in never.items() if name.startswith(("commitlog", "consumequeue"))}
+
+
+def test_segments_go_newest_first_and_the_note_is_gone_for_good_at_last(build_store, monkeypatch):
+    """RocketMQ, started in between, meets no gap; and no power cut brings the note back, which would cut what was put since."""
+    store = whole_store(build_store, "cut")
+    intend_cut(store.root, Cut(store.records[3].start, store.end, WHY))
+    done = []
+    keep_file, sync_folder = Quarantine.keep_file, cut_log.sync_folder
+    monkeypatch.setattr(Quarantine, "keep_file", lambda self, path, *more: (done.append(path.name), keep_file(self, path, *more)))
+    monkeypatch.setattr(cut_log, "sync_folder", lambda path: (done.append((path, cut_path(store.root).exists())), sync_folder(path)))
+    clear = cut_log.clear_file_from
+    monkeypatch.setattr(cut_log, "clear_file_from", lambda *of: (done.append(read_cut(store.root).kept), clear(*of)))
+    recovered(store)
+    names = [name for name in done if isinstance(name, str)]
+    assert len(names) > 1 and names == sorted(names, reverse=True)
+    assert done[-2:] == [True, (cut_path(store.root).parent, False)]  # half cleared it is never copied again
 
 
 def pieces(store, at):

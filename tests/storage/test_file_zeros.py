@@ -54,6 +54,14 @@ def test_clearing_writes_zeros_where_there_were_none_and_keeps_the_file_time(tmp
     assert clear_file_from(path, 4) == 0
 
 
+def test_what_was_cleared_is_synced(tmp_path, monkeypatch):
+    path = allocated_file(tmp_path / "segment", b"keep" + b"x" * 100)
+    synced = []
+    monkeypatch.setattr(file_zeros, "sync_descriptor", lambda descriptor, path: synced.append(path.read_bytes()[:104]))
+    clear_file_from(path, 4)
+    assert synced == [b"keep" + bytes(100)]
+
+
 @pytest.mark.parametrize("which", [os.SEEK_DATA, os.SEEK_HOLE])
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_file_system_that_cannot_tell_holes_has_all_of_it_read(tmp_path, monkeypatch, which, number):

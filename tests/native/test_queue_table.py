@@ -1,0 +1,52 @@
+"""The table of queues: as many as it says, and all of them after it has grown."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+
+from pyengine.errors import DiskFullError
+from pyengine.native import queue_table
+
+SLOTS = 64
+
+
+KEPT: list[mmap.mmap] = []  # the memory of a view has to outlive it
+
+
+def table(slots: int):
+    KEPT.append(mmap.mmap(-1, queue_table.table_bytes(slots)))
+    made = queue_table.view(KEPT[-1])
+    queue_table.format_table(made, slots, 1)
+    return made
+
+
+def full(slots: int):
+    """A table whose last slot is taken too, and what is in it."""
+    made, offsets = table(slots), {}
+    with pytest.raises(DiskFullError):
+        for number in range(slots + 1):
+            queue_table.set_offset(made, f"topic{number}", number % 4, 10 + number)
+            offsets[f"topic{number}", number % 4] = 10 + number
+    return made, offsets
+
+
+def test_each_queue_is_counted_once_and_a_full_table_says_so():
+    made, offsets = full(SLOTS)
+    assert made.used == len(offsets) < SLOTS
+    queue_table.set_offset(made, "topic0", 0, 99)
+    assert made.used == len(offsets) and queue_table.get_offset(made, "topic0", 0) == 99
+
+
+def test_a_larger_table_takes_over_every_slot():
+    made, offsets = full(SLOTS)
+    last = made.slot[SLOTS - 1]
+    if not last.key_bytes:  # no name happened to fall there: one of those that are there, moved
+        full_slot = next(number for number in range(SLOTS) if made.slot[number].key_bytes)
+        last[0] = made.slot[full_slot]
+        made.slot[full_slot].key_bytes = 0
+    larger = table(2 * SLOTS)
+    queue_table.copy(larger, made)
+    assert {(topic, queue_id): offset for topic, queue_id, offset in queue_table.entries(larger)} == offsets
+    assert larger.used == len(offsets)
