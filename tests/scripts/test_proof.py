@@ -64,7 +64,7 @@ def test_only_commits_to_the_engine_count(tmp_path):
         return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
 
     git("init", "-q")
-    for path in ("csrc/a.c", "docs/a.md", "pyengine/a.py", "csrc/a.c"):
+    for path in ("csrc/a.c", "docs/a", "pyengine/a.py", "csrc/a.c"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         with open(tmp_path / path, "a") as file:
             file.write("x")
