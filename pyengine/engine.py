@@ -35,7 +35,7 @@ from pyengine.formats.small_file import open_regular
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, look, require_no_foreign_holder
+from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, look, require_startable
 from pyengine.native import control as native
 from pyengine.storage.file_system import refuse_shared
 from pyengine.storage.log_files import look_at_log
@@ -286,7 +286,7 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
 
     refuse_shared(root)
     require_descriptors()
-    require_no_foreign_holder(root)
+    require_startable(root)
     prepare_root(root)
     config = load_config(root, settings)
     if look(root).kind == "nobody":

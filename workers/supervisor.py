@@ -39,7 +39,7 @@ from pyengine.ipc.run_settings import asked_otherwise, overrides_of, read_run_se
 from pyengine.ipc.session_server import SessionServer
 from pyengine.ipc.sessions import Sessions
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, require_no_foreign_holder
+from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, require_startable
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.services.ha_link import MasterLink
@@ -121,7 +121,7 @@ class Supervisor:
     def run(self) -> ExitCode:
         """Own the store until asked to stop. Raises EngineError when it cannot be owned or recovered."""
         raise_descriptors()
-        require_no_foreign_holder(self._root)
+        require_startable(self._root)
         prepare_root(self._root)
         config = None if self._arguments.stop else load_config(self._root, self._arguments.settings)
         with StoreLock(self._root, create=True) as lock:

@@ -33,6 +33,7 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.results import ReadLevel
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.disk_use import used_ratio
+from pyengine.storage.later_format import later_things
 from pyengine.storage.watermark import DurableWatermark, read_watermark
 
 if TYPE_CHECKING:
@@ -242,6 +243,9 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
         reason = "it was not stopped in an orderly way: the next start recovers it"
         if undrained_bytes:
             reason += f"; {undrained_bytes:,} acknowledged bytes stand in shared memory only and are drained then"
+    later = "; ".join(one.sentence for one in later_things(root))
+    if later and not reason:
+        reason = f"RocketMQ 5 has written to it, so no engine starts here: {later}"
     watermark = read_watermark(root)
     noted = noted_replication(root)
     positions = _positions_from_files(root, settings, unclean, noted)

@@ -60,8 +60,12 @@ def store_command(function: Callable[..., Any]) -> Callable[..., Any]:
 def reading(root: Path, settings: dict[str, str]) -> Iterator[LiveStoreReader]:
     """The store at `root`, open for reading: as it is on disk, or live if its engine runs."""
     from pyengine.ipc.live_reader import open_store
+    from pyengine.storage.later_format import queues_are_elsewhere
 
     with open_store(existing_store(root), **settings) as reader:
+        if queues_are_elsewhere(root):
+            click.echo(f"note: the consume queues of {root} are in RocksDB, which only RocketMQ 5 reads: what is read through queues "
+                       "is not found here", err=True)
         yield reader
 
 

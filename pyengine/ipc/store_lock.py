@@ -31,6 +31,7 @@ from pathlib import Path
 
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
 from pyengine.formats.small_file import open_regular
+from pyengine.storage.later_format import require_known_format
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.storage.file_system import refuse_shared
 
@@ -93,7 +94,9 @@ class StoreLock:
 
         EXCLUSIVE: nobody else can change the store until share(). ADOPTED: only
         workers without a supervisor are there, and this process now shares it with them.
+        StoreRefusedError for a store that this engine must not write into (storage/later_format.py).
         """
+        require_known_format(self.path.parent)
         if not self._set(KIND_BYTE, fcntl.F_WRLCK):
             raise StoreBusyError(f"{self.path.parent} is run by another supervisor: stop it first (pyengine stop)")
         if self._set(OWNER_BYTE, fcntl.F_WRLCK):
@@ -193,11 +196,12 @@ def look(root: str | os.PathLike[str]) -> Holder:
         os.close(descriptor)
 
 
-def require_no_foreign_holder(root: str | os.PathLike[str]) -> None:
-    """StoreBusyError while a program that is no engine has the store open. Needs no right to write, and leaves nothing."""
+def require_startable(root: str | os.PathLike[str]) -> None:
+    """StoreBusyError while a program that is no engine has the store open, StoreRefusedError as own(); leaves nothing."""
     holder = look(root)
     if holder.kind == "foreign":
         raise StoreBusyError(f"{root} is open in {holder.who}: stop that first")
+    require_known_format(root)
 
 
 def living_kinds(root: str | os.PathLike[str], kinds: int = KINDS_MAX) -> list[int]:

@@ -24,6 +24,7 @@ from pyengine.storage.check_work import CheckWork
 from pyengine.storage.cut_log import cut_path
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_recovery import list_index_files
+from pyengine.storage.later_format import later_things, queues_are_elsewhere
 from pyengine.storage.log_files import list_log, log_exists, shown
 from pyengine.storage.queue_recovery import list_queues
 from pyengine.storage.rebuild_marker import read_rebuild_marker
@@ -83,9 +84,12 @@ def check(
         root, log, facts, work, findings, report, is_ours=is_ours, was_stopped=was_stopped, is_running=is_running
     )
     work.log_is_known(log, queues, queue_check.rules, root)
-    queue_check.check(queues)
-    queue_check.check_light_queues(is_expected=enable_multi_dispatch)
-    check_extensions(root, geometry, log, queues, findings)
+    for one in later_things(root):
+        findings.warning("later format", one.path, None, one.what)
+    if not queues_are_elsewhere(root):
+        queue_check.check(queues)
+        queue_check.check_light_queues(is_expected=enable_multi_dispatch)
+        check_extensions(root, geometry, log, queues, findings)
     if message_index_enable:
         check_index(
             root, geometry.index_layout, index_files, log, work, findings, report,

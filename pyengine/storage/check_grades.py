@@ -72,6 +72,7 @@ KINDS = {
     "abort":             Row(_R,      _R,  RECOVER),
     "marker":            Row(_R,      _R,  RECOVER),
     "checkpoint":        Row(_R,      _R,  RECOVER),
+    "later format":      Row(_N,      _N,  "keep the store with RocketMQ 5, or make one of its log with `pyengine salvage STORE DEST`"),
     "blocks":            Row(_N,      _N,  ""),
 }
 

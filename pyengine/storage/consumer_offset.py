@@ -24,6 +24,7 @@ from pyengine.formats.json_config import NOT_UNDERSTOOD, decode_config, encode_c
 from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
 from pyengine.formats.sealed_text import check_seal, seal
 from pyengine.formats.small_file import read_small_file
+from pyengine.storage.later_format import require_known_format
 from pyengine.storage.offset_lock import PATIENCE_S, LockPassedOnError, OffsetLock, Writer
 from pyengine.storage.read_level import StoreUse, store_use
 
@@ -112,9 +113,12 @@ class ConsumerOffsets:
         for _ in range(_TRIES):
             try:
                 with self._lock.held() as writer:
-                    if not own_store and store_use(self._root) is StoreUse.OTHER:
+                    use = None if own_store else store_use(self._root)
+                    if use is StoreUse.OTHER:
                         raise StoreBusyError(
                             f"{self._root} is open in another program, which keeps the groups' offsets itself")
+                    if use is StoreUse.NOBODY:
+                        require_known_format(self._root)
                     return self._change(writer, change)
             except LockPassedOnError:
                 continue

@@ -50,6 +50,7 @@ from pyengine.storage.index_recovery import (
     read_index_header,
     synced_index_time_ms,
 )
+from pyengine.storage.later_format import refuse_later_record
 from pyengine.storage.log_files import list_log, log_exists, look_at_log, new_segment_folder, shown
 from pyengine.storage.log_recovery import LogPlan, plan_log
 from pyengine.storage.log_scan import LogView, first_segment_to_scan, scan_before, scan_log
@@ -192,6 +193,7 @@ class _Recovery:
             refuse_foreign_extensions(self._root, self._geometry.mapped_file_size_consume_queue_ext_bytes)
         with being_written(log.unsynced_paths):
             plan = self._decide(log, queues, shared)
+        self._refuse_later_record(log, plan.log.end_offset)
         if reading.damage:
             self._notes.append(reading.damage)
         if log.watermark is not None and plan.log.end_offset < log.watermark and not accept_loss:
@@ -292,6 +294,14 @@ class _Recovery:
             for path in (str(folder.parent), str(folder)):
                 if path in misplaced:
                     raise StoreRefusedError(f"{path} is no folder, and the log has messages for the queue {folder}; move it away")
+
+    def _refuse_later_record(self, log: LogView, end: int) -> None:
+        """StoreRefusedError, before anything is changed, when the log goes on with a record of RocketMQ 5."""
+        holder = log.index_of(end)
+        if holder is not None:
+            segment = log.segments[holder]
+            with mapped(segment.path) as view:
+                refuse_later_record(view, end - segment.start_offset, end)
 
     # -- carry out ----------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record_case import CaseLabel
 from pyengine.storage.geometry import Geometry
+from pyengine.storage.later_format import later_things
 from pyengine.storage.log_carver import Run, Skipped, carve, list_damaged_segments
 from pyengine.storage.log_files import log_exists
 from pyengine.storage.new_file import make_folders
@@ -148,6 +149,7 @@ def _salvage(
     durable = reading.watermark
     if durable is not None and end < durable.flushed:
         skipped.append(Skipped(end, durable.flushed, LOST))
+    notes += [f"{one.sentence}; nothing of that comes over" for one in later_things(root)]
     notes += copy_config(root, destination, log.queues)
     report = recover(destination, geometry, options=options)
     if report.end_offset < log.end_offset:

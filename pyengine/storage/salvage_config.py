@@ -11,11 +11,12 @@ from pyengine.formats.json_config import decode_config, encode_config
 from pyengine.formats.log_folders import without_log_folders
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import read_small_file
+from pyengine.storage.later_format import LEFT_BY_SALVAGE
 from pyengine.storage.new_file import write_config
 from pyengine.storage.salvage_log import MovedQueue
 
 # Of the engine that wrote the old store, or of an unfinished change to it.
-_LEFT_BEHIND = frozenset({"engine-id", "epoch", "watermark", "recovery", "rebuild"})
+_LEFT_BEHIND = LEFT_BY_SALVAGE | frozenset({"engine-id", "epoch", "watermark", "recovery", "rebuild", "cut", "sync-failure"})
 _LEFT_BEHIND_SUFFIXES = (".tmp", ".bak", ".damaged")
 
 Queues = Mapping[tuple[str, int], MovedQueue]

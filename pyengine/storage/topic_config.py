@@ -24,6 +24,7 @@ from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
 from pyengine.formats.json_config import NOT_UNDERSTOOD, decode_config, encode_config
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.config_file import read_config
+from pyengine.storage.later_format import require_known_format
 from pyengine.storage.new_file import make_folders, write_config
 from pyengine.storage.read_level import StoreUse, store_use
 
@@ -109,8 +110,11 @@ class TopicConfigs:
 
     def _change(self, topic: str, make: Callable[[dict[str, TopicConfig]], TopicConfig | None]) -> TopicConfig | None:
         with self._exclusive():
-            if store_use(self._root) is StoreUse.OTHER:
+            use = store_use(self._root)
+            if use is StoreUse.OTHER:
                 raise StoreBusyError(f"{self._root} is open in another program, which keeps {NAME} itself")
+            if use is StoreUse.NOBODY:
+                require_known_format(self._root)
             table, _, from_backup = read_config(self.path, _decode)
             table = table or TopicTable()
             made = make(table.topics)

@@ -1,0 +1,146 @@
+"""What of a store only RocketMQ 5 understands: recognised by its files, so that nothing is written into it.
+
+    consume queues, or a table of config/, in RocksDB   a folder with CURRENT, which names a MANIFEST
+    timer wheel                                         messages that wait in `timerwheel`, or for it
+    compaction                                          files in compaction/
+    tiered storage                                      config/tieredStoreMetadata.json
+    queues of batches                                   files in batchconsumequeue/
+    records with a topic of more than 127 bytes         another magic number, seen where a walk stops
+
+The log itself is that of 4.9 and can be read and salvaged. An engine that appended to it would leave
+these files behind the log: messages would never be delivered, or be served twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from pyengine.errors import StoreRefusedError
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.paths import StorePaths, parse_segment_name
+
+MESSAGE_MAGIC_V2 = 0xDAA320AB
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+LEFT_BY_SALVAGE = frozenset({"tieredStoreMetadata.json", "timercheck", "timermetrics"})  # in config/: of no use without the rest
+_MANIFEST = b"MANIFEST-"
+_SLOT = struct.Struct(">qqqii")  # time in units of the precision, first and last place, number, unused
+_SLOT_UNIT_MS = 1000             # the longest precision: a slot counts as passed only where every precision says so
+_CHECK = struct.Struct(">qqq")   # TimerCheckpoint: last time that was read, timer log synced, next offset of the timer's queue
+_LOOKED_INTO_MAX = 1000          # folders; nothing else of a store is as deep as they lie, but for a topic's queues
+
+
+class Later(NamedTuple):
+    """One thing of a later version: where, relative to the root, and what it is, a clause."""
+
+    path: str
+    what: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+def later_things(root: str | os.PathLike[str]) -> list[Later]:
+    """All that RocketMQ 5 left in the store at `root`; empty for a store of 4.9 or this engine's. Never raises for what files hold."""
+    paths = StorePaths(root)
+    found = []
+    for folder in _rocksdb_folders(paths):
+        what = "its consume queues are" if folder == paths.consume_queue else "it is"
+        found.append(Later(str(folder.relative_to(paths.root)), f"{what} a RocksDB database, which only RocketMQ 5 reads"))
+    pending = _pending_timers(paths)
+    if pending:
+        found.append(Later("timerwheel", f"{pending} delayed messages wait there, which only RocketMQ 5 delivers"))
+    if _holds_files(paths.root / "compaction"):
+        found.append(Later("compaction", "topics are compacted, which only RocketMQ 5 does and reads"))
+    if (paths.config / "tieredStoreMetadata.json").is_file():
+        found.append(Later("config/tieredStoreMetadata.json", "a part of its messages lies in tiered storage, which only RocketMQ 5 reads"))
+    if _holds_files(paths.root / "batchconsumequeue"):
+        found.append(Later("batchconsumequeue", "it has queues of batches, which only RocketMQ 5 reads"))
+    return found
+
+
+def require_known_format(root: str | os.PathLike[str]) -> None:
+    """StoreRefusedError, before anything is written, for a store that RocketMQ 5 keeps more in than this engine knows."""
+    found = later_things(root)
+    if found:
+        raise StoreRefusedError(
+            f"{root} is a store of RocketMQ 5, and nothing is written into it. " + "; ".join(one.sentence for one in found)
+            + ". Its log can be read (`pyengine inspect`, `check`, `export`), and `pyengine salvage STORE DEST` makes a store of "
+            "the messages in it")
+
+
+def refuse_later_record(view, at: int, offset: int) -> None:
+    """StoreRefusedError when the bytes at `at`, where a walk stopped, begin a record of RocketMQ 5."""
+    if len(view) >= at + 8 and int.from_bytes(view[at + 4 : at + 8], "big") == MESSAGE_MAGIC_V2:
+        raise StoreRefusedError(f"the record at {offset} is one of RocketMQ 5 (a topic of more than 127 bytes), which is not read "
+                                "here: nothing was changed; keep the store with RocketMQ 5")
+
+
+def queues_are_elsewhere(root: str | os.PathLike[str]) -> bool:
+    """Whether the consume queues are in RocksDB."""
+    return _is_rocksdb(StorePaths(root).consume_queue)
+
+
+def _rocksdb_folders(paths: StorePaths) -> list[Path]:
+    """The databases in the root, two folders deep; of the queues and the log only the folder itself is looked at."""
+    flat = {paths.consume_queue, paths.consume_queue_ext, paths.index, paths.quarantine, *paths.commit_log_folders.all}
+    folders = _folders(paths.root)
+    folders += [inner for folder in folders if folder not in flat for inner in _folders(folder)]
+    return [folder for folder in folders[:_LOOKED_INTO_MAX] if _is_rocksdb(folder)]
+
+
+def _is_rocksdb(folder: Path) -> bool:
+    try:
+        with open(folder / "CURRENT", "rb") as file:
+            return file.read(len(_MANIFEST)) == _MANIFEST
+    except OSError:
+        return False
+
+
+def _pending_timers(paths: StorePaths) -> int:
+    """Messages in slots of the wheel that lie ahead of what it has read, and in its queue ahead of what it has taken."""
+    try:
+        wheel = (paths.root / "timerwheel").read_bytes()
+    except OSError:
+        return 0
+    read_ms, taken = 0, 0
+    with contextlib.suppress(OSError, struct.error):
+        read_ms, _, taken = _CHECK.unpack((paths.config / "timercheck").read_bytes()[: _CHECK.size])
+    whole = len(wheel) - len(wheel) % _SLOT.size
+    waiting = sum(number for time, _, _, number, _ in _SLOT.iter_unpack(memoryview(wheel)[:whole])
+                  if number > 0 and time * _SLOT_UNIT_MS >= read_ms)
+    return waiting + max(0, _queue_end(paths.queue_folder(TIMER_TOPIC, 0)) - taken)
+
+
+def _queue_end(folder: Path) -> int:
+    """One behind the last entry of a queue, by its last file; 0 without any."""
+    starts = [start for start in map(parse_segment_name, _names(folder)) if start is not None]
+    if not starts:
+        return 0
+    with contextlib.suppress(OSError):
+        content = (folder / f"{max(starts):020d}").read_bytes().rstrip(b"\0")
+        return max(starts) // CQ_ENTRY_BYTES - -len(content) // CQ_ENTRY_BYTES
+    return 0
+
+
+def _holds_files(folder: Path) -> bool:
+    return any(names for _, _, names in os.walk(folder))
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+    except OSError:
+        return []
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
