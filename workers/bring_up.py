@@ -134,7 +134,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     if report.state is RecoveryState.RECOVERED:
         create_abort_file(root)
         failpoint("engine_opened")
-        _publish(memory, native.STATE_RUNNING, "")
+        _publish(memory, native.STATE_RUNNING, report.copy_note)
         failpoint("engine_published")
     else:
         _publish(memory, native.STATE_DEGRADED, report.sentence)

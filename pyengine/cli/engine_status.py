@@ -34,6 +34,7 @@ from pyengine.results import ReadLevel
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.disk_use import used_ratio
 from pyengine.storage.later_format import later_things
+from pyengine.storage.recovery_report import copy_note
 from pyengine.storage.watermark import DurableWatermark, read_watermark
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
     sessions = _sessions(control)
     frozen = native.load(control.state, "frozen") != 0
     refused = native.load(control.state, "refuse_puts")
-    read_only = frozen or state in (native.STATE_READ_ONLY, native.STATE_DEGRADED) or bool(
-        refused & (native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE))
+    is_final = frozen or state in (native.STATE_READ_ONLY, native.STATE_DEGRADED)
+    read_only = is_final or bool(refused & (native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE))
     wrote, store_timestamp_ms = native.committed_slot(control)
     figures = _figures(memory)
     disk = _disk(memory)
@@ -98,8 +99,8 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
         "role": ROLE_NAMES[identity.role],
         "mode": MODE_NAMES[identity.mode],
         "read_only": read_only,
-        "reason": (native.reason(control) or _why(refused, living, disk) or _first(obstacles)
-                   or why_unlinked(replication)),
+        "reason": (is_final and native.reason(control) or _why(refused, living, disk) or _first(obstacles)
+                   or why_unlinked(replication) or native.reason(control)),
         "positions": positions,
         "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
         "sessions": len(sessions),
@@ -249,6 +250,8 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
     watermark = read_watermark(root)
     noted = noted_replication(root)
     positions = _positions_from_files(root, settings, unclean, noted)
+    if watermark.is_copied:
+        reason = copy_note(positions["wrote"], watermark.watermark.flushed) + (f"; {reason}" if reason else "")
     return {
         "state": state, "stopping": False, "role": _role(config, noted), "mode": config.mode, "read_only": False,
         "reason": reason or watermark.damage, "positions": positions,

@@ -54,7 +54,7 @@ def recover_alone(
     """
     from pyengine.ipc.left_memory import left_memory
     from pyengine.ipc.store_lock import Ownership, StoreLock
-    from pyengine.storage.engine_id import raise_epoch
+    from pyengine.storage.engine_id import raise_epoch, renew_copied_id
     from pyengine.storage.recovery import RecoveryOptions
     from pyengine.storage.recovery import recover as recover_store
     from pyengine.storage.recovery_report import RecoveryState
@@ -63,6 +63,7 @@ def recover_alone(
         if lock.own() is Ownership.ADOPTED:
             raise StoreBusyError(f"{root} still has living workers, though no supervisor: `pyengine start {root}` takes "
                                  f"them over, `pyengine stop {root}` ends them")
+        renew_copied_id(root)
         with left_memory(root) as left:
             left.require_dead()
             report = recover_store(root, config.geometry, progress=progress, accept_loss=accept_loss,

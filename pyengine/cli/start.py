@@ -58,7 +58,7 @@ def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool
         config = read_run_settings(find_folder(store))
         output.write_json({"store": str(store), "space": needed_space(config), **ready})
     else:
-        print(f"{ready['state']} (pid {ready['pid']}, {ready['mode']}): {ready.get('reason') or ready.get('recovery') or ''}"
+        print(f"{ready['state']} (pid {ready['pid']}, {ready['mode']}): {ready.get('recovery') or ready.get('reason') or ''}"
               f"{'living workers were taken over' if ready.get('adopted') else ''}")
         print(f"log: {store / 'engine.log'}")
     return ExitCode.OK if ready["state"] == "running" else ExitCode.DEGRADED

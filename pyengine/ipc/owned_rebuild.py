@@ -8,7 +8,7 @@ from pyengine.config import EngineConfig, keep_sizes
 from pyengine.errors import StoreBusyError
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.store_lock import Ownership, StoreLock
-from pyengine.storage.engine_id import raise_epoch
+from pyengine.storage.engine_id import raise_epoch, renew_copied_id
 from pyengine.storage.rebuild import RebuildReport, RebuildWork, Selection, rebuild
 from pyengine.storage.recovery import RecoveryOptions
 from pyengine.storage.recovery_report import Progress, RecoveryState
@@ -22,6 +22,7 @@ def rebuild_alone(
     with StoreLock(root, create=True) as lock:
         if lock.own() is Ownership.ADOPTED:
             raise StoreBusyError(f"{root} still has living workers: `pyengine stop {root}` ends them")
+        renew_copied_id(root)
         keep_sizes(root, config)  # once the files are away nothing else tells their sizes
         with left_memory(root) as left:
             left.require_dead()

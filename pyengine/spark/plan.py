@@ -79,8 +79,9 @@ def _with_lost_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, 
 
     if options.read_level is ReadLevel.REPLICATED or not options.is_remote and reader.is_live:
         return limit
-    durable = (reader.durable_watermark() if options.is_remote else read_watermark(options.path)).watermark
-    if durable is None or durable.flushed <= limit:
+    reading = reader.durable_watermark() if options.is_remote else read_watermark(options.path)
+    durable = reading.watermark
+    if durable is None or reading.is_copied or durable.flushed <= limit:
         return limit
     if not options.is_remote and durable.flushed <= reader.max_physical_offset(options.read_level):
         return limit  # an engine has written on, and has ended, since the limit was taken

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from pyengine.errors import NotAStoreError, StoreRefusedError
@@ -29,6 +30,7 @@ from pyengine.storage.log_files import list_log, log_exists, shown
 from pyengine.storage.queue_recovery import list_queues
 from pyengine.storage.rebuild_marker import read_rebuild_marker
 from pyengine.storage.recovery_marker import read_marker
+from pyengine.storage.recovery_report import copy_note
 from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.watermark import read_watermark
 
@@ -60,7 +62,9 @@ def check(
     report = CheckReport()
     findings = Findings(report)
     reading = read_watermark(root)
-    watermark = None if reading.watermark is None else reading.watermark.flushed
+    watermark = reading.watermark
+    if reading.is_copied:  # a store of ours of which nothing is known to have been synced
+        watermark = replace(watermark, flushed=0)
     is_running = limit is not None
     was_stopped = is_running or not abort_file_exists(root)
     size_bytes = geometry.mapped_file_size_commit_log_bytes
@@ -76,9 +80,11 @@ def check(
     index_files = index_files_to_check(root, is_running=is_running) if message_index_enable else []
     work.begin(log, limit, index_files, geometry.index_layout)
     facts = check_log(
-        root, log, work, findings, report, limit=limit, watermark=reading.watermark, was_stopped=was_stopped,
+        root, log, work, findings, report, limit=limit, watermark=watermark, was_stopped=was_stopped,
         progress=progress or (lambda done, total: None),
     )
+    if reading.is_copied:
+        findings.info("copy", "config/watermark", None, copy_note(report.end_offset, reading.watermark.flushed))
     is_ours = watermark is not None
     queue_check = QueueCheck(
         root, log, facts, work, findings, report, is_ours=is_ours, was_stopped=was_stopped, is_running=is_running

@@ -69,6 +69,7 @@ KINDS = {
     "acked":             Row(_L,      _L,  RESTORE),
     "acked entry":       Row(_R,      _R,  REBUILD_QUEUES),
     "watermark":         Row(_R,      _N,  "the next orderly stop writes it again"),
+    "copy":              Row(_R,      _N,  "the next start, or `pyengine recover STORE`, makes it a store of its own"),
     "abort":             Row(_R,      _R,  RECOVER),
     "marker":            Row(_R,      _R,  RECOVER),
     "checkpoint":        Row(_R,      _R,  RECOVER),

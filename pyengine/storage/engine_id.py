@@ -3,7 +3,7 @@
 `config/engine-id` is JSON: a UUID, and the device and inode that the file itself had
 when it was written. A file with another inode is a copy of a store: the store's owner
 gives it a new UUID, so that it never believes the original's watermark or shared
-memory. Another device with the same inode is the same file after a remount (btrfs and
+memory, and notes the original's in `copy_of`. Another device with the same inode is the same file after a remount (btrfs and
 overlay number their devices anew each time): the UUID stays.
 
 The shared objects of a store are named by `short`, made of the UUID and of the device
@@ -32,11 +32,17 @@ from pyengine.storage.new_file import FILE_MODE, make_folders, sync_folder, writ
 
 @dataclass(frozen=True, slots=True)
 class EngineId:
-    """Identity of one store directory. `device` and `inode` are those of config/engine-id now."""
+    """Identity of one store directory. `device` and `inode` are those of config/engine-id now.
+
+    `copy_of` is the UUID of the store that this directory was copied from, "" without one; `is_copy` says that it
+    was copied and that its owner has not given it a UUID of its own yet.
+    """
 
     uuid: uuid.UUID
     device: int
     inode: int
+    copy_of: str = ""
+    is_copy: bool = False
 
     @property
     def short(self) -> str:
@@ -61,6 +67,12 @@ def read_engine_id(root: str | os.PathLike[str]) -> EngineId | None:
     return None if found is None else found[0]
 
 
+def renew_copied_id(root: str | os.PathLike[str]) -> None:
+    """Give a copied directory a UUID of its own; one that has no identity stays without. For the store's owner only."""
+    if read_engine_id(root) is not None:
+        ensure_engine_id(root)
+
+
 def ensure_engine_id(root: str | os.PathLike[str]) -> EngineId:
     """The store's identity, made or, for a copied directory, replaced. For the store's owner only.
 
@@ -70,11 +82,11 @@ def ensure_engine_id(root: str | os.PathLike[str]) -> EngineId:
     found = _read(path)
     if found is None:
         return _write(path, uuid.uuid4())
-    identity, written_device, written_inode = found
-    if written_inode != identity.inode:
-        return _write(path, uuid.uuid4())
+    identity, written_device = found
+    if identity.is_copy:
+        return _write(path, uuid.uuid4(), str(identity.uuid))
     if written_device != identity.device:
-        return _write(path, identity.uuid)
+        return _write(path, identity.uuid, identity.copy_of)
     return identity
 
 
@@ -96,21 +108,22 @@ def read_boot_id() -> bytes:
     return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
 
 
-def _read(path: Path) -> tuple[EngineId, int, int] | None:
-    """(identity with the present place, device and inode as written), or None without a usable file."""
+def _read(path: Path) -> tuple[EngineId, int] | None:
+    """(identity with the present place, device as written), or None without a usable file."""
     try:
         with open(open_regular(path), "rb") as file:
             status = os.fstat(file.fileno())
             document = json.loads(file.read(4096))
-        identity = EngineId(uuid.UUID(document["uuid"]), status.st_dev, status.st_ino)
-        return identity, int(document["device"]), int(document["inode"])
+        is_copy = int(document["inode"]) != status.st_ino
+        identity = EngineId(uuid.UUID(document["uuid"]), status.st_dev, status.st_ino, str(document.get("copy_of", "")), is_copy)
+        return identity, int(document["device"])
     except (FileNotFoundError, NotADirectoryError, *NOT_UNDERSTOOD):
         return None
     except OSError as error:
         raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
 
 
-def _write(path: Path, value: uuid.UUID) -> EngineId:
+def _write(path: Path, value: uuid.UUID, copy_of: str = "") -> EngineId:
     make_folders(path.parent)
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -118,6 +131,7 @@ def _write(path: Path, value: uuid.UUID) -> EngineId:
         try:
             status = os.fstat(descriptor)  # the rename below keeps the inode
             document = {"uuid": str(value), "device": status.st_dev, "inode": status.st_ino}
+            document |= {"copy_of": copy_of} if copy_of else {}
             text = json.dumps(document).encode() + b"\n"
             if os.write(descriptor, text) != len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -128,7 +142,7 @@ def _write(path: Path, value: uuid.UUID) -> EngineId:
     except OSError as error:
         raise DiskError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     sync_folder(path.parent)
-    return EngineId(value, status.st_dev, status.st_ino)
+    return EngineId(value, status.st_dev, status.st_ino, copy_of)
 
 
 def _read_number(path: Path) -> int:

@@ -92,7 +92,10 @@ class LogEnd:
 
     def _first_offset(self, starts: list[int]) -> int:
         """A record's start from which on everything is to be read."""
-        durable = read_watermark(self._root).watermark
+        reading = read_watermark(self._root)
+        durable = reading.watermark
+        if reading.is_copied:  # any segment may have been copied while it was written
+            return starts[0]
         if durable is not None:
             sure = self._sure_start(durable.flushed)
             if sure is not None:

@@ -24,7 +24,7 @@ from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.log_end import LogEnd
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.segment_files import SegmentFolder
-from pyengine.storage.watermark import DurableWatermark, read_sync_failure, read_watermark
+from pyengine.storage.watermark import WatermarkReading, read_sync_failure, read_watermark
 
 # Where fdatasync on a read-only descriptor makes durable what another process of this host has written.
 LOCAL_FILE_SYSTEMS = frozenset((
@@ -96,7 +96,7 @@ class FilesWatermark:
         self._dead_engine = dead_engine
         self._end = LogEnd(root, commit_log)
         self._lock = threading.Lock()
-        self._synced: tuple[DurableWatermark | None, int, int] | None = None  # watermark, end, and what was claimed then
+        self._synced: tuple[WatermarkReading, int, int] | None = None  # watermark, end, and what was claimed then
         self._noted: tuple[tuple[int, int] | None, ReplicationState | None] = (None, None)
 
     def limit(self, level: ReadLevel) -> int:
@@ -108,9 +108,10 @@ class FilesWatermark:
         if level is not ReadLevel.FLUSHED:
             return self._find_end()
         use = store_use(self._root)
-        durable = None if use is StoreUse.OTHER else read_watermark(self._root).watermark
+        reading = WatermarkReading(None) if use is StoreUse.OTHER else read_watermark(self._root)
+        durable = reading.watermark
         if use is StoreUse.NOBODY:
-            return self._flushed_at_rest(durable)
+            return self._flushed_at_rest(reading)
         if durable is None:
             raise UsageError(
                 "the level `flushed` cannot be told from the files while another process has the store open: "
@@ -118,16 +119,16 @@ class FilesWatermark:
             )
         return min(durable.flushed, self._find_end())
 
-    def _flushed_at_rest(self, durable: DurableWatermark | None) -> int:
+    def _flushed_at_rest(self, reading: WatermarkReading) -> int:
         """The watermark, or how far this reader has made the log durable itself."""
         end = self._find_end()
-        if durable is not None and end <= durable.flushed:
-            return end
+        noted = 0 if reading.watermark is None else min(reading.watermark.flushed, end)
+        sure = 0 if reading.is_copied else noted
         with self._lock:
-            if self._synced is None or self._synced[:2] != (durable, end):
-                self._synced = durable, end, self._synced_here(0 if durable is None else durable.flushed, end)
-            claimed = self._synced[2]
-        if durable is not None or claimed:
+            if self._synced is None or self._synced[:2] != (reading, end):
+                self._synced = reading, end, self._synced_here(sure, end)
+            claimed = max(self._synced[2], noted)
+        if reading.watermark is not None or claimed:
             return claimed
         if not end or not abort_file_exists(self._root) and read_sync_failure(self._root) is None:
             return end  # RocketMQ syncs everything when it stops in order, and has no watermark

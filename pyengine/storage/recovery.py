@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +40,7 @@ from pyengine.storage.cut_log import carry_out_cut, read_cut
 from pyengine.storage.dispatch_start import dispatch_start, queues_between, record_start
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
 from pyengine.storage.durable_writes import being_written, rewrite, sync_file, write_at
+from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.file_zeros import clear_file_from
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_recovery import (
@@ -53,7 +54,7 @@ from pyengine.storage.index_recovery import (
 from pyengine.storage.later_format import refuse_later_record
 from pyengine.storage.log_files import list_log, log_exists, look_at_log, new_segment_folder, shown
 from pyengine.storage.log_recovery import LogPlan, plan_log
-from pyengine.storage.log_scan import LogView, first_segment_to_scan, scan_before, scan_log
+from pyengine.storage.log_scan import MISSING_SEGMENT, LogView, first_segment_to_scan, scan_before, scan_log
 from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
 from pyengine.storage.offset_clamp import clamp_delay_offsets, clamp_offsets
 from pyengine.storage.page_cache import forget_cached
@@ -79,8 +80,8 @@ from pyengine.storage.recovery_report import (
 from pyengine.storage.segment_files import SegmentFile, mapped
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import (
-    DurableWatermark, SyncFailure, forget_sync_failure, note_sync_failure, read_sync_failure, read_watermark, sync_failure_path,
-    write_watermark,
+    DurableWatermark, SyncFailure, WatermarkReading, forget_sync_failure, note_sync_failure, read_sync_failure, read_watermark,
+    sync_failure_path, write_watermark,
 )
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ class _Recovery:
         self._notes: list[str] = []
         self._dispatched_from: int | None = None
         self._was_cut = False
+        self._copied: DurableWatermark | None = None  # the watermark that came with a copied directory
         self._failure: SyncFailure | None = None
         self._is_doubted = False  # a sync failed in this boot: clean pages may not be on the disk
         self.sure_end = 0         # the log is durable below this offset, whatever else is in doubt
@@ -182,6 +184,7 @@ class _Recovery:
             self._notes.append(carry_out_cut(self._root, size_bytes, cut, self._quarantine, self._on_step))
             self._was_cut, shared = True, None
             segments, reading = list_log(self._root, size_bytes), read_watermark(self._root)
+        reading = self._own_reading(reading, segments)
         log = LogView.of(segments, size_bytes, reading.watermark)
         rebuilt = read_rebuild_marker(self._root)
         if rebuilt is not None and not rebuilt.is_made:
@@ -196,7 +199,7 @@ class _Recovery:
         self._refuse_later_record(log, plan.log.end_offset)
         if reading.damage:
             self._notes.append(reading.damage)
-        if log.watermark is not None and plan.log.end_offset < log.watermark and not accept_loss:
+        if self._is_degraded(log, plan) and not accept_loss:
             return self._report(log, plan, queues, RecoveryState.DEGRADED, changed=False)
         if misplaced:
             self._refuse_misplaced(log, plan, {str(path) for path in misplaced})
@@ -211,6 +214,26 @@ class _Recovery:
         failpoint("recovery_done")
         report = self._report(log, plan, queues, RecoveryState.RECOVERED, changed)
         return replace(report, queue_ends={**report.queue_ends, **given})
+
+    def _own_reading(self, reading: WatermarkReading, segments: Sequence[SegmentFile]) -> WatermarkReading:
+        """The watermark; of a copy whose owner has given it an identity of its own, one that vouches for nothing yet."""
+        identity = read_engine_id(self._root)
+        if reading.watermark is None or not reading.is_copied or identity is None or identity.is_copy:
+            return reading
+        self._copied = reading.watermark
+        self.sure_end = segments[0].start_offset if segments else 0
+        return replace(reading, watermark=replace(self._copied, uuid=str(identity.uuid), flushed=self.sure_end))
+
+    def _is_degraded(self, log: LogView, plan: _Plan) -> bool:
+        """Whether bytes are damaged that had been synced.
+
+        In a copy a segment that was copied while it was written ends in zeros or within a record. What ends
+        otherwise, whole records behind it, was damaged later.
+        """
+        if self._copied is None:
+            return log.watermark is not None and plan.log.end_offset < log.watermark
+        is_cut_short = plan.log.tail is not TailDecision.QUARANTINE and plan.log.scan.reason != MISSING_SEGMENT
+        return plan.log.end_offset < self._copied.flushed and not is_cut_short
 
     def _look_for_failed_sync(self, watermark: DurableWatermark | None, shared: SharedState | None) -> None:
         """Where a sync of this boot failed, note it durably before anything is believed, and read from the disk then."""
@@ -318,6 +341,7 @@ class _Recovery:
             or plan.dispatch_from < end
             or read_marker(self._root) is not None
             or self._failure is not None
+            or self._copied is not None
             or (watermark is not None and watermark.flushed != end)
         )
         if not has_work:
@@ -415,16 +439,17 @@ class _Recovery:
             self._read_again(log, sure, end)
 
     def _is_unsure(self, log: LogView, plan: _Plan) -> bool:
-        return self._is_doubted or log.owner is Owner.OURS and plan.path is RecoveryPath.ABNORMAL
+        """A copy is not: no engine has ever synced it, so no failed sync went unheard."""
+        return self._is_doubted or log.owner is Owner.OURS and plan.path is RecoveryPath.ABNORMAL and self._copied is None
 
     def _read_again(self, log: LogView, start: int, end: int) -> None:
         """DiskError unless what was written over itself is still the log that was found."""
-        written = LogView(list_log(self._root, log.size_bytes), log.size_bytes, log.watermark)
+        written = replace(log, segments=list_log(self._root, log.size_bytes))
         found = scan_log(written, written.index_of(start) or 0, check_crc=self._options.check_crc_on_recover, limit=end)
         if found.end_offset != end:
             path = self._paths.commit_log
-            raise DiskError(f"the log in {path} was whole up to {end} and is not beyond {found.end_offset} ({found.reason}), now that "
-                            "it was read from the disk: recover again", path=str(path))
+            raise DiskError(f"the log in {path} was whole up to {end} and is not beyond {found.end_offset} ({found.reason}), now "
+                            "that it was read from the disk: recover again", path=str(path))
 
     def _change_queues_and_index(self, plan: _Plan) -> None:
         for folder in plan.orphaned_folders:
@@ -541,7 +566,7 @@ class _Recovery:
         self._on_step("checkpoint")
         write_checkpoint(self._root, self._true_checkpoint(plan))
         failpoint("recovery_checkpoint_written")
-        if watermark is not None and watermark.flushed != plan.log.end_offset:
+        if watermark is not None and (self._copied is not None or watermark.flushed != plan.log.end_offset):
             self._on_step("watermark")
             write_watermark(self._root, watermark.moved_to(plan.log.end_offset))
             failpoint("recovery_watermark_written")
@@ -592,7 +617,8 @@ class _Recovery:
             dispatched_bytes=0 if self._dispatched_from is None else max(0, end - self._dispatched_from),
             last_store_timestamp_ms=plan.log.scan.last_store_timestamp_ms,
             damage_offset=end if is_degraded else None,
-            watermark=log.watermark,
+            watermark=log.watermark if self._copied is None else self._copied.flushed,
+            is_copy=self._copied is not None,
             shared_state=plan.log.shared_state,
             queue_ends={(queue.topic, queue.queue_id): queue.max_offset for queue in queues},
             index_files_removed=0 if is_degraded else len(plan.index.deleted),

@@ -32,6 +32,12 @@ class GrowingProgress:
             self._report(self._total, self._total)
 
 
+def copy_note(end_offset: int, named: int) -> str:
+    """What is said once of a copied store: its log's end, and what the original's watermark named."""
+    said = f"This is a copy: its log ends at {end_offset}, and the watermark that came with it names {named}"
+    return said + (f"; the {named - end_offset:,} bytes between were not copied whole" if end_offset < named else "")
+
+
 class RecoveryPath(enum.StrEnum):
     """RocketMQ's two ways to recover (CommitLog.recoverNormally, recoverAbnormally)."""
 
@@ -93,6 +99,7 @@ class RecoveryReport:
     last_store_timestamp_ms: int = -1
     damage_offset: int | None = None    # degraded: where the damage is
     watermark: int | None = None        # what config/watermark said at the start
+    is_copy: bool = False               # that watermark came with a copied directory
     shared_state: str = "none"          # none, used, or why it was discarded
     queue_ends: Mapping[tuple[str, int], int] = field(default_factory=dict)
     index_files_removed: int = 0
@@ -126,7 +133,14 @@ class RecoveryReport:
         if self.quarantined:
             pieces = "1 piece" if len(self.quarantined) == 1 else f"{len(self.quarantined)} pieces"
             did.append(f"put {pieces} into quarantine")
-        return f"Recovered by the {self.path} path: {', '.join(did)}."
+        return f"Recovered by the {self.path} path: {', '.join(did)}.{f' {self.copy_note}.' if self.copy_note else ''}"
+
+    @property
+    def copy_note(self) -> str:
+        """Where the log of a copied directory ends, said by the recovery that finds the copy; else empty."""
+        if not self.is_copy:
+            return ""
+        return copy_note(self.end_offset, self.watermark or 0)
 
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values; queue ends as a list of {topic, queueId, end}."""

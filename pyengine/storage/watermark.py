@@ -33,7 +33,7 @@ from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.engine_id import read_boot_id
+from pyengine.storage.engine_id import read_boot_id, read_engine_id
 from pyengine.storage.new_file import FILE_MODE, sync_folder, write_config
 
 WATERMARK_NAME = "watermark"
@@ -60,10 +60,15 @@ class DurableWatermark:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkReading:
-    """What the file says. `damage` is a sentence when there is a file that cannot be believed; then there is no watermark."""
+    """What the file says. `damage` is a sentence when there is a file that cannot be believed; then there is no watermark.
+
+    `is_copied`: the directory is a copy and the watermark is the original's. It vouches for nothing here: a file
+    that was copied while it was written ends earlier, and none of it may have been synced.
+    """
 
     watermark: DurableWatermark | None
     damage: str = ""
+    is_copied: bool = False
 
 
 def watermark_path(root: Path | str) -> Path:
@@ -92,7 +97,9 @@ def read_watermark(root: Path | str) -> WatermarkReading:
         return WatermarkReading(None, f"{path} is not readable; it counts as absent")
     if content != _pack(watermark) or not 0 <= watermark.verified_from <= watermark.flushed:
         return WatermarkReading(None, f"{path} does not match its checksum; it counts as absent")
-    return WatermarkReading(watermark)
+    identity = read_engine_id(root)
+    return WatermarkReading(watermark, is_copied=identity is not None and (
+        identity.is_copy or bool(watermark.uuid) and identity.copy_of == watermark.uuid))
 
 
 @dataclass(frozen=True, slots=True)
