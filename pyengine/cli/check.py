@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @spark_option
 @master_option
 def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | None, on_spark: bool, master: str | None) -> int:
-    """Check a whole store: log chain, CRCs, queues, index, checkpoint. Changes nothing.
+    """Check a whole store: log chain, CRCs, queues, index, config, checkpoint. Changes nothing.
 
     Beside a running engine everything that is dispatched is checked, beside a degraded one everything. Each finding has a
     grade, and says what to do: a notice needs nothing, what is repairable is still wholly in

@@ -1,4 +1,4 @@
-"""The whole-store check: log, queues, index, checkpoint, watermark and a list of acknowledged messages.
+"""The whole-store check: log, queues, index, config/, checkpoint, watermark and a list of acknowledged messages.
 
 Library code that the command, the tests and the crash scripts call. It never writes.
 A store that the real RocketMQ stopped in order has no findings.
@@ -15,6 +15,7 @@ from pyengine.errors import NotAStoreError, StoreRefusedError
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.check_acked import check_acked
+from pyengine.storage.check_config import check_config
 from pyengine.storage.check_extensions import check_extensions
 from pyengine.storage.check_index import check_index, index_files_to_check
 from pyengine.storage.check_log import LogFacts, check_log
@@ -103,6 +104,7 @@ def check(
         )
     if acked is not None:
         check_acked(root, Path(acked), log, geometry.mapped_file_size_consume_queue_bytes, findings, report)
+    check_config(root, findings)
     if not is_running:
         _check_small_files(root, facts, findings, reading.damage, was_stopped)
     if is_ours:

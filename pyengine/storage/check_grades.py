@@ -33,6 +33,8 @@ REBUILD_QUEUE = "run `pyengine rebuild STORE --topic {topic} --queue-id {queue_i
 REBUILD_QUEUES = "run `pyengine rebuild STORE --queues`"
 REBUILD_INDEX = "run `pyengine rebuild STORE --index`"
 RESTORE = "restore the segment from a copy, or carve out what is whole with `pyengine salvage STORE DEST`"
+RESTORE_CONFIG = "copy what it said before over it: `cp STORE/{file}.bak STORE/{file}`"
+GIVE_UP_CONFIG = "restore STORE/{file} from a copy, or give up what it said: `rm -rf STORE/{file} STORE/{file}.bak`"
 
 
 class Row(NamedTuple):
@@ -68,6 +70,9 @@ KINDS = {
     "key beyond the log": Row(_R,     _R,  RECOVER),
     "acked":             Row(_L,      _L,  RESTORE),
     "acked entry":       Row(_R,      _R,  REBUILD_QUEUES),
+    "config":            Row(_R,      _R,  RESTORE_CONFIG),
+    "config lost":       Row(_L,      _L,  GIVE_UP_CONFIG),
+    "config backup":     Row(_N,      _N,  ""),
     "watermark":         Row(_R,      _N,  "the next orderly stop writes it again"),
     "copy":              Row(_R,      _N,  "the next start, or `pyengine recover STORE`, makes it a store of its own"),
     "abort":             Row(_R,      _R,  RECOVER),
@@ -99,6 +104,8 @@ def advice_for(kind: str, file: str, grade: Grade) -> str:
         advice = REBUILD_QUEUE
     elif kind == "refused" and grade is Grade.LOSS:
         advice = RESTORE
+    if advice in (RESTORE_CONFIG, GIVE_UP_CONFIG):
+        return advice.format(file=file)
     if advice is REBUILD_QUEUE:
         parts = file.split("/")
         if len(parts) < 3:

@@ -62,7 +62,7 @@ class ConsumerOffsets:
         found = OffsetTable()
         for path in (self._path, self._path.with_name(FILE_NAME + ".bak")):
             try:
-                found.offsets = _decode(_read(path))
+                found.offsets = decode_offsets(_read(path))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (FormatError, UnicodeDecodeError) as error:
@@ -163,7 +163,7 @@ def _read(path: Path) -> bytes:
         raise FormatError(f"it cannot be read: {error.strerror}") from error
 
 
-def _decode(content: bytes) -> Table:
+def decode_offsets(content: bytes) -> Table:
     """The offset table; FormatError if the text has another shape or another checksum."""
     check_seal(content)
     document: Any = decode_config(content.decode("utf-8"))

@@ -30,7 +30,7 @@ class DelayOffsets:
 
     def read(self) -> tuple[dict[int, int], str]:
         """(level -> next offset, sentence about a bad file); an empty table where there is none to be used."""
-        table, said, from_backup = read_config(self.path, _decode)
+        table, said, from_backup = read_config(self.path, decode_delay_offsets)
         self._keep_backup = not from_backup
         return table or {}, said
 
@@ -41,7 +41,8 @@ class DelayOffsets:
         self._keep_backup = True
 
 
-def _decode(text: str) -> dict[int, int]:
+def decode_delay_offsets(text: str) -> dict[int, int]:
+    """The table in the text of the file; FormatError for one of another shape."""
     document: Any = decode_config(text)
     try:
         table = {int(level): int(offset) for level, offset in document["offsetTable"].items()}

@@ -82,7 +82,7 @@ class TopicConfigs:
 
     def read(self) -> TopicTable:
         """What the file, or in its place `.bak`, says; a bad file is told in `said`, never raised."""
-        table, said, _ = read_config(self.path, _decode)
+        table, said, _ = read_config(self.path, decode_topics)
         return replace(table or TopicTable(), said=said)
 
     def create(self, config: TopicConfig) -> TopicConfig:
@@ -115,7 +115,7 @@ class TopicConfigs:
                 raise StoreBusyError(f"{self._root} is open in another program, which keeps {NAME} itself")
             if use is StoreUse.NOBODY:
                 require_known_format(self._root)
-            table, _, from_backup = read_config(self.path, _decode)
+            table, _, from_backup = read_config(self.path, decode_topics)
             table = table or TopicTable()
             made = make(table.topics)
             topics = {name: config for name, config in table.topics.items() if name != topic}
@@ -161,7 +161,8 @@ def _encode(topics: dict[str, TopicConfig], counter: int, timestamp_ms: int) -> 
     return encode_config({"dataVersion": {"counter": counter, "timestamp": timestamp_ms}, "topicConfigTable": table})
 
 
-def _decode(text: str) -> TopicTable:
+def decode_topics(text: str) -> TopicTable:
+    """The table in the text of the file; FormatError for one of another shape."""
     document: Any = decode_config(text)
     try:
         version = document.get("dataVersion") or {}
