@@ -135,14 +135,14 @@ def test_a_python_that_private_temporary_folders_hide_is_refused(tmp_path):
 @pytest.mark.root
 def test_a_python_in_a_folder_that_is_closed_to_the_user_is_refused(tmp_path):
     with tempfile.TemporaryDirectory(dir="/run") as folder:  # mode 0700, as a home may be
-        done = install(tmp_path, "--python", python_in(Path(folder)), "--user", "nobody")
-        assert done.returncode == 1 and f"{folder}/ is closed to that user" in done.stderr
-        assert list(tmp_path.iterdir()) == []
+        arguments = ("--python", python_in(Path(folder)), "--user", "nobody")
+        assert install(tmp_path, *arguments).returncode == 1 and list(tmp_path.iterdir()) == []
+        assert f"{folder}/ is closed to that user" in install(tmp_path, *arguments, "--force").stderr
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze not found")
 def test_systemd_rates_the_hardening_well(tmp_path):
-    assert install(tmp_path, "--python", sys.executable, "--user", pwd.getpwuid(65534).pw_name).returncode == 0
+    assert install(tmp_path, "--python", sys.executable, "--user", pwd.getpwuid(65534).pw_name, "--force").returncode == 0
     for unit in [unit_files.STORE_UNIT, unit_files.METRICS_UNIT, *map(unit_files.worker_unit, KINDS)]:
         path = tmp_path / unit.replace("@.", "@demo.")
         (tmp_path / unit).rename(path)
