@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import needs
+from waiting import patience
 
 pytest_plugins = sorted(path.stem for path in Path(__file__).parent.glob("fix_*.py"))
 
@@ -37,6 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.test_seed = int(os.environ.get("PYENGINE_SEED") or random.SystemRandom().randrange(1 << 32))
     config.stash[left_out_key] = Counter()
+    if "hypothesis" in sys.modules:
+        sys.modules["hypothesis"].settings.register_profile("loaded", deadline=None)
+        sys.modules["hypothesis"].settings.load_profile("loaded")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -65,6 +70,16 @@ def why_left_out(item: pytest.Item) -> tuple[str, str] | None:
         if item.get_closest_marker(name) and (reason := need.absent()):
             return name, reason
     return None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """Before pytest-timeout looks: a test may take as long as the load of the machine makes it take."""
+    marker = item.get_closest_marker("timeout")
+    timeout_s = marker.args[0] if marker else float(item.config.getini("timeout") or 0)
+    if timeout_s:
+        item.add_marker(pytest.mark.timeout(patience(timeout_s)), append=False)
+    return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -46,6 +46,7 @@ class Owner:
         self.memory.make_topic_stats(0)
         self.control = self.memory.control
         self.children: list[subprocess.Popen] = []
+        self.environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}  # of spawned processes
 
     def position(self, offset: int, ready_end: int | None = None) -> None:
         """Let the log end at `offset`, everything below it durable and dispatched."""
@@ -67,9 +68,8 @@ class Owner:
 
     def spawn(self, module: str, *arguments: str, script: str | None = None) -> subprocess.Popen:
         """Start a worker process; `script` runs instead of a module."""
-        what = ["-c", script] if script else ["-P", "-m", module]
-        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-        child = subprocess.Popen([sys.executable, *what, str(self.root), *arguments], env=environment,
+        what = ["-P", "-c", script] if script else ["-P", "-m", module]
+        child = subprocess.Popen([sys.executable, *what, str(self.root), *arguments], env=self.environment,
                                  stderr=subprocess.PIPE, text=True)
         self.children.append(child)
         return child

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import threading
+from collections.abc import Mapping
 
 import pytest
 from fix_owner import Owner
@@ -17,15 +18,17 @@ from pyengine.native import queue_table
 from pyengine.producer import Producer
 
 QUEUE_SLOTS = 1024
-MODULES = {native.ALLOCATOR: "pyengine.workers.allocator", native.WRITER: "pyengine.workers.writer", native.FLUSHER: "pyengine.workers.flusher",
-           native.COMMITTER: "pyengine.workers.committer"}
+MODULES = {kind: f"pyengine.workers.{name}" for kind, name in (
+    (native.ALLOCATOR, "allocator"), (native.WRITER, "writer"), (native.FLUSHER, "flusher"), (native.COMMITTER, "committer"),
+    (native.REPUTTER, "reputter"))}
 
 
 class Parts:
     """Owner, session server in a thread, and the workers that a put needs in this mode."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, more: tuple[int, ...] = (), environments: Mapping[int, dict[str, str]] | None = None) -> None:
         self.owner = owner
+        self.environments = environments or {}
         self.control = owner.control
         identity = owner.memory.identity
         table = owner.folder.create(shared_objects.queues_name(1), queue_table.table_bytes(QUEUE_SLOTS))
@@ -49,8 +52,12 @@ class Parts:
         kinds = [native.ALLOCATOR, native.FLUSHER, native.WRITER]
         if identity.mode == native.MODE_POOL:
             kinds.append(native.COMMITTER)
-        for kind in kinds:
-            self.start(kind)
+        try:
+            for kind in [*kinds, *more]:
+                self.start(kind)
+        except BaseException:  # the thread has to end before the owner unmaps what it looks at
+            self.close()
+            raise
 
     def _loop(self) -> None:
         while self._going:
@@ -60,7 +67,9 @@ class Parts:
 
     def start(self, kind: int) -> None:
         incarnation = native.load(self.owner.worker(kind), "incarnation") + 1
+        self.owner.environment, before = self.environments.get(kind, self.owner.environment), self.owner.environment
         self.workers[kind] = self.owner.spawn(MODULES[kind])
+        self.owner.environment = before
         self.owner.wait_ready(kind, incarnation)
 
     def kill(self, kind: int) -> None:
@@ -83,12 +92,12 @@ class Parts:
 
 @pytest.fixture
 def make_parts(make_owner):
-    """make_parts(**identity) -> Parts, running."""
+    """make_parts(**identity) -> Parts, running; `more`: further kinds, `environments`: by kind, other than the test's own."""
     made = []
 
-    def make(**identity) -> Parts:
+    def make(more: tuple[int, ...] = (), environments: Mapping[int, dict[str, str]] | None = None, **identity) -> Parts:
         identity.setdefault("session_ring_bytes_default", 65536)
-        made.append(Parts(make_owner(f"store{len(made)}", **identity)))
+        made.append(Parts(make_owner(f"store{len(made)}", **identity), more, environments))
         return made[-1]
 
     yield make

@@ -105,6 +105,9 @@ def _no_systemd() -> str | None:
         return "not root"
     if not any(Path(place).exists() for place in ("/usr/lib/systemd/systemd", "/lib/systemd/systemd")):
         return "systemd is not installed"
+    for place in (Path(sys.prefix), Path(__file__)):
+        if place.is_relative_to("/tmp") or place.is_relative_to("/var/tmp"):
+            return f"{place} is below a temporary folder, which the units do not see (PrivateTmp)"
     return None if shutil.which("unshare") else "unshare not found (package util-linux)"
 
 

@@ -14,6 +14,7 @@ import click
 import pytest
 from fix_cli import SOURCES, environment
 
+from waiting import patience
 from pyengine.cli.main import main
 from pyengine.config import load_config
 
@@ -166,7 +167,7 @@ class Reader:
         """The block's stdout; it must end well."""
         program = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
         done = subprocess.run([*program, block.text], cwd=self.folder, env=self.environment, capture_output=True,
-                              text=True, timeout=240)
+                              text=True, timeout=patience(240))
         assert done.returncode == 0, f"{block.page}: {block.first_line}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 

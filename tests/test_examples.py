@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from fix_cli import SOURCES, environment
+from waiting import patience
 
 EXAMPLES = sorted((SOURCES / "examples").glob("*.py"))
 
@@ -14,7 +15,7 @@ EXAMPLES = sorted((SOURCES / "examples").glob("*.py"))
 def run_example(name: str, *arguments: object) -> str:
     """stdout of an example; it must end well."""
     done = subprocess.run([sys.executable, str(SOURCES / "examples" / name), *map(str, arguments)], env=environment(),
-                          capture_output=True, text=True, timeout=240)
+                          capture_output=True, text=True, timeout=patience(240))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -44,7 +44,7 @@ def test_inner(monkeypatch): pytest.skip("the inner reason")
 def run_sample(tmp_path, monkeypatch):
     """Runs the sample tests under this project's own conftest; gives exit code and output."""
     (tmp_path / "tests").mkdir()
-    for name in ("conftest.py", "needs.py"):
+    for name in ("conftest.py", "needs.py", "waiting.py"):
         shutil.copy(HERE / name, tmp_path / "tests" / name)
     (tmp_path / "pytest.ini").write_text(INI)
     (tmp_path / "tests" / "test_sample.py").write_text(SAMPLE)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from waiting import patience
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("csrc", "pyengine", "workers", "pyspark_pyengine", "pyspark_pyengine_queue", "tests", "scripts", "docs", "setup.py",
@@ -105,7 +106,7 @@ def tree(tmp_path_factory) -> SanitizedTree:
     site = SITE.format(library=libraries[1], path=os.fsencode(reports / "undefined"))
     (folder / "sitecustomize.py").write_text(site)
     built = subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=folder, text=True, timeout=240,
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=folder, text=True, timeout=patience(240),
         env={**os.environ, "PYENGINE_SANITIZE": "address"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert built.returncode == 0, built.stdout
     return SanitizedTree(folder, reports, libraries)

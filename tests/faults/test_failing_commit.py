@@ -18,6 +18,7 @@ SHORT = ("write", "pwrite")
 # Each commit but the first finds an older file, which it keeps. argv: store, cases. Prints a JSON line for each commit.
 COMMITTER = """
 import ctypes, errno, json, sys
+from waiting import patience
 from pyengine.errors import EngineError
 from pyengine.storage.consumer_offset import ConsumerOffsets
 shim, store, number = ctypes.CDLL(None), sys.argv[1], 0
@@ -50,7 +51,7 @@ def test_whatever_call_of_a_commit_fails_the_offset_is_the_old_or_the_new_one_an
     store = tmp_path / "store"
     (store / "config").mkdir(parents=True)
     done = subprocess.run([sys.executable, "-c", COMMITTER, str(store), json.dumps(cases)], capture_output=True, text=True,
-                          timeout=300, env=os.environ | preload(build_shim(tmp_path)) | {"PYTHONPATH": SOURCES})
+                          timeout=patience(300), env=os.environ | preload(build_shim(tmp_path)) | {"PYTHONPATH": SOURCES})
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     bad = [row for row in rows for _, _, _, _, said, before, found, number, again, notes in [row]

@@ -14,7 +14,7 @@ import pyengine
 from fix_replication import Load, free_port, log_bytes
 from ha_proxy import CLEAN, FaultProxy, Faults
 from interop.judge import Judge, JudgeFailure
-from waiting import eventually
+from waiting import eventually, patience
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
 from pyengine.results import PutStatus
@@ -36,7 +36,7 @@ class Slave:
         self.open()
 
     def open(self) -> None:
-        self.judge.ha_open(self.root, SLAVE, self.address).result(timeout=240)
+        self.judge.ha_open(self.root, SLAVE, self.address).result(timeout=patience(240))
 
     def end(self) -> int:
         return self.judge.ha_look(self.root)["maxPhy"]

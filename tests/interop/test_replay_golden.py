@@ -19,6 +19,7 @@ from crash.watch import EngineWatch, kill_all
 from fix_cli import run
 from fix_golden import GOLDEN, compare_inspect, load_verify, unpack
 from interop.compare_stores import index_differences, log_differences, queue_differences
+from waiting import patience
 from pyengine.cli.replay import MODES, ReplayReport, engine_for, replay_puts, settings_of
 from pyengine.cli.replay_manifest import Manifest, load_manifest
 
@@ -158,7 +159,7 @@ def test_the_real_store_opens_it_and_reads_every_message(all_replayed, judge):
     asked = {recipe: judge.verify(made.root, made.manifest.config) for recipe, made in all_replayed.items()}
     differences = {}
     for recipe, answer in asked.items():
-        found, made = answer.result(timeout=240), all_replayed[recipe]
+        found, made = answer.result(timeout=patience(240)), all_replayed[recipe]
         assert found["loadOk"], f"{recipe}: {found}"
         assert len(found["records"]) == len(made.manifest.document["records"])
         ours = run("inspect", made.root, "--json").document
@@ -177,7 +178,8 @@ def test_the_real_store_goes_on_with_it(replays, mode, end, judge, tmp_path):
     made = replays[mode, end, "basic"]
     shutil.copytree(made.root, tmp_path / "store")
     put = made.manifest.puts[0]
-    wrote = judge.write(tmp_path / "store", made.manifest.config, [put_row(put, with_clock=False)] * 2).result(timeout=240)
+    wrote = judge.write(tmp_path / "store", made.manifest.config, [put_row(put, with_clock=False)] * 2).result(
+        timeout=patience(240))
     assert [row["status"] for row in wrote["puts"]] == ["PUT_OK", "PUT_OK"]
     assert wrote["puts"][0]["phy"] == made.manifest.document["facts"]["maxPhy"]
     entries = next(q["entries"] for q in made.manifest.document["facts"]["queues"] if (q["topic"], q["queueId"])

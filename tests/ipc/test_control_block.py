@@ -92,7 +92,8 @@ def test_without_engine_there_is_nothing_to_attach(folder):
 
 def test_a_producer_cannot_write_the_control_block(memory, folder):
     memory.publish()
-    script = ("import sys; from pathlib import Path\n"
+    script = ("import faulthandler, sys; from pathlib import Path\n"
+              "faulthandler.disable()\n"
               "from pyengine.ipc.control_block import EngineMemory\n"
               "from pyengine.ipc.shared_objects import SharedFolder\n"
               "from pyengine.native import control\n"

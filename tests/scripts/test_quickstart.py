@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from waiting import patience
 
 STEPS = Path(__file__).parents[2] / "scripts" / "quickstart_steps"
 
@@ -17,7 +18,7 @@ STEPS = Path(__file__).parents[2] / "scripts" / "quickstart_steps"
 def run_quickstart(*arguments: object) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYENGINE_")}
     return subprocess.run([sys.executable, STEPS / "main.py", *map(str, arguments)], capture_output=True, text=True,
-                          env=environ, timeout=240)
+                          env=environ, timeout=patience(240))
 
 
 @pytest.mark.spark

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.long, pytest.mark
 # Runs in a process of its own, because a process has one Spark. Executors find the package by their PYTHONPATH.
 PROGRAM = """
 import json, os, sys
+from waiting import patience
 from pyengine.spark import export_parquet, session, stats
 store, out = sys.argv[1:]
 spark = session("cluster", settings={
@@ -70,7 +71,7 @@ def test_two_executors_read_the_same_rows_and_share_the_work(tmp_path):
     package = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": package, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run([sys.executable, str(program), str(root), str(tmp_path / "out")], env=environment,
-                          capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+                          capture_output=True, text=True, timeout=patience(300), stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     messages = oracle.log_messages(root)

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from fix_golden import GOLDEN, compare_inspect, load_manifest, size_settings, unpack
+from waiting import patience
 from pyengine.cli.replay import engine_for, replay_puts, settings_of
 from pyengine.cli.replay_manifest import load_manifest as load_puts
 from pyengine.storage.geometry import discover
@@ -30,7 +31,7 @@ def judged(request, judge, tmp_path_factory):
         with engine_for(root, settings_of(puts, "async")) as producer:
             assert replay_puts(puts, producer).differences == []
         assert (root / "commitlog" / ("0" * 20)).read_bytes() == (theirs / "commitlog" / ("0" * 20)).read_bytes()
-    return root, judge.verify(root, config).result(timeout=240)
+    return root, judge.verify(root, config).result(timeout=patience(240))
 
 
 def test_the_real_store_opens_it_and_finds_what_the_broker_wrote(judged):

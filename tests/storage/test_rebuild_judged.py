@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from fix_golden import compare_inspect, load_manifest, load_verify, size_settings, unpack
+from waiting import patience
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
 from pyengine.storage.rebuild import Selection, rebuild
@@ -43,7 +44,7 @@ def judged(judge, tmp_path_factory):
 @pytest.mark.parametrize("name", ASKED)
 def test_the_real_store_reads_the_rebuilt_store_as_before(judged, name):
     root, future = judged[name]
-    theirs = future.result(timeout=240)
+    theirs = future.result(timeout=patience(240))
     assert (theirs["loadOk"], theirs["path"]) == (True, "normal")
     assert compare_inspect(inspect(root, load_manifest(name)["config"]), theirs) == []
     # The times of lost files are those of their last messages: look-ups by time may find a nearer message than before.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fix_golden import HALTED, compare_inspect, load_manifest, load_verify, size_settings, unpack
+from waiting import patience
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
 from pyengine.storage.recovery import recover
@@ -30,7 +31,7 @@ def judged(judge, tmp_path_factory):
 @pytest.mark.parametrize("name", DAMAGED)
 def test_the_real_store_reads_the_recovered_store_as_we_do(judged, name):
     root, future = judged[name]
-    theirs = future.result(timeout=240)
+    theirs = future.result(timeout=patience(240))
     assert (theirs["loadOk"], theirs["path"]) == (True, "normal")
     assert theirs["facts"]["maxPhy"] == load_verify(name)["facts"]["maxPhy"]
     assert compare_inspect(inspect(root, load_manifest(name)["config"]), theirs) == []
