@@ -145,6 +145,27 @@ def bench_visible(bench: Bench) -> None:
         shutil.rmtree(path.parent)
 
 
+def bench_new_topics(bench: Bench) -> None:
+    """From the first put to a new topic until all of them can be read, and the orderly stop afterwards."""
+    topics = 10_000 if bench.rounds > 1 else 2_000
+    rates, limits, stops = [], [], []
+    for _ in range(bench.rounds):
+        limits.append(raw.sync_rate(bench.folder, 4096, bench.seconds))
+        engine, path = bench.store()
+        with engine:
+            with pyengine.connect(path) as producer:
+                began = time.perf_counter()
+                for number in range(topics):
+                    producer.put(f"topic-{number}", b"x" * 100)
+                wait_dispatched(path)
+                rates.append(topics / (time.perf_counter() - began))
+            began = time.perf_counter()
+        stops.append(time.perf_counter() - began)
+        shutil.rmtree(path.parent)
+    bench.rows.append(Row(f"{topics:,} new topics, put to readable", "topics/s", rates, quantile(limits, 0.5),
+                          "raw pwrite + fdatasync of a page", floor=0.25, aim=1, notes={"seconds of the stop": quantile(stops, 0.5)}))
+
+
 def bench_recovery(bench: Bench) -> None:
     """What `recover` does after kill -9 with and without what shared memory remembers, and after an orderly stop."""
     for title, ending in (("kill -9 of all, shared memory kept", "kill"), ("kill -9 of all, shared memory deleted", "delete"),
@@ -289,7 +310,8 @@ def _private_bytes(pid: int) -> int:
 
 
 BENCHES: tuple[Callable[[Bench], None], ...] = (
-    bench_workers, bench_statistics, bench_memory, bench_visible, bench_async_puts, bench_async_many, bench_sync, bench_recovery)
+    bench_workers, bench_statistics, bench_memory, bench_visible, bench_async_puts, bench_async_many, bench_sync, bench_new_topics,
+    bench_recovery)
 
 
 def main() -> None:

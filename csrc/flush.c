@@ -26,6 +26,16 @@ int ms_flush_fsync(int fd)
     return fsync(fd) == 0 ? 0 : -errno;
 }
 
+int ms_flush_file_system(int fd)
+{
+    return syncfs(fd) == 0 ? 0 : -errno;
+}
+
+int ms_flush_check(int fd)
+{
+    return sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE) == 0 ? 0 : -errno;
+}
+
 int ms_flush_start(int fd)
 {
     return sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE) == 0 ? 0 : -errno;

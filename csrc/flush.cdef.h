@@ -9,6 +9,11 @@
  */
 int ms_flush_fdatasync(int fd);
 int ms_flush_fsync(int fd);
+/* All that was done to the file system of `fd`, names too, in one go. It may not tell of errors (Linux before 5.8), or of
+ * those of other files: ask ms_flush_check of each file. */
+int ms_flush_file_system(int fd);
+/* Whether what the kernel has written of the file is on the disk, as a sync would tell; makes nothing durable itself. */
+int ms_flush_check(int fd);
 /* Have the kernel begin to write what is dirty; waits for nothing, promises nothing, takes no error from a later sync. */
 int ms_flush_start(int fd);
 /* All `length` bytes or an error; short writes are continued (a full disk shows first as one). */

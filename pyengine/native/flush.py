@@ -35,6 +35,28 @@ def fsync(fd: int, path: str | None = None) -> None:
         raise_disk_error(code, "fsync", path, FlushError)
 
 
+def sync_file_system(folder: str | os.PathLike[str]) -> bool:
+    """Make all files and names of the file system that `folder` lies on durable; then ask check_written of each file.
+
+    False: it could not be done, sync each file.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return lib.ms_flush_file_system(descriptor) == 0
+    finally:
+        os.close(descriptor)
+
+
+def check_written(fd: int, path: str | None = None) -> None:
+    """Nothing if the kernel could write what it wrote of the file, or FlushError, which is final."""
+    code = lib.ms_flush_check(fd)
+    if code:
+        raise_disk_error(code, "write back", path, FlushError)
+
+
 def start_writing(fd: int) -> int:
     """Have the kernel begin to write the file's dirty pages, so that a later fsync waits less; 0 or the errno (harmless)."""
     return -lib.ms_flush_start(fd)

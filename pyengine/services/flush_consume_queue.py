@@ -10,8 +10,8 @@ Once in flush_interval_consume_queue_ms:
 In a store that another program wrote, slices of its log are read in between (services/adopted_log.py).
 
 Everything written in 4 was read before 2 and 3 and is durable by then, so no value is
-ever ahead. A queue's round costs a sync per touched file, not per queue of the store, so
-100,000 queues at rest cost nothing. How far queues are durable stands in this worker's
+ever ahead. A queue's round costs a sync per touched file (or one of the file system, where many
+were touched), not per queue of the store, so 100,000 queues at rest cost nothing. How far queues are durable stands in this worker's
 own line of the control block, for its next incarnation.
 
 RocketMQ flushes a partly filled index file only at stop and takes the index time from
@@ -35,10 +35,11 @@ from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
-from pyengine.native.flush import fdatasync, fsync, monotonic_ns
+from pyengine.native.flush import check_written, fdatasync, monotonic_ns, sync_file_system
 from pyengine.services.adopted_log import AdoptedLog
 from pyengine.services.freeze import freeze
 from pyengine.storage.dispatcher import touched_queues
+from pyengine.storage.durable_writes import MANY_FILES
 from pyengine.storage.folder_entries import index_file_names
 from pyengine.storage.segment_files import mapped
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
@@ -157,21 +158,22 @@ class FlushConsumeQueueService:
                 spans[queue.topic, queue.queue_id] = min(low, queue.min_queue_offset), max(high, queue.max_queue_offset)
             start = stop
             self._beat()
+        is_synced = len(spans) >= MANY_FILES and sync_file_system(self._paths.consume_queue)
         for (topic, queue_id), (low, high) in spans.items():
-            self._sync_queue(topic, queue_id, low, high)
+            self._sync_queue(topic, queue_id, low, high, is_synced)
             self._beat()
         return last_ms
 
-    def _sync_queue(self, topic: str, queue_id: int, low: int, high: int) -> None:
+    def _sync_queue(self, topic: str, queue_id: int, low: int, high: int, is_synced: bool) -> None:
         size = self._queue_file_bytes
         folder = self._paths.queue_folder(topic, queue_id)
         first = low * CQ_ENTRY_BYTES // size * size
         if self._ext_file_bytes:
-            self._sync_ext(topic, queue_id, low, high)
+            self._sync_ext(topic, queue_id, low, high, is_synced)
         for start in range(first, high * CQ_ENTRY_BYTES + 1, size):
-            self._sync_file(str(folder / segment_name(start)))
+            self._sync_file(str(folder / segment_name(start)), is_synced)
 
-    def _sync_ext(self, topic: str, queue_id: int, low: int, high: int) -> None:
+    def _sync_ext(self, topic: str, queue_id: int, low: int, high: int, is_synced: bool) -> None:
         """Sync the extension files of the units that the queue's entries [low, high] name."""
         addresses = [address for address in (self._ext_address(topic, queue_id, low), self._ext_address(topic, queue_id, high))
                      if address is not None]
@@ -180,7 +182,7 @@ class FlushConsumeQueueService:
         size = self._ext_file_bytes
         folder = self._paths.queue_ext_folder(topic, queue_id)
         for start in range(min(addresses) // size * size, max(addresses) + 1, size):
-            self._sync_file(str(folder / segment_name(start)))
+            self._sync_file(str(folder / segment_name(start)), is_synced)
 
     def _ext_address(self, topic: str, queue_id: int, offset: int) -> int | None:
         """The unit that an entry names, None without one."""
@@ -193,8 +195,11 @@ class FlushConsumeQueueService:
             return None
         return decode_ext_address(tags_code) if is_ext_address(tags_code) else None
 
-    def _sync_file(self, path: str, *, whole: bool = False) -> None:
-        """Sync one file of derived data; one that is not there (removed meanwhile, or never made) needs none."""
+    def _sync_file(self, path: str, is_synced: bool = False) -> None:
+        """Sync one file of derived data, or with its file system behind it ask whether that has worked.
+
+        One that is not there (removed meanwhile, or never made) needs none.
+        """
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -202,7 +207,7 @@ class FlushConsumeQueueService:
         except OSError as error:
             raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=path) from error
         try:
-            (fsync if whole else fdatasync)(descriptor, path)
+            (check_written if is_synced else fdatasync)(descriptor, path)
             failpoint("derived_file_synced")
         finally:
             os.close(descriptor)

@@ -44,11 +44,13 @@ from pyengine.native.scan import REASONS
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_files import IndexFiles
 from pyengine.storage.queue_ext_files import open_ext_file, settle_ext_end
-from pyengine.storage.queue_files import find_queue_end, open_queue_file, remove_void_files
+from pyengine.storage.queue_files import begin_queues, find_queue_end, open_queue_file, remove_void_files, sync_names
 
 __all__ = ["GAP", "Dispatcher", "QueueGap", "Touched", "TouchedQueue", "is_queue_name", "touched_queues"]
 
 GAP = "gap"  # a reason to stop, beside those of native.scan
+TOGETHER_MIN = 8    # so many new queues are begun together
+TOGETHER_MAX = 256  # ... and no more at a time: as many files are open meanwhile
 _OPEN_FILES_MIN = 16
 _OPEN_FILES_MAX = 1 << 16
 _NAME_BYTES_MAX = 255
@@ -105,6 +107,9 @@ class Dispatcher:
         self._ext_bytes = geometry.mapped_file_size_consume_queue_ext_bytes if consume_queue_ext else 0
         self._open_files_max = max(_OPEN_FILES_MIN, open_files_max or _default_open_files())
         self._open_files = 0
+        self._multi_dispatch = multi_dispatch
+        self._looked_to = -1  # up to there in the log it is known which queues begin
+        self._begun: set[tuple[str, int]] = set()  # queues whose first file was made ahead of their first entry
         self._on_gap = on_gap
         progress = new_progress() if index_progress is None else progress_at(index_progress)
         self._kept = index_progress  # the memory behind `progress`
@@ -139,9 +144,9 @@ class Dispatcher:
         `start` goes on where that one failed.
         """
         with bounded(view, base_offset, start, end) as data:  # let go of also when this raises: the caller unmaps
-            return self._run(data, base_offset, start, end)
+            return self._run(view, data, base_offset, start, end)
 
-    def _run(self, data, base_offset: int, start: int, end: int) -> int:
+    def _run(self, view, data, base_offset: int, start: int, end: int) -> int:
         loop, state = self._loop, self._loop.struct
         while True:
             reason = loop.run(data, base_offset, start, end)
@@ -153,6 +158,7 @@ class Dispatcher:
             elif reason == NEEDS_EXT:
                 self._attach_ext(state.wanted_queue)
             elif reason == NEEDS_QUEUE:
+                self._begin_queues(view, base_offset, state.reached, end)
                 if not self._add_queue(loop.wanted_topic(), state.wanted_queue_id, state.wanted_queue_offset):
                     self.stopped_by = GAP
                     return state.reached
@@ -216,6 +222,25 @@ class Dispatcher:
     ) -> None:
         self.close()
 
+    def _begin_queues(self, view, base_offset: int, start: int, end: int) -> None:
+        """Make the first files of the queues that begin in [start, end) together, where there are many.
+
+        Of a queue that has a folder already nothing is known here: it comes one by one.
+        """
+        if start < self._looked_to or not self._may_make_files or self._ext_bytes:
+            return
+        self._looked_to = end
+        room = min(TOGETHER_MAX, self._open_files_max - self._open_files)
+        new = [(queue.topic, queue.queue_id)
+               for queue in touched_queues(view, base_offset, start, end, multi_dispatch=self._multi_dispatch).queues
+               if queue.min_queue_offset == 0 and is_queue_name(queue.topic.encode())
+               and not self._paths.queue_folder(queue.topic, queue.queue_id).exists()]
+        while min(len(new), room) >= TOGETHER_MIN:
+            some, new = new[:room], new[room:]
+            if not begin_queues([self._paths.queue_folder(*queue) for queue in some], self._file_bytes):
+                return
+            self._begun.update(some)
+
     def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> bool:
         """Make the queue known; False when `on_gap` does not want it."""
         refused = not is_queue_name(topic) or not 0 <= queue_offset <= _QUEUE_OFFSET_MAX
@@ -228,8 +253,11 @@ class Dispatcher:
                     return False
             if end.max_physical >= 0:
                 next_offset, max_physical = end
+            elif (_text(topic), queue_id) in self._begun:
+                self._begun.discard((_text(topic), queue_id))
             else:
                 remove_void_files(folder, self._file_bytes)
+                sync_names(folder)
         queue = self._loop.queues[self._loop.queues.add(topic, queue_id)]
         queue.next_offset = next_offset
         queue.max_physical = max_physical

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.native.failpoint import failpoint
-from pyengine.native.flush import start_writing
+from pyengine.native.flush import check_written, start_writing
+
+MANY_FILES = 32  # to be synced: one sync of their file system costs less than one of each
 
 _REWRITE_BYTES = 1 << 20  # at a time
 
@@ -53,11 +55,14 @@ def rewrite(path: Path, start: int, end: int) -> None:
         os.close(descriptor)
 
 
-def sync_file(path: Path) -> None:
-    """fsync one file, or raise FlushError: final, never retried."""
+def sync_file(path: Path, *, is_synced: bool = False) -> None:
+    """fsync one file, or raise FlushError: final, never retried. `is_synced`: by a sync of its file system, only ask."""
     descriptor = open_file(path, os.O_RDONLY)
     try:
-        sync_descriptor(descriptor, path)
+        if is_synced:
+            check_written(descriptor, str(path))
+        else:
+            sync_descriptor(descriptor, path)
     finally:
         os.close(descriptor)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES, is_filler
 from pyengine.formats.paths import segment_name
 from pyengine.native.consume_queue import count_entries, fill
-from pyengine.storage.new_file import create_file, sync_folder
+from pyengine.storage.new_file import create_file, create_files, sync_folder
 from pyengine.storage.segment_files import list_segments
 
 WINDOW_BYTES = 65536
@@ -64,6 +65,18 @@ def remove_void_files(folder: Path, file_bytes: int) -> None:
             removed = True
     if removed:
         sync_folder(folder)
+
+
+def sync_names(folder: Path) -> None:
+    """Make the names of a queue's folders durable: who made them may have died before it did that."""
+    if folder.is_dir():
+        sync_folder(folder.parent)
+        sync_folder(folder.parent.parent)
+
+
+def begin_queues(folders: Sequence[Path], file_bytes: int) -> bool:
+    """Make the first files of queues that begin at 0, together, durable; False where that cannot be done (create_files)."""
+    return create_files([folder / segment_name(0) for folder in folders], file_bytes, allocate=min(WINDOW_BYTES, file_bytes))
 
 
 def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: bool = True) -> tuple[int, int, int]:

@@ -160,10 +160,10 @@ def apply_cut(cut: QueueCut) -> None:
         sync_folder(empty.parent)
 
 
-def sync_queue(queue: QueueState, from_physical_offset: int) -> None:
-    """fsync the files that hold entries of records at or behind `from_physical_offset`; raises FlushError."""
+def sync_queue(queue: QueueState, from_physical_offset: int, *, is_synced: bool) -> None:
+    """fsync the files (sync_file) that hold entries of records at or after `from_physical_offset`; raises FlushError."""
     for file in reversed(queue.files):
-        sync_file(file.path)
+        sync_file(file.path, is_synced=is_synced)
         first = _read_entry(file.path, 0)
         if is_live(first) and not is_filler(first) and first[0] < from_physical_offset:
             return

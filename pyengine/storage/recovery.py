@@ -34,12 +34,13 @@ from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL
 from pyengine.formats.paths import StorePaths
 from pyengine.native.failpoint import failpoint
+from pyengine.native.flush import sync_file_system
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import abort_file_exists, remove_abort_file
 from pyengine.storage.cut_log import carry_out_cut, read_cut
 from pyengine.storage.dispatch_start import dispatch_start, queues_between, record_start
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
-from pyengine.storage.durable_writes import being_written, rewrite, sync_file, write_at
+from pyengine.storage.durable_writes import MANY_FILES, being_written, rewrite, sync_file, write_at
 from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.file_zeros import clear_file_from
 from pyengine.storage.geometry import Geometry
@@ -492,12 +493,14 @@ class _Recovery:
         failpoint("recovery_dispatched")
         self._on_step("sync derived")
         unsynced_from = min(start, plan.log.scan.scan_from)
-        for queue in list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes):
-            if queue.max_physical_offset > unsynced_from:
-                sync_queue(queue, unsynced_from)
-                if self._options.enable_consume_queue_ext:
-                    sync_ext(self._paths.queue_ext_folder(queue.topic, queue.queue_id),
-                             self._geometry.mapped_file_size_consume_queue_ext_bytes)
+        queues = [queue for queue in list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
+                  if queue.max_physical_offset > unsynced_from]
+        is_synced = len(queues) >= MANY_FILES and sync_file_system(self._paths.consume_queue)
+        for queue in queues:
+            sync_queue(queue, unsynced_from, is_synced=is_synced)
+            if self._options.enable_consume_queue_ext:
+                sync_ext(self._paths.queue_ext_folder(queue.topic, queue.queue_id),
+                         self._geometry.mapped_file_size_consume_queue_ext_bytes)
         synced_ms = read_checkpoint(self._root).index_msg_timestamp_ms
         for path in list_index_files(self._root):
             if read_index_header(path).end_timestamp_ms > synced_ms or start < end:

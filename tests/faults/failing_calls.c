@@ -235,6 +235,12 @@ int fdatasync(int fd)
 	return REAL(fdatasync)(fd);
 }
 
+int syncfs(int fd)
+{
+	FAILS("fsync", own(fd));
+	return REAL(syncfs)(fd);
+}
+
 int ftruncate64(int fd, off64_t size)
 {
 	FAILS("ftruncate", own(fd));

@@ -40,6 +40,8 @@
 #define RENAME 'R'    /* inode; a = old path, b = new path */
 #define BEGIN 'b'     /* inode, sync number; a = path if it is a folder */
 #define END 'e'       /* the same, when the sync has returned 0 */
+#define ALL_BEGIN 'y' /* sync number; of everything */
+#define ALL_END 'Y'   /* the same, when it has returned 0 */
 #define ACK 'A'       /* a = the line */
 #define MAPPED 'P'    /* inode that is mapped for writing and shared */
 
@@ -303,6 +305,19 @@ static int sync_with(int (*real)(int), int fd)
 
 int fsync(int fd) { return sync_with(REAL(fsync), fd); }
 int fdatasync(int fd) { return sync_with(REAL(fdatasync), fd); }
+
+int syncfs(int fd)
+{
+	char path[PATH_MAX];
+	const int is_own = own(fd, path);
+	const uint64_t number = __atomic_add_fetch(&syncs, 1, __ATOMIC_RELAXED);
+	if (is_own)
+		put(ALL_BEGIN, 0, number, 0, 0, 0, 0);
+	const int result = REAL(syncfs)(fd);
+	if (is_own && !result)
+		put(ALL_END, 0, number, 0, 0, 0, 0);
+	return result;
+}
 
 int linkat(int from, const char *old, int to, const char *path, int flags)
 {

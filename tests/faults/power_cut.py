@@ -157,18 +157,28 @@ class Disk:
             self._begun[inode, number] = now, self._lives.get(inode, FOLDER)
         elif kind == "e":
             self._synced(*self._begun.pop((inode, number)), a.decode())
+        elif kind == "y":
+            self._begun[inode, number] = now, FOLDER
+        elif kind == "Y":
+            begun, _ = self._begun.pop((inode, number))
+            for file in self.files.values():
+                file.keep_before(begun)
+            self._names_synced(begun)
         elif kind == "A":
             self.acks.append(a)
 
     def _synced(self, begun: int, life: int, folder: str) -> None:
-        if not folder:
-            if life in self.files:
-                self.files[life].keep_before(begun)
-            return
+        if folder:
+            self._names_synced(begun, folder)
+        elif life in self.files:
+            self.files[life].keep_before(begun)
+
+    def _names_synced(self, begun: int, folder: str | None = None) -> None:
+        """Of this folder, or of all."""
         before = set(self.names.values())
         left = []
         for change in self.pending_names:
-            if change.when < begun and folder in change.folders():
+            if change.when < begun and (folder is None or folder in change.folders()):
                 change.apply(self.names)
             else:
                 left.append(change)

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 SIZE = 8192
 UNNAMED = ("new_file_unnamed", "new_file_sized", "new_file_allocated", "new_file_synced", "new_file_linked",
            "new_file_durable", "folder_made")
+TOGETHER = ("new_files_unnamed", "new_files_synced", "new_files_linked")
 SIBLING = ("sibling_file_made", "sibling_file_renamed")
 CONFIG = ("config_opened", "config_written", "config_synced", "config_backup_linked", "config_backup_renamed", "config_renamed",
           "config_durable")
@@ -35,6 +36,11 @@ from pyengine.storage import new_file
 def refuse(*arguments): raise new_file._TmpfileRefusedError
 new_file._create_unnamed = refuse
 """ + CREATE.partition("; ")[2].replace("create_file", "new_file.create_file")
+CREATE_TOGETHER = """
+from pathlib import Path
+from pyengine.storage.new_file import create_files
+create_files([Path({folder!r}) / name / 'file' for name in 'abc'], {size}, allocate={size})
+"""
 REPLACE = "from pyengine.storage.new_file import write_config; write_config({folder!r} + '/table.json', b'new')"
 REMOVE = """
 from pathlib import Path
@@ -52,7 +58,7 @@ def killed_at(name: str, program: str, folder: Path) -> None:
 
 def test_every_step_of_a_file_is_tried_here():
     wheres = ("pyengine/storage/new_file.py", "pyengine/storage/file_removal.py")
-    assert {point.name for point in FAILPOINTS.values() if point.where in wheres} == {*UNNAMED, *SIBLING, *CONFIG, *REMOVAL}
+    assert {point.name for point in FAILPOINTS.values() if point.where in wheres} == {*UNNAMED, *TOGETHER, *SIBLING, *CONFIG, *REMOVAL}
 
 
 @pytest.mark.parametrize("name", UNNAMED + SIBLING)
@@ -67,6 +73,17 @@ def test_a_new_file_is_there_whole_or_not_at_all(tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == ["commitlog"]
     if not there:
         os.close(create_file(folder, "file", SIZE))
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_of_many_new_files_each_is_there_whole_or_not_at_all(tmp_path, name):
+    killed_at(name, CREATE_TOGETHER, tmp_path)
+    there = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert there == ([tmp_path / "a" / "file"] if name == "new_files_linked" else [])
+    assert all(path.stat().st_size == SIZE and path.stat().st_blocks * 512 >= SIZE for path in there)
+    for folder in "abc":
+        if not (tmp_path / folder / "file").exists():
+            os.close(create_file(tmp_path / folder, "file", SIZE))
 
 
 @pytest.mark.parametrize("name", CONFIG)

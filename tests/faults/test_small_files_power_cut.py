@@ -23,6 +23,7 @@ from pyengine.storage.watermark import read_watermark
 
 STEPS = 20
 SEGMENT_BYTES = 4096
+TOGETHER = 4  # new files of a step
 # argv: store, acks, what is written, what is forgotten.
 WRITER = """
 import os, sys
@@ -39,6 +40,8 @@ for folder in (root / "config", root / "commitlog"):
 if forgets == "sync":
     new_file._sync_file = lambda *_: None
     store_checkpoint.os.fdatasync = lambda *_: None
+if forgets == "file system":
+    new_file.sync_file_system = lambda *_: True
 if forgets == "folder":
     new_file.sync_folder = file_removal.sync_folder = lambda *_: None
 log = root / "commitlog"
@@ -55,10 +58,13 @@ for number in range(1, %(steps)d + 1):
         write_watermark(root, DurableWatermark("x", 1, number))
     elif what == "epoch":
         raise_epoch(root)
+    elif what == "new files":
+        queues = [root / "consumequeue" / ("topic-%%d" %% (number * %(together)d + more)) / "0" for more in range(%(together)d)]
+        assert new_file.create_files([queue / segment_name(0) for queue in queues], %(size)d, allocate=512)
     else:
         os.close(file_removal.unlink_durably(log / segment_name((number - 1) * %(size)d)))
     os.write(acks, b"%%d\\n" %% number)
-""" % {"steps": STEPS, "size": SEGMENT_BYTES}
+""" % {"steps": STEPS, "size": SEGMENT_BYTES, "together": TOGETHER}
 
 
 def number_in(read: Callable[[Path], int]) -> Callable[[Path, list[bytes]], str | None]:
@@ -99,8 +105,18 @@ def removal(tree: Path, acks: list[bytes]) -> str | None:
     return None if STEPS + 1 - len(there) in (gone, gone + 1) else f"{STEPS + 1 - len(there)} are gone, {gone} were deleted for good"
 
 
+def new_files(tree: Path, acks: list[bytes]) -> str | None:
+    """All those of the steps that are over; of no other a part."""
+    there = [path for path in (tree / "consumequeue").rglob("*") if path.is_file()]
+    if any(path.stat().st_size != SEGMENT_BYTES for path in there):
+        return "a file has a name and not its length"
+    found, wanted = {path.parts[-3] for path in there}, TOGETHER * (int(acks[-1]) if acks else 0)
+    lost = {f"topic-{TOGETHER + number}" for number in range(wanted)} - found
+    return f"lost: {sorted(lost)}" if lost else None
+
+
 CHECKS = {"delay offsets": number_in(delayed), "checkpoint": number_in(checkpointed), "watermark": number_in(watermarked),
-          "epoch": number_in(read_epoch), "removal": removal}
+          "epoch": number_in(read_epoch), "removal": removal, "new files": new_files}
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +151,8 @@ def test_what_was_written_survives_every_cut(shim, tmp_path, seed, what):
     assert (outcome.bad, outcome.acknowledged) == ([], STEPS)
 
 
-@pytest.mark.parametrize("what, forgets", [("delay offsets", "sync"), ("checkpoint", "sync"), ("watermark", "folder"), ("removal", "folder")])
+@pytest.mark.parametrize("what, forgets", [("delay offsets", "sync"), ("checkpoint", "sync"), ("watermark", "folder"), ("removal", "folder"),
+                                           ("new files", "file system")])
 def test_what_is_forgotten_is_found(shim, tmp_path, seed, what, forgets):
     root, records = run(shim, tmp_path, what, forgets)
     assert explore(records, root, judged(CHECKS[what]), states=200, seed=seed, scratch=tmp_path / "scratch", stop_at=1).bad

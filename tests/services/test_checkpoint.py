@@ -17,6 +17,7 @@ from pyengine.native import control as native
 from pyengine.services import flush_consume_queue
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 from pyengine.services.reput_message import ReputMessageService
+from pyengine.storage.durable_writes import MANY_FILES
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import read_watermark
 
@@ -64,6 +65,34 @@ def rig(make_owner, monkeypatch):
     made = Rig(make_owner, monkeypatch)
     yield made
     made.reputter.close()
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_many_touched_queues_are_synced_with_their_file_system_or_one_by_one(rig, monkeypatch, works):
+    names = [f"consumequeue/T/{queue_id}/{0:020d}" for queue_id in range(MANY_FILES)]
+    asked = []
+    monkeypatch.setattr(flush_consume_queue, "sync_file_system", lambda folder: works)
+    monkeypatch.setattr(flush_consume_queue, "check_written", lambda descriptor, path: asked.append(os.path.relpath(path, rig.owner.root)))
+    for queue_id in range(len(names)):
+        rig.writer.put(b"x", queue_id=queue_id)
+    rig.dispatch()
+    rig.flush()
+    rig.round()
+    assert sorted(asked) == (sorted(names) if works else []) and sorted(rig.synced) == ([] if works else sorted(names))
+    assert read_checkpoint(rig.owner.root).logics_msg_timestamp_ms == rig.writer.clock_ms
+
+
+def test_one_file_of_many_that_could_not_be_written_freezes_the_store(rig, monkeypatch):
+    def fails(descriptor, path):
+        raise FlushError("gone", errno=errno.EIO, path=path)
+
+    monkeypatch.setattr(flush_consume_queue, "check_written", fails)
+    for queue_id in range(MANY_FILES):
+        rig.writer.put(b"x", queue_id=queue_id)
+    rig.dispatch()
+    rig.flush()
+    rig.round()
+    assert native.load(rig.owner.control.state, "frozen") and read_watermark(rig.owner.root).watermark is None
 
 
 def test_only_touched_queue_files_are_synced_and_times_follow(rig):

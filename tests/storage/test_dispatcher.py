@@ -16,7 +16,7 @@ from pyengine.formats.index_file import unpack_entry as unpack_index_entry
 from pyengine.formats.java_hash import index_key_hash, tags_code
 from pyengine.formats.properties import index_keys
 from pyengine.native import consume_queue
-from pyengine.storage import index_files
+from pyengine.storage import index_files, new_file
 from pyengine.storage.dispatcher import Dispatcher, touched_queues
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.queue_files import find_queue_end
@@ -55,6 +55,25 @@ def undisturbed(tmp_path: Path, builder: LogBuilder, log: Log) -> tuple[dict[str
 def queue_bytes(root: Path, topic: str = "T", queue_id: int = 0) -> bytes:
     folder = root / "consumequeue" / topic / str(queue_id)
     return b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+
+
+@pytest.mark.parametrize("topics, at_once", [(30, True), (3, False)])
+def test_many_new_queues_share_their_syncs(tmp_path, monkeypatch, topics, at_once):
+    builder = LogBuilder(SEGMENT)
+    for number in range(3 * topics):
+        builder.append(f"topic-{number % topics}")
+    root, log = store_with(tmp_path, builder)
+    with monkeypatch.context() as patch, Dispatcher(tmp_path / "one-by-one", GEOMETRY) as dispatcher:
+        patch.setattr("pyengine.storage.dispatcher.TOGETHER_MIN", 1000)
+        log.dispatch(dispatcher)
+    synced, together = [], []
+    really_sync, really_sync_all = os.fsync, new_file.sync_file_system
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(descriptor), really_sync(descriptor)))
+    monkeypatch.setattr(new_file, "sync_file_system", lambda folder: (together.append(folder), really_sync_all(folder))[1])
+    with Dispatcher(root, GEOMETRY, message_index_enable=False) as dispatcher:
+        assert log.dispatch(dispatcher) == builder.end
+    assert (len(together), bool(synced)) == ((2, False) if at_once else (0, True))
+    assert outcome(root)[0] == outcome(tmp_path / "one-by-one")[0]
 
 
 def test_an_index_that_is_written_has_the_bytes_of_one_that_is_stored_into(tmp_path, rng, monkeypatch):
