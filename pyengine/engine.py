@@ -248,8 +248,8 @@ def _stop_supervisor(root: Path, timeout_s: float) -> None:
 
 
 def _still_stopping(root: Path, pid: int, timeout_s: float) -> EngineError:
-    return EngineError(f"the engine on {root} (pid {pid}) is still stopping after {timeout_s:g} s; "
-                       f"{root / LOG_NAME} tells what it waits for")
+    return EngineError(f"the engine on {root} (pid {pid}) is still stopping after {timeout_s:g} s; {root / LOG_NAME} tells what it "
+                       f"waits for; alive: {name_processes(root, living_kinds(root))}")
 
 
 def supervisor_pid(root: str | os.PathLike[str]) -> int | None:

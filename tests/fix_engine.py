@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from waiting import eventually
-from pyengine.engine import start_engine, stop_engine
+from pyengine.engine import connect, start_engine, stop_engine
 from pyengine.errors import EngineError
 from pyengine.ipc import attach_count
 from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
+from pyengine.results import PutStatus
 
 MODES = {
     "async": {},
@@ -108,6 +110,26 @@ class RunningEngine:
         for semaphore in self.semaphores:
             attach_count.remove(semaphore)
         folder.sweep()
+
+
+def put_numbers(engine, first, count, queue_id=0):
+    """Acknowledged puts of `first`, `first` + 1 ...; the bodies."""
+    bodies = [b"%06d" % number for number in range(first, first + count)]
+    with connect(engine.root) as producer:
+        for body in bodies:
+            result = producer.put("T", body, queue_id=queue_id, keys=body.decode())
+            assert result.status is PutStatus.PUT_OK, result
+    return bodies
+
+
+def stored(engine, queue_id=0):
+    """Bodies of the queue, in order; queue offsets must be gap-free."""
+    found = []
+    with open_store(engine.root) as store:
+        while messages := store.get_message("T", queue_id, len(found), level="committed").messages:
+            assert [message.queue_offset for message in messages] == list(range(len(found), len(found) + len(messages)))
+            found += [message.body for message in messages]
+    return found
 
 
 def wait_noted(root: Path) -> None:

@@ -11,8 +11,11 @@ import pytest
 
 from pyengine.config import EngineConfig, keep_sizes
 from pyengine.ipc import attach_count, shared_objects
+from pyengine.ipc.cleaning import create_cleaning
 from pyengine.ipc.control_block import EngineMemory, Identity, now_ms
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
+from pyengine.ipc.replication import create_replication
+from pyengine.ipc.run_settings import write_run_settings
 from pyengine.ipc.shared_objects import SharedFolder
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
@@ -47,6 +50,12 @@ class Owner:
         self.control = self.memory.control
         self.children: list[subprocess.Popen] = []
         self.environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}  # of spawned processes
+
+    def make_rest(self) -> None:
+        """The objects that single workers do without: with them the memory is whole, for `status`."""
+        write_run_settings(self.folder, self.config)
+        create_cleaning(self.folder, self.memory.identity.epoch)
+        create_replication(self.folder, self.memory.identity.epoch)
 
     def position(self, offset: int, ready_end: int | None = None) -> None:
         """Let the log end at `offset`, everything below it durable and dispatched."""

@@ -21,7 +21,7 @@ from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import attach_count, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
-from pyengine.ipc.control_block import EngineMemory, Identity, now_ms
+from pyengine.ipc.control_block import POOL_NOT_MADE, EngineMemory, Identity, now_ms
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.replication import create_replication
@@ -49,7 +49,6 @@ ROLES = {"ASYNC_MASTER": native.ASYNC_MASTER, "SYNC_MASTER": native.SYNC_MASTER,
 FIRST_GENERATION = 1
 QUEUE_SLOTS_MIN = 4096
 POOL_AT_ONCE_BYTES = 256 << 20  # so much of the pool is made before READY, the rest while the engine runs
-POOL_NOT_MADE = -2              # segment_base of a buffer that does not exist yet: neither free nor taken
 LOG_NAME = "engine.log"
 _STORE_NAMES = frozenset(("commitlog", "consumequeue", "index", "checkpoint", "config", "lock", "abort", LOG_NAME))
 
@@ -131,6 +130,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         attach_count.remove(semaphore_id)
         folder.sweep()
         raise
+    memory.open_latches()
     if report.state is RecoveryState.RECOVERED:
         create_abort_file(root)
         failpoint("engine_opened")

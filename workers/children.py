@@ -70,6 +70,7 @@ class Children:
         self._say = say
         self._children = {kind.number: _Child(kind) for kind in kinds}
         self._restarting = True
+        self.may_start = True  # False: no new process could attach to this engine
         self._seen_s = time.monotonic()
         self._down = obstacles.read(memory.obstacles, native.SUPERVISOR)  # a predecessor that died may have left its line
         self.halted = ""  # a sentence: the engine cannot run
@@ -243,16 +244,19 @@ class Children:
 
     def _stop_one(self, child: _Child, pump: Callable[[float], None], deadline_s: float) -> str:
         for attempt in range(2):
+            if not child.pid and not self.may_start:
+                return f"the {child.kind.name} is dead, and none can be started in its place"
             if not child.pid:
                 self._start(child)
-            up_by_s = min(deadline_s, time.monotonic() + HALTED_PATIENCE_S) if self.halted else deadline_s
+            in_vain = bool(self.halted) or not self.may_start
+            up_by_s = min(deadline_s, time.monotonic() + HALTED_PATIENCE_S) if in_vain else deadline_s
             while child.pid and not self._is_ready(child) and time.monotonic() < up_by_s:
                 self._let_go_on(child)
                 pump(0.02)
             if self._is_ready(child):
                 self._signal(child, signal.SIGTERM)
                 self._memory.wake(child.kind.number)
-            elif child.pid and self.halted:
+            elif child.pid and in_vain:
                 return f"the {child.kind.name} did not come up"
             while child.pid and time.monotonic() < deadline_s:
                 self._let_go_on(child)

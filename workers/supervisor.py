@@ -38,8 +38,8 @@ from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.run_settings import asked_otherwise, overrides_of, read_run_settings
 from pyengine.ipc.session_server import SessionServer
 from pyengine.ipc.sessions import Sessions
-from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, require_startable
+from pyengine.ipc.shared_objects import SOCKET, find_folder, pool_name, removed_names
+from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, living_kinds, name_processes, require_startable
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.services.ha_link import MasterLink
@@ -57,6 +57,8 @@ from pyengine.workers.worker import ERROR, WARNING, say
 
 TICK_S = 1.0
 PRESENCE_TICKS_MAX = 5
+LOST_WORKERS_S = 60.0  # for workers that no supervisor can come to: they end by themselves
+LOST_STEP_S = 0.1
 STOP_TIMEOUT_S = 600.0  # a full pool on a slow disk takes its time; who waits for it may give up earlier
 PRODUCERS_WAIT_S = 0.2  # after puts are refused, for producers to notice and leave; then it stops all the same
 READY_TIMEOUT_S = 60.0
@@ -125,8 +127,9 @@ class Supervisor:
         prepare_root(self._root)
         config = None if self._arguments.stop else load_config(self._root, self._arguments.settings)
         with StoreLock(self._root, create=True) as lock:
-            if lock.own() is Ownership.ADOPTED:
-                overrides = self._adopt(config)
+            memory = self._own(lock)
+            if memory is not None:
+                overrides = self._adopt(memory, config)
                 outcome = {"adopted": True}
             elif config is None:
                 return ExitCode.OK  # the last of them has ended meanwhile
@@ -150,22 +153,31 @@ class Supervisor:
         """Whether what ended is to be started anew, in this process or by the service manager."""
         return bool(self._again) and not self._stop_asked
 
-    def _adopt(self, asked: EngineConfig | None) -> dict[str, str]:
+    def _own(self, lock: StoreLock) -> EngineMemory | None:
+        """Become the store's owner: None with it to itself; else the memory of living workers whose supervisor died.
+
+        Workers that no successor can come to end by themselves (worker.py), and are waited for. StoreBusyError
+        names the processes that do not.
+        """
+        deadline_s = time.monotonic() + LOST_WORKERS_S
+        while lock.own() is Ownership.ADOPTED:
+            try:
+                return _attach_to_living(self._root)
+            except EngineUnavailableError as error:
+                living = name_processes(self._root, [kind for kind in living_kinds(self._root) if kind != native.SUPERVISOR])
+                if time.monotonic() >= deadline_s or self._stop_asked and not self._arguments.stop:
+                    raise StoreBusyError(f"processes of an engine that cannot be taken over hold {self._root} ({error}): {living}: "
+                                         "end them (kill -9), then start again; the next start recovers") from None
+                self._say_once(f"workers cannot be taken over ({error}); waiting for them to end by themselves: {living}")
+            time.sleep(LOST_STEP_S)
+        return None
+
+    def _adopt(self, memory: EngineMemory, asked: EngineConfig | None) -> dict[str, str]:
         """Take over the workers whose supervisor died; the settings to give to those that are missing.
 
         StoreBusyError where they run with other settings than `asked` for. Under a service manager, where no
         user would read that, they are stopped in order and started with these.
         """
-        try:
-            memory = EngineMemory.attach(find_folder(self._root))
-        except EngineUnavailableError as error:
-            raise StoreBusyError(f"workers hold the store, but their shared memory is gone ({error}): "
-                                 "kill them, then start again; the next start recovers") from None
-        engine_id = read_engine_id(self._root)
-        if memory.retired or engine_id is None or memory.identity.store_uuid != engine_id.uuid \
-                or memory.identity.epoch != read_epoch(self._root):
-            memory.close()
-            raise StoreBusyError("workers of another start of this store are still there: kill them, then start again")
         try:
             running = read_run_settings(memory.folder)
             if asked is not None and (clauses := asked_otherwise(asked, running)):
@@ -194,19 +206,19 @@ class Supervisor:
         children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._say)
         bridge = _LatchBridge(self._memory, self._selector)
         server = SessionServer(self._memory, self._selector, Sessions(self._memory))
-        rest_of_pool = _PoolMaker(self._memory, self._say)
+        self._pool = _Pool(self._memory, self._say)
         try:
             children.start()
             if self._become_ready(children):
                 self._report({"ready": outcome | {"state": "degraded" if degraded else "running",
                                                   "mode": MODE_NAMES[self._memory.identity.mode],
                                                   "reason": native.reason(self._memory.control)}})
-                rest_of_pool.start()
+                self._pool.start()
                 self._go_round(children, server, heart)
             return self._stop(children, server, lock)
         finally:
             self._leave_master_to_replicator(now=True)
-            rest_of_pool.join()
+            self._pool.join()
             bridge.close()
             children.forget()
 
@@ -235,6 +247,10 @@ class Supervisor:
                 due_s = now_s + TICK_S
                 if self._is_memory_lost():
                     return
+                if missing := self._missing_names(server):
+                    self._again = f"{removed_names(missing)}, so that no process can attach any more"
+                    children.may_start = False
+                    return
                 heart.beat()
                 server.tick()
                 stats.tick()
@@ -258,6 +274,9 @@ class Supervisor:
         except EngineUnavailableError:
             return True
         return Identity.read(control.identity) != self._memory.identity
+
+    def _missing_names(self, server: SessionServer) -> list[str]:
+        return self._memory.missing_names() + ([] if server.is_reachable else [SOCKET])
 
     def _count_restarts(self) -> None:
         """For `status`: somebody else starts the workers, and each start but the first is one."""
@@ -309,10 +328,12 @@ class Supervisor:
         self._memory.wake(native.SCHEDULER)  # it gives its session back
         self._wait_for_producers(min(deadline_s, time.monotonic() + PRODUCERS_WAIT_S))
         if self._arguments.no_children:
+            may_start = children.may_start
             children = Children(self._root, self._memory, lock, self._selector,
                                 [kind for kind in self._kinds()
                                  if lock.kind_taken(kind.number)], {}, self._say)
             children.start()
+            children.may_start = may_start
         problems = children.stop(self._pump, deadline_s)
         problems += self._look_whether_clean(degraded)
         server.close()
@@ -320,11 +341,23 @@ class Supervisor:
             self._warn(problem)
         if problems:
             self._warn("the store was not stopped in an orderly way: the next start recovers it")
+            if not children.may_start:
+                self._name_again()
             return ExitCode.FAILED if not degraded else ExitCode.DEGRADED
         remove_abort_file(self._root)
         self._remove_objects()
         self._say("stopped")
         return ExitCode.OK
+
+    def _name_again(self) -> None:
+        """Let recovery find the commit slot and what stands in the pool alone: all that wrote there have ended."""
+        try:
+            self._memory.folder.make()
+            for shared in (*self._pool.buffers, self._memory.control_object):
+                self._memory.folder.name_again(shared)
+        except (EngineError, OSError) as error:
+            self._warn(f"recovery has the files alone, without what was in the pool: {error}")
+        self._memory.retire()  # what producers have mapped, which recovery will not see
 
     def _wait_for_producers(self, until_s: float) -> None:
         """They learn from refused puts that it is over; those that stay attached are not waited for long."""
@@ -412,11 +445,12 @@ class _LatchBridge:
         os.close(self._event)
 
 
-class _PoolMaker:
-    """Makes the pool buffers that were not needed at once, beside the running engine."""
+class _Pool:
+    """Makes the pool buffers that were not needed at once, beside the running engine, and has all of them open."""
 
     def __init__(self, memory: EngineMemory, tell) -> None:
         self._memory = memory
+        self.buffers = list(memory.open_pool(writable=False).values())
         self._tell = tell
         self._going = True
         self._thread = threading.Thread(target=self._make, name="pool", daemon=True)
@@ -431,6 +465,7 @@ class _PoolMaker:
                 if not self._going:
                     return
                 make_pool_buffer(self._memory, number)
+                self.buffers.append(self._memory.folder.attach(pool_name(number), writable=False))
                 self._memory.wake(native.WRITER)
         except EngineError as error:
             self._tell(f"the pool stays smaller than asked: {error}")
@@ -439,6 +474,22 @@ class _PoolMaker:
         self._going = False
         if self._thread.ident is not None:
             self._thread.join()
+
+
+def _attach_to_living(root: Path) -> EngineMemory:
+    """The memory of living workers whose supervisor died; EngineUnavailableError where it is not to be had whole."""
+    memory = EngineMemory.attach(find_folder(root))
+    engine_id = read_engine_id(root)
+    why = ""
+    if memory.retired or engine_id is None or memory.identity.store_uuid != engine_id.uuid \
+            or memory.identity.epoch != read_epoch(root):
+        why = "they are of another start of this store"
+    elif missing := memory.missing_names():
+        why = removed_names(missing)
+    if why:
+        memory.close()
+        raise EngineUnavailableError(why)
+    return memory.open_latches()
 
 
 def report(descriptor: int, line: dict[str, object]) -> None:

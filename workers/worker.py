@@ -8,7 +8,9 @@ a worker that is started over the remains of a dead engine changes nothing.
 
 SIGHUP changes nothing. SIGTERM and SIGINT set a flag; the loop acts on it: the worker finishes what was
 published before it, and exits 0. A retired control block (another engine took over) ends
-it as well. SIGKILL at any instruction is survived by the design of the shared memory:
+it as well. So does the loss of the names in shared memory, through which no process could come to
+it any more: the supervisor stops the engine then; where that is dead, each worker ends by itself
+once the kinds have ended that it finishes the work of. SIGKILL at any instruction is survived by the design of the shared memory:
 the next incarnation goes on where the counters stand.
 
 Exit codes: pyengine.workers.kinds.WorkerExit. An uncaught exception is a crash: exit 1, restart.
@@ -31,18 +33,20 @@ from pyengine.config import load_config, parse_set
 from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
-from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, removed_names
 from pyengine.ipc.store_lock import StoreLock, living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles
 from pyengine.services import Service
-from pyengine.workers.kinds import WorkerExit
+from pyengine.workers.kinds import KINDS, WorkerExit
 from pyengine.workers.notify import notify, pause_before_restart, watchdog_interval_s
 
 # Levels of what is said, as syslog and the journal number them.
 ERROR, WARNING, INFO = 3, 4, 6
 OWNER_WAIT_S = 30.0
 LOOK_STEP_S = 0.02
+NAMES_STEP_S = 1.0   # between two looks at the names in shared memory
+PAUSE_S_MAX = 5.0    # longest sleep of a worker, whatever the interval of its work: it has to look at names, and to beat
 # While stopping too: the supervisor starts a worker that died once more, to finish.
 # Causes that may be gone at the next try.
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
@@ -74,6 +78,8 @@ class Worker:
         self._obstacle = obstacles.read(memory.obstacles, kind)
         self._watchdog_s = watchdog_interval_s()
         self._watchdog_due_s = 0.0
+        self._names_due_s = 0.0
+        self._is_lost = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -101,11 +107,31 @@ class Worker:
     def beat(self, *, worked: bool = False) -> None:
         """Heartbeat; once a round, so that it tells of progress."""
         self.heart.beat(worked=worked)
+        self._look_for_names()
         if self._watchdog_s is not None:
             now_s = time.monotonic()
             if now_s >= self._watchdog_due_s:
                 self._watchdog_due_s = now_s + self._watchdog_s
                 notify("WATCHDOG=1")
+
+    def _look_for_names(self) -> None:
+        """End in order where neither a supervisor nor a successor of it can come to this engine any more."""
+        now_s = time.monotonic()
+        if now_s < self._names_due_s or self._asked_to_stop:
+            return
+        self._names_due_s = now_s + NAMES_STEP_S
+        if not self._is_lost:
+            missing = self.memory.missing_names()
+            line = self.memory.control.workers[native.SUPERVISOR]
+            if not missing or is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):
+                return
+            self._is_lost = True
+            native.refuse_puts(self.memory.control, native.REFUSE_STOPPING)  # the dead supervisor would
+            say(self.kind, f"no supervisor runs, and {removed_names(missing)}, so that none can take over: finishing what is "
+                           "published, then ending", WARNING)
+        rank = next(kind.stop_rank for kind in KINDS if kind.number == self.kind)
+        if not any(self.lock.kind_taken(kind.number) for kind in KINDS if kind.stop_rank < rank):
+            self._asked_to_stop = True
 
     def go_round(self, service: Service) -> None:
         """The one waiting loop (native/latch.py): arm, look again, sleep; until asked to stop. Then drain.
@@ -129,7 +155,7 @@ class Worker:
                 self.latch.arm()
                 armed = True  # and look once more: a wake-up before arming was not posted
                 continue
-            self.latch.wait(service.pause_s())
+            self.latch.wait(min(service.pause_s(), PAUSE_S_MAX))
             armed = False
         self.heart.state(native.WORKER_STOPPING)
         notify("STOPPING=1")
@@ -140,6 +166,8 @@ class Worker:
         """Say goodbye in the control block and let the lock go."""
         self.heart.state(native.WORKER_FAILED if failed else native.WORKER_ABSENT)
         self.memory.wake(native.SUPERVISOR)
+        if self._is_lost and not any(self.lock.kind_taken(kind.number) for kind in KINDS if kind.number != self.kind):
+            self.memory.retire()  # the last of them tells producers: no successor finds what they have mapped
         self.memory.close()
         self.lock.close()
 
@@ -189,7 +217,7 @@ def _attach_now(kind: int, root: Path, settings: Mapping[str, str]) -> Worker:
                 raise EngineUnavailableError("the store is being recovered, or open in a RocketMQ broker")
             _check_owner(root, seen)
             lock.take_kind(kind)
-            return Worker(kind, root, settings, EngineMemory.attach(folder), lock)
+            return Worker(kind, root, settings, EngineMemory.attach(folder).open_latches(), lock)
         except BaseException:
             lock.close()
             raise

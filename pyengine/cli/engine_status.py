@@ -7,6 +7,7 @@ document has: state, role, mode, read_only, reason, positions, workers, sessions
 from __future__ import annotations
 
 import contextlib
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,10 @@ from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.live_watermark import LiveWatermark
 from pyengine.ipc.schedule_figures import schedule_offsets
-from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, find_folder, removed_names
 from pyengine.ipc.statistics import document as document_of
 from pyengine.ipc.statistics import Statistics, put_totals, read_statistics
-from pyengine.ipc.store_lock import living_kinds, look
+from pyengine.ipc.store_lock import living_kinds, look, name_processes
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.native import obstacles as native_obstacles
@@ -99,8 +100,8 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
         "role": ROLE_NAMES[identity.role],
         "mode": MODE_NAMES[identity.mode],
         "read_only": read_only,
-        "reason": (is_final and native.reason(control) or _why(refused, living, disk) or _first(obstacles)
-                   or why_unlinked(replication) or native.reason(control)),
+        "reason": (is_final and native.reason(control) or _why_lost(root, memory.missing_names(), living)
+                   or _why(refused, living, disk) or _first(obstacles) or why_unlinked(replication) or native.reason(control)),
         "positions": positions,
         "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
         "sessions": len(sessions),
@@ -173,6 +174,18 @@ def _disk(memory: EngineMemory) -> dict[str, Any]:
         return {}
 
 
+def _why_lost(root: Path, missing: list[str], living: list[int]) -> str:
+    """What happens, and what to do, where no process can attach to an engine any more."""
+    if not missing:
+        return ""
+    processes = name_processes(root, living)
+    if native.SUPERVISOR in living:
+        then = f"the engine stops in order and starts again by itself; if it does not: `pyengine stop {root}`, then start"
+    else:
+        then = f"its workers end in order by themselves, then `pyengine start {root}` recovers the store"
+    return f"{removed_names(missing)}: {then}. Alive: {processes}; kill -9 what does not end"
+
+
 def _why(refused: int, living: list[int], disk: dict[str, Any]) -> str:
     if refused & (native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE):
         return disk.get("reason") or "the disk is full: the store takes puts again once there is room"
@@ -236,6 +249,9 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
         reason = f"it is open in {holder.who}: no engine can start here until that is stopped"
     elif any(kind != native.SUPERVISOR for kind in living):
         state, reason = "running", f"its counters cannot be seen: {why_unseen}"
+        with contextlib.suppress(EngineUnavailableError):
+            if CONTROL not in (folder := find_folder(root)).names():
+                reason = _why_lost(root, [str(folder.path / CONTROL)], living)
     elif holder.kind == "owner" or living:
         state, reason = "recovering", "its owner is recovering it or starting"
     elif unclean:

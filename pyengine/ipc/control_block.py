@@ -34,6 +34,7 @@ STATE_NAMES = {
     native.STATE_READ_ONLY: "read_only", native.STATE_DEGRADED: "degraded", native.STATE_STOPPING: "stopping",
 }
 TOPIC_STATS_SLOTS_MIN = 1024
+POOL_NOT_MADE = -2  # segment_base of a buffer that does not exist yet: neither free nor taken
 ROLE_NAMES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 
 
@@ -108,7 +109,7 @@ class EngineMemory:
 
     def __init__(self, folder: SharedFolder, control: SharedObject) -> None:
         self.folder = folder
-        self._control_object = control
+        self.control_object = control
         self.control = native.view_control(control.memory)
         self._load_retired = native.loader(self.control.state, "retired")
         self._latches: dict[int, Latch] = {}
@@ -153,8 +154,14 @@ class EngineMemory:
         """The latch of one kind of worker, opened at first use."""
         if kind not in self._latches:
             name = shared_objects.semaphore_name(self.folder.short_id, kind)
-            self._latches[kind] = Latch(ffi.addressof(self.control.latch[kind]), name, writable=self._control_object.writable)
+            self._latches[kind] = Latch(ffi.addressof(self.control.latch[kind]), name, writable=self.control_object.writable)
         return self._latches[kind]
+
+    def open_latches(self) -> EngineMemory:
+        """Open all of them, and return itself: an engine's own process needs them also after their names were removed."""
+        for kind in range(len(KIND_NAMES)):
+            self.latch(kind)
+        return self
 
     def wake(self, kind: int) -> None:
         """Wake one kind of worker; call it after publishing what it should see."""
@@ -175,6 +182,21 @@ class EngineMemory:
         native.store(self.control.state, "retired", 1)
         for number in (self.control.flush_seq, self.control.arrival_seq, self.control.session_seq, self.control.confirm_seq):
             sequence.raise_(number)
+
+    def missing_names(self) -> list[str]:
+        """Names of this engine's objects that were removed, or are another object's: no process can attach any more.
+
+        Without the socket, which is the supervisor's (SessionServer.is_reachable). Each call is some twenty system calls.
+        """
+        generation = native.load(self.control.state, "queue_table_generation_offered")
+        wanted = [*shared_objects.LASTING, *([shared_objects.queues_name(generation)] if generation else [])]
+        wanted += [shared_objects.pool_name(number) for number in range(self.identity.pool_buffers)
+                   if native.load(self.control.pool[number], "segment_base") != POOL_NOT_MADE]
+        there = set(self.folder.names())
+        missing = [name for name in wanted if name not in there]
+        if shared_objects.CONTROL in there and not self.folder.is_named(self.control_object):
+            missing.append(shared_objects.CONTROL)
+        return missing + shared_objects.missing_semaphores(self.folder.short_id)
 
     def make_topic_stats(self, topics: int) -> None:
         """Create the counters by topic, with room for twice as many topics as there are. For the supervisor."""
@@ -243,6 +265,13 @@ class EngineMemory:
             raise
         return shared, table
 
+    def open_pool(self, *, writable: bool = True) -> dict[int, SharedObject]:
+        """The pool's buffers that exist by now, by number; the caller closes them. At the start, because an engine's own
+        process needs them also after their names were removed."""
+        return {number: self.folder.attach(shared_objects.pool_name(number), writable=writable)
+                for number in range(self.identity.pool_buffers)
+                if native.load(self.control.pool[number], "segment_base") != POOL_NOT_MADE}
+
     def close(self) -> None:
         """Unmap; the memory itself stays."""
         self.control = self._load_retired = None
@@ -250,7 +279,7 @@ class EngineMemory:
             latch.close()
         self._latches.clear()
         self.close_statistics()
-        self._control_object.close()
+        self.control_object.close()
 
     def __enter__(self) -> EngineMemory:
         return self

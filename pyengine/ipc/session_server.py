@@ -69,6 +69,11 @@ class SessionServer:
         for slot, generation, pid in sessions.open_slots():
             self._watch(slot, generation, pid)
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the socket still has its name."""
+        return self._memory.folder.socket_path.exists()
+
     def _accept(self) -> None:
         try:
             channel, _ = self._listener.accept()

@@ -50,6 +50,8 @@ SETTINGS = "settings"
 CLEANING = "cleaning"
 REPLICATION = "replication"
 SOCKET = "socket"
+LASTING = (CONTROL, STORE_STATS, TOPIC_STATS, SETTINGS, OBSTACLES, CLEANING, REPLICATION)  # of each engine, from start to end
+SEMAPHORE_FOLDER = "/dev/shm"  # where the C library keeps named semaphores
 DEFAULT_SHM_DIRECTORY = "/dev/shm"
 
 # Names of the kinds of worker, by their number in shared memory (csrc/control.cdef.h).
@@ -190,6 +192,26 @@ class SharedFolder:
             failpoint("shared_object_gone")
         return removed
 
+    def is_named(self, shared: SharedObject) -> bool:
+        """Whether its name still leads to that very object."""
+        try:
+            return os.path.samestat(os.fstat(shared.descriptor), os.stat(self.path / shared.name))
+        except OSError:
+            return False
+
+    def name_again(self, shared: SharedObject) -> None:
+        """Copy an object whose name was removed to a new one of that name; an unlinked file cannot get it back.
+
+        Only when no other process writes to it any more. A crash leaves the copy whole or not named.
+        """
+        if not self.is_named(shared):
+            unfinished = f"{shared.name}.tmp"
+            self.unlink(unfinished)
+            with self.create(unfinished, shared.size_bytes) as copy:
+                copy.memory[:] = shared.memory
+            failpoint("object_copied")
+            os.rename(self.path / unfinished, self.path / shared.name)
+
     def names(self) -> list[str]:
         """Objects that stand there, sorted."""
         try:
@@ -248,6 +270,18 @@ def unlink_semaphores(engine_short_id: str) -> None:
             pass
         except posix_ipc.PermissionsError:
             raise _of_another_user(name) from None
+
+
+def missing_semaphores(engine_short_id: str) -> list[str]:
+    """Names of wait points that were removed; who has them open keeps them."""
+    names = [semaphore_name(engine_short_id, kind) for kind in range(len(KIND_NAMES))]
+    return [name for name in names if not os.path.exists(f"{SEMAPHORE_FOLDER}/sem.{name[1:]}")]
+
+
+def removed_names(names: list[str]) -> str:
+    """For a sentence: that these names were removed, a few of them by name."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"names in shared memory were removed ({', '.join(names[:3])}{more})"
 
 
 def _of_another_user(name: str) -> EngineUnavailableError:

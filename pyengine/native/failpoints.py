@@ -334,6 +334,7 @@ _TABLE = (
         _("run_written", "where the memory will be is noted in a temporary file", scene=OWN),
         _("shared_object_named", "an object of no bytes has its name", scene=START),
         _("shared_object_allocated", "it has its pages, and says nothing", scene=START),
+        _("object_copied", "an object that lost its name has a copy, still under another name", scene=OWN),
         _("semaphore_made", "one worker has its wait point, others do not", scene=START),
     ),
     *_steps("pyengine/ipc/heartbeat.py", "flusher",

@@ -28,7 +28,6 @@ from pyengine.formats.constants import BLANK_HEADER_BYTES
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
-from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
 from pyengine.native import nap, scan
 from pyengine.native.failpoint import failpoint
@@ -55,7 +54,7 @@ class CommitRealTimeService:
         self._segment_bytes = memory.identity.segment_bytes
         self._replicates = memory.identity.replicates != 0
         self._interval_s = config.commit_interval_commit_log_ms / 1000
-        self._buffers: dict[int, SharedObject] = {}
+        self._buffers = memory.open_pool(writable=False)
         self._base = NO_SEGMENT
         self._descriptor = -1
         self._path = ""

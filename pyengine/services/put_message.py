@@ -69,7 +69,8 @@ class PutMessageService:
         self._latch = memory.latch(native.WRITER)
         self._unflushed = UnflushedSegments(root, self._size)
         self._mappings: dict[int, mmap.mmap] = {}       # async mapped: by segment base
-        self._pool: dict[int, SharedObject] = {}        # by buffer number
+        self._pool = memory.open_pool()                 # by buffer number
+        self._locked: set[int] = set()
         self._sessions: dict[int, SharedObject] = {}    # by slot
         self._dying: set[int] = set()
         self.obstacle = ""
@@ -174,15 +175,17 @@ class PutMessageService:
         return None
 
     def _buffer(self, number: int) -> SharedObject:
-        if number not in self._pool:
-            shared = self._memory.folder.attach(shared_objects.pool_name(number))
+        shared = self._pool.get(number)
+        if shared is None:
+            shared = self._pool[number] = self._memory.folder.attach(shared_objects.pool_name(number))
+        if number not in self._locked:
+            self._locked.add(number)
             # Locked so that a put never faults; the limit may forbid it, then it is only slower.
             if flush.lock_memory(ffi.from_buffer("uint8_t[]", shared.memory), shared.size_bytes) and not self._warned:
                 self._warned = True
                 self._warn(f"the pool cannot be locked in memory, puts may wait for a page: raise the memlock limit "
                            f"to {self._identity.pool_buffers * self._size:,} bytes (ulimit -l, LimitMEMLOCK=)")
-            self._pool[number] = shared
-        return self._pool[number]
+        return shared
 
     def _attach_ahead(self, count: int) -> bool:
         """Give the pass `count` segments ahead, as far as they stand ready; True when it has them."""

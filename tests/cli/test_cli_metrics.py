@@ -35,6 +35,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "statistics.md"
 def owner(make_owner):
     """A store that this test's process owns, with some figures."""
     owner = make_owner()
+    owner.make_rest()
     (owner.root / "commitlog").mkdir()
     owner.position(4096)
     for slot in owner.control.slots:
@@ -210,9 +211,9 @@ def test_scraping_wakes_no_worker_and_needs_no_write(make_owner):
     owner = make_owner()
     (owner.root / "commitlog").mkdir()
     owner.publish()
-    before = bytes(owner.memory._control_object.memory)
+    before = bytes(owner.memory.control_object.memory)
     scrape(owner.root)
-    assert bytes(owner.memory._control_object.memory) == before
+    assert bytes(owner.memory.control_object.memory) == before
     with EngineMemory.attach(owner.folder, writable=False) as seen:
         assert native.load(seen.control.state, "state") == native.STATE_RUNNING
 

@@ -6,7 +6,7 @@ import pytest
 from fix_cli import run
 
 from pyengine.cli.replication_status import live_replication
-from pyengine.ipc.replication import Replication, create_replication
+from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
 from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
@@ -23,7 +23,7 @@ def replicating(make_owner):
         owner = make_owner(role=role, replicates=1, **identity)
         (owner.root / "commitlog").mkdir()
         owner.position(4096)
-        create_replication(owner.folder, owner.memory.identity.epoch)
+        owner.make_rest()
         opened.append(Replication(owner.folder, writable=True))
         owner.publish()
         return owner, opened[-1]

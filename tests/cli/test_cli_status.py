@@ -20,6 +20,7 @@ FIXED_FIELDS = {"state", "role", "read_only", "reason", "positions", "workers", 
 def owner(make_owner):
     """A store that this test's process owns as a supervisor does, its log ending at 4096."""
     owner = make_owner()
+    owner.make_rest()
     (owner.root / "commitlog").mkdir()
     owner.position(4096)
     return owner

@@ -30,6 +30,7 @@ ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 def owner(make_owner):
     """A store that this test's process owns as a supervisor does, its log ending at 4096."""
     owner = make_owner()
+    owner.make_rest()
     (owner.root / "commitlog").mkdir()
     owner.position(4096)
     owner.publish()

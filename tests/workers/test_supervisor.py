@@ -16,6 +16,7 @@ import pytest
 import pyengine
 from broker_lock import held_by_a_broker
 from damage import flip
+from fix_engine import put_numbers, stored
 from fix_owner import CHECKOUT
 from waiting import eventually
 from pyengine.config import config_path, load_config, set_in_file
@@ -37,26 +38,6 @@ from pyengine.storage.watermark import read_watermark
 WORKERS = {"async": {"writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"},
            "sync": {"writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"},
            "pool": {"writer", "committer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"}}
-
-
-def put_numbers(engine, first, count, queue_id=0):
-    """Acknowledged puts of `first`, `first` + 1 ...; the bodies."""
-    bodies = [b"%06d" % number for number in range(first, first + count)]
-    with pyengine.connect(engine.root) as producer:
-        for body in bodies:
-            result = producer.put("T", body, queue_id=queue_id, keys=body.decode())
-            assert result.status is PutStatus.PUT_OK, result
-    return bodies
-
-
-def stored(engine, queue_id=0):
-    """Bodies of the queue, in order; queue offsets must be gap-free."""
-    found = []
-    with pyengine.open_store(engine.root) as store:
-        while messages := store.get_message("T", queue_id, len(found), level="committed").messages:
-            assert [message.queue_offset for message in messages] == list(range(len(found), len(found) + len(messages)))
-            found += [message.body for message in messages]
-    return found
 
 
 @pytest.mark.parametrize("mode", ["async", "sync", "pool"])
