@@ -11,6 +11,8 @@ import random
 import re
 import stat
 import struct
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -249,6 +251,27 @@ def test_shared_objects_are_the_engines_users_alone(engine):
     assert {stat.S_IMODE(path.stat().st_mode) for path in semaphores} == {0o600}
 
 
+# Puts once, cuts all that it was given down to nothing, and waits to be killed.
+CUTTING = """
+import os, sys
+import pyengine
+producer = pyengine.connect(sys.argv[1])
+assert producer.put("H", b"x").ok
+cut = []
+for name in os.listdir("/proc/self/fd"):
+    try:
+        path = os.readlink(f"/proc/self/fd/{name}")
+        if os.path.dirname(path) == sys.argv[2]:
+            os.ftruncate(int(name), 0)
+            cut.append(os.path.basename(path).split("-")[0])
+    except OSError:
+        pass
+print(*sorted(set(cut)), flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+
+
 def test_a_producer_is_given_nothing_that_reaches_the_log(engine):
     folder = find_folder(engine.root)
     with pyengine.connect(engine.root) as producer:
@@ -260,6 +283,29 @@ def test_a_producer_is_given_nothing_that_reaches_the_log(engine):
                        if os.path.exists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}") == str(folder.path / "control"))
         with pytest.raises(PermissionError):
             mmap.mmap(control, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def test_cutting_short_all_that_a_producer_was_given_costs_its_session_only(make_engine):
+    engine = make_engine()
+    engine.start()
+    before = engine.pids()
+    with pyengine.connect(engine.root) as good, pyengine.open_store(engine.root) as reader:
+        assert good.put("G", b"before").ok
+        command = [sys.executable, "-c", CUTTING, str(engine.root), str(find_folder(engine.root).path)]
+        hostile = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert hostile.stdout.readline() == "session\n"
+            assert good.put("G", b"after").ok
+            assert reader.wait_for_message("G", 0, 1, timeout_s=30)
+            for kind in before:
+                with engine.memory() as memory:
+                    memory.wake(KIND_NAMES.index(kind))
+            with pyengine.connect(engine.root) as late:
+                assert late.put("G", b"late").ok
+        finally:
+            hostile.communicate("\n")
+    assert engine.pids() == before
+    assert {kind: engine.incarnation(kind) for kind in before} == dict.fromkeys(before, 1)
 
 
 def test_a_reader_has_nothing_of_the_store_writable(engine):

@@ -9,7 +9,6 @@ import pytest
 
 import pyengine
 from waiting import eventually
-from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.native import control as native
 from pyengine.native.session import RING_BYTES_MIN, session_bytes
 from pyengine.results import PutStatus
@@ -75,47 +74,3 @@ def test_cutting_a_session_object_short_costs_that_session_only(make_engine, siz
             offset += len(messages)
     assert bodies[0] == b"before" and bodies[-2:] == [b"after", b"the slot can be had again"]
     assert set(bodies[1:-2]) == {b"meanwhile"}
-
-
-# Puts once, cuts all that it was given down to nothing, and waits to be killed.
-CUTTING = """
-import os, sys
-import pyengine
-producer = pyengine.connect(sys.argv[1])
-assert producer.put("H", b"x").ok
-cut = []
-for name in os.listdir("/proc/self/fd"):
-    try:
-        path = os.readlink(f"/proc/self/fd/{name}")
-        if os.path.dirname(path) == sys.argv[2]:
-            os.ftruncate(int(name), 0)
-            cut.append(os.path.basename(path).split("-")[0])
-    except OSError:
-        pass
-print(*sorted(set(cut)), flush=True)
-sys.stdin.readline()
-os._exit(0)
-"""
-
-
-def test_cutting_short_all_that_a_producer_was_given_costs_its_session_only(make_engine):
-    engine = make_engine()
-    engine.start()
-    before = engine.pids()
-    with pyengine.connect(engine.root) as good, pyengine.open_store(engine.root) as reader:
-        assert good.put("G", b"before").ok
-        command = [sys.executable, "-c", CUTTING, str(engine.root), str(find_folder(engine.root).path)]
-        hostile = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            assert hostile.stdout.readline() == "session\n"
-            assert good.put("G", b"after").ok
-            assert reader.wait_for_message("G", 0, 1, timeout_s=30)
-            for kind in before:
-                with engine.memory() as memory:
-                    memory.wake(KIND_NAMES.index(kind))
-            with pyengine.connect(engine.root) as late:
-                assert late.put("G", b"late").ok
-        finally:
-            hostile.communicate("\n")
-    assert engine.pids() == before
-    assert {kind: engine.incarnation(kind) for kind in before} == dict.fromkeys(before, 1)
