@@ -48,13 +48,19 @@ class LeftMemory:
         return max(0, self.shared.slot_end - self.shared.committed)
 
     def require_dead(self) -> None:
-        """StoreBusyError while processes of that engine live: they hold a lock that somebody has removed or replaced."""
+        """StoreBusyError while processes of that engine live: they hold a lock that somebody has removed or replaced.
+
+        Once they are dead, producers and readers that still have the memory mapped are told that it is over: they
+        would wait as long as the recovery lasts.
+        """
         deadline_s = time.monotonic() + DYING_S
         while pids := self._living():
             if time.monotonic() >= deadline_s:
                 raise StoreBusyError(f"an engine still runs on this store, although its file `lock` was removed or replaced: end its "
                                      f"processes ({', '.join(map(str, pids))}), then start again; the next start recovers")
             time.sleep(LOOK_STEP_S)
+        if self._memory is not None:
+            self._memory.retire()
 
     def _living(self) -> list[int]:
         if self._memory is None or self._memory.identity.boot_id != read_boot_id():
@@ -66,14 +72,9 @@ class LeftMemory:
         return [pid for pid, start_ms in pids if pid != os.getpid() and is_alive(pid, start_ms)]
 
     def discard(self) -> bool:
-        """Remove it, once the store is recovered without it; True if there was any. It only cached files by then.
-
-        Producers and readers that outlived their engine still have it mapped: they are told that it is over.
-        """
+        """Remove it, once the store is recovered without it; True if there was any. It only cached files by then."""
         if self._folder is None:
             return False
-        if self._memory is not None:
-            self._memory.retire()
         attach_count.remove(self._semaphore_id)
         return bool(self._folder.sweep())
 

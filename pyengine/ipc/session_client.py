@@ -15,19 +15,21 @@ import json
 import os
 import socket
 import time
+from array import array
 from pathlib import Path
 
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import attach_count, session_server
 from pyengine.ipc.control_block import EngineMemory, Identity
 from pyengine.ipc.shared_objects import CONTROL, SharedFolder, SharedObject, find_folder, session_name
-from pyengine.ipc.store_lock import living_kinds
+from pyengine.ipc.store_lock import living_kinds, open_lock
 from pyengine.native import control as native
 from pyengine.native import session as native_session
 from pyengine.native.latch import Latch
 
 CONNECT_TIMEOUT_S = 10.0
 RETRY_STEP_S = 0.02
+DESCRIPTORS = 2  # that come with a session
 
 
 class ProducerSession:
@@ -46,6 +48,8 @@ class ProducerSession:
         self.session = native_session.view(self._object.memory)
         native_session.check_session(self.session, self._object.size_bytes)
         self._pid = os.getpid()
+        # To notice that the engine died (csrc/producer.c). Not where nobody seems to hold a byte now: another file `lock`.
+        self.lock_descriptor = open_lock(root) if living_kinds(root) else -1
         self._counted = attach_count.join(self.identity.sysv_semaphore_id)
 
     @property
@@ -90,6 +94,13 @@ class ProducerSession:
         self._object.close()
         self._object = None
         self.memory.close()
+        if self.lock_descriptor >= 0:
+            os.close(self.lock_descriptor)
+            self.lock_descriptor = -1
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # half made, or at the end of the interpreter
+            self.close()
 
     def __enter__(self) -> ProducerSession:
         return self
@@ -127,9 +138,11 @@ def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerS
     folder = find_folder(root)
     with session_server.connect(folder.path, timeout_s) as channel:
         answer, descriptors = _ask(channel, {"want": "session", "ring_bytes": ring_bytes})
-    if "error" in answer or len(descriptors) != 2:
+    if "error" in answer or len(descriptors) != DESCRIPTORS:
         for descriptor in descriptors:
             os.close(descriptor)
+        if answer.get("again"):
+            raise BlockingIOError(str(answer["error"]))
         raise EngineUnavailableError(str(answer.get("error", "the engine's answer came without its objects")))
     return ProducerSession(root, answer, descriptors)
 
@@ -138,13 +151,17 @@ def _ask(channel: socket.socket, request: dict[str, object]) -> tuple[dict[str, 
     """(answer, descriptors that came with it). OSError when the other side went away."""
     channel.sendall(json.dumps(request).encode() + b"\n")
     line = b""
-    descriptors: list[int] = []
+    descriptors = array("i")
+    room = socket.CMSG_SPACE(DESCRIPTORS * descriptors.itemsize)
     while not line.endswith(b"\n"):
-        data, received, _, _ = socket.recv_fds(channel, session_server.LINE_BYTES_MAX, 2, socket.MSG_CMSG_CLOEXEC)
-        descriptors += received
+        # Not socket.recv_fds, which takes flags and drops them: another program would inherit the descriptors.
+        data, ancillary, _, _ = channel.recvmsg(session_server.LINE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, received in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors.frombytes(received[:len(received) - len(received) % descriptors.itemsize])
         if not data:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise ConnectionResetError("the supervisor closed the connection")
         line += data
-    return json.loads(line), descriptors
+    return json.loads(line), descriptors.tolist()

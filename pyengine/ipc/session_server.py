@@ -6,7 +6,7 @@ One JSON line each way, the objects as descriptors beside the answer (SCM_RIGHTS
         -> {"slot", "generation", "ring_bytes", "session_bytes", "control_bytes", "epoch",
             "folder", "semaphore_writer", "sysv_semaphore_id"} + [session rw, control READ-ONLY]
     {"want": "close", "epoch": 5, "slot": 3, "generation": 7}      -> {"closed": true}
-    anything else                                       -> {"error": sentence}
+    anything else                                       -> {"error": sentence}, with "again": true where it may pass
 
 The peer's credentials are checked: only the engine's own user or root. Nothing a peer
 does blocks the supervisor: sockets never block, a line is at most LINE_BYTES_MAX long,
@@ -27,7 +27,7 @@ import time
 from pyengine.errors import EngineError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.ipc.control_block import STATE_NAMES, EngineMemory
-from pyengine.ipc.sessions import Sessions
+from pyengine.ipc.sessions import Sessions, SlotsDrainingError
 from pyengine.ipc.shared_objects import CONTROL, semaphore_name
 from pyengine.native import control as native
 
@@ -121,6 +121,8 @@ class SessionServer:
                 answer = self._close(peer, int(request["epoch"]), int(request["slot"]), int(request["generation"]))
             else:
                 answer = {"error": f"unknown request {want!r}"}
+        except SlotsDrainingError as error:
+            answer = {"error": str(error), "again": True}
         except EngineError as error:
             answer = {"error": str(error)}
         except OSError as error:  # descriptors are short, or somebody removed the engine's folder
@@ -206,10 +208,12 @@ class SessionServer:
         os.close(pidfd)
 
     def tick(self) -> None:
-        """Drop silent peers; stop watching processes whose session is over; remove objects of drained sessions."""
+        """Drop silent peers; close dropped sessions; stop watching processes whose session is over; remove objects of
+        drained ones."""
         now_s = time.monotonic()
         for peer in [peer for peer in self._peers if peer.until_s < now_s]:
             self._drop(peer)
+        self._sessions.close_dropped()
         living = set(self._sessions.open_slots())
         for pidfd in [pidfd for pidfd, session in self._pidfds.items() if session not in living]:
             self._forget(pidfd)

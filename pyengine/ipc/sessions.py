@@ -4,6 +4,9 @@ A slot goes FREE -> OPEN (supervisor) -> DEAD (supervisor, or the writer for a b
 -> FREE (writer, once the ring is drained). Each opening raises the slot's generation,
 which is part of the object's name beside the epoch, so that nothing ever speaks of the
 wrong session, of this engine or of an earlier one.
+The object itself carries a lock that lasts as long as any copy of the producer's descriptor or
+its mapping does: that tells of a producer that dropped its session without a word, or that
+became another program by exec. Its process's end is told at once, by a pidfd.
 Every step is one compare-and-swap; after it `session_seq` rises and the writer is woken.
 """
 
@@ -16,6 +19,7 @@ from pyengine.errors import DiskFullError, EngineUnavailableError
 from pyengine.ipc.control_block import SESSION_SLOTS, EngineMemory
 from pyengine.ipc.heartbeat import is_alive, process_start_ms
 from pyengine.ipc.shared_objects import session_name
+from pyengine.ipc.store_lock import hold, is_held
 from pyengine.native import control as native
 from pyengine.native import sequence
 from pyengine.native import session as native_session
@@ -32,6 +36,10 @@ class OpenSession:
     ring_bytes: int
     session_bytes: int
     descriptor: int
+
+
+class SlotsDrainingError(DiskFullError):
+    """All slots are taken, but some are about to be free."""
 
 
 class Sessions:
@@ -59,6 +67,7 @@ class Sessions:
         with self._memory.folder.create(name, size) as shared:
             view = native_session.view(shared.memory)
             native_session.format_session(view, ring_bytes, slot, generation, self._memory.identity.epoch)
+            hold(shared.descriptor)
             descriptor = os.dup(shared.descriptor)
         failpoint("session_object_made")
         line.pid, line.uid, line.start_time_ms = pid, uid, start_ms
@@ -74,7 +83,27 @@ class Sessions:
         for slot in self._slots:
             if native.load(self._control.sessions[slot], "state") == native.SESSION_FREE:
                 return slot
-        raise DiskFullError(f"all {len(self._slots)} sessions are taken: close producers, or raise sessions_max")
+        sentence = f"all {len(self._slots)} sessions are taken: close producers, or raise sessions_max"
+        states = (native.load(self._control.sessions[slot], "state") for slot in self._slots)
+        if self.close_dropped() or native.SESSION_DEAD in states:
+            raise SlotsDrainingError(sentence)
+        raise DiskFullError(sentence)
+
+    def close_dropped(self) -> list[int]:
+        """Mark the sessions dead that no process has open any more; the slots closed."""
+        return [slot for slot, generation, _ in self.open_slots()
+                if not self._is_held(slot, generation) and self.close(slot, generation)]
+
+    def _is_held(self, slot: int, generation: int) -> bool:
+        name = session_name(self._memory.identity.epoch, slot, generation)
+        try:
+            descriptor = os.open(self._memory.folder.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:  # somebody removed the name: the pidfd must do
+            return True
+        try:
+            return is_held(descriptor)
+        finally:
+            os.close(descriptor)
 
     def close(self, slot: int, generation: int) -> bool:
         """The producer is done or dead: what it published is still executed. False when it was closed already."""

@@ -221,6 +221,24 @@ def living_kinds(root: str | os.PathLike[str], kinds: int = KINDS_MAX) -> list[i
         os.close(descriptor)
 
 
+def hold(descriptor: int) -> None:
+    """Lock byte 0 of an open file until the last copy of this descriptor and the last mapping made of it are gone."""
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+
+
+def is_held(descriptor: int) -> bool:
+    """Whether byte 0 is locked through another open of that file."""
+    return _conflict(descriptor, 0) is not None
+
+
+def open_lock(root: str | os.PathLike[str]) -> int:
+    """A descriptor of the lock file to look at, -1 where there is none to be had."""
+    try:
+        return open_regular(Path(root) / "lock")
+    except OSError:
+        return -1
+
+
 def kind_holder(root: str | os.PathLike[str], kind: int) -> int | None:
     """The process that holds the byte of this kind, as /proc shows it; None for nobody, or one that may not be looked at.
 

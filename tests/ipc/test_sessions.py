@@ -91,8 +91,8 @@ def free(server, slot):
     assert native.compare_and_swap(server.owner.control.sessions[slot], "state", native.SESSION_DEAD, native.SESSION_FREE)
 
 
-def producer(server):
-    child = subprocess.Popen([sys.executable, "-c", PRODUCER, str(server.owner.root)], stdin=subprocess.PIPE,
+def producer(server, script=PRODUCER):
+    child = subprocess.Popen([sys.executable, "-c", script, str(server.owner.root)], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
     slot, generation = map(int, child.stdout.readline().split())
     return child, slot, generation
@@ -164,6 +164,49 @@ def test_a_producer_that_ends_without_a_word_is_noticed(server):
     child, slot, _ = producer(server)
     end(child)
     eventually(lambda: state(server, slot) == native.SESSION_DEAD, "its session is dead")
+
+
+EXEC = """
+import os, sys
+from pyengine.ipc.session_client import open_session
+session = open_session(sys.argv[1])
+print(session.slot, session.generation, flush=True)
+sys.stdin.readline()
+os.execv(sys.executable, [sys.executable, "-c", "import sys; print('another program', flush=True); sys.stdin.read()"])
+"""
+
+
+def test_a_producer_that_becomes_another_program_is_noticed(server):
+    child, slot, _ = producer(server, EXEC)
+    assert state(server, slot) == native.SESSION_OPEN
+    child.stdin.write("\n")
+    child.stdin.flush()
+    assert child.stdout.readline() == "another program\n"
+    eventually(lambda: state(server, slot) == native.SESSION_DEAD, "its session is closed")
+    assert child.poll() is None
+    end(child)
+
+
+def test_a_session_that_is_forgotten_is_closed(server):
+    session = open_session(server.owner.root)
+    slot, descriptors = session.slot, len(os.listdir("/proc/self/fd"))
+    del session
+    assert len(os.listdir("/proc/self/fd")) < descriptors
+    eventually(lambda: state(server, slot) == native.SESSION_DEAD, "its session is closed")
+
+
+def test_a_slot_that_is_about_to_be_free_is_waited_for(server):
+    sessions = [open_session(server.owner.root) for _ in range(4)]
+    sessions.pop(2).close()
+    opened = []
+    thread = threading.Thread(target=lambda: opened.append(open_session(server.owner.root)))
+    thread.start()
+    eventually(lambda: state(server, 2) == native.SESSION_DEAD, "not drained yet")
+    free(server, 2)
+    thread.join(30)
+    assert opened[0].slot == 2
+    for session in sessions + opened:
+        session.close()
 
 
 def test_all_slots_taken_is_said(server):
