@@ -1,8 +1,10 @@
 #define _GNU_SOURCE
 #include "producer.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "atomics.h"
 #include "failpoint.h"
@@ -11,6 +13,8 @@
 
 /* No wait sleeps longer than this before it looks at the engine's state again. */
 #define LOOK_NS 50000000
+/* So often, while nothing comes, it is asked whether a process of the engine lives. */
+#define LIFE_NS 200000000
 #define FULL_RING_NAP_NS 200000
 #define SPINS_BETWEEN_CLOCK 64
 #define BUSY_MS_MAX 10000000
@@ -22,6 +26,8 @@ void ms_producer_attach(struct ms_producer *producer)
     producer->tail = ms_load_acquire(&producer->session->tail);
     producer->sequence = 0;
     producer->oldest_unread = 1;
+    producer->unclaimed = 0;
+    producer->lock_fd = -1;
     producer->spin_us = producer->control->identity.spin_producer_us;
     producer->slave_timeout_ns = producer->control->identity.slave_timeout_ms * 1000000;
 }
@@ -54,13 +60,28 @@ void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *to
         memcpy(to + first_bytes, second, second_bytes);
 }
 
-static int closed(const struct ms_producer *producer)
+int ms_producer_is_closed(const struct ms_producer *producer)
 {
     const struct ms_session_slot *slot = &producer->control->sessions[producer->slot];
     return ms_load_relaxed(&producer->control->state.retired) != 0 ||
            ms_load_relaxed(&producer->session->closed) != 0 ||
+           ms_load_relaxed(&producer->engine_died) != 0 ||
            ms_load_relaxed(&slot->generation) != producer->generation ||
            ms_load_relaxed(&slot->state) != MS_SESSION_OPEN;
+}
+
+/* After a sleep that nothing ended. The engine is dead when no process holds a byte of a worker or of the
+ * supervisor: then nobody says so in the control block, and the next start does not take the session over. */
+static void look_for_life(struct ms_producer *producer)
+{
+    int64_t now = ms_monotonic_ns();
+    if (producer->lock_fd < 0 || now - ms_load_relaxed(&producer->alive_ns) < LIFE_NS)
+        return;
+    struct flock held = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = producer->lock_byte, .l_len = MS_WORKER_KINDS};
+    if (fcntl(producer->lock_fd, F_OFD_GETLK, &held) == 0 && held.l_type == F_UNLCK)
+        ms_store_relaxed(&producer->engine_died, 1u);
+    else
+        ms_store_relaxed(&producer->alive_ns, now);
 }
 
 /* DefaultMessageStore.isOSPageCacheBusy: whether the writer's pass lasts too long. Ten thousand
@@ -71,15 +92,14 @@ static int page_cache_busy(const struct ms_producer *producer, int64_t now_ms)
     int64_t started_ms = ms_load_relaxed(&producer->control->writer.pass_started_ms);
     int64_t limit_ms = producer->control->identity.os_page_cache_busy_timeout_ms;
     return started_ms != 0 && limit_ms > 0 && now_ms - started_ms > limit_ms && now_ms - started_ms < BUSY_MS_MAX &&
-           !closed(producer);
+           !ms_producer_is_closed(producer);
 }
 
-/* Room for `need` bytes at the tail, and an answer slot that nobody still reads. */
-static int wait_for_room(struct ms_producer *producer, uint64_t need, int64_t deadline_ns)
+int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64_t deadline_ns)
 {
     struct ms_session *session = producer->session;
     for (;;) {
-        if (closed(producer)) /* looked at before there is room too: nobody would ever answer */
+        if (ms_producer_is_closed(producer)) /* looked at before there is room too: nobody would ever answer */
             return MS_PRODUCER_CLOSED;
         uint64_t used = producer->tail - ms_load_acquire(&session->head);
         if (used + need <= producer->ring_bytes &&
@@ -98,6 +118,7 @@ static int wait_for_room(struct ms_producer *producer, uint64_t need, int64_t de
         ms_add(&session->waiting, 1u);
         ms_futex_wait(&session->acked_seq, seen, FULL_RING_NAP_NS);
         ms_add(&session->waiting, (uint32_t)-1);
+        look_for_life(producer);
     }
 }
 
@@ -107,7 +128,7 @@ static uint8_t *take_room(struct ms_producer *producer, uint64_t bytes, int64_t 
 {
     uint64_t place = producer->tail & (producer->ring_bytes - 1);
     uint64_t pad = place + bytes > producer->ring_bytes ? producer->ring_bytes - place : 0;
-    *why = wait_for_room(producer, pad + bytes, deadline_ns);
+    *why = ms_producer_wait_for_room(producer, pad + bytes, deadline_ns);
     if (*why != 0)
         return NULL;
     if (pad) {
@@ -119,10 +140,33 @@ static uint8_t *take_room(struct ms_producer *producer, uint64_t bytes, int64_t 
     return producer->ring + place;
 }
 
+void ms_producer_finish(struct ms_producer *producer, uint64_t sequence)
+{
+    while (ms_exchange(&producer->finishing, 1u) != 0)
+        sched_yield();
+    uint64_t oldest = producer->oldest_unread;
+    if (sequence >= oldest) {
+        producer->is_finished[sequence % MS_COMPLETIONS] = 1;
+        for (; producer->is_finished[oldest % MS_COMPLETIONS]; oldest++)
+            producer->is_finished[oldest % MS_COMPLETIONS] = 0;
+        ms_store_release(&producer->oldest_unread, oldest);
+    }
+    ms_store_release(&producer->finishing, 0u);
+}
+
+void ms_producer_claim(struct ms_producer *producer, uint64_t *sequence)
+{
+    *sequence = producer->unclaimed;
+    producer->unclaimed = 0;
+}
+
 /* The entry at the tail is whole: the writer may have it. */
 static void publish(struct ms_producer *producer, uint64_t bytes)
 {
+    if (producer->unclaimed != 0) /* an exception came between its submission and its claim */
+        ms_producer_finish(producer, producer->unclaimed);
     producer->sequence++;
+    producer->unclaimed = producer->sequence;
     producer->tail += bytes;
     int32_t cpu = sched_getcpu();
     if (producer->session->producer_cpu != cpu) /* the writer reads that line in each pass */
@@ -190,15 +234,16 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
         ms_add(&session->waiting, (uint32_t)-1);
         if (ms_load_acquire(&session->acked) >= sequence)
             return take_answer(producer, sequence, answer);
-        if (closed(producer))
+        if (ms_producer_is_closed(producer))
             return MS_PRODUCER_CLOSED;
         if (left <= 0)
             return MS_PRODUCER_AGAIN;
+        look_for_life(producer);
     }
 }
 
 /* Sleep until `position` reached end_offset; 0, AGAIN, CLOSED, or FROZEN where that ends it. */
-static int wait_for_position(const struct ms_producer *producer, const struct ms_position *position,
+static int wait_for_position(struct ms_producer *producer, const struct ms_position *position,
                              const struct ms_sequence *moved, int frozen_ends_it, int64_t end_offset, int64_t deadline_ns)
 {
     const struct ms_control *control = producer->control;
@@ -208,12 +253,13 @@ static int wait_for_position(const struct ms_producer *producer, const struct ms
             return 0;
         if (frozen_ends_it && ms_load_acquire(&control->state.frozen) != 0)
             return MS_PRODUCER_FROZEN;
-        if (closed(producer))
+        if (ms_producer_is_closed(producer))
             return MS_PRODUCER_CLOSED;
         int64_t left = deadline_ns - ms_monotonic_ns();
         if (left <= 0)
             return MS_PRODUCER_AGAIN;
         ms_futex_wait(&moved->value, seen, left < LOOK_NS ? left : LOOK_NS);
+        look_for_life(producer);
     }
 }
 
@@ -246,32 +292,45 @@ int ms_producer_wait_kept(struct ms_producer *producer, int64_t end_offset, int 
     return late;
 }
 
+static int64_t earlier(int64_t a_ns, int64_t b_ns)
+{
+    return a_ns < b_ns ? a_ns : b_ns;
+}
+
 /* From the submission on: the answer, then durability and confirmation if they are asked for. */
-static int wait_for_put(struct ms_producer *producer, int64_t deadline_ns, int how)
+static int wait_for_put(struct ms_producer *producer, int64_t slice_end_ns, int64_t deadline_ns, int how)
 {
     producer->stage = MS_STAGE_SUBMITTED;
-    int why = ms_producer_wait_acked(producer, producer->sequence, deadline_ns, &producer->answer);
-    if (how & MS_PUT_SOLE) /* also when it did not come: nobody will read it any more */
-        ms_store_release(&producer->oldest_unread, producer->sequence + 1);
-    if (why != 0)
-        return why;
-    producer->stage = MS_STAGE_ANSWERED;
-    if (!(how & (MS_PUT_DURABLE | MS_PUT_CONFIRMED)) || producer->answer.status != 0)
-        return 0;
-    int64_t now_ns = ms_monotonic_ns();
-    return ms_producer_wait_kept(producer, producer->answer.end_offset, how, now_ns + producer->flush_timeout_ns,
-                                 now_ns + producer->slave_timeout_ns);
+    int why = ms_producer_wait_acked(producer, producer->sequence, earlier(slice_end_ns, deadline_ns), &producer->answer);
+    if (why == MS_PRODUCER_AGAIN && slice_end_ns < deadline_ns)
+        return MS_PRODUCER_UNFINISHED;
+    if (why == 0) {
+        producer->stage = MS_STAGE_ANSWERED;
+        if ((how & (MS_PUT_DURABLE | MS_PUT_CONFIRMED)) && producer->answer.status == 0) {
+            int64_t now_ns = ms_monotonic_ns();
+            int64_t flush_ns = now_ns + producer->flush_timeout_ns, slave_ns = now_ns + producer->slave_timeout_ns;
+            why = ms_producer_wait_kept(producer, producer->answer.end_offset, how, earlier(slice_end_ns, flush_ns),
+                                        earlier(slice_end_ns, slave_ns));
+            if ((why == MS_PRODUCER_AGAIN && slice_end_ns < flush_ns) ||
+                (why == MS_PRODUCER_UNCONFIRMED && slice_end_ns < slave_ns))
+                return MS_PRODUCER_UNFINISHED;
+        }
+    }
+    ms_producer_finish(producer, producer->sequence); /* also when no answer came: it will not be read any more */
+    producer->unclaimed = 0;
+    return why;
 }
 
 int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
                           const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
-                          const uint8_t *second, uint64_t second_bytes, int how)
+                          const uint8_t *second, uint64_t second_bytes, int how, int64_t deadline_ns)
 {
     header->submitted_ns = ms_monotonic_ns();
-    int64_t deadline_ns = header->submitted_ns + producer->timeout_ns;
+    int64_t slice_end_ns = header->submitted_ns + MS_PUT_SLICE_NS;
     producer->stage = MS_STAGE_NOT_SUBMITTED;
-    int why = ms_producer_submit(producer, header, topic, properties, first, first_bytes, second, second_bytes, deadline_ns);
-    return why != 0 ? why : wait_for_put(producer, deadline_ns, how);
+    int why = ms_producer_submit(producer, header, topic, properties, first, first_bytes, second, second_bytes,
+                                 earlier(slice_end_ns, deadline_ns));
+    return why != 0 ? why : wait_for_put(producer, slice_end_ns, deadline_ns, how);
 }
 
 uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, const uint8_t *topic, uint32_t topic_bytes,
@@ -294,6 +353,7 @@ int ms_producer_put(struct ms_producer *producer, const uint8_t *prefix, const u
     memcpy(&header, prefix, sizeof header);
     header.submitted_ns = ms_monotonic_ns();
     int64_t deadline_ns = header.submitted_ns + producer->timeout_ns;
+    int64_t slice_end_ns = header.submitted_ns + MS_PUT_SLICE_NS;
     uint64_t prefix_bytes = payload_at(header.topic_bytes, header.properties_bytes);
     uint64_t bytes = ms_align8(prefix_bytes + body_bytes);
     int why;
@@ -301,7 +361,7 @@ int ms_producer_put(struct ms_producer *producer, const uint8_t *prefix, const u
     header.born_timestamp_ms = ms_wall_ms();
     if (page_cache_busy(producer, header.born_timestamp_ms))
         return MS_PRODUCER_BUSY;
-    uint8_t *to = take_room(producer, bytes, deadline_ns, &why);
+    uint8_t *to = take_room(producer, bytes, earlier(slice_end_ns, deadline_ns), &why);
     if (to == NULL)
         return why;
     header.entry_bytes = (uint32_t)bytes;
@@ -312,10 +372,5 @@ int ms_producer_put(struct ms_producer *producer, const uint8_t *prefix, const u
     if (body_bytes)
         memcpy(to + prefix_bytes, body, body_bytes);
     publish(producer, bytes);
-    return wait_for_put(producer, deadline_ns, how);
-}
-
-void ms_producer_set_oldest_unread(struct ms_producer *producer, uint64_t sequence)
-{
-    ms_store_release(&producer->oldest_unread, sequence);
+    return wait_for_put(producer, slice_end_ns, deadline_ns, how);
 }

@@ -13,6 +13,10 @@
 #define MS_PRODUCER_NO_SLAVE -107 /* -ENOTCONN: stored, but too few slaves are connected, or near enough, to confirm it */
 #define MS_PRODUCER_UNCONFIRMED -110 /* -ETIMEDOUT: stored, but slaves did not confirm it by the deadline */
 #define MS_PRODUCER_BUSY -16      /* -EBUSY: the writer's pass lasts too long; nothing was submitted */
+#define MS_PRODUCER_UNFINISHED -115 /* -EINPROGRESS: the slice is over, the put goes on: claim it, wait elsewhere */
+
+/* A put waits no longer in one call: signal handlers and other threads' puts have their turn. */
+#define MS_PUT_SLICE_NS 50000000
 
 /* How far a put came. */
 #define MS_STAGE_NOT_SUBMITTED 0
@@ -28,6 +32,13 @@ struct ms_producer {
     uint64_t tail;
     uint64_t sequence;           /* of the last entry submitted */
     uint64_t oldest_unread;      /* answers from here on must not be overwritten */
+    uint64_t unclaimed;          /* sequence of the last entry, while no call is responsible for its answer; 0 none */
+    int64_t alive_ns;            /* when a process of the engine was last seen to live */
+    int32_t lock_fd;             /* the store's `lock`, -1: not to be had, then death is told by the control block only */
+    int32_t lock_byte;           /* first byte that a worker holds there */
+    uint32_t engine_died;
+    uint32_t finishing;          /* 1 while a thread changes is_finished and oldest_unread */
+    uint8_t is_finished[4096];   /* by sequence: its answer was read, or will never be */
     int64_t timeout_ns;          /* until the writer's answer */
     int64_t flush_timeout_ns;    /* from the answer to durability */
     int64_t slave_timeout_ns;    /* from the answer to confirmation */
@@ -49,6 +60,10 @@ uint64_t ms_producer_entry_limit(const struct ms_producer *producer);
 int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
                        const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
                        const uint8_t *second, uint64_t second_bytes, int64_t deadline_ns);
+/* 1 when the session was closed, or its engine died or was replaced: nothing submitted would be answered. */
+int ms_producer_is_closed(const struct ms_producer *producer);
+/* 0 once `need` bytes are free at the tail and the next answer has a place; AGAIN, CLOSED. */
+int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64_t deadline_ns);
 /* The layout of an entry as it stands in the ring or in a side object: bytes needed. */
 uint64_t ms_entry_layout_bytes(uint32_t topic_bytes, uint32_t properties_bytes, uint64_t payload_bytes);
 /* Write an entry outside the ring (side object). `to` has ms_entry_layout_bytes. */
@@ -57,7 +72,6 @@ void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *to
 /* 0 and *answer once `sequence` is answered; AGAIN, CLOSED. */
 int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns, struct ms_completion *answer);
 #define MS_PUT_DURABLE 1         /* wait for `flushed` too */
-#define MS_PUT_SOLE 2            /* no other answer of this session is still to be read */
 #define MS_PUT_CONFIRMED 4       /* wait for `confirm` too */
 /* 0 once `flushed` (DURABLE) and `confirm` (CONFIRMED) reached end_offset, each by its own deadline. FROZEN,
  * CLOSED; NO_SLAVE, UNCONFIRMED; AGAIN: only the disk was late. As in CommitLog.putMessage, where the slaves'
@@ -71,11 +85,15 @@ uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, con
                             const uint8_t *properties, uint32_t properties_bytes, int32_t queue_id, int32_t flag);
 /* One ordinary message behind such a prefix, submitted and waited for: the fast path. Uses
  * the producer's timeouts and leaves the outcome in producer->stage and producer->answer.
- * 0 or AGAIN, BUSY, CLOSED, FROZEN, NO_SLAVE, UNCONFIRMED. */
+ * 0 or AGAIN, BUSY, CLOSED, FROZEN, NO_SLAVE, UNCONFIRMED; after MS_PUT_SLICE_NS UNFINISHED, or AGAIN
+ * where nothing is submitted yet. */
 int ms_producer_put(struct ms_producer *producer, const uint8_t *prefix, const uint8_t *body, uint32_t body_bytes, int how);
-/* The same for an entry of any kind, header given whole but for entry_bytes and sequence. */
+/* The same for an entry of any kind, header given whole but for entry_bytes and sequence, until a deadline. */
 int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
                           const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
-                          const uint8_t *second, uint64_t second_bytes, int how);
-/* Answers from here on must not be overwritten: the lowest sequence nobody has read yet. */
-void ms_producer_set_oldest_unread(struct ms_producer *producer, uint64_t sequence);
+                          const uint8_t *second, uint64_t second_bytes, int how, int64_t deadline_ns);
+/* Become responsible for the answer of the last entry: *sequence, 0 if another call is. Until
+ * ms_producer_finish its place is kept; that of an entry that was not claimed, until the next submission. */
+void ms_producer_claim(struct ms_producer *producer, uint64_t *sequence);
+/* The answer was read, or will never be: its place may be used again. Any thread, any order, also twice. */
+void ms_producer_finish(struct ms_producer *producer, uint64_t sequence);

@@ -42,6 +42,7 @@ from pyengine.storage.log_files import look_at_log
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
+    from pyengine.ipc.session_client import ProducerSession
     from pyengine.producer import Producer
 
 START_TIMEOUT_S = 3600.0  # recovery of a large store may take long; a dead supervisor is noticed at once
@@ -170,7 +171,10 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
     config = load_config(root, settings)
     if ring_bytes is None and config.origins.get("session_ring_bytes") == "--set":
         ring_bytes = config.session_ring_bytes
-    return Producer(lambda: open_session(root, ring_bytes, timeout_s), store_host=config.store_host,
+    def open_now(limit_s: float | None) -> ProducerSession:
+        return open_session(root, ring_bytes, timeout_s if limit_s is None else min(limit_s, timeout_s))
+
+    return Producer(open_now, store_host=config.store_host,
                     delay_levels=len(config.delay_levels_ms))
 
 

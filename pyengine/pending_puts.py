@@ -1,19 +1,27 @@
-"""Puts that were submitted and are waited for by a Future.
+"""Puts that are under way while their callers do something else, and what hands over their results.
 
-One thread per producer, started with the first such put, takes the answers in order of
-submission and resolves the futures. A put that outlives a caller's patience stays here:
-its Future is resolved when the engine answers after all, or when the session is over.
+Two threads at most for each producer, started when they are first needed. `PendingPuts` takes
+the answers of one session in order of submission and resolves what waits for them. A put
+that outlives its caller's patience stays there: its Future is resolved when the engine answers
+after all, or when the session is over. `LaterPuts` submits what found no room in the ring
+where nothing may wait: in an event loop, in a callback.
+
+Signal handlers run in the main thread between any two instructions, and what they raise must
+break nothing. So the main thread waits and hands over by SimpleQueue, which is one call in C;
+threading.Condition can stay locked for ever when its __enter__ is left by an exception.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from queue import Empty, SimpleQueue
 
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.producer import AGAIN, ProducerSession
+from pyengine.native.producer import AGAIN, Claim, ProducerSession
 
 LOOK_NS = 250_000_000
 
@@ -21,81 +29,167 @@ LOOK_NS = 250_000_000
 class PutFuture(Future):
     """A concurrent.futures.Future that can be awaited as well."""
 
+    is_answered = False
+
     def __await__(self) -> Generator[object, None, object]:
         import asyncio  # 10 ms that only who awaits shall pay
 
         return asyncio.wrap_future(self).__await__()
 
 
-class PendingPuts:
-    """The puts of one session whose answers are still to come.
+class PutAnswer(SimpleQueue):
+    """A Future's part for a caller that waits at once."""
 
-    `finish(session, code, answer, context, give_up_ns)` makes the result of one put: code 0,
-    CLOSED or AGAIN (closing), the answer tuple (empty when there is none), whatever was
-    given to add(), and when to stop waiting for durability (0: as the context says). It
-    runs in this object's thread, and so do callbacks on the futures.
-    """
+    is_answered = False  # the writer has answered, durability is still to come
 
-    def __init__(self, session: ProducerSession,
-                 finish: Callable[[ProducerSession, int, tuple, object, int], object]) -> None:
-        self._session = session
-        self._finish = finish
-        self.waiting: deque[tuple[int, PutFuture, object]] = deque()  # to be looked at only; empty: nobody is before you
-        self._changed = threading.Condition()
-        self._closed = False
-        self._give_up_ns = 0  # once closed: all that is left shares one short patience
+    def set_result(self, result: object) -> None:
+        self.put(result)
+
+    set_exception = set_result
+
+    def result(self, timeout_s: float) -> object:
+        """What was set; queue.Empty after the timeout."""
+        found = self.get(timeout=max(0.0, timeout_s))
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+class _Line:
+    """Entries that one daemon thread handles in order, until end()."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._entries: SimpleQueue = SimpleQueue()
+        self._done: SimpleQueue = SimpleQueue()
+        self._running = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._ident = 0
+        self._ended = False
 
-    def add(self, sequence: int, context: object) -> PutFuture:
-        """A future for the entry just submitted; the caller holds the producer's lock."""
-        future = PutFuture()
-        future.set_running_or_notify_cancel()
-        with self._changed:
-            if not self.waiting:
-                self._session.set_oldest_unread(sequence)
-            self.waiting.append((sequence, future, context))
-            self._changed.notify()
+    def _put(self, entry: tuple) -> None:
+        self._entries.put(entry)
+        if self._ended:
+            self._handle_rest()
+            return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pyengine-answers", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        if self._thread.ident is None:  # also when an exception came while it was started: two find the lock
             self._thread.start()
-        return future
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self.waiting and not self._closed:
-                    self._changed.wait()
-                if not self.waiting:
-                    return
-                sequence, future, context = self.waiting[0]
-            deadline_ns = self._give_up_ns if self._closed else monotonic_ns() + LOOK_NS
-            code, answer = self._session.wait_acked(sequence, deadline_ns)
-            if code == AGAIN and not self._closed:
-                continue
-            try:
-                result = self._finish(self._session, code, answer, context, self._give_up_ns)
-            except BaseException as error:  # noqa: BLE001 - a future must never be left hanging
-                self._drop(sequence)
-                future.set_exception(error)
-                continue
-            self._drop(sequence)
-            future.set_result(result)
+        with self._running:
+            self._ident = threading.get_ident()
+            while (entry := self._entries.get()) is not None:
+                self._handle(*entry)
+                entry = None  # it may hold the last reference to the producer
+            self._handle_rest()
+            self._done.put(None)
 
-    def _drop(self, sequence: int) -> None:
-        with self._changed:
-            self.waiting.popleft()
-            self._session.set_oldest_unread(sequence + 1)
+    def _handle_rest(self) -> None:
+        """What was added while end() was called; then nothing more comes."""
+        with contextlib.suppress(Empty):
+            while True:
+                entry = self._entries.get_nowait()
+                if entry is not None:
+                    self._handle(*entry)
+        self._at_end()
+
+    def _handle(self, *entry: object) -> None:
+        raise NotImplementedError
+
+    def _at_end(self) -> None:
+        """After the last entry. May be called again."""
 
     @property
     def in_own_thread(self) -> bool:
-        """Whether the caller runs in the answers' thread: in a callback of a future."""
-        return self._thread is not None and self._thread is threading.current_thread()
+        """Whether the caller runs in the thread: in a callback of a future."""
+        return self._ident == threading.get_ident()
 
-    def close(self) -> None:
-        """Resolve what is left (answered or indeterminate) and end the thread. Not from the answers' thread."""
-        with self._changed:
-            self._give_up_ns = monotonic_ns() + LOOK_NS
-            self._closed = True
-            self._changed.notify()
-        if self._thread is not None and self._thread.ident is not None:  # Ctrl-C may come before it has started
-            self._thread.join()
+    def end(self) -> None:
+        """Let the thread end after what was added. Does not wait for it."""
+        self._ended = True
+        self._entries.put(None)
+        if self._thread is None:
+            self._handle_rest()
+
+    def join(self) -> None:
+        """After end(): wait for the thread, unless it is the caller's."""
+        if self._thread is not None and not self.in_own_thread:
+            self._done.get()
+            self._done.put(None)
+
+
+class PendingPuts(_Line):
+    """The puts of one session whose answers are still to come.
+
+    `finish(session, code, answer, context, give_up_ns)` makes the result of one put: code 0,
+    CLOSED or AGAIN (ending), the answer tuple (empty when there is none), whatever was
+    given to add(), and when to stop waiting for durability (0: as the context says). It
+    runs in this object's thread, and so do callbacks on the futures. `end_session()` is called
+    once nothing looks at the session's memory any more.
+    """
+
+    def __init__(self, session: ProducerSession, finish: Callable[[ProducerSession, int, tuple, object, int], object],
+                 end_session: Callable[[], None]) -> None:
+        super().__init__("pyengine-answers")
+        self._session = session
+        self._finish = finish
+        self._at_end = end_session
+        self._give_up_ns = 0  # once ended: all that is left shares one short patience
+
+    def add(self, claim: Claim, context: object, answer: PutFuture | PutAnswer) -> PutFuture | PutAnswer:
+        """`answer`, which gets the result of the entry just submitted. The caller holds the producer's lock."""
+        self._put((claim, context, answer))
+        return answer
+
+    def result_here(self, claim: Claim, context: object, deadline_ns: int) -> object:
+        """The result without the thread, for a caller that runs in it; None when the writer does not answer in time."""
+        code, found = self._session.wait_acked(claim.sequence, deadline_ns)
+        return None if code == AGAIN else self._finish(self._session, code, found, context, 0)
+
+    def _handle(self, claim: Claim, context: object, answer: PutFuture | PutAnswer) -> None:
+        while True:
+            code, found = self._session.wait_acked(claim.sequence, self._give_up_ns or monotonic_ns() + LOOK_NS)
+            if code != AGAIN or self._give_up_ns and monotonic_ns() >= self._give_up_ns:
+                break
+        answer.is_answered = code == 0
+        try:
+            result = self._finish(self._session, code, found, context, self._give_up_ns)
+        except BaseException as error:  # noqa: BLE001 - a future must never be left hanging
+            result = error
+        claim.finish()  # before callbacks, which may put
+        if isinstance(result, BaseException):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
+
+    def end(self) -> None:
+        """Resolve what is left (answered or indeterminate), end the session and the thread. Does not wait for them."""
+        self._give_up_ns = monotonic_ns() + LOOK_NS
+        super().end()
+
+
+class LaterPuts(_Line):
+    """Puts that wait for room in the ring in a thread of their own, in order."""
+
+    def __init__(self) -> None:
+        super().__init__("pyengine-submits")
+        self.waiting: deque[PutFuture] = deque()  # to be looked at only
+
+    def add(self, submit: Callable[[], object], future: PutFuture) -> PutFuture:
+        """`future`; submit() waits for room, and returns it, or the result when nothing was submitted."""
+        self.waiting.append(future)
+        self._put((submit, future))
+        return future
+
+    def _handle(self, submit: Callable[[], object], future: PutFuture) -> None:
+        try:
+            found = submit()
+        except BaseException as error:  # noqa: BLE001 - a future must never be left hanging
+            found = error
+        self.waiting.popleft()
+        if isinstance(found, BaseException):
+            future.set_exception(found)
+        elif found is not future:
+            future.set_result(found)

@@ -10,22 +10,24 @@ comes back as a status with a sentence, never as an exception; wrong Python type
 TypeError. A put that was submitted and not answered in time is *indeterminate*: status
 UNKNOWN_ERROR, `indeterminate=True` (docs/promises.md, 9).
 
-When the engine is replaced by another start, puts under way become indeterminate and the
-next put opens a new session. Thread-safe. Not to be used across fork().
+When the engine dies or is replaced by another start, puts under way become indeterminate within
+about a second, and the next put opens a new session. Thread-safe; what a signal handler raises
+ends a put and leaves the producer whole. A producer that is dropped without close() ends by
+itself. Not to be used across fork().
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import Empty
 from typing import TYPE_CHECKING
 
 from pyengine import arguments, outgoing
@@ -42,11 +44,12 @@ from pyengine.formats.hosts import HOST_V6_BYTES, encode_host
 from pyengine.formats.message import record_size
 from pyengine.formats.properties import decode_properties, is_wait_store_ok
 from pyengine.ipc.shared_objects import remove_object, side_name
+from pyengine.ipc.store_lock import KIND_BYTE
 from pyengine.native import control as control_native
 from pyengine.native import producer as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.outgoing import BatchMessage, Refused
-from pyengine.pending_puts import PendingPuts, PutFuture
+from pyengine.pending_puts import LOOK_NS, LaterPuts, PendingPuts, PutAnswer, PutFuture
 from pyengine.put_outcome import PutContext, busy_refusal, outcome, refusal, unknown_fate
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
@@ -58,6 +61,11 @@ _fast_result = partial(tuple.__new__, PutResult)  # of_answer's tuple, without i
 _TIMEOUT_S_MAX = 1e6
 _INT32_MAX = 0x7FFFFFFF
 _GRACE_S = 0.5  # from a put's own deadline to its caller's, so that the answer's thread can say which of two it missed
+_ROOM_SLICE_NS = 10_000_000  # so long a put that waits for room keeps others from trying
+_ROOM_STEP_S = 0.001
+_REPLACED_MAX = 2  # sessions that one put finds over before it gives up
+_CLOSED = "the producer is closed: connect again"
+_FORKED = "the producer was made before a fork: connect in the process that puts"
 _living: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
@@ -72,115 +80,124 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class Producer:
     """Puts through one session. Made by pyengine.connect.
 
-    `open_session` is called now and whenever the engine was replaced. Hosts are text
-    (`1.2.3.4:10911`). `delay_levels` is the number of levels of the store's table.
+    `open_session(limit_s)` is called now (None) and whenever the engine was replaced, then with the
+    seconds that the put has left. Hosts are text (`1.2.3.4:10911`). `delay_levels` is the number of levels of the store's table.
     """
 
     __slots__ = (
-        "_open_session", "_store_host", "_born_host", "_host_flags", "_delay_levels", "_lock", "_session", "_pid", "_topics",
-        "_tags", "_prefixes", "_closed", "_over", "_native", "_waits", "_max_message_bytes", "_timeout_s", "_flush_timeout_s",
-        "_pending", "_waiting", "_fast_put", "_fast_answer", "_fast_bytes_max", "_how", "_slave_timeout_s",
-        "_root", "_transactions", "__weakref__")
+        "_open_session", "_store_host", "_born_host", "_host_flags", "_delay_levels", "_lock", "_opening", "_session", "_pid",
+        "_topics", "_tags", "_prefixes", "_closed", "_native", "_waits", "_max_message_bytes", "_timeout_s",
+        "_flush_timeout_s", "_slave_timeout_s", "_lines", "_later", "_fast_put", "_fast_answer", "_fast_bytes_max",
+        "_root", "_transactions", "_finalizer", "__weakref__")
 
-    def __init__(self, open_session: Callable[[], ProducerSession], *, store_host: str = "127.0.0.1:10911",
+    def __init__(self, open_session: Callable[[float | None], ProducerSession], *, store_host: str = "127.0.0.1:10911",
                  born_host: str = "127.0.0.1:0", delay_levels: int = 18) -> None:
         self._open_session = open_session
         self._store_host = encode_host(store_host)
         self._born_host = encode_host(born_host)
         self._host_flags = _host_flags(self._born_host, self._store_host)
         self._delay_levels = delay_levels
+        # Taken by `with` only: between any other call that takes a lock and the block that releases it an exception
+        # of a signal handler may come.
         self._lock = threading.Lock()
+        self._opening = threading.Lock()  # taken before _lock
         self._session: ProducerSession | None = None
         self._pid = os.getpid()
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
         self._prefixes: dict[tuple, bytes] = {}
-        self._closed = False
+        self._closed = 0  # when, on the monotonic clock in ns
         self._transactions: Transactions | None = None
-        self._over: deque[tuple[ProducerSession, PendingPuts]] = deque()
-        self._attach()
+        self._later = LaterPuts()
+        self._lines: dict[str, PendingPuts | LaterPuts] = {"later": self._later}
+        self._finalizer = weakref.finalize(self, _end_lines, self._lines)
+        self._attach(None)
         _living.add(self)
 
     # ---- session ----------------------------------------------------------------
 
-    def _attach(self) -> None:
-        session = self._open_session()
+    def _attach(self, limit_s: float | None) -> None:
+        """Open a session and put into it from now on. The lock is not held: it may take as long as the limit."""
+        session = self._open_session(limit_s)
         identity = session.identity
-        self._session = session
-        self._root = session.root
         end = native.ProducerSession(session.control, session.session, session.writer_latch.semaphore,
                                      session.slot, session.generation)
-        self._waits = ((native.DURABLE if identity.mode == control_native.MODE_SYNC else 0)
-                       | (native.CONFIRMED if identity.role == control_native.SYNC_MASTER else 0))
-        self._how = self._waits | native.SOLE
-        self._max_message_bytes = identity.max_message_bytes
-        self._timeout_s = identity.put_timeout_ms / 1000
-        self._flush_timeout_s = identity.sync_flush_timeout_ms / 1000
-        self._slave_timeout_s = identity.slave_timeout_ms / 1000
         end.set_constants(self._born_host, self._store_host, self._host_flags)
-        end.set_timeouts(self._timeout_s, self._flush_timeout_s)
-        self._native = end  # whole: prefixes are made without the lock
-        self._pending = PendingPuts(self._native, self._finish)
-        self._waiting = self._pending.waiting
-        # put() takes these without looking them up in the session.
-        self._fast_put, self._fast_answer = self._native.put, self._native.answer
-        self._fast_bytes_max = min(self._max_message_bytes, self._native.entry_limit - 65536)
+        end.set_timeouts(identity.put_timeout_ms / 1000, identity.sync_flush_timeout_ms / 1000)
+        if session.lock_descriptor >= 0:
+            end.watch(session.lock_descriptor, KIND_BYTE)
+        pending = PendingPuts(end, partial(_finish, identity.sync_flush_timeout_ms / 1000), session.close)
+        with self._lock:
+            if self._closed:
+                pending.end()
+                return
+            self._lines["pending"] = pending
+            self._root = session.root
+            self._waits = ((native.DURABLE if identity.mode == control_native.MODE_SYNC else 0)
+                           | (native.CONFIRMED if identity.role == control_native.SYNC_MASTER else 0))
+            self._max_message_bytes = identity.max_message_bytes
+            self._timeout_s = identity.put_timeout_ms / 1000
+            self._flush_timeout_s = identity.sync_flush_timeout_ms / 1000
+            self._slave_timeout_s = identity.slave_timeout_ms / 1000
+            self._native = end
+            # put() takes these without looking them up in the session.
+            self._fast_put, self._fast_answer = end.put, end.answer
+            self._fast_bytes_max = min(self._max_message_bytes, end.entry_limit - 65536)
+            self._session = session
 
-    def _renew(self) -> str:
-        """The session is over: open another; the reason when that fails. The lock is held."""
-        self._set_aside()
-        try:
-            self._attach()
-        except EngineError as error:
-            return str(error)
-        return ""
+    @property
+    def _pending(self) -> PendingPuts:
+        return self._lines["pending"]
 
     def _set_aside(self) -> None:
-        """The session is not used any more; _bury ends it. The lock is held."""
+        """The session is not used any more; its answers' thread ends it. The lock is held."""
         if self._session is not None:
-            self._over.append((self._session, self._pending))
             self._session = None
+            self._pending.end()
 
-    def _bury(self) -> None:
-        """End sessions that were set aside. Without the lock: callbacks of their futures may want it."""
-        for _ in range(len(self._over)):
-            try:
-                session, pending = self._over.popleft()
-            except IndexError:
-                return  # another thread does it
-            if pending.in_own_thread:
-                self._over.append((session, pending))  # its thread cannot wait for itself; the next call does it
-                continue
-            pending.close()  # its thread looks at the session's memory
-            session.close()
-
-    def _ready(self) -> str:
-        """A sentence when nothing can be submitted, empty when it can. The lock is held."""
-        if self._closed:
-            return "the producer is closed: connect again"
+    def _missing(self, deadline_ns: int) -> str:
+        """Why nothing can be submitted, empty when it can; opens a session where there is none. Without the lock."""
         if os.getpid() != self._pid:
-            return "the producer was made before a fork: connect in the process that puts"
-        return "" if self._session is not None else self._renew()
+            return _FORKED
+        if self._session is not None:
+            return ""
+        if self._closed:
+            return _CLOSED
+        while self._opening.locked():
+            if monotonic_ns() >= deadline_ns:
+                return "another thread's put still opens a session with the engine; nothing was submitted"
+            time.sleep(_ROOM_STEP_S)
+        with self._opening:
+            if self._session is None and not self._closed:
+                try:
+                    self._attach(max(0.0, (deadline_ns - monotonic_ns()) / 1e9))
+                except EngineError as error:
+                    return str(error)
+        return ""
 
     def _forked(self) -> None:
         """In a child: the session is the parent's; a ring has one producer."""
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self._session = None
-        self._over.clear()
+        self._finalizer.detach()
 
     def close(self) -> None:
         """Wait for the answers that are due, end the session. Idempotent."""
-        with self._lock:
-            self._closed = True
-            self._set_aside()
-        self._bury()
+        self._closed = self._closed or monotonic_ns()
+        if os.getpid() == self._pid:
+            self._later.end()
+            self._later.join()
+            with self._lock:
+                self._set_aside()
+            self._pending.join()
         if self._transactions is not None:
             self._transactions.close()
 
     def __enter__(self) -> Producer:
         """UsageError for a producer that can put no more: closed, or made before a fork."""
         if self._closed or os.getpid() != self._pid:
-            raise UsageError(self._ready())
+            raise UsageError(_CLOSED if self._closed else _FORKED)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -203,26 +220,23 @@ class Producer:
         """
         if (keys is None and properties is None and unique_key is None and not delay_level and timeout_s is None
                 and queue_id.__class__ is int and flag.__class__ is int):  # 1.0 would find the prefix of 1
-            # The common case, without a call that could be spared: what was put before, fits and has nobody before it.
+            # The common case, without a call that could be spared: what was put before, and fits.
             try:
                 prefix = self._prefixes.get((topic, queue_id, tags, flag))
             except TypeError:  # a list, for example, has no hash: _put_any names the argument
                 prefix = None
-            if (prefix is not None and type(body) is bytes and len(body) <= self._fast_bytes_max
-                    and self._lock.acquire(False)):
-                try:
-                    if not self._waiting and self._session is not None and not self._closed:
-                        code = self._fast_put(prefix, body, len(body), self._how if wait else native.SOLE)
+            if prefix is not None and type(body) is bytes:
+                found = None
+                with self._lock:
+                    if self._session is not None and not self._closed and len(body) <= self._fast_bytes_max:
+                        code = self._fast_put(prefix, body, len(body), self._waits if wait else 0)
                         answer = self._fast_answer()
                         if not (code or answer[5]):
                             return _fast_result((answer, topic, queue_id, self._store_host, "", False, ""))
-                        if code != native.CLOSED or self._native.stage != native.NOT_SUBMITTED:
-                            context = PutContext(native.PUT, topic, queue_id, self._store_host, self._waits if wait else 0)
-                            return self._outcome(self._native, code, self._native.stage, answer, context)
-                finally:
-                    self._lock.release()
-                    if self._over:
-                        self._bury()
+                        context = PutContext(native.PUT, topic, queue_id, self._store_host, self._waits if wait else 0)
+                        found = self._settle(code, context)
+                if found is not None:
+                    return self._wait(found, context, monotonic_ns() + int(self._timeout_s * 1e9), self._timeout_s)
         return self._put_any(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, wait, timeout_s)
 
     def _put_any(self, topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, wait,
@@ -264,7 +278,9 @@ class Producer:
                   timeout_s: float | None = None) -> PutFuture:
         """put() without waiting: a Future of its PutResult, which can be awaited too.
 
-        `timeout_s` bounds only the wait for room in the ring. The Future resolves when the
+        `timeout_s` bounds only the wait for room in the ring. In a thread of its own the call waits for
+        that room; in an event loop it never waits: the put is submitted later, in its turn, and
+        awaiting the Future is what keeps a program from piling puts up. The Future resolves when the
         engine answers, also after a worker was replaced; if the session ends first, to
         an indeterminate result. Callbacks of the Future run in the thread that takes the
         answers, so they should be short; with 4095 puts under way a put() in a callback
@@ -498,92 +514,143 @@ class Producer:
 
     def _put_and_wait(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: PutContext,
                       timeout_s: float | None):
+        """One native call from submission to answer where that is short; else the answers' thread has the rest."""
         limit = self._limit_s(timeout_s)
-        inside = self._pending.in_own_thread
-        # Without a Future where nobody is before us. A callback of one runs in the thread that resolves
-        # futures: waiting for another there would last for ever, so there the lock is waited for.
-        if self._lock.acquire() if inside else timeout_s is None and not self._waiting and self._lock.acquire(False):
-            try:
-                result = self._put_directly(header, name, text, first, second, context)
-            finally:
-                self._lock.release()
-                if self._over:
-                    self._bury()
-            if result is not None:
-                return result
-            if inside:
-                return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
-                               "a put this large cannot be made in a callback of put_async: make it in another thread")
-        future = self._submit(header, name, text, first, second, context, limit)
-        try:
-            return future.result(limit + (max(self._flush_timeout_s, self._slave_timeout_s) + _GRACE_S if context.waits else 0))
-        except FutureTimeoutError:
-            return unknown_fate(context, f"submitted, but not answered within {limit:g} s: it may or may not be stored")
+        deadline_ns = monotonic_ns() + int(limit * 1e9)
+        size = native.layout_bytes(name, text, len(first) + len(second))
 
-    def _put_directly(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: PutContext):
-        """One native call from submission to answer; None when it does not fit into the ring. The lock is held."""
-        reason = self._ready()
-        for _ in range(2):
-            if reason:
-                break
-            session = self._native
-            if native.layout_bytes(name, text, len(first) + len(second)) > session.entry_limit:
-                return None
-            code = session.put_entry(header, name, text, first, second,
-                                     context.waits | (0 if self._waiting else native.SOLE))
-            if code != native.CLOSED or session.stage != native.NOT_SUBMITTED:
-                return self._outcome(session, code, session.stage, session.answer(), context)
-            reason = self._renew()
-        return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, reason or "the engine was replaced twice: put again")
+        def attempt(session: native.ProducerSession) -> object:
+            if size > session.entry_limit:
+                if self._pending.in_own_thread:
+                    return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                                   "a put this large cannot be made in a callback of put_async: make it in another thread")
+                waits = self._with_deadlines(context, deadline_ns)
+                return self._submit_now(session, header, name, text, first, second, waits, deadline_ns, PutAnswer())
+            code = session.put_entry(header, name, text, first, second, context.waits, deadline_ns)
+            return self._settle(code, context)
+
+        return self._wait(self._until_submitted(attempt, context, deadline_ns, limit), context, deadline_ns, limit)
+
+    def _settle(self, code: int, context: PutContext) -> object:
+        """What a put that was waited for in one native call came to: its result, what to wait for (see _wait), or None
+        when nothing was submitted, which may be tried again. The lock is held."""
+        session = self._native
+        if code == native.UNFINISHED:
+            claim = session.claim()
+            context = self._with_deadlines(context, monotonic_ns())
+            if self._pending.in_own_thread:  # waiting for itself would last for ever
+                return partial(self._pending.result_here, claim, context)
+            return self._pending.add(claim, context, PutAnswer())
+        if session.stage == native.NOT_SUBMITTED and code in (native.CLOSED, native.AGAIN):
+            return None
+        return outcome(session, code, session.stage, session.answer(), context, self._flush_timeout_s)
+
+    def _wait(self, found: object, context: PutContext, deadline_ns: int, limit_s: float):
+        """The result, once it is there, where it is still to come: of a PutAnswer, or of a call with the deadline."""
+        if isinstance(found, partial):
+            result = found(deadline_ns)
+            return unknown_fate(context, _not_answered(limit_s)) if result is None else result
+        if not isinstance(found, PutAnswer):
+            return found
+        try:
+            return found.result((deadline_ns - monotonic_ns()) / 1e9)
+        except Empty:
+            if not found.is_answered:
+                return unknown_fate(context, _not_answered(limit_s))
+        try:
+            return found.result(max(self._flush_timeout_s, self._slave_timeout_s) + _GRACE_S)
+        except Empty:
+            return unknown_fate(context, _not_answered(limit_s))
+
+    def _with_deadlines(self, context: PutContext, answered_ns: int) -> PutContext:
+        if not context.waits:
+            return context
+        return replace(context, flush_deadline_ns=answered_ns + int(self._flush_timeout_s * 1e9),
+                       slave_deadline_ns=monotonic_ns() + int(self._slave_timeout_s * 1e9))
 
     def _submit(self, header, name: bytes, text: bytes, first: bytes, second: bytes, context: PutContext,
                 timeout_s: float | None) -> PutFuture:
+        """The future of a put. Waits for room and for a session, but never in an event loop or in a callback of a future:
+        there what cannot be submitted at once is submitted later, by another thread."""
         limit = self._limit_s(timeout_s)
         deadline_ns = monotonic_ns() + int(limit * 1e9)
-        if context.waits:
-            context = replace(context, flush_deadline_ns=deadline_ns + int(self._flush_timeout_s * 1e9),
-                              slave_deadline_ns=monotonic_ns() + int(self._slave_timeout_s * 1e9))
-        busy = f"the writer made no room in {limit:g} s; nothing was submitted (`pyengine status` tells how it is)"
-        if not self._lock.acquire(timeout=max(limit, 0.001)):
-            return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
-                                     f"another thread's put held the producer for {limit:g} s; nothing was submitted"))
-        try:
-            reason = self._ready()
-            for _ in range(2):
-                if reason:
-                    return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, reason))
-                try:
-                    code, context = self._submit_now(header, name, text, first, second, context, deadline_ns)
-                except OSError as error:
-                    return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
-                                             f"no room for the side object of a large put: {error.strerror}"))
-                if code == 0:
-                    return self._pending.add(self._native.sequence, context)
-                if code == native.BUSY:
-                    return _resolved(busy_refusal(context, self._native))
-                if code != native.CLOSED:
-                    return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, busy))
-                reason = self._renew()
-            return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
-                                     reason or "the engine was replaced twice: put again"))
-        finally:
-            self._lock.release()
-            if self._over:
-                self._bury()
+        context = self._with_deadlines(context, deadline_ns)
+        future = PutFuture()
+        future.set_running_or_notify_cancel()
 
-    def _submit_now(self, header, name, text, first, second, context: PutContext, deadline_ns: int) -> tuple[int, PutContext]:
-        if native.layout_bytes(name, text, len(first) + len(second)) <= self._native.entry_limit:
-            return self._native.submit(header, name, text, first, second, deadline_ns), context
-        side = self._write_side(header, name, text, first, second)
-        small = native.new_header()
-        small.kind = native.SIDE
-        small.payload_bytes = side.stat().st_size
-        small.count = header.count
-        code = self._native.submit_side(small, deadline_ns)
-        if code:
-            remove_object(side)
-            return code, context
-        return 0, replace(context, side=side)
+        def attempt(session: native.ProducerSession) -> object:
+            return self._submit_now(session, header, name, text, first, second, context, deadline_ns, future)
+
+        def submit() -> object:
+            return self._until_submitted(attempt, context, deadline_ns, limit)
+
+        if not (_in_event_loop() or self._pending.in_own_thread):
+            found = submit()
+        elif self._later.waiting or self._opening.locked() or self._lock.locked():
+            return self._later.add(submit, future)
+        else:
+            found = None
+            with self._lock:
+                if self._session is not None and not self._closed:
+                    found = self._submit_now(self._native, header, name, text, first, second, context, 0, future)
+            if found is None:
+                return self._later.add(submit, future)
+        return found if found is future else _resolved(found)
+
+    def _until_submitted(self, attempt: Callable[[native.ProducerSession], object], context: PutContext, deadline_ns: int,
+                         limit_s: float):
+        """What `attempt` comes to under the lock, tried again while it is None: no room, or a session that is over.
+
+        A refusal once the deadline has passed, no session can be opened, or the producer is closed.
+        """
+        replaced = 0
+        while True:
+            reason = self._missing(deadline_ns)
+            if reason:
+                return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, reason)
+            with self._lock:
+                if self._session is None:
+                    continue
+                session = self._native
+                found = attempt(session)
+                if found is not None:
+                    return found
+                if session.is_closed:
+                    self._set_aside()
+                    replaced += 1
+            if replaced == _REPLACED_MAX:
+                return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, "the engine was replaced twice: put again")
+            if monotonic_ns() >= min(deadline_ns, self._closed + LOOK_NS if self._closed else deadline_ns):
+                return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                               f"the writer made no room in {limit_s:g} s; nothing was submitted (`pyengine status` tells how it is)")
+            if session is self._native and self._session is not None:
+                time.sleep(_ROOM_STEP_S)
+
+    def _submit_now(self, session: native.ProducerSession, header, name: bytes, text: bytes, first: bytes, second: bytes,
+                    context: PutContext, deadline_ns: int, answer: PutFuture | PutAnswer):
+        """`answer`, to be resolved by the answers' thread; a refusal; or None without room. The lock is held."""
+        deadline_ns = min(deadline_ns, monotonic_ns() + _ROOM_SLICE_NS)
+        if native.layout_bytes(name, text, len(first) + len(second)) <= session.entry_limit:
+            code = session.submit(header, name, text, first, second, deadline_ns)
+        else:
+            code = session.wait_for_room_beside(deadline_ns)
+            if code == 0:
+                try:
+                    side = self._write_side(header, name, text, first, second)
+                except OSError as error:
+                    return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                                   f"no room for the side object of a large put: {error.strerror}")
+                small = native.new_header()
+                small.kind = native.SIDE
+                small.payload_bytes = native.layout_bytes(name, text, len(first) + len(second))
+                small.count = header.count
+                code = session.submit_side(small, deadline_ns)
+                if code:
+                    remove_object(side)
+                context = replace(context, side=side)
+        if code == native.BUSY:
+            return busy_refusal(context, session)
+        return None if code else self._pending.add(session.claim(), context, answer)
 
     def _write_side(self, header, name, text, first, second) -> Path:
         """An entry larger than half the ring goes into a file of its own beside the ring; the writer reads it."""
@@ -604,22 +671,34 @@ class Producer:
             os.close(descriptor)
         return path
 
-    # ---- answers ----------------------------------------------------------------
 
-    def _finish(self, session: native.ProducerSession, code: int, answer: tuple, context: PutContext, give_up_ns: int):
-        """The result of one pending put; in the answers' thread."""
-        if context.side is not None:
-            remove_object(context.side)
-        if code:
-            return self._outcome(session, code, native.SUBMITTED, answer, context)
-        if context.waits and answer[5] == 0:
-            give_up_ns = give_up_ns or context.flush_deadline_ns
-            code = session.wait_kept(answer[2], context.waits, min(context.flush_deadline_ns, give_up_ns),
-                                     min(context.slave_deadline_ns, give_up_ns))
-        return self._outcome(session, code, native.ANSWERED, answer, context)
+def _end_lines(lines: dict[str, PendingPuts | LaterPuts]) -> None:
+    """What becomes of a producer's threads and session when it is dropped. Waits for nothing."""
+    for line in lines.values():
+        line.end()
 
-    def _outcome(self, session: native.ProducerSession, code: int, stage: int, answer: tuple, context: PutContext):
-        return outcome(session, code, stage, answer, context, self._flush_timeout_s)
+
+def _finish(flush_timeout_s: float, session: native.ProducerSession, code: int, answer: tuple, context: PutContext,
+            give_up_ns: int):
+    """The result of one pending put; in the answers' thread."""
+    if context.side is not None:
+        remove_object(context.side)
+    if code:
+        return outcome(session, code, native.SUBMITTED, answer, context, flush_timeout_s)
+    if context.waits and answer[5] == 0:
+        give_up_ns = give_up_ns or context.flush_deadline_ns
+        code = session.wait_kept(answer[2], context.waits, min(context.flush_deadline_ns, give_up_ns),
+                                 min(context.slave_deadline_ns, give_up_ns))
+    return outcome(session, code, native.ANSWERED, answer, context, flush_timeout_s)
+
+
+def _not_answered(limit_s: float) -> str:
+    return f"submitted, but not answered within {limit_s:g} s: it may or may not be stored"
+
+
+def _in_event_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")  # a program that runs a loop has imported it
+    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def _resolved(result: object) -> PutFuture:

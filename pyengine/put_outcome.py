@@ -41,8 +41,9 @@ def outcome(session: native.ProducerSession, code: int, stage: int, answer: tupl
         return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
                        "the writer made no room in time; nothing was submitted (`pyengine status` tells how it is)")
     if stage == native.SUBMITTED:
-        return unknown_fate(context, "submitted, but the session ended before the answer: it may or may not be stored"
-                            if code == native.CLOSED else "submitted, but not answered in time: it may or may not be stored")
+        ended = ("no process of the engine is alive any more (`pyengine start` recovers the store)" if session.engine_died
+                 else "the session ended before the answer" if code == native.CLOSED else "not answered in time")
+        return unknown_fate(context, f"submitted, but {ended}: it may or may not be stored")
     status = PutStatus(answer[5])
     reason = REFUSALS.get(answer[6], "")
     indeterminate = False
@@ -63,7 +64,7 @@ def _why_late(session: native.ProducerSession, code: int, context: PutContext, f
         return "stored, but it could not be made durable: " + control_native.reason(control)
     if code == native.CLOSED:
         kept = "durable" if context.waits & native.DURABLE else "confirmed"
-        return f"stored, but the engine went away before it was {kept}"
+        return f"stored, but the engine {'died' if session.engine_died else 'went away'} before it was {kept}"
     if code == native.UNCONFIRMED:
         return (f"stored, but not confirmed by slaves within {control.identity.slave_timeout_ms} ms (slave_timeout_ms); "
                 "`pyengine status` shows how far they are")

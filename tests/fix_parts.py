@@ -77,7 +77,7 @@ class Parts:
         self.workers[kind].wait()
 
     def producer(self, **settings) -> Producer:
-        return Producer(lambda: open_session(self.owner.root), **settings)
+        return Producer(lambda limit_s: open_session(self.owner.root), **settings)
 
     def log(self) -> bytes:
         files = sorted((self.owner.root / "commitlog").iterdir())

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
+import gc
 import os
+import random
+import signal
 import threading
+import time
 
 import pytest
 
@@ -250,7 +255,7 @@ def test_while_a_pass_lasts_too_long_puts_are_refused_as_busy(make_parts, ring):
 @pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
 def test_an_engine_that_was_killed_in_a_pass_and_replaced_is_not_busy(make_parts, ring):
     parts = [make_parts(**ring)]
-    with Producer(lambda: open_session(parts[-1].owner.root)) as producer:
+    with Producer(lambda limit_s: open_session(parts[-1].owner.root)) as producer:
         assert producer.put("T", b"0").ok
         parts[0].kill(native.WRITER)
         native.store(parts[0].control.writer, "pass_started_ms", now_ms() - 2000)
@@ -266,7 +271,7 @@ def test_a_put_that_comes_while_a_new_session_is_being_opened_has_its_hosts(make
     fill = ProducerSession.set_constants
 
     def late(session, *constants):
-        # Another thread's put: refused, for the lock is held, but what it prepares is kept.
+        # Another thread's put: refused, for a session is being opened, but what it prepares is kept.
         assert producer.put("T", b"x", tags="new", timeout_s=0).status is PutStatus.SERVICE_NOT_AVAILABLE
         fill(session, *constants)
 
@@ -274,52 +279,10 @@ def test_a_put_that_comes_while_a_new_session_is_being_opened_has_its_hosts(make
         assert producer.put("T", b"0").ok
         monkeypatch.setattr(ProducerSession, "set_constants", late)
         with producer._lock:
-            producer._renew()
+            producer._set_aside()
         assert producer.put("T", b"1", tags="new").ok
         all_committed(parts)
         assert [(m.born_host, m.store_host) for m in messages(parts)] == [("10.1.2.4:1234", "10.1.2.3:10911")] * 2
-
-
-def test_a_put_that_another_thread_was_quicker_than_queues_behind_it(make_parts):
-    parts = make_parts(**ROOMY)
-    go_on = threading.Event()
-    futures = []
-
-    class Lock:
-        """Lets an asynchronous put come between a put's look at the waiting ones and its turn."""
-
-        def __init__(self, lock):
-            self.lock, self.first = lock, True
-
-        def acquire(self, *arguments, **named):
-            if self.first:
-                self.first = False
-                futures.append(producer.put_async("T", b"async"))
-            return self.lock.acquire(*arguments, **named)
-
-        def release(self):
-            self.lock.release()
-
-        def __enter__(self):
-            self.lock.acquire()
-
-        def __exit__(self, *exception):
-            self.lock.release()
-
-    with parts.producer() as producer:
-        assert producer.put("T", b"0").ok
-        finish = producer._pending._finish
-        producer._pending._finish = lambda *answer: go_on.wait(60) and finish(*answer)
-        producer._lock = Lock(producer._lock)
-        result = []
-        thread = threading.Thread(target=lambda: result.append(producer.put("T", b"sync")))
-        thread.start()
-        try:
-            eventually(lambda: len(producer._waiting) == 2, "both wait for their answers, whose places nobody may take")
-        finally:
-            go_on.set()
-            thread.join()
-        assert (futures[0].result(10).queue_offset, result[0].queue_offset) == (1, 2)
 
 
 def test_a_clock_that_was_set_is_no_long_pass(make_parts):
@@ -445,3 +408,168 @@ def test_an_allocator_that_is_ended_alone_takes_no_segment_from_the_writer(make_
         parts.start(native.ALLOCATOR)
         assert producer.put_many("T", [bytes(3000)] * 40).ok
     assert len(messages(parts)) == 65
+
+
+class _Interrupt(Exception):
+    """What a signal handler of these tests raises."""
+
+
+@contextlib.contextmanager
+def interrupting():
+    """SIGALRM raises _Interrupt in the main thread inside the block."""
+    def handler(number, frame):
+        raise _Interrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("size", [10, 50_000], ids=["small", "beside the ring"])
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_what_a_signal_handler_raises_ends_a_put_at_once(make_parts, ring, size):
+    parts = make_parts(**ring)
+    with parts.producer() as producer:
+        assert producer.put("T", b"x" * size).ok
+        writer = parts.workers[native.WRITER]
+        writer.send_signal(signal.SIGSTOP)
+        try:
+            with interrupting():
+                began_s = time.monotonic()
+                for keys in (None, "k"):
+                    signal.setitimer(signal.ITIMER_REAL, 0.05)
+                    with pytest.raises(_Interrupt):
+                        producer.put("T", b"y" * size, keys=keys)
+            assert time.monotonic() - began_s < 8, "well before put_timeout_ms"
+        finally:
+            writer.send_signal(signal.SIGCONT)
+        assert producer.put("T", b"z").queue_offset == 3, "both had been submitted"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_timeout_s_ends_a_put_while_the_writer_stands_still(make_parts, mode):
+    parts = make_parts(**MODES[mode])
+    with parts.producer() as producer:
+        assert producer.put("T", b"x").ok
+        writer = parts.workers[native.WRITER]
+        writer.send_signal(signal.SIGSTOP)
+        try:
+            began_s = time.monotonic()
+            for body in (b"y", bytes(50_000)):
+                result = producer.put("T", body, timeout_s=0.1)
+                assert (result.status, result.indeterminate) == (PutStatus.UNKNOWN_ERROR, True)
+            assert time.monotonic() - began_s < 4, "not even the time for the disk was waited for"
+        finally:
+            writer.send_signal(signal.SIGCONT)
+        assert producer.put("T", b"z").queue_offset == 3
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_producer_survives_hundreds_of_exceptions_at_any_instruction(make_parts, mode, capfd):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    parts = make_parts(**MODES[mode], **ROOMY)
+    producer = parts.producer()
+    futures, hits = [], 0
+    with interrupting():
+        while hits < 300:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 2e-3))
+                while True:
+                    producer.put("T", b"x")
+                    producer.put("T", b"x", keys="k")
+                    futures.append(producer.put_async("T", b"x"))
+                    if chance.random() < 0.02:
+                        producer.put("T", bytes(600_000))
+            except _Interrupt:
+                hits += 1
+    assert producer.put("T", b"after").ok
+    assert all(future.result(30).ok for future in futures)
+    for _ in range(5000):  # more than there are places for answers
+        assert producer.put("T", b"x").ok
+    producer.close()
+    assert not producer._lock.locked()
+
+
+def test_dropped_producers_give_everything_back(make_parts):
+    parts = make_parts(sessions_max=4)
+    gc.collect()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    threads = threading.active_count()
+    for use in range(20):
+        producer = parts.producer()
+        assert producer.put("T", b"x").ok
+        if use % 2:
+            future = producer.put_async("T", b"y")
+            del producer
+            assert future.result(30).ok, "a put under way is not lost"
+        else:
+            del producer
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, "descriptors are closed")
+    eventually(lambda: threading.active_count() <= threads, "threads have ended")
+    eventually(lambda: all(native.load(row, "state") == native.SESSION_FREE for row in parts.control.sessions), "sessions are free")
+
+
+def test_an_event_loop_goes_on_while_the_ring_is_full(make_parts):
+    parts = make_parts()
+    writer = parts.workers[native.WRITER]
+
+    async def run() -> list:
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        writer.send_signal(signal.SIGSTOP)
+        try:
+            puts = []
+            for n in range(400):  # of 300 bytes, in a ring of 65,536
+                puts.append(asyncio.ensure_future(_awaited(producer.put_async("T", b"%03d" % n + bytes(200)))))
+                await asyncio.sleep(0)
+            assert ticks >= 400 and not any(put.done() for put in puts)
+        finally:
+            writer.send_signal(signal.SIGCONT)
+        results = await asyncio.gather(*puts)
+        ticking.cancel()
+        return results
+
+    with parts.producer() as producer:
+        results = asyncio.run(run())
+        assert [result.queue_offset for result in results] == list(range(400))
+        futures = []
+        chained = producer.put_async("T", b"first")
+        chained.add_done_callback(lambda _: futures.extend(producer.put_async("T", bytes(300)) for _ in range(400)))
+        assert chained.result(30).ok
+        eventually(lambda: len(futures) == 400, "a callback is not held up either")
+        assert all(future.result(30).ok for future in futures)
+
+
+async def _awaited(future):
+    return await future
+
+
+def test_puts_that_wait_for_room_are_refused_when_the_producer_closes(make_parts):
+    parts = make_parts()
+    writer = parts.workers[native.WRITER]
+
+    async def run(producer) -> list:
+        return [producer.put_async("T", bytes(300)) for _ in range(400)]
+
+    producer = parts.producer()
+    writer.send_signal(signal.SIGSTOP)
+    try:
+        futures = asyncio.run(run(producer))
+        producer.close()
+    finally:
+        writer.send_signal(signal.SIGCONT)
+    results = [future.result(0) for future in futures]
+    assert {result.indeterminate for result in results} == {True, False}
+    assert all(result.indeterminate or result.status is PutStatus.SERVICE_NOT_AVAILABLE for result in results)

@@ -90,7 +90,16 @@ static void *produce(void *number)
         memcpy(body, &n, sizeof n);
         int durable = n % 7 == 0;
         int why = ms_producer_put(&producer, prefix, body, 8 + (uint32_t)(n % 500),
-                                  MS_PUT_SOLE | (durable ? MS_PUT_DURABLE : 0));
+                                  durable ? MS_PUT_DURABLE : 0);
+        if (why == MS_PRODUCER_UNFINISHED) { /* a loaded machine */
+            uint64_t sequence;
+            ms_producer_claim(&producer, &sequence);
+            int64_t deadline_ns = ms_monotonic_ns() + 20000000000;
+            why = ms_producer_wait_acked(&producer, sequence, deadline_ns, &producer.answer);
+            if (why == 0 && durable)
+                why = ms_producer_wait_kept(&producer, producer.answer.end_offset, MS_PUT_DURABLE, deadline_ns, deadline_ns);
+            ms_producer_finish(&producer, sequence);
+        }
         CHECK(why == 0);
         CHECK(producer.answer.status == 0 && producer.answer.queue_offset == n);
         CHECK(ms_load_acquire(&control->wrote.value) >= producer.answer.end_offset);

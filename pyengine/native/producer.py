@@ -13,6 +13,7 @@ AGAIN: int = lib.MS_PRODUCER_AGAIN
 CLOSED: int = lib.MS_PRODUCER_CLOSED
 FROZEN: int = lib.MS_PRODUCER_FROZEN
 BUSY: int = lib.MS_PRODUCER_BUSY
+UNFINISHED: int = lib.MS_PRODUCER_UNFINISHED
 NO_SLAVE: int = lib.MS_PRODUCER_NO_SLAVE
 UNCONFIRMED: int = lib.MS_PRODUCER_UNCONFIRMED
 
@@ -21,7 +22,6 @@ SUBMITTED: int = lib.MS_STAGE_SUBMITTED
 ANSWERED: int = lib.MS_STAGE_ANSWERED
 
 DURABLE: int = lib.MS_PUT_DURABLE
-SOLE: int = lib.MS_PUT_SOLE
 CONFIRMED: int = lib.MS_PUT_CONFIRMED
 
 PUT: int = lib.MS_ENTRY_PUT
@@ -72,7 +72,7 @@ class ProducerSession:
         self.put: Callable[..., int] = partial(lib.ms_producer_put, producer)
         """put(prefix, body, body_bytes, how): one ordinary message, waited for; 0 or AGAIN, BUSY, CLOSED, FROZEN,
         NO_SLAVE, UNCONFIRMED. See prefix(), stage and answer(). `how`: DURABLE waits for `flushed`, CONFIRMED
-        for `confirm`; SOLE says that no other answer is still to be read."""
+        for `confirm`. It waits 50 ms at most: then UNFINISHED, and claim() gives the answer to come."""
         self.answer: Callable[[], tuple] = partial(
             ANSWER.unpack, memoryview(ffi.buffer(ffi.addressof(producer, "answer"), ANSWER.size)))
         """answer(): the last put's answer, a tuple in the order of ANSWER."""
@@ -107,10 +107,30 @@ class ProducerSession:
         lib.ms_producer_prefix(self._producer, image, topic, len(topic), properties, len(properties), queue_id, flag)
         return bytes(ffi.buffer(image))
 
-    def put_entry(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, how: int) -> int:
+    def watch(self, lock_descriptor: int, first_byte: int) -> None:
+        """From now on notice, within about a second, that no process holds a worker's byte of the store's lock."""
+        self._producer.lock_byte = first_byte
+        self._producer.lock_fd = lock_descriptor
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing that is submitted would be answered: the session ended, or its engine."""
+        return lib.ms_producer_is_closed(self._producer) != 0
+
+    @property
+    def engine_died(self) -> bool:
+        """Whether a wait has found that no process of the engine lives."""
+        return self._producer.engine_died != 0
+
+    def put_entry(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, how: int,
+                  deadline_ns: int) -> int:
         """An entry of any kind, waited for: returns and `how` as for put()."""
         return lib.ms_producer_put_entry(
-            self._producer, header, topic, properties, first, len(first), second, len(second), how)
+            self._producer, header, topic, properties, first, len(first), second, len(second), how, deadline_ns)
+
+    def claim(self) -> Claim:
+        """Be responsible for the answer to the entry just submitted."""
+        return Claim(self)
 
     def submit(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, deadline_ns: int) -> int:
         """Publish an entry and return at once; 0 (then `sequence` is its number) or AGAIN, BUSY, CLOSED."""
@@ -134,8 +154,12 @@ class ProducerSession:
                 return lib.ms_producer_submit(
                     self._producer, header, b"", b"", data, view.nbytes, ffi.NULL, 0, deadline_ns)
 
+    def wait_for_room_beside(self, deadline_ns: int) -> int:
+        """0 once submit_side() finds room, in the ring and for its answer; AGAIN, CLOSED."""
+        return lib.ms_producer_wait_for_room(self._producer, 2 * layout_bytes(b"", b"", 0), deadline_ns)
+
     def submit_side(self, header, deadline_ns: int) -> int:
-        """Publish that the next entry stands in its side object of header.payload_bytes; 0 or AGAIN, CLOSED."""
+        """Publish that the next entry stands in its side object of header.payload_bytes; 0 or AGAIN, BUSY, CLOSED."""
         return lib.ms_producer_submit(self._producer, header, b"", b"", ffi.NULL, 0, ffi.NULL, 0, deadline_ns)
 
     def wait_acked(self, sequence: int, deadline_ns: int) -> tuple[int, tuple]:
@@ -147,11 +171,10 @@ class ProducerSession:
         return 0, ANSWER.unpack(ffi.buffer(answer, ANSWER.size))
 
     def take_answer(self, sequence: int, deadline_ns: int) -> tuple[int, tuple]:
-        """wait_acked() for a session with one reader, who takes the answers in order: the places of this one and of those
-        before it are free again, without which no more than COMPLETIONS entries can ever be submitted."""
+        """wait_acked() for a caller with one entry under way, who claims nothing: the answer's place is free again."""
         why, answer = self.wait_acked(sequence, deadline_ns)
         if why == 0:
-            lib.ms_producer_set_oldest_unread(self._producer, sequence + 1)
+            lib.ms_producer_finish(self._producer, sequence)
         return why, answer
 
     def wait_kept(self, end_offset: int, how: int, flush_deadline_ns: int, slave_deadline_ns: int) -> int:
@@ -159,9 +182,33 @@ class ProducerSession:
         time; NO_SLAVE, UNCONFIRMED; FROZEN, CLOSED. Any thread."""
         return lib.ms_producer_wait_kept(self._producer, end_offset, how, flush_deadline_ns, slave_deadline_ns)
 
-    def set_oldest_unread(self, sequence: int) -> None:
-        """Answers from `sequence` on are still to be read: they are not overwritten."""
-        lib.ms_producer_set_oldest_unread(self._producer, sequence)
+
+class Claim:
+    """The answer to one entry is still to be read; once this object is gone its place may be used again.
+
+    Whatever exception comes between submission and answer, no place is lost: without a
+    claim the next submission frees it, and with one the end of this object does.
+    """
+
+    __slots__ = ("_session", "_sequence")
+
+    def __init__(self, session: ProducerSession) -> None:
+        self._session = session
+        self._sequence = ffi.new("uint64_t *")
+        lib.ms_producer_claim(session.pointer, self._sequence)  # into memory that has a finalizer already
+
+    @property
+    def sequence(self) -> int:
+        """Number of the entry in its session."""
+        return self._sequence[0]
+
+    def finish(self) -> None:
+        """The answer was read, or will not be."""
+        lib.ms_producer_finish(self._session.pointer, self._sequence[0])
+
+    def __del__(self) -> None:
+        if hasattr(self, "_sequence"):
+            self.finish()
 
 
 def fill_hosts(header, born_host: bytes, store_host: bytes) -> None:

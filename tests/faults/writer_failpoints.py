@@ -113,7 +113,6 @@ class Case:
             else:
                 submit(producer, PUT, topic, self.properties, bodies[0], **where)
             self.sent[number] += len(bodies)
-        producer.set_oldest_unread(producer.sequence + 1)
 
     def drained(self, pid: int, arms: list[tuple[str, int]]) -> int:
         """Waits until everything submitted is answered; a writer that dies meanwhile has a successor, whose pid it is."""

@@ -15,13 +15,13 @@ from pyengine.formats.message import decode_record, encode_record
 from pyengine.native import control as control_native
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.producer import (
+    AGAIN,
     BATCH,
     COMPLETIONS,
     MANY,
     NOT_SUBMITTED,
     PUT,
     SIDE,
-    SOLE,
     SUBMITTED,
     entry_bytes,
     pack_many,
@@ -394,6 +394,34 @@ def test_a_record_longer_than_what_is_gathered_by_default_is_synced_whole(rig, t
     assert decode_record(log, answer[PHYSICAL]).body == body
 
 
+def test_the_place_of_an_answer_is_kept_as_long_as_its_claim(rig, monkeypatch):
+    monkeypatch.setattr("fix_writer_rig.RING_BYTES", 1 << 20)
+    rig = rig(segment_bytes=1 << 20)
+    producer = rig.open_session()
+    rig.start_writer()
+    submit(producer, PUT, b"T", b"", b"first")
+    first = producer.claim()
+    assert (first.sequence, producer.claim().sequence) == (1, 0), "one claim for each entry"
+    for n in range(2, COMPLETIONS + 1):
+        submit(producer, PUT, b"T", b"", b"x")
+        if n % 1000 == 0:
+            rig.drain()
+    rig.drain()
+    assert producer.wait_for_room_beside(0) == AGAIN, "a further answer would take the place of the first"
+    assert answer_of(producer, first.sequence)[STATUS] == PutStatus.PUT_OK
+    del first
+    assert producer.wait_for_room_beside(0) == 0
+    claims = []
+    for _ in range(3):
+        submit(producer, PUT, b"T", b"", b"x")
+        claims.append(producer.claim())
+    claims[1].finish()  # in any order, also twice
+    claims[1].finish()
+    del claims
+    for _ in range(COMPLETIONS // 2):
+        submit(producer, PUT, b"T", b"", b"x")
+
+
 def test_puts_that_nobody_answered_in_time_do_not_use_up_the_answers(rig, monkeypatch):
     monkeypatch.setattr("fix_writer_rig.RING_BYTES", 1 << 20)
     rig = rig(segment_bytes=1 << 20)
@@ -402,10 +430,10 @@ def test_puts_that_nobody_answered_in_time_do_not_use_up_the_answers(rig, monkey
     producer.set_timeouts(1e-6, 1e-6)
     prefix = producer.prefix(b"T", b"", 0, 0)
     for n in range(3 * COMPLETIONS):
-        producer.put(prefix, b"x", 1, SOLE)
+        producer.put(prefix, b"x", 1, 0)
         if n % 1000 == 0 or producer.stage == NOT_SUBMITTED:
             rig.drain()
     rig.drain()
     producer.set_timeouts(0.05, 1)
-    producer.put(prefix, b"last", 4, SOLE)
+    producer.put(prefix, b"last", 4, 0)
     assert producer.stage == SUBMITTED, "there is room for its answer"

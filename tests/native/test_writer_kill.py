@@ -61,7 +61,6 @@ def producer_process(rig: WriterRig, producer, number: int, seed: int, stop) -> 
                 submit(producer, PUT, topic, b"TAGS\x01s", struct.pack("<qq", number, message) + bytes(chance.randrange(400)),
                        queue_id=queue_id)
                 message += 1
-            producer.set_oldest_unread(producer.sequence + 1)  # nobody reads the answers here
             stop[8 + 8 * number: 16 + 8 * number] = struct.pack("<q", message)
         os._exit(0)
     except BaseException:

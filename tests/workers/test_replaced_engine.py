@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+
+import psutil
+import pytest
 
 import pyengine
 from pyengine.formats.batch import BatchMember
@@ -12,7 +17,9 @@ from pyengine.ipc import session_server
 from pyengine.ipc.session_client import _ask
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import control as native
+from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.native.session import RING_BYTES_MIN
+from pyengine.results import PutStatus
 from waiting import eventually
 
 LARGE = 100_000  # more than half of the smallest ring: goes through a side object
@@ -26,6 +33,20 @@ CALLS = {
     "put_batch_raw": lambda producer, body: producer.put_batch_raw("T", [BatchMember(body, 0, "")]),
     "put_prepared": lambda producer, body: producer.put_prepared("T", body),
 }
+
+
+def stop(engine, kind: str) -> int:
+    """SIGSTOP to a worker that stands still when this returns; its pid."""
+    pid = engine.kill(kind, signal.SIGSTOP)
+    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, f"{kind} has stopped")
+    return pid
+
+
+def kill_all(engine, stopped: str) -> None:
+    """SIGKILL to all, but first to the one that is stopped: when its supervisor ends, the kernel lets it go on."""
+    stop(engine, "supervisor")
+    engine.kill(stopped)
+    engine.kill_all()
 
 
 def bodies_from(engine, offset: int) -> list[bytes]:
@@ -54,7 +75,7 @@ def test_puts_of_old_producers_leave_the_new_producers_puts_alone(make_engine):
             results[word] = CALLS[call](producer, word * (size // len(word)))
 
         threads = [threading.Thread(target=put, args=(new, b"new")), threading.Thread(target=put, args=(old, b"old"))]
-        writer = engine.kill("writer", signal.SIGSTOP)
+        writer = stop(engine, "writer")
         try:
             threads[0].start()
             eventually(lambda: new._native.sequence == 1, "the new producer's entry waits for the writer")
@@ -93,3 +114,51 @@ def test_ending_and_closing_with_an_old_producer_leaves_the_new_producers_sessio
         old.close()
         assert new._session.is_open and new.put("T", b"goes on").ok
         assert native.load(row, "state") == native.SESSION_OPEN
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_puts_under_way_get_their_answer_when_the_engine_dies(make_engine, mode):
+    engine = make_engine(mode)
+    engine.start()
+    names = ("writer", "flusher") if mode == "sync" else ("writer",)  # who is stopped: nobody answers, or nobody syncs
+    for name in names:
+        with pyengine.connect(engine.root) as producer:
+            assert producer.put("T", b"before").ok
+            stop(engine, name)
+            futures = [producer.put_async("T", b"x") for _ in range(20)]
+            results = []
+            thread = threading.Thread(target=lambda: results.append(producer.put("T", b"waits")))
+            thread.start()
+            eventually(lambda: producer._native.sequence == 22, "all is submitted")
+            kill_all(engine, name)
+            results += [future.result(4.5) for future in futures]  # sync_flush_timeout_ms is 5 s, put_timeout_ms 10 s
+            thread.join(4.5)
+            assert len(results) == 21
+            for result in results:
+                assert result.indeterminate, result
+                assert ("no process of the engine" if name == "writer" else "engine died") in result.reason
+            refused = producer.put("T", b"y")
+            assert (refused.status, refused.indeterminate) == (PutStatus.SERVICE_NOT_AVAILABLE, False)
+            assert "pyengine start" in refused.reason
+            engine.start()
+            assert producer.put("T", b"again").ok
+
+
+def test_puts_under_way_do_not_wait_for_the_recovery_of_the_next_start(make_engine, tmp_path):
+    board = Board(tmp_path / "board")
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"before").ok
+        stop(engine, "writer")
+        future = producer.put_async("T", b"x")
+        kill_all(engine, "writer")
+        board.arm("epoch_raised", action="stop", process="supervisor")
+        child = subprocess.Popen([sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(engine.root)],
+                                 env={**os.environ, VARIABLE: str(board.path)}, stderr=subprocess.DEVNULL)
+        try:
+            eventually(lambda: board.struck_pid, "the next start is in its recovery")
+            assert future.result(5).indeterminate
+        finally:
+            child.kill()
+            child.wait()
