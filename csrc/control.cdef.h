@@ -12,7 +12,7 @@
  * line prefetcher pairs them).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 5
+#define MS_CONTROL_LAYOUT_VERSION 6
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -100,7 +100,8 @@ struct ms_identity {
     int64_t ha_slave_fallbehind_max_bytes; /* a put farther ahead of `confirm` does not wait for it */
     uint32_t min_in_sync_replicas; /* slaves that must have a byte before it is confirmed */
     uint32_t replicates;         /* 1: a replicator runs */
-    int8_t pad[56];
+    int64_t created_boot_ns;     /* CLOCK_BOOTTIME at created_ms: a wall clock that was set since shows */
+    int8_t pad[48];
 };
 
 struct ms_state {

@@ -21,7 +21,7 @@ from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import attach_count, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
-from pyengine.ipc.control_block import POOL_NOT_MADE, EngineMemory, Identity, now_ms
+from pyengine.ipc.control_block import POOL_NOT_MADE, EngineMemory, Identity, boot_ns, now_ms
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.replication import create_replication
@@ -180,7 +180,7 @@ def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_i
         os_page_cache_busy_timeout_ms=config.os_page_cache_busy_timeout_ms,
         spin_writer_us=spin_writer_us, spin_producer_us=spin_producer_us,
         sessions_max=min(config.sessions_max, native.SESSION_SLOTS), pool_buffers=pool_buffers,
-        replay_clock=int(config.replay_clock), role=ROLES[config.broker_role], created_ms=now_ms(),
+        replay_clock=int(config.replay_clock), role=ROLES[config.broker_role], created_ms=now_ms(), created_boot_ns=boot_ns(),
         sysv_semaphore_id=semaphore_id, lock_modified_ns=lock_modified_ns(root),
         dispatch_at=int(config.dispatch_at == "replicated" and config.broker_role != "SLAVE"),
         slave_timeout_ms=config.slave_timeout_ms, ha_slave_fallbehind_max_bytes=config.ha_slave_fallbehind_max_bytes,

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyengine.cli.replication_status import live_replication, noted_replication, why_unlinked
 from pyengine.config import EngineConfig, load_config
+from pyengine.engine_config import DAY_MS
 from pyengine.errors import DiskError, EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.formats.consume_queue import is_filler
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import attach_count
 from pyengine.ipc.cleaning import Cleaning, held_segments
-from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, now_ms
-from pyengine.ipc.heartbeat import is_alive
+from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, Identity, boot_ns, now_ms
+from pyengine.ipc.heartbeat import is_alive, is_stopped
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.live_watermark import LiveWatermark
 from pyengine.ipc.schedule_figures import schedule_offsets
@@ -45,6 +46,11 @@ WORKER_STATES = {
     native.WORKER_ABSENT: "absent", native.WORKER_STARTING: "starting", native.WORKER_READY: "ready",
     native.WORKER_STOPPING: "stopping", native.WORKER_FAILED: "failed",
 }
+STILL_MS = 10_000      # workers go round every five seconds at least (workers/worker.py)
+MOVES = {"flusher": ("flushed", "committed"), "committer": ("committed", "wrote"), "reputter": ("reput_from", "committed")}
+CLOCK_AHEAD_MS = 60_000
+CLOCK_SET_MS = DAY_MS
+CLOCK_IDLE_MS = 180 * DAY_MS  # a store may be idle for long; after half a year the clock is as likely to be wrong
 POSITIONS = ("wrote", "committed", "flushed", "reput_from", "confirm")
 
 
@@ -101,7 +107,8 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
         "mode": MODE_NAMES[identity.mode],
         "read_only": read_only,
         "reason": (is_final and native.reason(control) or _why_lost(root, memory.missing_names(), living)
-                   or _why(refused, living, disk) or _first(obstacles) or why_unlinked(replication) or native.reason(control)),
+                   or _why(refused, living, disk) or _why_still(control, identity, workers, positions) or _first(obstacles)
+                   or why_unlinked(replication) or native.reason(control) or _why_clock(identity, store_timestamp_ms)),
         "positions": positions,
         "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
         "sessions": len(sessions),
@@ -194,6 +201,46 @@ def _why(refused: int, living: list[int], disk: dict[str, Any]) -> str:
     if native.SUPERVISOR not in living:
         return "no supervisor is running: dead workers are not restarted; `pyengine start` takes over"
     return ""
+
+
+def _why_still(control: Any, identity: Identity, workers: list[dict[str, Any]], positions: dict[str, int]) -> str:
+    """Which workers are in one round, or the writer in one pass, for longer than a disk that answers would take."""
+    told = []
+    pass_ms = native.load(control.writer, "pass_started_ms")
+    pass_age_ms = max(0, now_ms() - pass_ms) if pass_ms else 0
+    for one in workers:
+        alive = one["state"] in ("ready", "stopping")
+        age_ms = one["heartbeat_age_ms"] or 0
+        refuses = one["kind"] == "writer" and pass_age_ms > identity.os_page_cache_busy_timeout_ms
+        if not alive or age_ms < STILL_MS and not refuses:
+            continue
+        text = f"the {one['kind']} (pid {one['pid']}) has not finished a round for {max(age_ms, pass_age_ms * refuses) / 1000:.0f} s"
+        text += ", and puts are refused (OS_PAGECACHE_BUSY)" if refuses else ""
+        moved, until = MOVES.get(one["kind"], ("", ""))
+        if moved and (waiting := positions[until] - positions[moved]) > 0:
+            text += f", {moved} stays at {positions[moved]} and {waiting} bytes wait"
+        told.append(text + (": a signal has stopped it (kill -CONT)" if is_stopped(one["pid"]) else ""))
+    return "; ".join(told) + ": look for a disk that does not answer (dmesg, df)" if told else ""
+
+
+def _why_clock(identity: Identity, store_timestamp_ms: int) -> str:
+    """Where this machine's clock and the store's times cannot both be right."""
+    now = now_ms()
+    if store_timestamp_ms - now > CLOCK_AHEAD_MS:
+        return (f"the last message was stored {_days(store_timestamp_ms - now)} ahead of this machine's clock: store times stand still "
+                "until the clock reaches it; set the clock right if it is behind")
+    set_ms = (now - identity.created_ms) - (boot_ns() - identity.created_boot_ns) // 1_000_000 if identity.created_boot_ns else 0
+    if set_ms > CLOCK_SET_MS:
+        return (f"this machine's clock was set forward by {_days(set_ms)} since the engine started: if that is wrong, set it back, "
+                "or messages count as expired and new ones are stored in the future")
+    if 0 < store_timestamp_ms < now - CLOCK_IDLE_MS and not identity.replay_clock:
+        return (f"this machine's clock is {_days(now - store_timestamp_ms)} ahead of the last message: if that is wrong, set it right, "
+                "or messages count as expired and new ones are stored in the future")
+    return ""
+
+
+def _days(ms: int) -> str:
+    return f"{ms / DAY_MS:.0f} days" if ms >= 2 * DAY_MS else f"{ms / 60_000:.0f} min"
 
 
 def _obstacles(memory: EngineMemory) -> list[str]:

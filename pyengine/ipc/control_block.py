@@ -71,6 +71,7 @@ class Identity:
     ha_slave_fallbehind_max_bytes: int = 256 << 20
     min_in_sync_replicas: int = 1
     replicates: int = 0
+    created_boot_ns: int = 0
 
     def write(self, block) -> None:
         """Fill `struct ms_identity`, which nobody reads before it is published."""
@@ -291,6 +292,11 @@ class EngineMemory:
 def now_ms() -> int:
     """Wall clock in ms."""
     return time.time_ns() // 1_000_000
+
+
+def boot_ns() -> int:
+    """Time since the machine was started, suspensions included, in ns; setting the wall clock does not change it."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def kind_number(name: str) -> int:

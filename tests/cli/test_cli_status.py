@@ -9,9 +9,12 @@ import pytest
 from broker_lock import held_by_a_broker
 from fix_cli import changes, picture, run, spawn
 
+from pyengine.engine_config import DAY_MS
 from pyengine.ipc import store_lock
+from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
+from pyengine.native.flush import monotonic_ns
 
 FIXED_FIELDS = {"state", "role", "read_only", "reason", "positions", "workers", "sessions"}
 
@@ -77,6 +80,56 @@ def test_a_full_disk_is_told(owner):
     native.store(owner.control.state, "refuse_puts", native.REFUSE_DISK_FULL)
     document = status(owner)
     assert document["read_only"] and "disk is full" in document["reason"]
+
+
+def ready(owner, kind, *, silent_s):
+    """The test's own process as a living worker that went round so long ago."""
+    owner.lock.take_kind(kind)
+    line, mine = owner.worker(kind), owner.worker(native.SUPERVISOR)
+    for field in ("pid", "start_time_ms"):
+        native.store(line, field, native.load(mine, field))
+    native.store(line, "heartbeat_ns", monotonic_ns() - silent_s * 10**9)
+    native.store(line, "state", native.WORKER_READY)
+
+
+def test_a_disk_that_hangs_is_told_with_what_waits_for_it(owner):
+    owner.publish()
+    ready(owner, native.FLUSHER, silent_s=138)
+    native.store_position(owner.control.flushed, 1024)
+    reason = status(owner)["reason"]
+    assert "the flusher" in reason and "has not finished a round for 1" in reason and "disk that does not answer" in reason
+    assert "flushed stays at 1024 and 3072 bytes wait" in reason and "writer" not in reason
+
+
+def test_a_pass_that_takes_so_long_that_puts_are_refused_is_told(owner):
+    owner.publish()
+    ready(owner, native.WRITER, silent_s=0)
+    native.store(owner.control.writer, "pass_started_ms", now_ms() - 138_000)
+    reason = status(owner)["reason"]
+    assert "the writer" in reason and "puts are refused (OS_PAGECACHE_BUSY)" in reason and "for 1" in reason
+
+
+def test_a_worker_that_goes_round_is_no_reason(owner):
+    owner.publish()
+    ready(owner, native.FLUSHER, silent_s=0)
+    native.store_position(owner.control.flushed, 1024)
+    assert status(owner)["reason"] == ""
+
+
+@pytest.mark.parametrize(("last_days", "created_days", "says"), [
+    (365, 0, "the last message was stored 365 days ahead of this machine's clock"),
+    (0, -365, "this machine's clock was set forward by 365 days since the engine started"),
+    (-365, 0, "this machine's clock is 365 days ahead of the last message"),
+    (-90, 0, "")])
+def test_a_clock_that_cannot_be_right_is_told(make_owner, last_days, created_days, says):
+    owner = make_owner(created_ms=now_ms() + created_days * DAY_MS)
+    owner.make_rest()
+    (owner.root / "commitlog").mkdir()
+    owner.position(4096)
+    for slot in owner.control.slots:
+        slot.store_timestamp_ms = now_ms() + last_days * DAY_MS
+    owner.publish()
+    assert says in status(owner)["reason"] and bool(says) == bool(status(owner)["reason"])
 
 
 def test_an_engine_that_stops_is_still_running(owner):
