@@ -67,11 +67,14 @@ restarts() {
 failpoints() { run_rig failpoints scripts/failpoints.sh; }
 
 power_cuts() {
-  local mode
+  local mode then
   tests -m long tests/faults/test_engine_power_cut.py
   for mode in async pool sync; do
     run_rig "power cut" scripts/power_cut.sh --mode "$mode" --rounds $((rounds / 3 + 1)) --states 1000
     run_rig "power cut, blocks" scripts/power_cut.sh --block --mode "$mode" --rounds $((rounds / 10 + 1)) --states 300
+    for then in recover rebuild salvage cut read; do
+      run_rig "power cut" scripts/power_cut.sh --mode "$mode" --then "$then" --rounds 1 --states 500
+    done
   done
 }
 

@@ -27,6 +27,7 @@ from pathlib import Path
 import needs
 from faults.engine_power_cut import ACKS, FAILURES_SHOWN, SEGMENT_BYTES, PowerCutRun, judge_states, main, run_engine
 from faults.flushed_watch import FlushedWatch
+from faults.after_kill import do
 from faults.logged_disk import FILE_SYSTEMS, BlockDisk, FileSystem, LoggedDisk, build_server, logged_disk
 from faults.memory_folder import memory_folder
 from faults.mounts import own_mounts
@@ -38,7 +39,7 @@ WRITTEN_BACK = ("commitlog", "consumequeue", "index")
 
 def cut(
     program: Path, folder: Path, seed: str, mode: str, states: int, environ: dict[str, str], company: Collection[str] = (), *,
-    kind: FileSystem = FILE_SYSTEMS["ext4"], enough: int = ACKS, stop_at: int = 5
+    kind: FileSystem = FILE_SYSTEMS["ext4"], enough: int = ACKS, stop_at: int = 5, then: str = ""
 ) -> Outcome:
     """One round; `store` and `acks` stay in `folder`, as all processes' death left them.
 
@@ -46,24 +47,35 @@ def cut(
     """
     with memory_folder(folder / "scratch") as scratch:
         with logged_disk(program, scratch, kind) as disk:
-            record_run(disk, seed, mode, company, environ, enough)
+            begins = record_run(disk, seed, mode, company, environ, enough, then)
             records = tell_beginning(disk.records(), disk.store)
             shutil.copytree(disk.store, folder / "store")
             (folder / "acks").write_bytes(disk.acks.read_bytes())
         model, place = BlockDisk(disk.kind, disk.base), scratch / "state"
         place.mkdir()
         outcome = judge_states(mode, company, seed, records, lambda judge: explore_states(
-            records, model, lambda rng: model.state(rng, place), judge, states=states, seed=seed, stop_at=stop_at))
+            records, model, lambda rng: model.state(rng, place), judge, states=states, seed=seed, stop_at=stop_at,
+            begin=begins))
         if outcome.bad:  # whoever looks for the reason needs them
             shutil.copy(disk.journal, folder / "journal")
             (folder / "image").write_bytes(disk.base)
         return outcome
 
 
-def record_run(disk: LoggedDisk, seed: str, mode: str, company: Collection[str], environ: dict[str, str], enough: int) -> None:
+def record_run(disk: LoggedDisk, seed: str, mode: str, company: Collection[str], environ: dict[str, str], enough: int,
+               then: str = "") -> int:
+    """Runs the engine, and does what comes `then`; the record with which that begins, 0 without."""
+    begins = 0
+
+    def afterwards() -> None:
+        nonlocal begins
+        begins = len(disk.records())
+        do(then, disk.store, disk.acks, environ, acks.write)
+
     with open(disk.acks, "ab", buffering=0) as acks:
         run_engine(disk.store, disk.acks, seed, mode, company, environ, enough,
-                   lambda: WriteBack(disk.store, acks.write, random.Random(seed)))
+                   lambda: WriteBack(disk.store, acks.write, random.Random(seed)), then, afterwards if then else lambda: None)
+    return begins
 
 
 def tell_beginning(records: list[Record], store: Path) -> list[Record]:
@@ -108,6 +120,8 @@ class BlockPowerCutRun(PowerCutRun):
 
     def take_options(self, arguments: argparse.Namespace) -> None:
         self.file_system = FILE_SYSTEMS[arguments.file_system]
+        if self.then == "salvage":
+            raise SystemExit("power_cut.sh: a salvage is cut in trees only: leave out --block")
         if arguments.file_system != "ext4":
             self.summary.kind += f", {arguments.file_system}"
 
@@ -116,7 +130,7 @@ class BlockPowerCutRun(PowerCutRun):
 
     def cut(self, folder: Path, seed: str, company: Sequence[str]) -> Outcome:
         return cut(self.program, folder, seed, self.mode, self.states, self.environ, company, kind=self.file_system,
-                   stop_at=FAILURES_SHOWN)
+                   stop_at=FAILURES_SHOWN, then=self.then)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ it (mapped_pages.py), and which file the cleaner was about to delete (`tell_remo
     whole       `pyengine check` finds no error
     delayed     an acknowledged message stands in the queue of its level; if delayOffset.json has passed over it, its
                 delivered copy is in the log; the note never lies behind the queue's end
+    afterwards  what a recovery, a cut, a rebuild or a salvage has kept is `flushed` once it has returned (after_kill.py); a log
+                that was cut ends there then, and what lay behind the cut may be gone from when it was decided
     consumers   consumerOffset.json is whole, says what commit() has returned for and nothing that nobody asked for; what
                 was read at level `flushed` is there, so that such a group's offset needs no correction; after the
                 recovery no offset lies behind its queue's end
@@ -16,6 +18,7 @@ it (mapped_pages.py), and which file the cleaner was about to delete (`tell_remo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections import defaultdict
@@ -56,6 +59,8 @@ class Promised:
     flushed: int = 0
     read_to: int = 0
     removing: int = -1  # start of the last segment that was about to go
+    cutting: int | None = None  # where the log is being cut on purpose
+    is_cut: bool = False
     asked: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     committed: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -74,8 +79,16 @@ class Promised:
                     found.asked[group] |= _by_queue(offsets)
                 case {"group": group, "commits": offsets}:
                     found.committed[group] |= _by_queue(offsets)
+                case {"cutting": at}:
+                    found.cutting = at
+                case {"cut": _}:
+                    found.is_cut = True
                 case {"removing": start}:
                     found.removing = max(found.removing, start)
+        if found.cutting is not None:
+            found.flushed, found.read_to = min(found.flushed, found.cutting), min(found.read_to, found.cutting)
+            found.rows = [row for row in found.rows
+                          if row["physical_offset"] is not None and row["physical_offset"] < found.cutting]
         return found
 
 
@@ -102,6 +115,7 @@ def judge_tree(mode: str, tree: Path, promised: Promised) -> tuple[list[str], in
         return [f"LOST: {len(promised.rows)} acknowledged, {promised.flushed} flushed, {promised.read_to} read at `flushed`, "
                 f"{len(promised.committed)} groups have committed, but there is no commit log"] * bool(is_lost), 0
     config = load_config(tree, environ={})
+    as_the_same_directory(tree)
     before = SmallFiles.of(tree)
     wrong = before.said + _beginning(tree, config, promised)
     report = recover(tree, config.geometry, options=RecoveryOptions.of(config))
@@ -110,6 +124,8 @@ def judge_tree(mode: str, tree: Path, promised: Promised) -> tuple[list[str], in
     end = report.end_offset
     wrong += [f"LOST: the log was {how} up to {to} and ends at {end}"
               for how, to in (("flushed", promised.flushed), ("read at `flushed`", promised.read_to)) if end < to]
+    if promised.is_cut and end != promised.cutting:
+        wrong.append(f"the log was cut at {promised.cutting} and ends at {end}")
     wrong += _beginning(tree, config, promised)
     rows = promised.rows
     if mode != "sync":
@@ -121,6 +137,14 @@ def judge_tree(mode: str, tree: Path, promised: Promised) -> tuple[list[str], in
     checked = check(tree, config.geometry)
     wrong += [f"check: {one.file} {one.text}" for one in checked.findings if one.severity is Severity.ERROR]
     return wrong, found.messages
+
+
+def as_the_same_directory(tree: Path) -> None:
+    """Let `config/engine-id` name the inode that it has in the tree: this is the directory that was cut, and no copy of it."""
+    path = tree / "config" / "engine-id"
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        document, status = json.loads(path.read_bytes()), path.stat()
+        path.write_text(json.dumps(document | {"device": status.st_dev, "inode": status.st_ino}) + "\n")
 
 
 @functools.cache

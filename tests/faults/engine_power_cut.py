@@ -1,11 +1,12 @@
 """Power cuts under a running engine: one recorded run, and the trees that cuts of it could leave, each recovered and judged.
 
     python -m faults.engine_power_cut [--rounds 3] [--states 200] [--seed N] [--mode async|pool|sync] [--broken SWITCH]
-                                      [--with [cleaning] [delayed] [consumers]] [--json] [--peer]
+                                      [--with [cleaning] [delayed] [consumers]] [--then SCENE] [--json] [--peer]
 
 A round is one run of an engine under producers whose system calls are written down, and `--states` trees made from
 that journal; cut_judge.py says what must be in every one. --with says what else goes on in each run: delayed messages
-being delivered, groups that commit, old files being deleted. Without it the rounds take turns (IN_TURN). With --broken
+being delivered, groups that commit, old files being deleted. Without it the rounds take turns (IN_TURN). --then says
+what is done after the engine was killed: no cut comes before that has begun (after_kill.py). With --broken
 the engine is a build that is broken on purpose (mutants.py), and must be caught.
 
 Exit 0: held. 1: something promised was lost, torn, doubled or out of order. 3: the broken build was not caught.
@@ -32,11 +33,12 @@ from crash.in_child import InChild
 from crash.report import add_common_options, ended_in_order, finish
 from crash.rounds import RETENTION, CrashRun, Summary, kill_engine
 from crash.watch import wait_for
+from faults.after_kill import THEN, do
 from faults.cut_judge import Promised, below, judge_tree, tell_removals
 from faults.mapped_pages import PageWatch
 from faults.memory_folder import memory_folder
 from faults.mutants import SEEN_BY_POWER_CUTS, build, environment
-from faults.power_cut import Outcome, Record, build_shim, explore, read_journal, shim_environment
+from faults.power_cut import Outcome, Record, append_record, build_shim, explore, read_journal, shim_environment
 from pyengine.cli.replay import MODES
 from pyengine.config import load_config
 from pyengine.errors import EngineError
@@ -63,6 +65,7 @@ SETTINGS = {
     "commit_interval_commit_log_ms": 10,
     "transient_store_pool_size": 3,
 }
+UNSYNCED = {"flush_interval_commit_log_ms": 600_000}  # in the async modes the engine has synced next to nothing of the log
 DELAY_LEVELS = 3
 DELAYED = {"message_delay_level": "0s 1s 1h", "flush_delay_offset_interval_ms": 10}  # one is always still waiting
 CLEANING = RETENTION | {"clean_resource_interval_ms": 200}  # so that several files go at once
@@ -80,31 +83,56 @@ def judge(mode: str, checked: mmap.mmap, tree: Path, acks: list[bytes]) -> str |
     return "; ".join(wrong) or None
 
 
-def settings(mode: str, company: Collection[str]) -> dict[str, object]:
-    return SETTINGS | MODES[mode] | (DELAYED if "delayed" in company else {}) | (CLEANING if "cleaning" in company else {})
+def settings(mode: str, company: Collection[str], then: str = "") -> dict[str, object]:
+    return SETTINGS | MODES[mode] | (UNSYNCED if then else {}) | (DELAYED if "delayed" in company else {}) | (CLEANING if "cleaning" in company else {})
 
 
 def record_run(
-    shim: Path, folder: Path, seed: str, mode: str, company: Collection[str], environ: dict[str, str], enough: int
-) -> tuple[Path, Path]:
-    """Runs engine, producers and `company` until all of them have done enough, then kills all; (store, journal)."""
+    shim: Path, folder: Path, seed: str, mode: str, company: Collection[str], environ: dict[str, str], enough: int,
+    then: str = "",
+) -> tuple[Path, Path, int]:
+    """Runs engine, producers and `company` until all of them have done enough, then kills all, and does what comes `then`.
+
+    (store, journal, the record with which that begins)
+    """
     store, acks, journal = folder / "store", folder / "acks", folder / "journal"
     store.mkdir()
     acks.touch()
-    environ = environ | shim_environment(shim, journal, store, acks, MAPPED[mode])
-    run_engine(store, acks, seed, mode, company, environ, enough, lambda: PageWatch(store, journal, MAPPED[mode]))
-    return store, journal
+    written = environ | shim_environment(shim, journal, store, acks, MAPPED[mode])
+    begins = 0
+
+    def afterwards() -> None:
+        nonlocal store, journal, begins
+        if then == "salvage":  # into a disk of its own
+            store, journal = folder / "salvaged", folder / "salvage-journal"
+            after = environ | shim_environment(shim, journal, store, acks, ("index",))
+            with contextlib.suppress(FileExistsError):
+                store.mkdir()
+        else:
+            after = written
+            with contextlib.closing(PageWatch(store, journal, MAPPED[mode])) as pages:
+                pages.look_at_all()
+        begins = len(read_journal(journal))
+        with open(journal, "ab", buffering=0) as file:
+            do(then, folder / "store", acks, after,
+               lambda line: append_record(file.fileno(), Record("A", 0, 0, line, b"")), store)
+
+    run_engine(store, acks, seed, mode, company, written, enough, lambda: PageWatch(store, journal, MAPPED[mode]),
+               then, afterwards if then else lambda: None)
+    return store, journal, begins
 
 
 def run_engine(store: Path, acks: Path, seed: str, mode: str, company: Collection[str], environ: dict[str, str], enough: int,
-               watch: Callable[[], contextlib.AbstractContextManager]) -> None:
-    """Engine, producers and `company`, watched, until they have done enough; then all are killed."""
+               watch: Callable[[], contextlib.AbstractContextManager], then: str = "",
+               afterwards: Callable[[], None] = lambda: None) -> None:
+    """Engine, producers and `company`, watched, until they have done enough; then all are killed, their memory stays for
+    `afterwards` and goes then."""
     more = ["--delayed", str(DELAY_LEVELS)] * ("delayed" in company) + ["--rate", RATE_IN_COMPANY] * bool(company)
     commands = [["acked_consumer"]] * ("consumers" in company)
     commands += [["acked_producer", "--name", f"p{number}", "--seed", seed, *more] for number in range(2)]
     clients = []
     try:
-        command = [sys.executable, "-P", "-c", START, str(store), json.dumps(settings(mode, company))]
+        command = [sys.executable, "-P", "-c", START, str(store), json.dumps(settings(mode, company, then))]
         started = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
         assert started.returncode == 0, started.stderr
         with watch():
@@ -114,6 +142,11 @@ def run_engine(store: Path, acks: Path, seed: str, mode: str, company: Collectio
                 if module == "acked_consumer":
                     wait_for("a consumer", lambda: b'"reads"' in acks.read_bytes(), patience_s=120)
             wait_for("acknowledgements", lambda: has_done_enough(store, acks, company, enough), patience_s=120)
+        for client in clients:
+            client.kill()
+            client.wait()
+        kill_engine(store)
+        afterwards()
     finally:
         for client in clients:
             client.kill()
@@ -143,14 +176,18 @@ def end_engine(store: Path) -> None:
 
 def cut(
     shim: Path, folder: Path, seed: str, mode: str, states: int, environ: dict[str, str], company: Collection[str] = (), *,
-    enough: int = ACKS, stop_at: int = 5
+    enough: int = ACKS, stop_at: int = 5, then: str = ""
 ) -> Outcome:
-    """One run with that `company`, and its trees."""
-    store, journal = record_run(shim, folder, seed, mode, company, environ, enough)
-    records = list(tell_removals(read_journal(journal), store))
+    """One run with that `company`, and its trees; of what is done `then` only those that a cut leaves after it has begun."""
+    store, journal, begins = record_run(shim, folder, seed, mode, company, environ, enough, then)
+    records = read_journal(journal)
+    if then == "salvage":  # what is not finished promises nothing, and may be no store
+        begins = len(records) - 1
+    elif not then:
+        records = list(tell_removals(records, store))
     with memory_folder(folder / "scratch") as scratch:
         return judge_states(mode, company, seed, records, lambda judge: explore(
-            records, store, judge, states=states, seed=seed, scratch=scratch, stop_at=stop_at))
+            records, store, judge, states=states, seed=seed, scratch=scratch, stop_at=stop_at, begin=begins))
 
 
 def judge_states(mode: str, company: Collection[str], seed: str, records: Sequence[Record],
@@ -192,11 +229,11 @@ class PowerCutRun(CrashRun):
     kind = "power cut"
 
     def __init__(self, scratch: Path, mode: str, seed: int, states: int, environ: dict[str, str],
-                 company: Sequence[str] | None) -> None:
+                 company: Sequence[str] | None, then: str = "") -> None:
         """`company` None: each round's own, by turns."""
         super().__init__(scratch / "store", scratch, self.kind, mode, seed)
         self.summary = PowerCutSummary(self.kind, mode, seed)
-        self.mode, self.states, self.environ, self.company = mode, states, environ, company
+        self.mode, self.states, self.environ, self.company, self.then = mode, states, environ, company, then
         self.program = self.build()
 
     @classmethod
@@ -212,7 +249,8 @@ class PowerCutRun(CrashRun):
 
     def cut(self, folder: Path, seed: str, company: Sequence[str]) -> Outcome:
         """One round in an empty folder; leaves `store` and `acks` there."""
-        return cut(self.program, folder, seed, self.mode, self.states, self.environ, company, stop_at=FAILURES_SHOWN)
+        return cut(self.program, folder, seed, self.mode, self.states, self.environ, company, stop_at=FAILURES_SHOWN,
+                   then=self.then)
 
     def run(self, rounds: int) -> PowerCutSummary:
         began_s = time.monotonic()
@@ -220,7 +258,7 @@ class PowerCutRun(CrashRun):
             folder = self.scratch / f"round-{number}"
             folder.mkdir()
             company = IN_TURN[number % len(IN_TURN)] if self.company is None else self.company
-            self.settings = settings(self.mode, company)
+            self.settings = settings(self.mode, company, self.then)
             outcome = self.cut(folder, f"{self.summary.seed}/{number}", company)
             self.summary.rounds += 1
             self.summary.states += outcome.states
@@ -234,7 +272,7 @@ class PowerCutRun(CrashRun):
             config = load_config(self.store, environ={})
             end = recover(self.store, config.geometry, options=RecoveryOptions.of(config)).end_offset
             rows = [row for row in read_acked([folder / "acks"]) if "body_sha256" in row]
-            if self.mode == "pool":  # what was in its buffers alone is gone
+            if self.mode == "pool" or self.then == "cut":  # what was in its buffers alone is gone, and what was cut
                 rows = below(self.store, rows, end)
             (folder / "rows").write_text("".join(json.dumps(row) + "\n" for row in rows))
             self.acked = [folder / "rows"]
@@ -252,6 +290,7 @@ def main(words: str | None = __doc__, rig: type[PowerCutRun] = PowerCutRun) -> i
     parser.add_argument("--states", type=int, default=200, help="states for each recorded run (200)")
     parser.add_argument("--with", dest="company", nargs="*", choices=COMPANY,
                         help="what else goes on in each run (by turns)")
+    parser.add_argument("--then", choices=THEN, default="", help="what is done after the engine was killed, and then cut")
     parser.add_argument("--broken", choices=[mutant.switch for mutant in SEEN_BY_POWER_CUTS],
                         help="an engine broken in this way: must be caught, in the mode and with the company where it can be")
     rig.add_options(parser)
@@ -264,7 +303,8 @@ def main(words: str | None = __doc__, rig: type[PowerCutRun] = PowerCutRun) -> i
         runs: list[PowerCutRun] = []
 
         def make(store: Path, scratch: Path) -> PowerCutRun:
-            run = rig(scratch, arguments.mode, arguments.seed, arguments.states, environ, arguments.company)
+            run = rig(scratch, arguments.mode, arguments.seed, arguments.states, environ,
+                      () if arguments.then else arguments.company, arguments.then)
             run.take_options(arguments)
             runs.append(run)
             return run

@@ -32,9 +32,18 @@ class PageWatch(FlushedWatch):
         finally:
             os.close(self._descriptor)
 
+    def close(self) -> None:
+        """Instead of a run: of a store whose engine is gone."""
+        self._engine.close()
+        os.close(self._descriptor)
+
     def look(self) -> None:
         """Once over everything."""
         super().look()
+        self.look_at_all()
+
+    def look_at_all(self) -> None:
+        """Every page that has changed."""
         for folder in self._folders:
             if folder.is_dir():
                 for path in sorted(folder.iterdir()):

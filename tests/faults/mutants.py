@@ -95,9 +95,23 @@ COMMITS_UNSYNCED = Mutant(
     "    try:\n        os.fsync(descriptor)\n",
     "    try:\n        BROKEN or os.fsync(descriptor)\n",
 )
+FORGETS_RECOVERY_SYNC = Mutant(
+    "no-recovery-sync",
+    "recovers, cuts, rebuilds and salvages without a sync of a file that it has written to",
+    "pyengine/storage/durable_writes.py",
+    "        os.fsync(descriptor)\n",
+    "        BROKEN or os.fsync(descriptor)\n",
+)
+CLAIMS_UNSYNCED = Mutant(
+    "no-reader-sync",
+    "reads at `flushed` beyond the watermark without a sync of its own",
+    "pyengine/storage/read_level.py",
+    "                    os.fdatasync(descriptor)\n",
+    "                    BROKEN or os.fdatasync(descriptor)\n",
+)
 SEEN_BY_KILLS = (ANSWERS_EARLY, FORGETS_UNDO)
 SEEN_BY_POWER_CUTS = (NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, FORGETS_FOLDER, FORGETS_TIMED_SYNC, NOTES_EARLY, FORGETS_REMOVED,
-                      COMMITS_UNSYNCED)
+                      COMMITS_UNSYNCED, FORGETS_RECOVERY_SYNC, CLAIMS_UNSYNCED)
 MUTANTS = SEEN_BY_KILLS + SEEN_BY_POWER_CUTS
 
 

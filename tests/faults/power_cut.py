@@ -114,6 +114,9 @@ class _NameChange(NamedTuple):
     def apply(self, names: dict[str, int]) -> None:
         if self.kind == "U":
             names.pop(self.path, None)
+        elif self.kind == "R" and self.life == FOLDER:
+            for path in [path for path in names if path == self.path or path.startswith(f"{self.path}/")]:
+                names[self.target + path.removeprefix(self.path)] = names.pop(path)
         elif self.kind == "R":
             names.pop(self.path, None)
             names[self.target] = self.life
@@ -151,7 +154,7 @@ class Disk:
             self._lives[inode] = self._births
             self.files[self._births] = _File()
         elif kind in "NMUR":
-            life = self._lives[inode] if kind in "NR" else FOLDER
+            life = self._lives[inode] if kind == "N" else self._lives.get(inode, FOLDER) if kind == "R" else FOLDER
             self.pending_names.append(_NameChange(now, kind, a.decode(), life, b.decode()))
         elif kind == "b":
             self._begun[inode, number] = now, self._lives.get(inode, FOLDER)
@@ -256,15 +259,18 @@ class UnmountableError(Exception):
     """The file system does not come up in this state; the text says why."""
 
 
-def cut_points(records: Sequence[Record], count: int, rng: random.Random) -> list[int]:
+def cut_points(records: Sequence[Record], count: int, rng: random.Random, begin: int = 0) -> list[int]:
     """Where to cut: a share right behind acknowledgements given while something was unsafe, one behind any, one anywhere.
 
     One behind removals of names and one behind replacements of files, where there are any; all shares are equal.
+    None is before `begin`.
     """
     disk = Disk()
     acks, suspicious, removals, replacements = [], [], [], []
     for number, record in enumerate(records):
         disk.feed(record)
+        if number < begin:
+            continue
         if record.kind == "A":
             acks.append(number + 1)
             if not disk.clean:
@@ -273,7 +279,7 @@ def cut_points(records: Sequence[Record], count: int, rng: random.Random) -> lis
             removals.append(number + 1)
         elif record.kind == "R":
             replacements.append(number + 1)
-    anywhere = range(len(records) + 1)
+    anywhere = range(begin, len(records) + 1)
     shares = [suspicious or acks or anywhere, acks or anywhere, anywhere, *filter(None, (removals, replacements))]
     return sorted(rng.choice(rng.choice(shares)) for _ in range(count))
 
@@ -306,6 +312,7 @@ def explore(
     seed: str,
     scratch: Path,
     stop_at: int = 1_000_000,
+    begin: int = 0,
 ) -> Outcome:
     """Builds `states` trees and lets `check(tree, acknowledged lines)` judge each: None, or what is wrong.
 
@@ -317,7 +324,7 @@ def explore(
         disk.cut(rng, name, tree)
         return nullcontext(tree)
 
-    return explore_states(records, disk, state, check, states=states, seed=seed, stop_at=stop_at)
+    return explore_states(records, disk, state, check, states=states, seed=seed, stop_at=stop_at, begin=begin)
 
 
 def explore_states(
@@ -329,9 +336,10 @@ def explore_states(
     states: int,
     seed: str,
     stop_at: int = 1_000_000,
+    begin: int = 0,
 ) -> Outcome:
     """The same of any disk that is fed the records; `state` makes a tree of it as it then is, for as long as it is judged."""
-    points, fed = cut_points(records, states, random.Random(seed)), 0
+    points, fed = cut_points(records, states, random.Random(seed), begin), 0
     outcome = Outcome(records=len(records), acknowledged=sum(record.kind == "A" for record in records))
     for number, point in enumerate(points):
         for record in records[fed:point]:

@@ -45,6 +45,13 @@ def test_what_was_promised_is_on_the_disk(program, tmp_path, seed, rng):
     assert outcome.acknowledged >= ENOUGH
 
 
+@pytest.mark.block
+def test_what_is_done_after_a_kill_is_on_the_disk(program, tmp_path, seed, rng):
+    then = rng.choice(("recover", "rebuild", "cut", "read"))
+    outcome = with_own_mounts(cut, program, tmp_path, seed, rng.choice(list(MODES)), STATES, here(), enough=ENOUGH, then=then)
+    assert (outcome.bad, outcome.states) == ([], STATES)
+
+
 @pytest.mark.long
 @pytest.mark.block
 @pytest.mark.timeout(3600)

@@ -12,8 +12,10 @@ import pytest
 
 from faults.engine_power_cut import ACKS, COMPANY, IN_TURN, MAPPED, cut, here, words
 from faults.mutants import (
+    CLAIMS_UNSYNCED,
     COMMITS_UNSYNCED,
     FORGETS_FOLDER,
+    FORGETS_RECOVERY_SYNC,
     FORGETS_REMOVED,
     FORGETS_TIMED_SYNC,
     NEVER_SYNCS,
@@ -45,6 +47,30 @@ def test_what_was_promised_survives_every_cut(shim, tmp_path, seed, mode, compan
     outcome = cut(shim, tmp_path, seed, mode, STATES, here(), company)
     assert outcome.acknowledged >= ACKS
     assert outcome.bad == []
+
+
+@pytest.mark.parametrize("mode, then", [("async", "recover"), ("sync", "rebuild"), ("async", "salvage"), ("async", "cut"),
+                                        ("async", "read"), *(pytest.param(mode, then, marks=pytest.mark.long) for mode, then in [
+                                            ("sync", "recover"), ("pool", "recover"), ("sync", "cut"), ("pool", "read")])])
+def test_what_is_done_after_a_kill_survives_every_cut(shim, tmp_path, seed, mode, then):
+    outcome = cut(shim, tmp_path, seed, mode, STATES, here(), then=then)
+    assert outcome.acknowledged >= 1
+    assert outcome.bad == []
+
+
+@pytest.mark.parametrize(
+    "mutant, mode, then",
+    [(FORGETS_RECOVERY_SYNC, "async", "recover"), (FORGETS_RECOVERY_SYNC, "sync", "rebuild"),
+     (FORGETS_RECOVERY_SYNC, "async", "salvage"), (FORGETS_RECOVERY_SYNC, "async", "cut"), (CLAIMS_UNSYNCED, "async", "read")],
+    ids=lambda of: getattr(of, "switch", of),
+)
+def test_what_is_done_after_a_kill_without_a_sync_is_caught(shim, broken_build, tmp_path, seed, proof, mutant: Mutant, mode, then):
+    outcome = cut(shim, tmp_path, seed, mode, 400, environment(broken_build, mutant), then=then, stop_at=1)
+    proof("broken builds", f"power cut: {mutant.name} ({mode}, then {then})",
+          **{"states until caught": outcome.states, "not caught": int(not outcome.caught)})
+    assert len(outcome.caught) == len(outcome.bad), outcome.bad
+    assert outcome.caught, f"an engine that {mutant.name} was not noticed in {outcome.states} states"
+    print(outcome.caught[0])
 
 
 @pytest.mark.parametrize(
