@@ -235,19 +235,21 @@ def missing_pool_buffers(memory: EngineMemory) -> list[int]:
 
 
 def _set_positions(memory: EngineMemory, root: Path, report: RecoveryReport) -> None:
-    """Everything that recovery kept is written, committed, durable and dispatched."""
+    """Everything that recovery kept is written, committed, durable and dispatched; of a degraded store the watermark is durable."""
     control, size = memory.control, memory.identity.segment_bytes
     end = report.end_offset
+    flushed = end if report.state is RecoveryState.RECOVERED else min(end, report.watermark)
     # Nothing was read where nothing could have changed: then the checkpoint knows the newest time.
     time_ms = max(report.last_store_timestamp_ms, read_checkpoint(root).physic_msg_timestamp_ms, 0)
     segments = list_log(root, size)
     native.store_position(control.min_offset, max(0, report.min_offset))
-    for position in (control.wrote, control.committed, control.flushed, control.reput_from):
+    for position in (control.wrote, control.committed, control.reput_from):
         native.store_position(position, end)
+    native.store_position(control.flushed, flushed)
     for slot in control.slots:
         slot.wrote, slot.store_timestamp_ms = end, time_ms
     for pair in control.flusher.slot:
-        pair.flushed, pair.store_timestamp_ms = end, time_ms
+        pair.flushed, pair.store_timestamp_ms = flushed, time_ms
     native.store(control.writer, "intent_end", end)
     native.store(control.allocator, "ready_end", segments[-1].start_offset + size if segments else end - end % size)
     native.store(control.workers[native.CHECKPOINTER], "position", end)

@@ -68,8 +68,8 @@ def print_report(report: CheckReport) -> None:
             (finding.severity.value, finding.grade.label, finding.file, finding.offset, finding.text)
             for finding in report.findings])
         print()
-        for advice in dict.fromkeys(finding.advice for finding in report.findings if finding.advice):
-            print(f"to do: {output.printable(advice)}")
+        for number, step in enumerate(report.advice, 1):
+            print(f"to do{f' ({number})' if len(report.advice) > 1 else ''}: {output.printable(step)}")
     if report.left_out:
         print(f"{report.left_out:,} findings of the same kinds are not shown")
     print(report.sentence)

@@ -257,6 +257,7 @@ _TABLE = (
         _("recovery_derived_synced", "queues and index are durable, the checkpoint is old", scene=RECOVERY),
         _("recovery_checkpoint_written", "the checkpoint is true, the watermark is old", scene=RECOVERY),
         _("recovery_watermark_written", "the watermark is true, `abort` still stands", scene=RECOVERY),
+        _("recovery_kept_noted", "the next recovery knows where this one began to read, `abort` is there", scene=RECOVERY),
         _("recovery_abort_removed", "`abort` is gone, the marker still stands", scene=RECOVERY),
         _("recovery_marker_removed", "the files are done, consumers' offsets are not looked at", scene=RECOVERY),
         _("recovery_done", "the store is as it was stopped in order", scene=RECOVERY),

@@ -7,8 +7,10 @@ config/watermark; one without it to its end if it was stopped in order (no file 
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
@@ -17,17 +19,19 @@ from pyengine.errors import NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.log_folders import log_folders
 from pyengine.formats.paths import parse_segment_name, segment_name
 from pyengine.formats.record_case import CaseLabel
-from pyengine.formats.record_layout import MAGIC_AT, SYS_FLAG_AT, store_timestamp_at
-from pyengine.formats.constants import MESSAGE_MAGIC
+from pyengine.formats.walk import WalkResult
 from pyengine.results import ReadLevel
 from pyengine.spark.file_tree import LOG, FileTree
-from pyengine.spark.segment_bytes import FetchedSegment, judge, walk_to_end
+from pyengine.spark.segment_bytes import FetchedSegment, judge, walk_piece
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.log_end import LogEnd
+from pyengine.storage.log_scan import HEAD_BYTES, LogView
+from pyengine.storage.recovery_cases import Owner
+from pyengine.storage.segment_files import SegmentFile
+from pyengine.storage.walk_ahead import Piece
 from pyengine.storage.watermark import WatermarkReading, read_watermark
 
-_SMALL_FILES = ("config/watermark", "config/engine.toml", "checkpoint", "abort")
-_HEAD_BYTES = 128
+_SMALL_FILES = ("config/watermark", "config/engine.toml", "config/recovery", "config/recovered", "checkpoint", "abort")
 _SIZE = "mapped_file_size_commit_log_bytes"
 
 
@@ -73,47 +77,43 @@ class RemoteLog:
 
 
 class RemoteLogEnd(LogEnd):
-    """The log's end, looked for where LogEnd looks, by ranges."""
+    """The log's end by the same rules, read by ranges."""
 
     _log: RemoteLog
 
-    def _walk(self, offset: int) -> tuple[int, str]:
-        while True:
-            start = self._log.start_of(offset)
-            if start is None:
-                return offset, CaseLabel.RANGE_END
-            end = start + self._log.size_bytes
-            segment = self._log.open(start)
-            try:
-                reached, reason = walk_to_end(segment, offset, end)
-            finally:
-                segment.close()
-            if (reason != CaseLabel.BLANK and reached < end) or self._log.start_of(end) is None:
-                return reached, reason
-            offset = end
+    def _view(self, log: LogView) -> LogView:
+        return _RemoteLogView(log.segments, log.size_bytes, log.watermark, log.verified_from, remote=self._log)
 
-    def _sure_start(self, flushed: int) -> int | None:
-        start = self._log.start_of(flushed)
-        if start is None:
-            return None
-        segment = self._log.open(start)
-        try:
-            label = judge(segment, flushed, start + self._log.size_bytes)
-        finally:
-            segment.close()
-        return start if label in ("foreign", "overrun", "torn", "offset_mismatch", "bad_crc") else flushed
 
-    def _first_store_timestamp_ms(self, start: int) -> int | None:
-        segment = self._log.open(start)
-        try:
-            segment.fill(start, start + _HEAD_BYTES, start + self._log.size_bytes)
-            head = segment.view
-        finally:
-            segment.close()
-        if len(head) < _HEAD_BYTES or int.from_bytes(head[MAGIC_AT : MAGIC_AT + 4], "big") != MESSAGE_MAGIC:
-            return None
-        at = store_timestamp_at(int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big", signed=True))
-        return int.from_bytes(head[at : at + 8], "big", signed=True)
+@dataclass(frozen=True, slots=True)
+class _RemoteLogView(LogView):
+    """The log by ranges of its segments."""
+
+    remote: RemoteLog = field(kw_only=True)
+
+    def head(self, segment: SegmentFile) -> bytes:
+        start = segment.start_offset
+        with contextlib.closing(self.remote.open(start)) as fetched:
+            fetched.fill(start, start + HEAD_BYTES, start + self.size_bytes)
+            return bytes(fetched.view[:HEAD_BYTES])
+
+    def label_at(self, segment: SegmentFile, offset: int) -> str:
+        with contextlib.closing(self.remote.open(segment.start_offset)) as fetched:
+            return judge(fetched, offset, segment.start_offset + self.size_bytes)
+
+    def walk(
+        self, segment: SegmentFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
+    ) -> Iterator[WalkResult]:
+        with contextlib.closing(self.remote.open(segment.start_offset)) as fetched:
+            for stop, strict in pieces:
+                if start >= stop:
+                    continue
+                result = walk_piece(fetched, start, stop, limit=limit, check_crc=check_crc, strict=strict,
+                                    check_offset=self.owner is Owner.OURS)
+                yield result
+                start = result.end_offset
+                if result.reason != CaseLabel.RANGE_END or start < stop:
+                    return
 
 
 class RemoteStore:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pyengine.errors import CorruptionError
 from pyengine.formats.constants import MESSAGE_MAGIC
 from pyengine.formats.record_layout import BEGIN, HEAD_BY_FLAGS, I64, MAGIC_AT, PHYSICAL_OFFSET_AT, TRAILER_BYTES
+from pyengine.formats.walk import WalkResult
 from pyengine.native.scan import classify, sync, walk
 
 if TYPE_CHECKING:
@@ -156,16 +157,22 @@ def more(segment: Segment, position: int, have: int, reason: str, limit: int) ->
     return segment.is_partial and have < limit and reason in ("overrun", "range_end")
 
 
-def walk_to_end(segment: Segment, position: int, end: int) -> tuple[int, str]:
-    """(where whole records end, why) from the record at `position` on, bodies checked; `end` is the segment's."""
-    upto = first_window(position, end)
+def walk_piece(segment: Segment, position: int, stop: int, *, limit: int, **checks: bool) -> WalkResult:
+    """As native.scan.walk of [position, stop) with `checks`."""
+    upto = first_window(position, limit)
+    records = messages = 0
+    first_ms = last_ms = -1
     while True:
-        have = segment.fill(position, upto, end)
-        found = walk(segment.view, segment.base, position, have)
+        have = segment.fill(position, upto, limit)
+        found = walk(segment.view, segment.base, position, min(stop, have), limit=have, **checks)
         position = found.end_offset
-        if not more(segment, position, have, found.reason, end):
-            return position, found.reason
-        upto = next_window(position, have, end)
+        if found.messages:
+            first_ms = first_ms if messages else found.first_store_timestamp_ms
+            last_ms = found.last_store_timestamp_ms
+        records, messages = records + found.records, messages + found.messages
+        if position >= stop or not more(segment, position, have, found.reason, limit):
+            return WalkResult(position, found.reason, records, messages, first_ms, last_ms)
+        upto = next_window(position, have, limit)
 
 
 def first_window(position: int, end: int) -> int:

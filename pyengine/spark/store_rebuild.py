@@ -237,7 +237,7 @@ class WorkersRebuild(RebuildWork):
                 is_over = True
                 continue
             at, reason = segment.start_offset, ""
-            for part in walked.of_segment(segment):
+            for part in walked.of_segment(segment, segment.start_offset):
                 at, reason = part.walk.end_offset, part.walk.reason
                 if part.begin < at:
                     one = LogRange(segment, part.begin, at)

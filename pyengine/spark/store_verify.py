@@ -190,12 +190,12 @@ class WorkersCheck(CheckWork):
         self._task_bytes = task_bytes
         self._progress = progress
 
-    def begin(self, log: LogSegments, limit: int | None, index_files: Sequence[Path], layout: IndexLayout) -> None:
+    def begin(self, log: LogSegments, index_files: Sequence[Path], layout: IndexLayout) -> None:
         self._done_bytes = 0
         self._index = [(path, header.index_count) for path in index_files if (header := _sound_header(path, layout))]
         self._layout = layout
         walks = [unit for segment in log.segments
-                 for unit in walk_units(segment, log.size_bytes, limit, self._task_bytes, apart=True)]
+                 for unit in walk_units(segment, log.size_bytes, log.end, self._task_bytes, apart=True)]
         chains = [ChainUnit(path, layout, count) for path, count in self._index]
         found = self._run([*walks, *chains], None)
         self._walks = WalkedLog(list(zip(walks, found)))
@@ -211,8 +211,8 @@ class WorkersCheck(CheckWork):
         self._entries = dict(zip((unit.file.path for unit in files), found))
         self._keys = dict(zip(((unit.part.path, unit.part.first) for unit in parts), found[len(files):]))
 
-    def walk(self, log: LogSegments, segment: SegmentFile, stop: int) -> Iterator[WalkResult]:
-        return (part.walk for part in self._walks.of_segment(segment))
+    def walk(self, log: LogSegments, segment: SegmentFile, start: int, stop: int) -> Iterator[WalkResult]:
+        return (part.walk for part in self._walks.of_segment(segment, start))
 
     def touched(self, log: LogSegments) -> Iterator[Sequence[TouchedQueue]]:
         return (part.queues for _, part in self._walks.taken)
@@ -262,9 +262,8 @@ class WalkedLog:
         for unit, part in walked:
             self._by_segment.setdefault(unit.segment, []).append((unit, part))
 
-    def of_segment(self, segment: SegmentFile) -> Iterator[LogPart]:
-        """Its parts from its beginning on, each beginning where the one before it ended; the last one ends the walk."""
-        at = segment.start_offset
+    def of_segment(self, segment: SegmentFile, at: int) -> Iterator[LogPart]:
+        """Its parts from the record at `at` on, each beginning where the one before it ended; the last one ends the walk."""
         for unit, part in self._by_segment.get(segment, []):
             if unit.stop <= at:
                 continue

@@ -17,19 +17,23 @@ from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.check_acked import check_acked
 from pyengine.storage.check_config import check_config
 from pyengine.storage.check_extensions import check_extensions
+from pyengine.storage.check_grades import REFUSED_BY_RECOVER
 from pyengine.storage.check_index import check_index, index_files_to_check
 from pyengine.storage.check_log import LogFacts, check_log
 from pyengine.storage.check_queues import QueueCheck
-from pyengine.storage.check_report import CheckProgress, CheckReport, Findings, Severity
+from pyengine.storage.check_report import CheckProgress, CheckReport, Finding, Findings, Severity
 from pyengine.storage.check_segments import LogSegments
 from pyengine.storage.check_work import CheckWork
 from pyengine.storage.cut_log import cut_path
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_recovery import list_index_files
 from pyengine.storage.later_format import later_things, queues_are_elsewhere
+from pyengine.storage.log_end import find_end, own_watermark
 from pyengine.storage.log_files import list_log, log_exists, shown
+from pyengine.storage.log_scan import LogScan, LogView
 from pyengine.storage.queue_recovery import list_queues
 from pyengine.storage.rebuild_marker import read_rebuild_marker
+from pyengine.storage.recovery import lost_messages, would_refuse
 from pyengine.storage.recovery_marker import read_marker
 from pyengine.storage.recovery_report import copy_note
 from pyengine.storage.store_checkpoint import read_checkpoint
@@ -76,17 +80,27 @@ def check(
         where = next((word.rstrip(":") for word in str(error).split() if word.startswith(f"{root}/")), "")
         findings.error("refused", where.removeprefix(f"{root}/"), None,
                        f"{str(error).replace(f'{root}/', '')}; RocketMQ would not open the store")
+        if not is_running:
+            _check_notes(root, findings, reading.damage, was_stopped)
         report.seconds = time.monotonic() - started_s
         return report
     index_files = index_files_to_check(root, is_running=is_running) if message_index_enable else []
-    work.begin(log, limit, index_files, geometry.index_layout)
+    view = LogView.of(log.segments, size_bytes, own_watermark(reading, log.min_offset))
+    end = LogScan(limit, limit, "range_end") if limit is not None else find_end(root, view)
+    log.end = end.end_offset
+    work.begin(log, index_files, geometry.index_layout)
     facts = check_log(
-        root, log, work, findings, report, limit=limit, watermark=watermark, was_stopped=was_stopped,
+        root, log, work, findings, report, end=end, is_running=is_running, watermark=watermark, was_stopped=was_stopped,
         progress=progress or (lambda done, total: None),
     )
     if reading.is_copied:
         findings.info("copy", "config/watermark", None, copy_note(report.end_offset, reading.watermark.flushed))
     is_ours = watermark is not None
+    if not is_ours and not is_running and read_marker(root) is None:
+        was_emptied = was_stopped and not facts.is_cut_short
+        known = lost_messages(root, view, queues, log.end, was_emptied=was_emptied)
+        if known:
+            findings.error("lost messages", "commitlog", log.end, known)
     queue_check = QueueCheck(
         root, log, facts, work, findings, report, is_ours=is_ours, was_stopped=was_stopped, is_running=is_running
     )
@@ -106,16 +120,31 @@ def check(
         check_acked(root, Path(acked), log, geometry.mapped_file_size_consume_queue_bytes, findings, report)
     check_config(root, findings)
     if not is_running:
-        _check_small_files(root, facts, findings, reading.damage, was_stopped)
+        _check_notes(root, findings, reading.damage, was_stopped)
+        _check_checkpoint(root, facts, findings, was_stopped)
     if is_ours:
         _check_blocks(root, log, findings)
     log.close()
+    if not is_running:
+        report.findings = _with_limits(root, geometry, report.findings, is_ours)
     report.findings.sort(key=lambda finding: list(Severity).index(finding.severity))
     report.seconds = time.monotonic() - started_s
     return report
 
 
-def _check_small_files(root: Path, facts: LogFacts, findings: Findings, watermark_damage: str, was_stopped: bool) -> None:
+def _with_limits(root: Path, geometry: Geometry, findings: list[Finding], is_ours: bool) -> list[Finding]:
+    """The findings, told what `recover` and `rebuild` would not do about them."""
+    is_damaged = bool({finding.kind for finding in findings} & REFUSED_BY_RECOVER)
+    recover_is_refused = is_damaged and would_refuse(root, geometry)
+    lacking = {finding.file for finding in findings if finding.kind == "log gap"}  # queues that the log has holes of
+    return [
+        replace(finding, recover_is_refused=recover_is_refused,
+                rebuild_is_vain=recover_is_refused or is_damaged and is_ours or "/".join(finding.file.split("/")[:3]) in lacking)
+        for finding in findings
+    ]
+
+
+def _check_notes(root: Path, findings: Findings, watermark_damage: str, was_stopped: bool) -> None:
     if watermark_damage:
         findings.warning("watermark", "config/watermark", None, watermark_damage.replace(f"{root}/", ""))
     if not was_stopped:
@@ -126,6 +155,9 @@ def _check_small_files(root: Path, facts: LogFacts, findings: Findings, watermar
         findings.warning("marker", "config/rebuild", None, "a rebuild has begun and not finished")
     elif read_marker(root) is not None:
         findings.warning("marker", "config/recovery", None, "a recovery has begun and not finished; run `recover` again")
+
+
+def _check_checkpoint(root: Path, facts: LogFacts, findings: Findings, was_stopped: bool) -> None:
     checkpoint = read_checkpoint(root)
     last_ms = max(facts.last_store_timestamp_ms, 0)
     for name, at, time_ms in (

@@ -129,7 +129,9 @@ class _Look:
             if at == count or (fitting and self._is_elsewhere(entries, at, segment)):
                 continue
             offset = _offset(entries, at)
-            if self._is_multi_dispatched(entries, at, after):
+            if self._log.is_lost(offset):
+                pass
+            elif self._is_multi_dispatched(entries, at, after):
                 self._entries += 1
             elif not self._is_elsewhere(entries, at, segment) or segment is None:
                 self._findings.error("wrong entry", file.name, at * CQ_ENTRY_BYTES,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyengine.errors import ExitCode
-from pyengine.storage.check_grades import Grade, advice_for, grade_of
+from pyengine.storage.check_grades import ORDER, RESTORE, Grade, advice_for, grade_of, rank
 
 FINDINGS_PER_KIND_MAX = 20
 
@@ -35,15 +35,23 @@ class Finding:
     offset: int | None
     text: str
     kind: str = ""
+    recover_is_refused: bool = False  # these two: see check_grades.advice_for
+    rebuild_is_vain: bool = False
 
     @property
     def grade(self) -> Grade:
         return grade_of(self.kind, self.file, is_error=self.severity is Severity.ERROR)
 
     @property
+    def steps(self) -> list[str]:
+        """What to do about it, in order; empty when there is nothing to do."""
+        return advice_for(self.kind, self.file, self.grade, recover_is_refused=self.recover_is_refused,
+                          rebuild_is_vain=self.rebuild_is_vain)
+
+    @property
     def advice(self) -> str:
-        """What to do about it, one clause; empty when there is nothing to do."""
-        return advice_for(self.kind, self.file, self.grade)
+        """The steps as one clause."""
+        return "; then ".join(self.steps)
 
 
 @dataclass
@@ -71,6 +79,17 @@ class CheckReport:
         return max((finding.grade for finding in self.findings), default=Grade.OK)
 
     @property
+    def advice(self) -> list[str]:
+        """What to do about all of it, each step once, in the order in which to do them."""
+        ranks = {}
+        for finding in self.findings:
+            for step in finding.steps:
+                ranks[step] = min(rank(step, finding.kind), ranks.get(step, len(ORDER)))
+        if any(finding.kind == "refused" and finding.grade is Grade.LOSS for finding in self.findings):
+            ranks = {step: number for step, number in ranks.items() if step == RESTORE}  # no command opens the store before that
+        return sorted(ranks, key=ranks.__getitem__)
+
+    @property
     def exit_code(self) -> ExitCode:
         return ExitCode.CORRUPTION if self.count(Severity.ERROR) else ExitCode.OK
 
@@ -94,6 +113,7 @@ class CheckReport:
             "exit_code": int(self.exit_code),
             "grade": self.grade.label,
             "sentence": self.sentence,
+            "advice": self.advice,
             "findings": [
                 {"severity": finding.severity.value, "grade": finding.grade.label, "kind": finding.kind,
                  "file": finding.file, "offset": finding.offset, "text": finding.text, "advice": finding.advice}

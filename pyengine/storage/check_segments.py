@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from pyengine.storage.segment_files import SegmentFile, map_read_only, mapped
@@ -15,6 +16,8 @@ class LogSegments:
         self.segments = list(segments)
         self.size_bytes = size_bytes
         self.end = 0
+        self.whole: list[tuple[SegmentFile, int, int]] = []  # what was walked: [start, end) of a segment
+        self.lost: list[tuple[int, int]] = []  # [start, end) below the end where no whole record is
         self._mapped: tuple[int, mmap.mmap] | None = None
         self._starts = {segment.start_offset: segment for segment in self.segments}
 
@@ -33,13 +36,16 @@ class LogSegments:
         return start, min(self.end, start + self.size_bytes), self._mapped[1]
 
     def ranges(self, start: int) -> Iterator[tuple[int, int, int, mmap.mmap]]:
-        """(base, from, to, bytes) for each segment of [start, end)."""
-        for segment in self.segments:
-            base = segment.start_offset
-            first, last = max(start, base), min(self.end, base + self.size_bytes)
-            if first < last:
+        """(base, from, to, bytes) for each walked part of [start, end)."""
+        for segment, first, last in self.whole:
+            if max(start, first) < last:
                 with mapped(segment.path) as view:
-                    yield base, first, last, view
+                    yield segment.start_offset, max(start, first), last, view
+
+    def is_lost(self, offset: int) -> bool:
+        """True where the walk has found no whole record."""
+        at = bisect_right(self.lost, offset, key=lambda lost: lost[0]) - 1
+        return at >= 0 and offset < self.lost[at][1]
 
     def close(self) -> None:
         if self._mapped is not None:

@@ -50,19 +50,18 @@ class KeysFound(NamedTuple):
 class CheckWork:
     """Reads here and now, one piece after the other."""
 
-    def begin(self, log: LogSegments, limit: int | None, index_files: Sequence[Path], layout: IndexLayout) -> None:
-        """Before anything is read. `limit`: a running engine's position."""
+    def begin(self, log: LogSegments, index_files: Sequence[Path], layout: IndexLayout) -> None:
+        """Before anything is read; the log's end is known."""
 
     def log_is_known(self, log: LogSegments, queues: Sequence[QueueState], rules: QueueRules, root: Path) -> None:
-        """The log has been walked and has its end; queues and index are looked at next."""
+        """The log has been walked; queues and index are looked at next."""
 
-    def walk(self, log: LogSegments, segment: SegmentFile, stop: int) -> Iterator[WalkResult]:
-        """Walks from the segment's beginning, each where the one before it ended; the last says why it went no further."""
+    def walk(self, log: LogSegments, segment: SegmentFile, start: int, stop: int) -> Iterator[WalkResult]:
+        """Walks from the record at `start`, each where the one before it ended; the last says why it went no further."""
         with mapped(segment.path) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)
-            start = segment.start_offset
             pieces = [(min(at + SLICE_BYTES, stop), False) for at in range(start, stop, SLICE_BYTES)]
-            results = walk_pieces(view, start, start, pieces, limit=stop, check_crc=True, check_offset=True)
+            results = walk_pieces(view, segment.start_offset, start, pieces, limit=stop, check_crc=True, check_offset=True)
             with contextlib.closing(results):  # nothing reads on when the caller gives up
                 yield from results
 
@@ -114,7 +113,9 @@ def check_index_part(log: LogSegments, part: IndexPart) -> KeysFound:
             found += reached - at
             if reached == part.end:
                 break
-            if reached == at:
+            if reached == at and log.is_lost(offset):
+                reached += 1
+            elif reached == at:
                 findings.error("wrong key", part.name, part.layout.entry_at(at),
                                f"entry {at} names {offset}, where no message has its key")
                 reached += 1

@@ -19,10 +19,12 @@ Index files are made from the log, so what is deleted here is not kept anywhere.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyengine.errors import FormatError
 from pyengine.formats.constants import INDEX_HEADER_BYTES
 from pyengine.formats.index_file import IndexHeader, IndexLayout, unpack_header
 from pyengine.formats.paths import StorePaths
@@ -83,6 +85,15 @@ def list_index_files(root: Path | str) -> list[Path]:
         return [folder / name for name in index_file_names(folder)]
     except FileNotFoundError:
         return []
+
+
+def keys_in_index(root: Path | str) -> int:
+    """How many keys the headers of all index files tell of."""
+    count = 0
+    for file in list_index_files(root):
+        with contextlib.suppress(FormatError):
+            count += max(0, read_index_header(file).index_count - 1)
+    return count
 
 
 def synced_index_time_ms(root: Path | str, layout: IndexLayout) -> int:

@@ -1,9 +1,9 @@
-"""Where the commit log ends, found by reading it: for a store that no engine tells about.
+"""Where the commit log ends: the one definition, for recovery, readers, `check`, `status` and Spark.
 
-Nothing is written, and nothing is judged: the end is the first byte that is not part
-of a whole record. It is looked for where RocketMQ looks when it starts
-(docs/recovery.md): from our own durable watermark if there is one, else from the third-last
-segment after an orderly stop, else from the newest segment that the checkpoint covers.
+Nothing is written, and nothing is judged. In our own store everything below the durable
+watermark belongs to the log, damaged or not, and the log ends at the first byte from there on
+that is not part of a whole record. In RocketMQ's store it ends where RocketMQ ends it: at the
+first such byte from where its recovery begins to read (docs/recovery.md).
 Once found it is followed, so that a log that another process appends to can be read.
 """
 
@@ -11,28 +11,73 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from pyengine.formats.constants import MESSAGE_BYTES_MIN, MESSAGE_MAGIC
-from pyengine.formats.record_case import CaseLabel, classify
-from pyengine.formats.record_layout import I32, I64, MAGIC_AT, SYS_FLAG_AT, store_timestamp_at
+from pyengine.formats.paths import segment_name
+from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.walk import WalkResult
+from pyengine.native.scan import classify
 from pyengine.storage.abort_file import abort_file_exists
-from pyengine.storage.segment_files import SegmentFolder
+from pyengine.storage.log_scan import HEAD_BYTES, LogScan, LogView, first_segment_to_scan, scan_log
+from pyengine.storage.recovery_cases import Owner
+from pyengine.storage.recovery_marker import read_kept_from, read_marker
+from pyengine.storage.recovery_report import RecoveryPath
+from pyengine.storage.segment_files import SegmentFile, SegmentFolder
 from pyengine.storage.store_checkpoint import read_checkpoint
-from pyengine.storage.watermark import read_watermark
+from pyengine.storage.walk_ahead import Piece, walk_pieces
+from pyengine.storage.watermark import DurableWatermark, WatermarkReading, read_watermark
 
-try:
-    from pyengine.native.scan import walk
-except ImportError:  # the C module is not built: the same walk, record by record
-    from pyengine.formats.walk import walk
-
-_SEGMENTS_AFTER_ORDERLY_STOP = 3  # CommitLog.recoverNormally
 _LOOK_AGAIN_S = 1.0
 _TRIES = 16
 # What an appending process leaves for a moment; anything else at the end is final.
-_UNFINISHED = frozenset(
-    (CaseLabel.FOREIGN, CaseLabel.OVERRUN, CaseLabel.TORN, CaseLabel.OFFSET_MISMATCH, CaseLabel.BAD_CRC)
-)
+_UNFINISHED = frozenset((
+    CaseLabel.FOREIGN, CaseLabel.OVERRUN, CaseLabel.TORN, CaseLabel.OFFSET_MISMATCH, CaseLabel.BAD_CRC, CaseLabel.BAD_TEXT,
+))
+
+
+def find_end(root: str | os.PathLike[str], log: LogView) -> LogScan:
+    """How far the log reaches, for a store that no engine tells about.
+
+    Reads from our watermark on, where the files reach it, else from where recovery would. FileNotFoundError when
+    a segment is deleted meanwhile.
+    """
+    flushed = log.watermark
+    if flushed is not None and log.segments and flushed == log.segments[-1].start_offset + log.size_bytes:
+        return LogScan(flushed, flushed, CaseLabel.RANGE_END)
+    index = None if flushed is None else log.index_of(flushed)
+    if flushed is None or index is None:
+        # RocketMQ goes on after a missing segment, and a reader with it; recovery refuses such a store (log_files.look_at_log).
+        over_gaps = log.owner is Owner.THEIRS
+        return scan_log(log, where_to_read(root, log, over_gaps=over_gaps)[1], over_gaps=over_gaps)
+    label = log.label_at(log.segments[index], flushed)
+    # A torn record may be there, or, in a log that RocketMQ went on with, the middle of another: the segment's start is sure.
+    scan = scan_log(log, index, start=None if label in _UNFINISHED else flushed)
+    return scan if scan.end_offset >= flushed else replace(scan, end_offset=flushed, reason=label)
+
+
+def own_watermark(reading: WatermarkReading, min_offset: int) -> DurableWatermark | None:
+    """The watermark by which the log ends; the one that came with a copied directory vouches for nothing in it."""
+    if reading.watermark is None or not reading.is_copied:
+        return reading.watermark
+    return replace(reading.watermark, flushed=max(min_offset, 0), verified_from=0)
+
+
+def where_to_read(root: str | os.PathLike[str], log: LogView, *, over_gaps: bool = False,
+                  is_doubted: bool = False) -> tuple[RecoveryPath, int]:
+    """RocketMQ's path for this store, and the index of the segment in which recovery begins to read.
+
+    `is_doubted`: a sync has failed, so it reads as after a crash.
+    """
+    marker = read_marker(root)
+    is_abnormal = abort_file_exists(root) or is_doubted or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
+    path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
+    first = first_segment_to_scan(log, path, read_checkpoint(root), read_kept_from(root), over_gaps=over_gaps)
+    if marker is not None:  # in RocketMQ's store a second run that read more would cut what the first one keeps
+        unfinished = log.index_of(marker.scan_from) or 0
+        first = unfinished if log.owner is Owner.THEIRS else min(first, unfinished)
+    return path, first
 
 
 class LogEnd:
@@ -42,93 +87,56 @@ class LogEnd:
         self._root = root
         self._log = commit_log
         self._end: int | None = None
+        self._seen: tuple[list[int], LogView] | None = None
         self._looked_again_s = 0.0
 
     def find(self) -> int:
-        """The end now. The first call reads up to three segments; later ones only what was appended since.
+        """The end now. The first call reads what `find_end` does; later ones only what was appended since.
 
         0 for a log without segments.
         """
-        end = 0
         for _ in range(_TRIES):
             starts = self._log.starts()
             if not starts:
                 self._end = None
                 return 0
-            end = self._find(starts)
+            try:
+                end = self._find(starts)
+            except FileNotFoundError:
+                end = -1
             if end >= self._log.min_offset:
                 self._end = end
                 return end
             self._end = None  # the segment was deleted, and perhaps emptied, while it was read
-        return end
+        return max(self._log.min_offset, 0)
+
+    def _look(self, starts: list[int]) -> LogView:
+        """The log as it is now. The watermark is read again when segments come or go, and for each new search."""
+        if self._end is None or self._seen is None or self._seen[0] != starts:
+            segments = [SegmentFile(Path(segment_name(start)), start) for start in starts]
+            durable = own_watermark(read_watermark(self._root), starts[0])
+            self._seen = starts, self._view(LogView.of(segments, self._log.size_bytes, durable))
+        return self._seen[1]
+
+    def _view(self, log: LogView) -> LogView:
+        return _FollowedLog(log.segments, log.size_bytes, log.watermark, log.verified_from, folder=self._log)
 
     def _find(self, starts: list[int]) -> int:
+        log = self._look(starts)
         if self._end is None or not starts[0] <= self._end <= starts[-1] + self._log.size_bytes:
-            return self._walk(self._first_offset(starts))[0]
-        end, reason = self._walk(self._end)
-        if end == self._end and reason in _UNFINISHED and self._may_look_again():
-            # Either someone is writing there, or the writer was killed and what we had
-            # passed was cleared and written over: the segment's start is sure.
-            segment = self._log.start_of(end)
-            if segment is not None:
-                return self._walk(segment)[0]
-        return end
-
-    def _walk(self, offset: int) -> tuple[int, str]:
-        """(end, reason) of a walk from a record's start over as many segments as it takes."""
-        while True:
-            start = self._log.start_of(offset)
-            view = None if start is None else self._log.view(start)
-            if start is None or view is None:
-                return offset, CaseLabel.RANGE_END
-            end = start + self._log.size_bytes
-            result: WalkResult = walk(view, start, offset, end)
-            if result.reason != CaseLabel.BLANK and result.end_offset < end:
-                return result.end_offset, result.reason
-            if self._log.start_of(end) is None:
-                # RocketMQ writes over a blank that no segment follows, so it is the end.
-                return result.end_offset, result.reason
-            offset = end
-
-    def _first_offset(self, starts: list[int]) -> int:
-        """A record's start from which on everything is to be read."""
-        reading = read_watermark(self._root)
-        durable = reading.watermark
-        if reading.is_copied:  # any segment may have been copied while it was written
-            return starts[0]
-        if durable is not None:
-            sure = self._sure_start(durable.flushed)
-            if sure is not None:
-                return sure
-        if not abort_file_exists(self._root):
-            return starts[max(0, len(starts) - _SEGMENTS_AFTER_ORDERLY_STOP)]
-        covered_ms = read_checkpoint(self._root).min_timestamp_ms
-        for start in reversed(starts):
-            store_timestamp_ms = self._first_store_timestamp_ms(start)
-            if store_timestamp_ms is not None and 0 < store_timestamp_ms <= covered_ms:
-                return start
-        return starts[0]
-
-    def _sure_start(self, flushed: int) -> int | None:
-        """Our watermark if a record, a blank or nothing stands there, else its segment's start; None beyond the log.
-
-        Behind it a torn record may stand, or, in a log that RocketMQ went on with, the middle of another.
-        """
-        start = self._log.start_of(flushed)
-        view = None if start is None else self._log.view(start)
-        if start is None or view is None:
-            return None
-        label = classify(view, flushed - start, start + self._log.size_bytes - flushed, flushed, check_crc=False).label
-        return start if label in _UNFINISHED else flushed
-
-    def _first_store_timestamp_ms(self, start: int) -> int | None:
-        view = self._log.view(start)
-        if view is None or len(view) < MESSAGE_BYTES_MIN:
-            return None
-        if int.from_bytes(view[MAGIC_AT : MAGIC_AT + 4], "big") != MESSAGE_MAGIC:
-            return None
-        (sys_flag,) = I32.unpack_from(view, SYS_FLAG_AT)
-        return I64.unpack_from(view, store_timestamp_at(sys_flag))[0]
+            return find_end(self._root, log).end_offset
+        index = log.index_of(self._end)
+        if index is None:
+            return self._end
+        scan = scan_log(log, index, start=self._end, over_gaps=log.owner is Owner.THEIRS)
+        if scan.end_offset > self._end or scan.reason not in _UNFINISHED or not self._may_look_again():
+            return scan.end_offset
+        # Either a process is writing there, or the writer was killed and what we had
+        # passed was cleared and written over: the segment's start is sure.
+        if log.owner is Owner.THEIRS:
+            return scan_log(log, index, over_gaps=True).end_offset
+        self._end = None
+        return find_end(self._root, self._look(starts)).end_offset
 
     def _may_look_again(self) -> bool:
         now_s = time.monotonic()
@@ -136,3 +144,29 @@ class LogEnd:
             return False
         self._looked_again_s = now_s
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class _FollowedLog(LogView):
+    """The log as a reader has it mapped."""
+
+    folder: SegmentFolder = field(kw_only=True)
+
+    def _bytes(self, segment: SegmentFile):
+        view = self.folder.view(segment.start_offset)
+        if view is None:
+            raise FileNotFoundError(segment.path)
+        return view
+
+    def head(self, segment: SegmentFile) -> bytes:
+        return self._bytes(segment)[:HEAD_BYTES]
+
+    def label_at(self, segment: SegmentFile, offset: int) -> str:
+        at = offset - segment.start_offset
+        return classify(self._bytes(segment), at, self.size_bytes - at, offset, check_crc=False)
+
+    def walk(
+        self, segment: SegmentFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
+    ) -> Iterator[WalkResult]:
+        return walk_pieces(self._bytes(segment), segment.start_offset, start, pieces, limit=limit, check_crc=check_crc,
+                           check_offset=self.owner is Owner.OURS)

@@ -18,17 +18,19 @@ from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import MESSAGE_MAGIC
 from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.record_layout import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at
+from pyengine.formats.walk import WalkResult
+from pyengine.native.scan import classify
 from pyengine.storage.recovery_cases import Owner
 from pyengine.storage.recovery_report import Progress, RecoveryPath
 from pyengine.storage.segment_files import SegmentFile, mapped
-from pyengine.storage.walk_ahead import walk_pieces
+from pyengine.storage.walk_ahead import Piece, walk_pieces
 from pyengine.storage.watermark import DurableWatermark
 
 SLICE_BYTES = 32 << 20            # how much is walked between two calls of `progress`, and by one processor at a time
 CLEAN_VERIFY_BYTES_MAX = 1 << 30  # read after a clean stop of our own store: it must start within a second
 NORMAL_SEGMENTS = 3               # CommitLog.recoverNormally reads this many again
 MISSING_SEGMENT = "missing_segment"  # a reason beside formats.record_case: the log has a gap
-_STORE_TIME_READABLE_BYTES = 68 + 8  # behind a 20-byte host
+HEAD_BYTES = 68 + 8               # the store time is readable in these, also after a 20-byte host
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,27 @@ class LogView:
                 return index
         return None
 
+    def head(self, segment: SegmentFile) -> bytes:
+        """The first HEAD_BYTES of a segment. FileNotFoundError when it is gone, as from the two methods below."""
+        with open(segment.path, "rb") as file:
+            return file.read(HEAD_BYTES)
+
+    def label_at(self, segment: SegmentFile, offset: int) -> str:
+        """What is at `offset` (a label of formats.record_case); the body is not read."""
+        start = segment.start_offset
+        with mapped(segment.path) as view:
+            return classify(view, offset - start, start + self.size_bytes - offset, offset, check_crc=False)
+
+    def walk(
+        self, segment: SegmentFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
+    ) -> Iterator[WalkResult]:
+        """As walk_ahead.walk_pieces, in one segment."""
+        with mapped(segment.path) as view:
+            view.madvise(mmap.MADV_SEQUENTIAL)
+            yield from walk_pieces(
+                view, segment.start_offset, start, pieces, limit=limit, check_crc=check_crc,
+                check_offset=self.owner is Owner.OURS)
+
 
 @dataclass(frozen=True, slots=True)
 class LogScan:
@@ -98,51 +121,62 @@ class LogScan:
         )
 
 
-def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoint) -> int:
+def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoint, kept_from: int | None = None, *,
+                          over_gaps: bool = False) -> int:
     """The index of the segment in which the reading begins; 0 without segments.
 
     It is never one beyond a gap, nor, with our watermark, a later one than the watermark's.
     After a clean stop of our own store as many of the last three segments are read as fit
-    into CLEAN_VERIFY_BYTES_MAX, the watermark's own in any case.
+    into CLEAN_VERIFY_BYTES_MAX, the watermark's own in any case. `kept_from`: in RocketMQ's
+    store an earlier recovery has kept everything from there on (see recovery_marker.py).
+    `over_gaps`: as a reader of RocketMQ's store, which a gap does not stop.
     """
     count = len(log.segments)
+    first = 0
     if path is RecoveryPath.NORMAL:
-        segments_read = NORMAL_SEGMENTS
-        if log.owner is Owner.OURS:
-            segments_read = min(NORMAL_SEGMENTS, max(1, CLEAN_VERIFY_BYTES_MAX // log.size_bytes))
-        first = max(0, count - segments_read)
+        first = first_after_orderly_stop(log, count)
+        kept = None if kept_from is None or log.owner is Owner.OURS else log.index_of(kept_from)
+        first = max(first, kept or 0)
     else:
-        first = 0
         for index in range(count - 1, 0, -1):
-            if _is_older_than(log.segments[index].path, checkpoint.min_timestamp_ms):
+            if _is_older_than(log.head(log.segments[index]), checkpoint.min_timestamp_ms):
                 first = index
                 break
     if log.watermark is not None and count:
         holder = log.index_of(log.watermark)
         first = min(first, count - 1 if holder is None else holder)
-    return next((index for index in range(first) if log.is_gap_behind(index)), first)
+    return first if over_gaps else next((index for index in range(first) if log.is_gap_behind(index)), first)
+
+
+def first_after_orderly_stop(log: LogView, count: int) -> int:
+    """Where the reading begins in the first `count` segments after an orderly stop, without a watermark."""
+    segments_read = NORMAL_SEGMENTS
+    if log.owner is Owner.OURS:
+        segments_read = min(NORMAL_SEGMENTS, max(1, CLEAN_VERIFY_BYTES_MAX // log.size_bytes))
+    return max(0, count - segments_read)
 
 
 def scan_log(
-    log: LogView, first: int, *, check_crc: bool, limit: int | None = None, progress: Progress | None = None
+    log: LogView, first: int, *, start: int | None = None, check_crc: bool = True, limit: int | None = None,
+    progress: Progress | None = None, over_gaps: bool = False,
 ) -> LogScan:
     """Walk from segment `first` to the first thing that is no record, or to `limit` if that comes earlier.
 
     What is no record below `log.verified_from` was there before this engine and ends nothing: the walk goes on
-    at the next segment, or at `verified_from`.
+    at the next segment, or at `verified_from`. `start`: a record of that segment to begin at (default: its first). `over_gaps`: go on after a missing segment.
     """
     if not log.segments:
         return LogScan(0, 0, CaseLabel.ZEROES)
-    scan_from = log.segments[first].start_offset
+    at = log.segments[first].start_offset if start is None else start
     log_end = log.segments[-1].start_offset + log.size_bytes
-    total_bytes = (log_end if limit is None else min(limit, log_end)) - scan_from
-    scan = LogScan(scan_from, scan_from, CaseLabel.RANGE_END)
+    total_bytes = (log_end if limit is None else min(limit, log_end)) - at
+    scan = before_blank = LogScan(at, at, CaseLabel.RANGE_END)
     for segment in log.segments[first:]:
         base, segment_end = segment.start_offset, segment.start_offset + log.size_bytes
-        if base != scan.end_offset:
-            return replace(scan, reason=MISSING_SEGMENT)
+        if base > scan.end_offset and not over_gaps:
+            return replace(scan, reason=MISSING_SEGMENT) if log.owner is Owner.OURS else before_blank
         end = segment_end if limit is None else min(segment_end, limit)
-        scan = _scan_segment(log, segment, base, end, scan, check_crc, progress, total_bytes)
+        scan = _scan_segment(log, segment, max(at, base), end, scan, check_crc, progress, total_bytes)
         if scan.reason != CaseLabel.BLANK and scan.end_offset < (resumed := min(log.verified_from, end)):
             scan = _scan_segment(log, segment, resumed, end, scan, check_crc, progress, total_bytes)
             if scan.end_offset == segment_end:
@@ -150,8 +184,8 @@ def scan_log(
         if scan.reason != CaseLabel.BLANK:
             return scan
         if segment is log.segments[-1] and log.owner is Owner.THEIRS and limit is None:
-            return scan  # RocketMQ ends the log before such a blank; a commit slot may end behind it
-        scan = replace(scan, end_offset=segment_end, reason=CaseLabel.RANGE_END)
+            return scan  # RocketMQ ends the log before such a blank; a commit slot may end after it
+        before_blank, scan = scan, replace(scan, end_offset=segment_end, reason=CaseLabel.RANGE_END)
     return scan
 
 
@@ -166,21 +200,16 @@ def scan_before(log: LogView, scan: LogScan, first: int, *, check_crc: bool) -> 
 
 
 def _scan_segment(
-    log: LogView, segment: SegmentFile, start: int, end: int, scan: LogScan, check_crc: bool, progress: Progress | None,
+    log: LogView, segment: SegmentFile, at: int, end: int, scan: LogScan, check_crc: bool, progress: Progress | None,
     total_bytes: int,
 ) -> LogScan:
-    scan = replace(scan, end_offset=start, reason=CaseLabel.RANGE_END)
-    with mapped(segment.path) as view:
-        view.madvise(mmap.MADV_SEQUENTIAL)
-        results = walk_pieces(
-            view, segment.start_offset, start, list(_slices(start, end, log.watermark)),
-            limit=end, check_crc=check_crc, check_offset=log.owner is Owner.OURS,
-        )
-        with contextlib.closing(results):  # nothing reads on when `progress` raises
-            for result in results:
-                scan = scan.carried_on(result, result.end_offset, result.reason)
-                if progress is not None:
-                    progress(scan.end_offset - scan.scan_from, total_bytes)
+    scan = replace(scan, end_offset=at, reason=CaseLabel.RANGE_END)
+    results = log.walk(segment, at, list(_slices(at, end, log.watermark)), limit=end, check_crc=check_crc)
+    with contextlib.closing(results):  # nothing reads on when `progress` raises
+        for result in results:
+            scan = scan.carried_on(result, result.end_offset, result.reason)
+            if progress is not None:
+                progress(scan.end_offset - scan.scan_from, total_bytes)
     return scan
 
 
@@ -195,12 +224,10 @@ def _slices(start: int, end: int, watermark: int | None) -> Iterator[tuple[int, 
         start = stop
 
 
-def _is_older_than(path: Path, timestamp_ms: int) -> bool:
+def _is_older_than(head: bytes, timestamp_ms: int) -> bool:
     """CommitLog.isMappedFileMatchedRecover: the first record was stored at or before `timestamp_ms`."""
-    with open(path, "rb") as file:
-        header = file.read(_STORE_TIME_READABLE_BYTES)
-    if len(header) < _STORE_TIME_READABLE_BYTES or BEGIN.unpack_from(header)[1] != MESSAGE_MAGIC:
+    if len(head) < HEAD_BYTES or BEGIN.unpack_from(head)[1] != MESSAGE_MAGIC:
         return False
-    (sys_flag,) = I32.unpack_from(header, SYS_FLAG_AT)
-    (stored_ms,) = I64.unpack_from(header, store_timestamp_at(sys_flag))
+    (sys_flag,) = I32.unpack_from(head, SYS_FLAG_AT)
+    (stored_ms,) = I64.unpack_from(head, store_timestamp_at(sys_flag))
     return stored_ms != 0 and stored_ms <= timestamp_ms

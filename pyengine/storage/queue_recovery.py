@@ -140,6 +140,22 @@ def plan_cut(queue: QueueState, log_end: int, *, keep_place: bool) -> QueueCut:
     return cut
 
 
+def entries_of_nothing(queues: Sequence[QueueState], gone_from: int, files_end: int) -> int:
+    """How many queue entries name messages at or after offset `gone_from`, where the log has no bytes; 0 for none.
+
+    One entry alone may be damaged: it counts where it names the very beginning of what is gone, or of the first
+    segment that is missing, at `files_end`.
+    """
+    count, is_first = 0, False
+    for queue in queues:
+        if queue.files and _last_offset(queue) >= gone_from:
+            end, _, entries = _cut_back(queue, gone_from)
+            holder = next(file for file in queue.files if file.start_offset <= end < file.start_offset + queue.size_bytes)
+            is_first |= _read_entry(holder.path, end - holder.start_offset)[0] in (gone_from, files_end)
+            count += entries
+    return count if count > 1 or is_first else 0
+
+
 def apply_cut(cut: QueueCut) -> None:
     """Do it, durable. May be done twice; a folder that is left empty goes, and then its topic's."""
     for file in cut.deleted:

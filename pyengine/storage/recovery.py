@@ -29,7 +29,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.errors import DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
+from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL
 from pyengine.formats.paths import StorePaths
@@ -47,15 +47,17 @@ from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_recovery import (
     IndexPlan,
     delete_index_files,
+    keys_in_index,
     list_index_files,
     plan_index,
     read_index_header,
     synced_index_time_ms,
 )
 from pyengine.storage.later_format import refuse_later_record
+from pyengine.storage.log_end import find_end, own_watermark, where_to_read
 from pyengine.storage.log_files import list_log, log_exists, look_at_log, new_segment_folder, shown
 from pyengine.storage.log_recovery import LogPlan, plan_log
-from pyengine.storage.log_scan import MISSING_SEGMENT, LogView, first_segment_to_scan, scan_before, scan_log
+from pyengine.storage.log_scan import MISSING_SEGMENT, LogView, first_after_orderly_stop, scan_before, scan_log
 from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
 from pyengine.storage.offset_clamp import clamp_delay_offsets, clamp_offsets
 from pyengine.storage.page_cache import forget_cached
@@ -63,13 +65,13 @@ from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.queue_ext_files import sync_ext
 from pyengine.storage.queue_numbers import numbers_given
 from pyengine.storage.queue_recovery import (
-    QueueCut, QueueState, apply_cut, list_queues, measured_from, plan_cut, refuse_foreign_extensions, sync_queue,
+    QueueCut, QueueState, apply_cut, entries_of_nothing, list_queues, measured_from, plan_cut, refuse_foreign_extensions, sync_queue,
 )
 from pyengine.storage.queue_times import restore_queue_times
 from pyengine.storage.rebuild_marker import read_rebuild_marker, remove_rebuild_marker
 from pyengine.storage.rebuild_moves import move_away
 from pyengine.storage.recovery_cases import SPARE, End, FileDecision, Owner, TailDecision
-from pyengine.storage.recovery_marker import RecoveryMarker, read_marker, remove_marker, write_marker
+from pyengine.storage.recovery_marker import RecoveryMarker, read_marker, remove_marker, write_kept_from, write_marker
 from pyengine.storage.recovery_report import (
     GrowingProgress,
     Progress,
@@ -124,8 +126,8 @@ def recover(
 
     Leaves a store that was stopped in order: no abort file, queues and index caught up
     with the log, checkpoint true. Raises StoreRefusedError (a segment of wrong length, a
-    foreign file), CorruptionError (a missing one, storage/log_files.py), NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our
-    own watermark is no exception but a report with state DEGRADED, and nothing was
+    foreign file), CorruptionError (a missing one, or queue entries beyond the log's bytes, unless `accept_loss`),
+    NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our own watermark is no exception but a report with state DEGRADED, and nothing was
     changed; with `accept_loss` the log is cut there and the rest goes to quarantine.
     A sync that failed is noted in config/sync-failure, and the next recovery of this boot believes none.
     """
@@ -139,6 +141,25 @@ def recover(
         raise FlushError(f"{error}. That could not be noted in {sync_failure_path(root)}: start the machine again before you "
                          "recover, for the page cache tells nothing true now", errno=error.errno, path=error.path) from error
     return replace(report, seconds=time.monotonic() - started_s)
+
+
+def would_refuse(root: Path | str, geometry: Geometry) -> bool:
+    """Whether `recover` would find a loss now that it does not cut without `accept_loss`. Reads only."""
+    if read_cut(root) is not None:
+        return False
+    size_bytes = geometry.mapped_file_size_commit_log_bytes
+    recovery = _Recovery(Path(root), geometry, RecoveryOptions(), None, None)
+    reading = read_watermark(root)
+    recovery._copied = reading.watermark if reading.is_copied else None
+    try:
+        segments = look_at_log(root, size_bytes)
+        log = LogView.of(segments, size_bytes, own_watermark(reading, segments[0].start_offset if segments else 0))
+        queues = list_queues(root, geometry.mapped_file_size_consume_queue_bytes)
+        plan = recovery._decide(log, queues, None)
+        recovery._refuse_loss(log, plan, queues)
+    except CorruptionError:
+        return True
+    return recovery._is_degraded(log, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +223,8 @@ class _Recovery:
             self._notes.append(reading.damage)
         if self._is_degraded(log, plan) and not accept_loss:
             return self._report(log, plan, queues, RecoveryState.DEGRADED, changed=False)
+        if not accept_loss:
+            self._refuse_loss(log, plan, queues)
         if misplaced:
             self._refuse_misplaced(log, plan, {str(path) for path in misplaced})
         changed = self._carry_out(log, plan, reading.watermark)
@@ -264,19 +287,15 @@ class _Recovery:
     def _decide(self, log: LogView, queues: list[QueueState], shared: SharedState | None) -> _Plan:
         marker = read_marker(self._root)
         checkpoint = read_checkpoint(self._root)
-        is_abnormal = (abort_file_exists(self._root) or self._is_doubted
-                       or marker is not None and marker.path is RecoveryPath.ABNORMAL)
-        path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
-        first = first_segment_to_scan(log, path, checkpoint)
-        if marker is not None:
-            first = min(first, log.index_of(marker.scan_from) or 0)
+        path, first = where_to_read(self._root, log, is_doubted=self._is_doubted)
         log_plan = plan_log(log, first, shared, check_crc=self._options.check_crc_on_recover, progress=self._progress)
         # An interrupted recovery has put keys without the undo in shared memory knowing it.
         undo = shared if log_plan.decided_by is End.SLOT and marker is None and not self._is_doubted else None
         plan = self._decide_from(log, queues, log_plan, path, checkpoint, undo)
-        if log.owner is Owner.OURS and plan.dispatch_from < log_plan.scan.scan_from:
-            # What is dispatched is read before: damage there is damage below the watermark.
-            first = log.index_of(plan.dispatch_from) or 0
+        # What is dispatched is read before, and what the next start would read: damage there is damage below the watermark.
+        read_from = min(plan.dispatch_from, _next_read_from(log, log_plan))
+        if log.owner is Owner.OURS and read_from < log_plan.scan.scan_from:
+            first = log.index_of(read_from) or 0
             extended = scan_before(log, log_plan.scan, first, check_crc=self._options.check_crc_on_recover)
             if extended is None:
                 log_plan = plan_log(log, first, None, check_crc=self._options.check_crc_on_recover)
@@ -311,6 +330,22 @@ class _Recovery:
         )
         return _Plan(path, log_plan, cuts, index, dispatch_from, orphaned, progress)
 
+    def _refuse_loss(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> None:
+        """CorruptionError, before anything is changed, when queues or index know messages whose bytes are in no segment.
+
+        Our watermark tells that better. In RocketMQ's store nothing else does: its own recovery empties the queues.
+        """
+        if log.owner is Owner.OURS or read_marker(self._root) is not None:
+            return
+        was_emptied = plan.path is RecoveryPath.NORMAL and plan.log.tail_label in ("nothing", "roll") and all(
+            label == SPARE for _, _, label in plan.log.extra)
+        known = lost_messages(self._root, log, queues, plan.log.end_offset, was_emptied=was_emptied)
+        if known:
+            raise CorruptionError(
+                f"{self._root} has lost a part of its commit log: {known}. Nothing was changed; restore what is missing from a "
+                "copy, carve out what is whole with `pyengine salvage STORE DEST`, or give up those messages with "
+                "`pyengine recover STORE --accept-loss`")
+
     def _refuse_misplaced(self, log: LogView, plan: _Plan, misplaced: set[str]) -> None:
         """StoreRefusedError, before anything is changed, when dispatch needs a folder in whose place something else stands."""
         for topic, queue_id in queues_between(log, plan.dispatch_from, plan.log.end_offset, self._options.enable_multi_dispatch):
@@ -344,6 +379,7 @@ class _Recovery:
             or self._failure is not None
             or self._copied is not None
             or (watermark is not None and watermark.flushed != end)
+            or self._checkpoint_is_ahead(log, plan)
         )
         if not has_work:
             self._sync_log(log, plan)
@@ -362,7 +398,7 @@ class _Recovery:
         self._change_log(log, plan)
         self._change_queues_and_index(plan)
         self._dispatched_from = self._dispatch(log, plan)
-        self._finish(plan, watermark)
+        self._finish(log, plan, watermark)
         return True
 
     def _remove_spares(self, plan: _Plan) -> None:
@@ -561,18 +597,22 @@ class _Recovery:
             if segment.start_offset < end and segment.start_offset + log.size_bytes > start
         ]
 
-    def _finish(self, plan: _Plan, watermark: DurableWatermark | None) -> None:
+    def _finish(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> None:
         rebuilt = read_rebuild_marker(self._root)
         if rebuilt is not None:
             self._on_step("queue times")
             restore_queue_times(self._root, self._geometry, rebuilt)
         self._on_step("checkpoint")
-        write_checkpoint(self._root, self._true_checkpoint(plan))
+        write_checkpoint(self._root, self._true_checkpoint(log, plan))
         failpoint("recovery_checkpoint_written")
         if watermark is not None and (self._copied is not None or watermark.flushed != plan.log.end_offset):
             self._on_step("watermark")
             write_watermark(self._root, watermark.moved_to(plan.log.end_offset))
             failpoint("recovery_watermark_written")
+        if log.owner is Owner.THEIRS and _next_read_from(log, plan.log) < plan.log.scan.scan_from:
+            self._on_step("kept from")
+            write_kept_from(self._root, plan.log.scan.scan_from)
+        failpoint("recovery_kept_noted")
         if self._failure is not None:
             self._on_step("sync failure")
             forget_sync_failure(self._root)
@@ -584,13 +624,18 @@ class _Recovery:
         remove_marker(self._root)
         failpoint("recovery_marker_removed")
 
-    def _true_checkpoint(self, plan: _Plan) -> Checkpoint:
+    def _true_checkpoint(self, log: LogView, plan: _Plan) -> Checkpoint:
         """All of the log, the queues and the full index files are synced now: their newest times, never ahead."""
-        last_ms = plan.log.scan.last_store_timestamp_ms
-        if last_ms < 0:  # nothing was read: no time is later than what the old checkpoint may say
-            old = read_checkpoint(self._root)
-            last_ms = min(old.physic_msg_timestamp_ms, old.logics_msg_timestamp_ms) if plan.log.end_offset else 0
+        last_ms = max(0, _last_stored_ms(log, plan.log))
         return Checkpoint(last_ms, last_ms, synced_index_time_ms(self._root, self._geometry.index_layout))
+
+    def _checkpoint_is_ahead(self, log: LogView, plan: _Plan) -> bool:
+        """Whether the checkpoint names times that no message of the log has, or an index where there is none."""
+        checkpoint = read_checkpoint(self._root)
+        if checkpoint.index_msg_timestamp_ms and not list_index_files(self._root):
+            return True
+        newest_ms = max(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, checkpoint.index_msg_timestamp_ms)
+        return newest_ms > max(0, plan.log.scan.last_store_timestamp_ms) and newest_ms > max(0, _last_stored_ms(log, plan.log))
 
     # -- report -------------------------------------------------------------------
 
@@ -601,6 +646,9 @@ class _Recovery:
         pieces = tuple(self._quarantine.pieces)
         exit_code = ExitCode.CORRUPTION if is_degraded else ExitCode.REPAIRED if pieces else ExitCode.OK
         end = plan.log.end_offset
+        damage_offset = None
+        if is_degraded:  # the log goes on after the damage
+            damage_offset, end = end, find_end(self._root, log).end_offset
         gone = 0 if is_degraded else sum(cut.entries for cut in plan.cuts)
         if gone:
             self._notes.append(f"{gone} queue entries named messages behind the end of the log at {end}: they are not in it")
@@ -619,7 +667,7 @@ class _Recovery:
             drained_bytes=0 if is_degraded else plan.log.drained_bytes,
             dispatched_bytes=0 if self._dispatched_from is None else max(0, end - self._dispatched_from),
             last_store_timestamp_ms=plan.log.scan.last_store_timestamp_ms,
-            damage_offset=end if is_degraded else None,
+            damage_offset=damage_offset,
             watermark=log.watermark if self._copied is None else self._copied.flushed,
             is_copy=self._copied is not None,
             shared_state=plan.log.shared_state,
@@ -634,6 +682,36 @@ class _Recovery:
             notes=tuple(self._notes),
             changed=changed,
         )
+
+
+def lost_messages(root: Path, log: LogView, queues: Sequence[QueueState], end: int, *, was_emptied: bool) -> str:
+    """What queues and index know of messages of which the log has no bytes, for people; empty when they know of none.
+
+    `was_emptied`: nothing but zeros is at the log's end, although the store was stopped in order; after a crash the
+    messages at its end may never have come to the disk, but their segment has.
+    """
+    files_end = log.segments[-1].start_offset + log.size_bytes if log.segments else 0
+    entries = entries_of_nothing(queues, end if was_emptied else files_end, files_end)
+    keys = 0 if log.segments else keys_in_index(root)
+    if not entries and not keys:
+        return ""
+    named = f"{entries} queue entries name" if entries else f"{keys} keys of the index name"
+    return f"{named} messages after its end at {end}, where nothing is left"
+
+
+def _next_read_from(log: LogView, plan: LogPlan) -> int:
+    """Where the next recovery begins to read the log that `plan` leaves, after an orderly stop."""
+    kept = [segment for segment in log.segments if segment.start_offset <= plan.end_offset]
+    return kept[first_after_orderly_stop(log, len(kept))].start_offset if kept else plan.scan.scan_from
+
+
+def _last_stored_ms(log: LogView, plan: LogPlan) -> int:
+    """When the last message was stored; -1 without any."""
+    last_ms, index = plan.scan.last_store_timestamp_ms, log.index_of(plan.scan.scan_from) or 0
+    while last_ms < 0 and index > 0:  # only blanks were read
+        index -= 1
+        last_ms = scan_log(log, index, limit=plan.scan.scan_from).last_store_timestamp_ms
+    return last_ms
 
 
 def _looks_like_a_store(paths: StorePaths) -> bool:

@@ -5,6 +5,12 @@ leaves it, and the next one reads from the same places again, although the abort
 the number of segments or the queues' ends would now point it elsewhere. It only ever
 makes the next recovery read more; where the log ends is found anew from the files, so
 that an old marker can do no harm to a store that someone else has written to since.
+
+The file `config/recovered` stays: in a store without our watermark the last recovery kept
+everything from this offset on and did not look at what is before it. RocketMQ reads the last
+three segments after an orderly stop, which may begin earlier than the recovery after a
+crash, or than three segments did before some were cut: a second recovery would cut what
+the first has kept, at damage that the first has not met.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from pyengine.storage.new_file import sync_folder, write_config
 from pyengine.storage.recovery_report import RecoveryPath
 
 MARKER_NAME = "recovery"
+KEPT_NAME = "recovered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,20 @@ def remove_marker(root: Path | str) -> None:
     if path.exists():
         path.unlink()
         sync_folder(path.parent)
+
+
+def read_kept_from(root: Path | str) -> int | None:
+    """The physical offset in config/recovered; None without the file, or when it is unreadable."""
+    try:
+        return int(json.loads(read_small_file(StorePaths(root).config / KEPT_NAME))["kept_from"])
+    except (OSError, *NOT_UNDERSTOOD):
+        return None
+
+
+def write_kept_from(root: Path | str, offset: int) -> None:
+    """Durable before this returns."""
+    if read_kept_from(root) != offset:
+        write_config(StorePaths(root).config / KEPT_NAME, json.dumps({"kept_from": offset}).encode() + b"\n", keep_backup=False)
 
 
 def _marker_path(root: Path | str) -> Path:

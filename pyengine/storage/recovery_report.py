@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyengine.errors import ExitCode
-from pyengine.storage.quarantine import QuarantinedPiece
+
+if TYPE_CHECKING:
+    from pyengine.storage.quarantine import QuarantinedPiece
 
 # Bytes done, bytes to do; the second number may grow while the work goes on.
 Progress = Callable[[int, int], None]

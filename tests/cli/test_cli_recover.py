@@ -188,7 +188,7 @@ def test_a_segment_that_is_missing_from_a_brokers_log_is_refused_with_a_plan(gol
     assert run("recover", store.root).code == 0
     gone.rename(tmp_path / gone.name)
     accepted = run("recover", store.root, "--accept-loss", "--json")  # and its last
-    assert accepted.code == 4 and accepted.document["end_offset"] == int(gone.name)
-    assert accepted.document["kept_bytes"] == int(gone.name) - int(segments[0].name)
+    assert accepted.code == 4 and int(gone.name) - 16384 < accepted.document["end_offset"] <= int(gone.name)
+    assert accepted.document["kept_bytes"] == accepted.document["end_offset"] - int(segments[0].name)
     assert len(accepted.document["quarantined"]) == len([one for one in segments if one > gone])
     assert run("check", store.root).code == 0 and run("recover", store.root).code == 0

@@ -14,7 +14,6 @@ from faults.mounts import with_own_mounts
 from fix_golden import HALTED
 from pyengine.errors import UsageError
 from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
-from pyengine.formats import walk
 from pyengine.formats.message import encode_blank
 from pyengine.formats.paths import segment_name
 from pyengine.results import ReadLevel
@@ -46,14 +45,6 @@ def test_the_end_is_behind_the_last_record_over_all_rolls(builder):
         assert end_of(builder) == builder.end
 
 
-@pytest.mark.parametrize("name", ["roll", "abnormal-torn"])
-def test_the_python_walk_finds_the_same_end(golden, monkeypatch, name):
-    store = golden(name)
-    log = SegmentFolder(store.root / "commitlog", store.sizes["mapped_file_size_commit_log_bytes"], MappingCache())
-    monkeypatch.setattr(log_end, "walk", walk.walk)
-    assert LogEnd(store.root, log).find() == store.verify["facts"]["maxPhy"]
-
-
 def test_a_blank_without_a_next_segment_is_the_end(builder):
     builder.put("T")
     builder.write_log(encode_blank(4096 - builder.end))
@@ -67,12 +58,32 @@ def test_a_blank_without_a_next_segment_is_the_end(builder):
     [(0, bytes(8)), (4, b"\0"), (0, b"\x7f"), (28, b"\1"), (88, b"?"), (0, bytes(40))],
     ids=["zeroes", "foreign", "overrun", "place", "crc", "head"],
 )
-def test_damage_ends_the_log_before_it(builder, at, data):
-    builder.put("T", b"one")
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_damage_ends_the_log_before_it(builder, at, data, is_ours):
+    """But for a record that names another offset than its own: RocketMQ never asks for that."""
+    first = builder.put("T", b"one")
     second = builder.put("T", b"two")
     builder.put("T", b"three")
     builder.write_log(data, at=second.physical_offset + at)
-    assert end_of(builder) == second.physical_offset
+    if is_ours:
+        write_watermark(builder.root, DurableWatermark("u", 1, first.size_bytes))
+    assert end_of(builder) == (builder.end if at == 28 and not is_ours else second.physical_offset)
+
+
+def test_damage_below_our_own_watermark_does_not_end_the_log(builder):
+    messages = [builder.put("T", b"x" * 50) for _ in range(60)]
+    write_watermark(builder.root, DurableWatermark("u", 1, messages[-1].physical_offset))
+    builder.write_log(b"?", at=messages[-3].physical_offset + 88)
+    assert end_of(builder) == builder.end
+    builder.write_log(b"?", at=messages[-1].physical_offset + 88)
+    assert end_of(builder) == messages[-1].physical_offset
+
+
+def test_a_missing_segment_does_not_end_rocketmqs_log(builder):
+    for _ in range(160):
+        builder.put("T", b"x" * 50)
+    builder.segment(builder.end - 4096).unlink()
+    assert end_of(builder) == builder.end
 
 
 def test_after_an_orderly_stop_the_last_three_segments_are_read(builder):
@@ -120,8 +131,8 @@ def test_the_end_follows_what_is_appended(builder, monkeypatch):
     builder.put("T", b"x")
     assert end.find() == builder.end
     asked = []
-    real = log_end.walk
-    monkeypatch.setattr(log_end, "walk", lambda *args, **more: asked.append(args[2]) or real(*args, **more))
+    real = log_end.walk_pieces
+    monkeypatch.setattr(log_end, "walk_pieces", lambda *args, **more: asked.append(args[2]) or real(*args, **more))
     for _ in range(100):
         before = builder.end
         builder.put("T", b"x" * 50)

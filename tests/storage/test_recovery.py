@@ -11,7 +11,7 @@ import pytest
 
 from dying import run_and_die_at
 from fix_log import SMALL
-from pyengine.errors import DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
+from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import StorePaths
 from pyengine.storage import durable_writes
@@ -614,7 +614,11 @@ def test_without_any_log_its_queues_and_index_are_kept_in_quarantine(build_store
     recovered(store)
     shutil.rmtree(store.root / "commitlog")
     queue = (store.root / "consumequeue" / "topic-0" / "0" / f"{0:020d}").read_bytes()
-    report = recovered(store)
+    before = store.tree()
+    with pytest.raises(CorruptionError, match="20 queue entries name messages .*--accept-loss"):
+        recovered(store)
+    assert store.tree() == before
+    report = recovered(store, accept_loss=True)
     assert (report.exit_code, report.end_offset, dict(report.queue_ends)) == (ExitCode.REPAIRED, 0, {})
     assert (store.root / "quarantine" / "derived-consumequeue" / "topic-0" / "0" / f"{0:020d}").read_bytes() == queue
     assert recovered(store).changed is False

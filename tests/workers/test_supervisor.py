@@ -368,7 +368,8 @@ def test_damage_below_the_watermark_comes_up_read_only_and_changes_nothing(make_
     assert living_kinds(engine.root) == [native.SUPERVISOR]
     with pytest.raises(EngineUnavailableError, match="damaged"):
         pyengine.connect(engine.root)
-    assert stored(engine) == bodies[:30]
+    spoiled = bytes([bodies[30][0] ^ 0xFF]) + bodies[30][1:]
+    assert stored(engine) == [*bodies[:30], spoiled, *bodies[31:]], "a consumer sees all that is there; a scan fails at the damage"
     beside = check_now(engine.root, load_config(engine.root))
     engine.stop()
     alone = check_now(engine.root, load_config(engine.root))
