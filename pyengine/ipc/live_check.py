@@ -71,7 +71,7 @@ def dispatched_end(root: Path) -> int | None:
     if holder.kind == "nobody":
         return None
     if holder.kind != "engine":
-        who = f"another program (pid {holder.pid})" if holder.kind == "foreign" else "its owner, which starts or recovers it"
+        who = holder.who if holder.kind == "foreign" else "its owner, which starts or recovers it"
         raise StoreBusyError(f"{root} is held by {who}: wait for it or stop it first")
     try:
         with EngineMemory.attach(find_folder(root), writable=False) as memory:

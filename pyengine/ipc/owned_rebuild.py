@@ -9,6 +9,7 @@ from pyengine.errors import StoreBusyError
 from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.store_lock import Ownership, StoreLock
 from pyengine.storage.engine_id import raise_epoch, renew_copied_id
+from pyengine.storage.log_files import look_at_log
 from pyengine.storage.rebuild import RebuildReport, RebuildWork, Selection, rebuild
 from pyengine.storage.recovery import RecoveryOptions
 from pyengine.storage.recovery_report import Progress, RecoveryState
@@ -23,6 +24,7 @@ def rebuild_alone(
         if lock.own() is Ownership.ADOPTED:
             raise StoreBusyError(f"{root} still has living workers: `pyengine stop {root}` ends them")
         renew_copied_id(root)
+        look_at_log(root, config.mapped_file_size_commit_log_bytes)
         keep_sizes(root, config)  # once the files are away nothing else tells their sizes
         with left_memory(root) as left:
             left.require_dead()

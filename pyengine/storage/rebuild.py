@@ -29,7 +29,7 @@ from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.log_files import list_log
+from pyengine.storage.log_files import look_at_log
 from pyengine.storage.log_scan import LogView, scan_log
 from pyengine.storage.rebuild_marker import RebuildMarker, read_rebuild_marker, write_rebuild_marker
 from pyengine.storage.recovery import OnStep, RecoveryOptions, recover
@@ -159,7 +159,7 @@ def rebuild(
 
     Leaves a store that was stopped in order. Raises NotAStoreError, UsageError (there is
     no such queue), StoreRefusedError (a file that was not to be replaced, or a segment, is
-    of the wrong length), DiskFullError, DiskError.
+    of the wrong length), CorruptionError (one is missing), DiskFullError, DiskError.
     """
     started_s = time.monotonic()
     root, selection, on_step = Path(root), selection or Selection(), on_step or (lambda name: None)
@@ -214,7 +214,7 @@ def rebuild(
 def _log_view(root: Path, geometry: Geometry) -> LogView:
     size_bytes = geometry.mapped_file_size_commit_log_bytes
     watermark = read_watermark(root).watermark
-    segments = list_log(root, size_bytes)
+    segments = look_at_log(root, size_bytes)
     if not segments:
         raise NotAStoreError(f"{root} has no commit log: there is nothing to make queues and index from")
     return LogView.of(segments, size_bytes, watermark)

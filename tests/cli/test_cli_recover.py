@@ -176,8 +176,8 @@ def test_a_segment_that_is_missing_from_a_brokers_log_is_refused_with_a_plan(gol
     gone = segments[number]
     gone.rename(tmp_path / gone.name)
     before = picture(store.root)
-    for command in ("start", "recover"):
-        ran = run(command, store.root)
+    for command in (("start",), ("recover",), ("rebuild", "--queues")):
+        ran = run(command[0], store.root, *command[1:])
         assert ran.code == 3, (command, ran)
         assert "16,384 bytes of the log are missing" in ran.stderr and f"ends at {int(gone.name)}" in ran.stderr
         assert "pyengine salvage" in ran.stderr and "--accept-loss" in ran.stderr
