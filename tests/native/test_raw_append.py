@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 
 import pytest
 from fix_writer_rig import RING_BYTES, WriterRig, answer_of, submit
@@ -13,11 +14,13 @@ from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.native import control as control_native
 from pyengine.native.producer import COMPLETIONS, PUT
 from pyengine.native.scan import walk
+from pyengine.native.writer import RUN_ROLLED, RUN_SEGMENT, RUN_TIME
 from pyengine.results import PutStatus
 
 SEGMENT_BYTES = 4096
 PHYSICAL, END, STATUS, DETAIL, COUNT = 1, 2, 5, 6, 7
 REPLICATOR_PID = 4711
+STORE_TIME_AT = 56  # in a record, with born hosts of IPv4
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def entries(log: bytes, draw: random.Random) -> list[slice]:
     return made
 
 
-def slave_with_session(rigs, tmp_path, mode: int = control_native.MODE_MAPPED):
+def slave_with_session(rigs, tmp_path, mode: int = control_native.MODE_MAPPED, ahead: int = 4):
     slave = rigs(mode=mode, replay_clock=False)
     slave.control.identity.role = control_native.SLAVE
     slave.folder = tmp_path
@@ -84,7 +87,7 @@ def slave_with_session(rigs, tmp_path, mode: int = control_native.MODE_MAPPED):
     slave.control.workers[native.REPLICATOR].pid = REPLICATOR_PID
     slave.control.sessions[0].pid = REPLICATOR_PID
     producer = slave.open_session()
-    slave.start_writer()
+    slave.start_writer(ahead)
     return slave, producer
 
 
@@ -150,11 +153,14 @@ def damaged(log: bytes, kind: str) -> tuple[bytes, int]:
     return {
         "another place": (log[second], second.start),
         "another place, said to be this one": (log[second], 0),
+        "this place, said to be another": (log[first], second.start),
         "half a record": (log[:first.stop + 40], 0),
         "cut in its header": (log[:first.stop + 5], 0),
         "zeros": (bytes(200), 0),
         "nothing": (b"", 0),
         "a blank that is shorter than the segment": (log[closing][:-1], 0),
+        "a blank that says so itself": (struct.pack(">iI", 100, BLANK_MAGIC) + bytes(92), 0),
+        "a blank that is longer than the segment": (struct.pack(">iI", SEGMENT_BYTES + 100, BLANK_MAGIC) + bytes(SEGMENT_BYTES + 92), 0),
         "a blank in the middle": (log[closing] + log[first], 0),
         "a size beyond the segment": ((SEGMENT_BYTES + 1).to_bytes(4, "big") + log[4:first.stop], 0),
         "a negative size": (b"\xff" + log[1:first.stop], 0),
@@ -162,17 +168,50 @@ def damaged(log: bytes, kind: str) -> tuple[bytes, int]:
 
 
 @pytest.mark.parametrize("kind", (
-    "another place", "another place, said to be this one", "half a record", "cut in its header", "zeros", "nothing",
-    "a blank that is shorter than the segment", "a blank in the middle", "a size beyond the segment", "a negative size"))
+    "another place", "another place, said to be this one", "this place, said to be another", "half a record",
+    "cut in its header", "zeros", "nothing", "a blank that is shorter than the segment", "a blank that says so itself",
+    "a blank that is longer than the segment", "a blank in the middle", "a size beyond the segment", "a negative size"))
 def test_what_is_not_whole_records_of_its_place_is_refused_whole(rigs, tmp_path, kind):
     log = filled_master(rigs, seed=11)
     slave, producer = slave_with_session(rigs, tmp_path)
     answer = submit_raw(slave, producer, *damaged(log, kind))
     assert (answer[STATUS], answer[PHYSICAL], answer[COUNT]) == (PutStatus.MESSAGE_ILLEGAL, -1, 0)
-    assert answer[DETAIL] == (lib.MS_REFUSED_OFFSET if kind == "another place" else lib.MS_REFUSED_RAW)
+    assert answer[DETAIL] == (
+        lib.MS_REFUSED_OFFSET if kind in ("another place", "this place, said to be another") else lib.MS_REFUSED_RAW)
     assert slave.wrote() == 0
     first = whole_records(log)[0]
     assert submit_raw(slave, producer, log[first], 0)[END] == first.stop
+
+
+def test_the_store_time_of_a_slave_does_not_step_back(rigs, tmp_path):
+    log = bytearray(filled_master(rigs, seed=14, messages=2))
+    first, second = whole_records(log)
+    time_of_second = slice(second.start + STORE_TIME_AT, second.start + STORE_TIME_AT + 8)
+    log[time_of_second] = (int.from_bytes(log[time_of_second], "big") - 1000).to_bytes(8, "big")
+    slave, producer = slave_with_session(rigs, tmp_path)
+    times = []
+    for piece in (first, second):
+        assert submit_raw(slave, producer, bytes(log[piece]), piece.start)[STATUS] == PutStatus.PUT_OK
+        times.append(control_native.committed_slot(slave.control)[1])
+    assert times == [1_700_000_000_000, 1_700_000_000_000]
+    assert log_of(slave) == log
+
+
+def test_behind_a_full_segment_the_next_one_is_asked_for(rigs, tmp_path):
+    """At the very beginning, and where a blank has closed the last one."""
+    log = filled_master(rigs, seed=15, messages=20)
+    first = [piece for piece in whole_records(log) if piece.start < SEGMENT_BYTES]
+    slave, producer = slave_with_session(rigs, tmp_path, ahead=0)
+    for number, piece in enumerate([*first, whole_records(log)[len(first)]]):
+        assert producer.submit_raw(log[piece], piece.start, lib.ms_clock_monotonic_ns() + 5_000_000_000) == 0
+        if number in (0, len(first)):
+            assert slave.writer.run(0) == RUN_SEGMENT and slave.writer.pointer.segments_needed == 1
+            assert slave.writer.ahead_count == 0 and slave.wrote() == piece.start
+            slave.writer.add_ahead(slave.segment(slave.writer.next_base))
+        assert slave.writer.run(0) in (RUN_TIME, RUN_ROLLED)
+        slave.writer.take_finished()
+        assert answer_of(producer, producer.sequence)[END] == piece.stop
+    assert log_of(slave) == log[:slave.wrote()]
 
 
 def test_nobody_but_the_replicator_of_a_slave_may(rigs, tmp_path):

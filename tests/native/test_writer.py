@@ -208,6 +208,24 @@ def test_a_batch_rolls_as_a_whole_and_its_properties_are_appended_to_each_member
     assert texts == [("K\x01v\x02B\x01b", 1), ("B\x01b", 2), ("K\x01v\x02B\x01b", 3)]
 
 
+@pytest.mark.parametrize("left", [9, 8, 7, 1, 0])
+def test_a_batch_is_written_only_where_a_blank_still_fits_behind_it(rig, left):
+    rig = rig(segment_bytes=4096)
+    producer = rig.open_session()
+    rig.start_writer()
+    overhead = 91 + 1
+    begin = 4096 - left - 3 * (overhead + 50)
+    submit(producer, PUT, b"T", b"", bytes(begin - overhead))
+    sequence = submit(producer, BATCH, b"T", b"", member(bytes(50), b"") * 3, count=3)
+    rig.drain()
+    answer = answer_of(producer, sequence)
+    assert answer[PHYSICAL] == (begin if left >= 8 else 4096)
+    offsets = [answer[PHYSICAL] + number * (overhead + 50) for number in range(3)]
+    assert [decode_record(rig.log, at).physical_offset for at in offsets] == offsets, "one after the other, in one segment"
+    if left < 8:
+        assert struct.unpack_from(">iI", rig.log, begin) == (4096 - begin, BLANK_MAGIC)
+
+
 @pytest.mark.parametrize("change", ["short", "long", "count", "prepared", "none"])
 def test_a_malformed_batch_is_refused_and_the_session_lives(rig, change):
     rig = rig(segment_bytes=4096)

@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from pyengine._native import lib
+from pyengine.errors import FlushError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
@@ -142,3 +143,36 @@ def test_a_side_object_that_was_cut_short_is_refused_whole(make_parts):
             os.kill(parts.workers[native.WRITER].pid, signal.SIGCONT)
         assert future.result(30).status is PutStatus.UNKNOWN_ERROR
         assert producer.put("T", b"y").physical_offset == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_new_flusher_is_vouched_for_once_each_unflushed_segment_is_synced(make_parts, monkeypatch, fails):
+    """By the writer's own descriptors, which are older than what was written; an error there is the end of the store."""
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put_many("T", [b"x" * 3000] * 25).ok
+    control = parts.control
+    eventually(lambda: native.load(control.allocator, "ready_end") == 3 * 65536, "the segment after the next one")
+    for kind in parts.workers:
+        parts.kill(kind)
+    native.store_position(control.flushed, 0)
+    service = service_of(parts)
+    synced, verified = [], lambda: native.load(control.writer, "verified_flusher")
+
+    def fdatasync(descriptor, path=None):
+        assert verified() != incarnation
+        synced.append(os.path.basename(path))
+        assert os.path.samestat(os.fstat(descriptor), os.stat(path))
+        if fails and len(synced) == 2:
+            raise FlushError("gone", errno=errno.EIO, path=path)
+
+    monkeypatch.setattr(flush, "fdatasync", fdatasync)
+    incarnation = native.load(control.flusher, "incarnation") + 1
+    native.store(control.flusher, "incarnation", incarnation)
+    service.run()
+    names = [f"{number * 65536:020d}" for number in range(3)]
+    assert synced == (names[:2] if fails else names)
+    assert (verified() == incarnation, native.load(control.state, "frozen") != 0) == (not fails, fails)
+    service.run()
+    assert synced == (names[:2] if fails else names), "once"
+    service.close()
