@@ -7,7 +7,7 @@ import resource
 from pyengine.errors import EngineError
 
 # An engine with all kinds of workers, a producer and forty queues needs 36 in the process that holds most; each further
-# producer takes one of the supervisor's.
+# producer, and each buffer of a pool, takes one of the supervisor's.
 DESCRIPTORS_MIN = 48
 DESCRIPTORS_RAISED_TO = 1024
 

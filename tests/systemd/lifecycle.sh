@@ -39,8 +39,18 @@ systemctl restart pyengine@demo.target
 eventually "an upgrade in place: the target restarts all of them" 'all_active demo && [ -z "$(comm -12 <(echo "$pids") <(for kind in store $KINDS; do pid "$kind" demo; done | sort))" ]'
 ok "... in order: no recovery was needed" 'journalctl -u "$(unit store demo)" -o cat | grep -q "^stopped$"'
 ok "... and puts go on" 'put_ok demo after-upgrade'
+pids=$(for kind in store $KINDS; do pid "$kind" demo; done)
+for kind in store $KINDS; do systemctl kill -s HUP "$(unit "$kind" demo)"; done
+ok "SIGHUP ends no part" 'put_ok demo after-hangup && [ "$(for kind in store $KINDS; do pid "$kind" demo; done)" = "$pids" ]'
+epoch=$(status_of demo 'd["epoch"]')
+rm -r /dev/shm/pyengine-* /dev/shm/sem.pyengine-*
+eventually "a store whose names in shared memory were removed comes back whole" 'all_active demo && [ "$(status_of demo "d[\"epoch\"]")" -gt "$epoch" ] && put_ok demo after-names'
+ok "... in order: no recovery was needed" '! journalctl -u "$(unit store demo)" -o cat | grep -q "not stopped in an orderly way"'
+echo PYENGINE_FLUSH_DISK_TYPE=SYNC_FLUSH >> /etc/pyengine/demo.env
+kill -9 "$(pid store demo)"
+eventually "a store unit that finds other settings than those of its workers starts all of them with these" 'all_active demo && [ "$(status_of demo "d[\"mode\"]")" = sync ] && put_ok demo after-settings'
 ok "uninstalling is refused while a store runs" '! "$SOURCES/scripts/install-systemd.sh" --uninstall 2> /guest/uninstall.txt && grep -q "still running" /guest/uninstall.txt'
-expected=$(($(wc -w <<< "$KINDS") + 4)) # one, one after each kind, store, all, upgrade
+expected=$(($(wc -w <<< "$KINDS") + 7)) # one, one after each kind, store, all, upgrade, hangup, names, settings
 systemctl stop pyengine@demo.target pyengine-store@demo.service # the store is the last: so all of them are waited for
 ok "stopping the target stops all" '[ -z "$(systemctl list-units --plain --no-legend --state=active,failed "pyengine-*@demo.service")" ]'
 ok "... in order: the store is clean" '[ ! -e /var/lib/pyengine/demo/abort ] && [ "$(status_of demo "d[\"state\"]")" = stopped ]'
