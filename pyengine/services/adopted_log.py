@@ -31,9 +31,9 @@ class AdoptedLog:
     def __init__(self, root: str | os.PathLike[str], segment_bytes: int, verified_from: int, min_offset: Callable[[], int],
                  report: Callable[[str], None] = lambda text: None) -> None:
         """`min_offset` tells where the log begins now; `report` gets a sentence at the end of the work."""
-        self.verified_from = verified_from
+        self.verified_from = verified_from if verified_from > min_offset() else 0
         self.obstacle = ""  # the damage, or why nothing can be read at present
-        self._is_over = not verified_from
+        self._is_over = not self.verified_from
         self._paths = StorePaths(root)
         self._segment_bytes = segment_bytes
         self._min_offset = min_offset

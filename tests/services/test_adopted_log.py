@@ -122,3 +122,9 @@ def test_what_cannot_be_read_now_is_tried_again(build_store, monkeypatch):
     monkeypatch.setattr(adopted_log, "mapped", real)
     log._due_ns = 0
     assert read_all(log)[-1] == 0 and log.obstacle == ""
+
+
+def test_there_is_nothing_to_read_where_the_log_begins_at_its_end(build_store):
+    store = build_store(10, ours=False, spare=False)
+    log, said = adopt(store, verified_from=store.size_bytes, min_offset=store.size_bytes)
+    assert (log.verified_from, log.pause_s(), said) == (0, float("inf"), [])
