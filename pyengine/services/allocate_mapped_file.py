@@ -30,7 +30,6 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.page_warmer import PageWarmer
 from pyengine.storage.derived_room import leave_room
-from pyengine.storage.file_system import copies_on_write
 from pyengine.storage.log_files import new_segment_folder
 from pyengine.storage.new_file import create_file, make_folders, sync_folder
 
@@ -58,7 +57,7 @@ class AllocateMappedFileService:
         self._warn = warn
         self._warned = False
         self._warmer = None
-        if memory.identity.mode == native.MODE_MAPPED and not self._copies_on_write():
+        if memory.identity.mode == native.MODE_MAPPED:
             self._warmer = PageWarmer(root, self._segment_bytes, whole=config.warm_mapped_file_enable,
                                       populated_end=native.load(self._line, "populated_end"))
         self._retry_ns = 0
@@ -67,14 +66,6 @@ class AllocateMappedFileService:
         cpu.step_behind()
         self._moved_ns = 0
         self._paused = 0, 0  # when, and where the log ended then
-
-    def _copies_on_write(self) -> bool:
-        """Then the writer does not store into mapped pages, and bringing them in would take room."""
-        folder = os.open(self._paths.root, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return copies_on_write(folder)
-        finally:
-            os.close(folder)
 
     def work(self) -> bool:
         """Make one segment, or populate one piece, if that is due."""

@@ -16,6 +16,7 @@ from pyengine._native import ffi
 from pyengine.errors import DiskError
 from pyengine.formats.paths import StorePaths
 from pyengine.native.flush import lock_memory, populate
+from pyengine.storage.file_system import copies_on_write
 
 WINDOW_BYTES = 64 << 20
 STEP_BYTES = 16 << 20   # populate when this much of the window is used up
@@ -32,20 +33,25 @@ class _Window:
         except OSError as error:
             raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
         try:
-            self._mapping = mmap.mmap(descriptor, segment_bytes, mmap.MAP_SHARED)
+            # There the writer does not store into mapped pages, and bringing them in would take room.
+            is_written = copies_on_write(descriptor)
+            self._mapping = None if is_written else mmap.mmap(descriptor, segment_bytes, mmap.MAP_SHARED)
         finally:
             os.close(descriptor)
-        self._address = ffi.cast("uint8_t *", ffi.from_buffer(self._mapping))
+        self._address = ffi.cast("uint8_t *", ffi.from_buffer(self._mapping)) if self._mapping is not None else None
 
     def bring_in(self, start: int, stop: int, *, lock: bool) -> tuple[int, int]:
         """Populate (and lock) bytes [start, stop) of the segment; for each 0 or an errno."""
+        if self._address is None:
+            return 0, 0
         start -= start % PAGE_BYTES
         refused = populate(self._address + start, stop - start)
         return refused, lock_memory(self._address + start, stop - start) if lock else 0
 
     def close(self) -> None:
         self._address = None
-        self._mapping.close()  # unlocks too
+        if self._mapping is not None:
+            self._mapping.close()  # unlocks too
 
 
 class PageWarmer:

@@ -290,6 +290,16 @@ def test_an_unreadable_log_folder_is_a_disk_error(tmp_path):
         PageWarmer(tmp_path, SEGMENT).advance(0, SEGMENT)
 
 
+def test_no_page_is_brought_in_where_the_disk_copies_on_write(tmp_path, monkeypatch):
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "commitlog" / segment_name(0)).write_bytes(bytes(SEGMENT))
+    monkeypatch.setattr(page_warmer, "copies_on_write", lambda descriptor: True)
+    monkeypatch.setattr(page_warmer, "populate", lambda *range_: pytest.fail("it takes room"))
+    warmer = PageWarmer(tmp_path, SEGMENT, whole=True)
+    assert not warmer.advance(0, SEGMENT) and warmer.populated_end == SEGMENT
+    warmer.close()
+
+
 def test_a_slow_stream_is_looked_at_less_often_than_a_fast_one(make_owner, monkeypatch):
     owner = make_owner(mode=native.MODE_MAPPED, segment_bytes=64 << 20)
     owner.position(0)

@@ -10,11 +10,12 @@ import signal
 import pytest
 
 from pyengine._native import lib
-from pyengine.errors import FlushError
+from pyengine.errors import DiskFullError, FlushError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
 from pyengine.native import flush, queue_table
+from pyengine.native.writer import Segment
 from pyengine.results import PutStatus
 from pyengine.services.put_message import WAKES, PutMessageService
 from waiting import eventually
@@ -176,3 +177,37 @@ def test_a_new_flusher_is_vouched_for_once_each_unflushed_segment_is_synced(make
     service.run()
     assert synced == (names[:2] if fails else names), "once"
     service.close()
+
+
+def test_a_pass_without_room_is_taken_back_once_its_bytes_can_be_cleared_and_then_puts_are_refused(make_parts, monkeypatch):
+    parts = make_parts(mode=native.MODE_SYNC)
+    with parts.producer() as producer:
+        assert producer.put("T", b"before").ok
+        wrote = native.load_position(parts.control.wrote)
+        parts.kill(native.WRITER)
+        refused = producer.put_async("T", b"x" * 100)
+        service = service_of(parts)
+        full = os.open("/dev/full", os.O_RDWR)
+        service._writer.set_current(Segment(0, None, full, -1))
+        really_clear, room = flush.zero_range, False
+
+        def clear(*arguments):
+            if not room:
+                raise DiskFullError("no room", errno=errno.ENOSPC)
+            return really_clear(*arguments)
+
+        monkeypatch.setattr(flush, "zero_range", clear)
+        for _ in range(3):
+            service.run()
+            assert not refused.done() and native.load_position(parts.control.wrote) == wrote
+            assert native.load(parts.control.writer, "intent_end") > wrote, "a successor would clear them"
+        assert native.load(parts.control.state, "frozen") == 0 and "No space left" in service.obstacle
+        room = True
+        service.run()
+        assert refused.result(10).status is PutStatus.SERVICE_NOT_AVAILABLE
+        eventually(lambda: service.run() or service.obstacle == "", "the disk takes bytes again")
+        future = producer.put_async("T", b"after")
+        eventually(lambda: (service.run(), native.load_position(parts.control.wrote) > wrote)[-1], "it is written")
+        assert future.result(10).physical_offset == wrote
+        os.close(full)
+        service.close()
