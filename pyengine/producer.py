@@ -180,6 +180,7 @@ class Producer:
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._session = None
+        self._later = LaterPuts()  # its thread is the parent's
         self._finalizer.detach()
 
     def close(self) -> None:
@@ -455,7 +456,7 @@ class Producer:
         if self._transactions is None:
             from pyengine.transactions import Transactions
 
-            self._transactions = Transactions(self, self._root)
+            self._transactions = Transactions(weakref.proxy(self), self._root)
         return self._transactions
 
     def _refuse_sizes(self, body_size: int, queue_id: int, flag: int) -> None:

@@ -55,7 +55,10 @@ _KINDS = {"commit": SYS_FLAG_TRANSACTION_COMMIT, "rollback": SYS_FLAG_TRANSACTIO
 
 
 class Transactions:
-    """The transactions of one producer, which does the puts. Thread-safe: one is ended at a time."""
+    """The transactions of one producer, which does the puts and owns this object. Thread-safe: one is ended at a time.
+
+    `producer` is a weak proxy, so that a producer that is dropped ends.
+    """
 
     def __init__(self, producer: Producer, root: Path) -> None:
         self._producer = producer

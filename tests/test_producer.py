@@ -328,7 +328,11 @@ def test_a_forked_child_does_not_put_into_its_parents_ring(make_parts, ring):
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
+            async def put_from_a_loop():
+                return await producer.put_async("T", b"child")
+
             result = producer.put("T", b"child")
+            assert asyncio.run(put_from_a_loop()) == result
             os.write(writing, f"{result.status.name}: {result.reason}".encode())
             os._exit(0)
         os.waitpid(pid, 0)
@@ -503,6 +507,7 @@ def test_dropped_producers_give_everything_back(make_parts):
     for use in range(20):
         producer = parts.producer()
         assert producer.put("T", b"x").ok
+        assert producer.put_prepared("T", b"never ended").ok
         if use % 2:
             future = producer.put_async("T", b"y")
             del producer
