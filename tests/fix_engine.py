@@ -80,9 +80,12 @@ class RunningEngine:
                        and native.load(line, "state") == native.WORKER_READY, f"{kind} is back")
 
     def kill_all(self) -> None:
-        """SIGKILL everything, the supervisor first so that it restarts nobody."""
+        """SIGKILL everything. The supervisor is stopped first, so that it restarts no worker, and killed last: a worker
+        that a test has stopped would run again when its parent dies (the kernel continues orphaned process groups)."""
         pids = self.pids()
-        for kind in sorted(pids, key=lambda kind: kind != "supervisor"):
+        if "supervisor" in pids:
+            os.kill(pids["supervisor"], signal.SIGSTOP)
+        for kind in sorted(pids, key=lambda kind: kind == "supervisor"):
             os.kill(pids[kind], signal.SIGKILL)
         self.wait_gone()
 
