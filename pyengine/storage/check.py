@@ -37,7 +37,7 @@ from pyengine.storage.recovery import lost_messages, would_refuse
 from pyengine.storage.recovery_marker import read_marker
 from pyengine.storage.recovery_report import copy_note
 from pyengine.storage.store_checkpoint import read_checkpoint
-from pyengine.storage.watermark import read_watermark
+from pyengine.storage.watermark import read_sync_failure, read_watermark
 
 
 def check(
@@ -67,9 +67,7 @@ def check(
     report = CheckReport()
     findings = Findings(report)
     reading = read_watermark(root)
-    watermark = reading.watermark
-    if reading.is_copied:  # a store of ours of which nothing is known to have been synced
-        watermark = replace(watermark, flushed=0)
+    watermark = own_watermark(reading, 0)
     is_running = limit is not None
     was_stopped = is_running or not abort_file_exists(root)
     size_bytes = geometry.mapped_file_size_commit_log_bytes
@@ -151,6 +149,11 @@ def _check_notes(root: Path, findings: Findings, watermark_damage: str, was_stop
         findings.info("abort", "abort", None, "the store was not stopped in order; `recover` it")
     if cut_path(root).exists():
         findings.warning("marker", "config/cut", None, "a cut of the log was decided on and is not finished; run `recover`")
+    failure = read_sync_failure(root)
+    if failure is not None:
+        findings.warning("marker", "config/sync-failure", None,
+                         f"a sync failed ({failure.file or 'the log'}: {failure.cause}), and what it was to sync was not written "
+                         "again yet; run `recover`")
     if read_rebuild_marker(root) is not None:
         findings.warning("marker", "config/rebuild", None, "a rebuild has begun and not finished")
     elif read_marker(root) is not None:

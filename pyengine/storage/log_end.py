@@ -61,7 +61,7 @@ def own_watermark(reading: WatermarkReading, min_offset: int) -> DurableWatermar
     """The watermark by which the log ends; the one that came with a copied directory vouches for nothing in it."""
     if reading.watermark is None or not reading.is_copied:
         return reading.watermark
-    return replace(reading.watermark, flushed=max(min_offset, 0), verified_from=0)
+    return replace(reading.watermark, flushed=max(min_offset, 0))
 
 
 def where_to_read(root: str | os.PathLike[str], log: LogView, *, over_gaps: bool = False,

@@ -29,6 +29,7 @@ from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.geometry import Geometry
+from pyengine.storage.log_end import own_watermark
 from pyengine.storage.log_files import look_at_log
 from pyengine.storage.log_scan import LogView, scan_log
 from pyengine.storage.rebuild_marker import RebuildMarker, read_rebuild_marker, write_rebuild_marker
@@ -213,11 +214,10 @@ def rebuild(
 
 def _log_view(root: Path, geometry: Geometry) -> LogView:
     size_bytes = geometry.mapped_file_size_commit_log_bytes
-    watermark = read_watermark(root).watermark
     segments = look_at_log(root, size_bytes)
     if not segments:
         raise NotAStoreError(f"{root} has no commit log: there is nothing to make queues and index from")
-    return LogView.of(segments, size_bytes, watermark)
+    return LogView.of(segments, size_bytes, own_watermark(read_watermark(root), segments[0].start_offset))
 
 
 def _look_at_queues(look: Look, progress: Progress) -> None:

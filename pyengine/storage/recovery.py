@@ -245,8 +245,9 @@ class _Recovery:
         if reading.watermark is None or not reading.is_copied or identity is None or identity.is_copy:
             return reading
         self._copied = reading.watermark
-        self.sure_end = segments[0].start_offset if segments else 0
-        return replace(reading, watermark=replace(self._copied, uuid=str(identity.uuid), flushed=self.sure_end))
+        own = own_watermark(reading, segments[0].start_offset if segments else 0)
+        self.sure_end = own.flushed
+        return replace(reading, watermark=replace(own, uuid=str(identity.uuid)))
 
     def _is_degraded(self, log: LogView, plan: _Plan) -> bool:
         """Whether bytes are damaged that had been synced.

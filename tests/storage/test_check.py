@@ -26,6 +26,7 @@ from pyengine.storage.index_recovery import read_index_header
 from pyengine.storage.rebuild import Selection, rebuild
 from pyengine.storage.recovery import RecoveryOptions, recover
 from pyengine.storage.store_checkpoint import write_checkpoint
+from pyengine.storage.watermark import note_sync_failure
 
 # Its own store cannot open it again without a loss (a topic of 180 bytes: docs/compatibility.md).
 DEFECTIVE = "widetopic"
@@ -200,11 +201,15 @@ def unfinished_recovery(store):
     (store.root / "config" / "recovery").write_text("{}")
 
 
+def sync_not_made_good(store):
+    note_sync_failure(store.root, 0, "a segment", "Input/output error")
+
+
 ERRORS = [flip_body, flip_offset_field, lose_a_segment, lose_the_newest_segments, zero_the_last_record,
           bytes_behind_the_end, point_elsewhere, wrong_size, wrong_tags, swap_two_entries, hole_in_a_queue, lose_entries,
           lose_a_queue, entry_beyond_the_log, lose_a_queue_file, break_a_chain, break_a_slot, other_key, bad_index_header,
           lose_an_index_file, checkpoint_ahead, watermark_ahead, short_segment, foreign_file]
-WARNINGS = [unreadable_watermark, unfinished_recovery]
+WARNINGS = [unreadable_watermark, unfinished_recovery, sync_not_made_good]
 # What is not here is repairable: the log holds everything.
 GRADES = dict.fromkeys([flip_body, flip_offset_field, lose_a_segment, lose_the_newest_segments, zero_the_last_record,
                         bytes_behind_the_end, watermark_ahead, short_segment], "loss") | {unreadable_watermark: "notice"}

@@ -17,6 +17,7 @@ from pyengine.cli.recover import recover_alone
 from pyengine.config import load_config
 from pyengine.errors import ExitCode
 from pyengine.ipc.live_check import check_now
+from pyengine.ipc.owned_rebuild import rebuild_alone
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import PutStatus
 from pyengine.storage.check import check
@@ -116,15 +117,17 @@ def test_a_copy_that_was_taken_while_the_engine_ran_starts_and_says_where_its_lo
     engine.stop()
 
 
-def test_recover_makes_a_copy_a_store_of_its_own_too(make_engine, tmp_path):
+def test_recover_and_rebuild_make_a_copy_a_store_of_its_own_too(make_engine, tmp_path):
     engine = make_engine("sync")
     engine.start()
     put_and_list(engine, tmp_path / "acked", 300)
     end = copy_while_it_runs(engine, tmp_path / "copy")
+    shutil.copytree(tmp_path / "copy", tmp_path / "again")
     config = load_config(tmp_path / "copy", {})
     first, second = recover_alone(tmp_path / "copy", config), recover_alone(tmp_path / "copy", config)
     assert (first.state, first.end_offset, first.is_copy) == (RecoveryState.RECOVERED, end, True)
     assert "This is a copy" in first.sentence and "copy" not in second.sentence
+    assert rebuild_alone(tmp_path / "again", config).state is RecoveryState.RECOVERED
     engine.stop()
 
 
