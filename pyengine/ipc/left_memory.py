@@ -20,6 +20,7 @@ from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject, find_folder
 from pyengine.ipc.store_lock import lock_modified_ns
 from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_boot_id, read_engine_id, read_epoch
 from pyengine.storage.recovery_report import SharedState
 
@@ -61,6 +62,7 @@ class LeftMemory:
             time.sleep(LOOK_STEP_S)
         if self._memory is not None:
             self._memory.retire()
+            failpoint("left_memory_retired")
 
     def _living(self) -> list[int]:
         if self._memory is None or self._memory.identity.boot_id != read_boot_id():
