@@ -1,7 +1,7 @@
 """Power cuts under the strictest reading of POSIX, made from a journal of system calls.
 
 journal.c writes down what a run does to the store's files. Here that journal becomes folders that a
-power cut at some point of the run could have left: data is safe only once a sync of its file that
+power cut at some point of the run could have left: data is safe only once a sync of its file (or file system) that
 began after it has returned; a name is safe only once its folder was synced. Everything else survives
 in any subset, the last write perhaps torn at 512 bytes. No root, no special file system.
 
