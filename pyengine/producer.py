@@ -687,7 +687,7 @@ def _finish(flush_timeout_s: float, session: native.ProducerSession, code: int, 
     if code:
         return outcome(session, code, native.SUBMITTED, answer, context, flush_timeout_s)
     if context.waits and answer[5] == 0:
-        give_up_ns = give_up_ns or context.flush_deadline_ns
+        give_up_ns = give_up_ns or max(context.flush_deadline_ns, context.slave_deadline_ns)
         code = session.wait_kept(answer[2], context.waits, min(context.flush_deadline_ns, give_up_ns),
                                  min(context.slave_deadline_ns, give_up_ns))
     return outcome(session, code, native.ANSWERED, answer, context, flush_timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -92,6 +93,17 @@ def test_a_slave_that_does_not_confirm_costs_the_deadline_and_no_more(make_parts
         for result in (producer.put("T", b"1"), producer.put("T", b"2"), producer.put_async("T", b"3").result(30)):
             assert result.status is PutStatus.FLUSH_SLAVE_TIMEOUT
             assert where(result) >= 0 and "slave_timeout_ms" in result.reason
+
+
+def test_a_slave_has_its_own_time_however_little_the_disk_has(make_parts):
+    parts = make_parts(**MASTER, mode=native.MODE_SYNC, sync_flush_timeout_ms=50)
+    native.store(parts.control.replicator, "slaves_connected", 1)
+    with parts.producer() as producer, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(producer.put, "T", b"x")
+        with pytest.raises(TimeoutError):
+            waiting.result(0.5)
+        native.publish_confirm(parts.control, native.load_position(parts.control.committed))
+        assert waiting.result(30).status in (PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT)
 
 
 def test_many_waiting_puts_share_one_deadline(make_parts):
