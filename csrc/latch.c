@@ -52,6 +52,7 @@ void ms_latch_wakeup_unmarked(const struct ms_latch *latch, void *semaphore)
 
 void ms_latch_arm(struct ms_latch *latch, void *semaphore)
 {
+    MS_FAILPOINT("latch_arming");
     /* Drain before the flag: cleared first, a late waker's token would be eaten. */
     for (int i = 0; i < DRAIN_MAX && sem_trywait(semaphore) == 0; i++)
         ;

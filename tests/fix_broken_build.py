@@ -1,4 +1,4 @@
-"""The build that can be broken on purpose (faults/mutants.py), made once for a run of the tests."""
+"""The build that can be broken on purpose (faults/mutants), made once for a run of the tests."""
 
 from __future__ import annotations
 

@@ -126,6 +126,7 @@ _TABLE = (
     ),
     *_steps("csrc/latch.c", "writer",
         _("latch_taken", "the flag says that somebody was woken; nobody was"),
+        _("latch_arming", "found nothing to do, and no wake-up is posted yet for what comes from here on"),
         _("latch_armed", "about to look once more and to sleep"),
     ),
     *_steps("csrc/control.c", "flusher",

@@ -7,7 +7,7 @@ A round is one run of an engine under producers whose system calls are written d
 that journal; cut_judge.py says what must be in every one. --with says what else goes on in each run: delayed messages
 being delivered, groups that commit, old files being deleted. Without it the rounds take turns (IN_TURN). --then says
 what is done after the engine was killed: no cut comes before that has begun (after_kill.py). With --broken
-the engine is a build that is broken on purpose (mutants.py), and must be caught.
+the engine is a build that is broken on purpose (mutants/), and must be caught.
 
 Exit 0: held. 1: something promised was lost, torn, doubled or out of order. 3: the broken build was not caught.
 """
@@ -291,14 +291,14 @@ def main(words: str | None = __doc__, rig: type[PowerCutRun] = PowerCutRun) -> i
     parser.add_argument("--with", dest="company", nargs="*", choices=COMPANY,
                         help="what else goes on in each run (by turns)")
     parser.add_argument("--then", choices=THEN, default="", help="what is done after the engine was killed, and then cut")
-    parser.add_argument("--broken", choices=[mutant.switch for mutant in SEEN_BY_POWER_CUTS],
+    parser.add_argument("--broken", choices=[mutant.id for mutant in SEEN_BY_POWER_CUTS],
                         help="an engine broken in this way: must be caught, in the mode and with the company where it can be")
     rig.add_options(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pyengine-broken-") as place:
         environ = here()
         if arguments.broken:
-            (mutant,) = (mutant for mutant in SEEN_BY_POWER_CUTS if mutant.switch == arguments.broken)
+            (mutant,) = (mutant for mutant in SEEN_BY_POWER_CUTS if mutant.id == arguments.broken)
             environ = environment(build(Path(place)), mutant)
         runs: list[PowerCutRun] = []
 
@@ -312,7 +312,7 @@ def main(words: str | None = __doc__, rig: type[PowerCutRun] = PowerCutRun) -> i
         code = finish(arguments, make, lambda run: run.run(arguments.rounds),
                       lambda summary: f"{summary.states} states of {summary.records} records")
     if arguments.broken and code in (0, 1) and not runs[0].summary.lost:
-        print(f"not caught: an engine that {mutant.name}", file=sys.stderr)
+        print(f"not caught: an engine that {mutant.breaks}", file=sys.stderr)
         return NOT_CAUGHT
     return code
 

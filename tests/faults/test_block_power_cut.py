@@ -23,7 +23,7 @@ from faults.mounts import mounted_below, with_own_mounts
 from faults.mutants import FORGETS_TIMED_SYNC, NEVER_SYNCS, PUBLISHES_BEFORE_SYNC, Mutant, environment
 from pyengine.cli.replay import MODES
 from pyengine.formats.paths import segment_name
-from waiting import eventually
+from waiting import eventually, patience
 
 STATES = 10
 ENOUGH = 60
@@ -70,7 +70,7 @@ def test_what_was_promised_is_on_the_disk_in_many_states(program, tmp_path, seed
 @pytest.mark.parametrize(
     "mutant, mode",
     [(NEVER_SYNCS, "sync"), (PUBLISHES_BEFORE_SYNC, "sync"), (FORGETS_TIMED_SYNC, "async"), (FORGETS_TIMED_SYNC, "pool")],
-    ids=lambda of: getattr(of, "switch", str(of)),
+    ids=lambda of: getattr(of, "id", str(of)),
 )
 def test_a_broken_engine_is_caught_on_the_disk(program, broken_build, tmp_path, seed, proof, mutant: Mutant, mode: str):
     states = 0
@@ -83,9 +83,9 @@ def test_a_broken_engine_is_caught_on_the_disk(program, broken_build, tmp_path, 
         assert len(outcome.caught) == len(outcome.bad), outcome.bad
         if outcome.caught:
             break
-    proof("broken builds", f"power cut, blocks: {mutant.name} ({mode})",
+    proof("broken builds", f"power cut, blocks: {mutant.breaks} ({mode})",
           **{"states until caught": states, "not caught": int(not outcome.caught)})
-    assert outcome.caught, f"an engine that {mutant.name} was not noticed in {states} states"
+    assert outcome.caught, f"an engine that {mutant.breaks} was not noticed in {states} states"
     print(outcome.caught[0])
 
 
@@ -94,7 +94,7 @@ def test_a_broken_engine_is_caught_on_the_disk(program, broken_build, tmp_path, 
 @pytest.mark.parametrize("broken", ["", "no-sync"])
 def test_the_script_says_what_it_did_to_the_disk(rng, broken):
     command = [SCRIPT, "--block", "--states", "60", "--seed", str(rng.randrange(1 << 32)), "--no-peer", "--json"]
-    done = subprocess.run(command + ["--broken", broken] * bool(broken), capture_output=True, text=True, timeout=280,
+    done = subprocess.run(command + ["--broken", broken] * bool(broken), capture_output=True, text=True, timeout=patience(280),
                           env=os.environ | {"PYTHON": sys.executable})
     print(done.stderr)
     summary = json.loads(done.stdout)

@@ -25,6 +25,7 @@ from faults.mutants import (
     environment,
 )
 from faults.power_cut import build_shim
+from waiting import patience
 
 STATES = 30
 ACKS_LONG = 1200
@@ -62,14 +63,14 @@ def test_what_is_done_after_a_kill_survives_every_cut(shim, tmp_path, seed, mode
     "mutant, mode, then",
     [(FORGETS_RECOVERY_SYNC, "async", "recover"), (FORGETS_RECOVERY_SYNC, "sync", "rebuild"),
      (FORGETS_RECOVERY_SYNC, "async", "salvage"), (FORGETS_RECOVERY_SYNC, "async", "cut"), (CLAIMS_UNSYNCED, "async", "read")],
-    ids=lambda of: getattr(of, "switch", of),
+    ids=lambda of: getattr(of, "id", of),
 )
 def test_what_is_done_after_a_kill_without_a_sync_is_caught(shim, broken_build, tmp_path, seed, proof, mutant: Mutant, mode, then):
     outcome = cut(shim, tmp_path, seed, mode, 400, environment(broken_build, mutant), then=then, stop_at=1)
-    proof("broken builds", f"power cut: {mutant.name} ({mode}, then {then})",
+    proof("broken builds", f"power cut: {mutant.breaks} ({mode}, then {then})",
           **{"states until caught": outcome.states, "not caught": int(not outcome.caught)})
     assert len(outcome.caught) == len(outcome.bad), outcome.bad
-    assert outcome.caught, f"an engine that {mutant.name} was not noticed in {outcome.states} states"
+    assert outcome.caught, f"an engine that {mutant.breaks} was not noticed in {outcome.states} states"
     print(outcome.caught[0])
 
 
@@ -81,14 +82,14 @@ def test_what_is_done_after_a_kill_without_a_sync_is_caught(shim, broken_build, 
          (NOTES_EARLY, "async", ("delayed",), 2000), (NOTES_EARLY, "pool", COMPANY, 2000),
          (FORGETS_REMOVED, "sync", ("cleaning",), 2000), (FORGETS_REMOVED, "async", COMPANY, 2000),
          (COMMITS_UNSYNCED, "sync", ("consumers",), 1000), (COMMITS_UNSYNCED, "pool", COMPANY, 1000)])],
-    ids=lambda of: getattr(of, "switch", with_company(of) if isinstance(of, tuple) else str(of)),
+    ids=lambda of: getattr(of, "id", with_company(of) if isinstance(of, tuple) else str(of)),
 )
 def test_a_broken_engine_is_caught(shim, broken_build, tmp_path, seed, proof, mutant: Mutant, mode, company, states):
     outcome = cut(shim, tmp_path, seed, mode, states, environment(broken_build, mutant), company, stop_at=1)
-    proof("broken builds", f"power cut: {mutant.name} ({words(mode, company)})",
+    proof("broken builds", f"power cut: {mutant.breaks} ({words(mode, company)})",
           **{"states until caught": outcome.states, "not caught": int(not outcome.caught)})
     assert len(outcome.caught) == len(outcome.bad), outcome.bad
-    assert outcome.caught, f"an engine that {mutant.name} was not noticed in {outcome.states} states"
+    assert outcome.caught, f"an engine that {mutant.breaks} was not noticed in {outcome.states} states"
     print(outcome.caught[0])
 
 
@@ -116,7 +117,7 @@ def test_help_takes_no_disk(tmp_path):
 @pytest.mark.parametrize("broken", ["", "no-sync"])
 def test_the_script_says_what_it_did(rng, broken):
     command = [SCRIPT, "--rounds", "1", "--states", "120", "--seed", str(rng.randrange(1 << 32)), "--no-peer", "--json"]
-    done = subprocess.run(command + ["--broken", broken] * bool(broken), capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command + ["--broken", broken] * bool(broken), capture_output=True, text=True, timeout=patience(280))
     print(done.stderr)
     summary = json.loads(done.stdout)
     assert (done.returncode, bool(summary["lost"])) == ((1, True) if broken else (0, False))

@@ -23,7 +23,7 @@ from pyengine.storage.check_report import Severity
 from pyengine.storage.recovery import recover
 from pyengine.storage.recovery_report import RecoveryState
 
-STATES = 150
+STATES = 60
 STATES_LONG = 2000
 RECORDS = 40
 TESTS = Path(__file__).parents[1]

@@ -124,6 +124,8 @@ class Case:
             if ended:
                 struck = self.board.struck_pid == pid and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
                 assert struck, f"the writer ended with status {status}, not at {arms}"
+                committed, _ = control_native.committed_slot(self.rig.control)
+                assert self.rig.wrote() <= committed, f"at {arms} the log's end was published before its pass was committed"
                 self.deaths += 1
                 self.board.disarm()
                 if self.deaths < len(arms):

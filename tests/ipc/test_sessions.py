@@ -307,6 +307,24 @@ def test_a_connection_that_speaks_in_the_turn_in_which_it_is_dropped_harms_nobod
         assert b"unknown request" in last.recv(4096)
 
 
+def test_a_session_of_a_process_that_ended_before_it_was_watched_is_over(make_owner, monkeypatch):
+    """Its pid, given to another process meanwhile, is what would be watched."""
+    owner = make_owner(sessions_max=4, session_ring_bytes_default=65536)
+    owner.position(0)
+    owner.publish()
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        sessions = Sessions(owner.memory)
+        server = SessionServer(owner.memory, selector, sessions)
+        stack.callback(server.close)
+        monkeypatch.setattr(sessions, "owner_lives", lambda slot: False)
+        channel = stack.enter_context(session_server.connect(owner.folder.path, 10))
+        channel.sendall(b'{"want": "session"}\n')
+        while not native.load(owner.control.sessions[0], "generation"):
+            for key, _ in selector.select(10):
+                key.data()
+        assert sessions.open_slots() == []
+
+
 def test_a_producer_that_vanishes_before_it_is_answered_leaves_no_session(make_owner):
     owner = make_owner(sessions_max=4, session_ring_bytes_default=65536)
     owner.position(0)

@@ -117,6 +117,18 @@ def test_a_slave_s_log_is_its_master_s_byte_for_byte_fillers_too(rigs, tmp_path,
     assert control_native.committed_slot(slave.control)[1] == 1_700_000_000_000
 
 
+def test_what_is_gathered_of_a_segment_that_is_exactly_full_is_written_before_the_next_one(rigs, tmp_path):
+    """Of one pass: its last entry closes the segment, the next one begins another."""
+    log = filled_master(rigs, seed=random.randrange(1 << 30))
+    slave, producer = slave_with_session(rigs, tmp_path, control_native.MODE_SYNC)
+    for piece in entries(log, random.Random(1)):
+        if producer.submit_raw(log[piece], piece.start, lib.ms_clock_monotonic_ns()) != 0:  # no room in the ring
+            slave.drain()
+            assert producer.submit_raw(log[piece], piece.start, lib.ms_clock_monotonic_ns() + 5_000_000_000) == 0
+    slave.drain()
+    assert slave.wrote() == len(log) and log_of(slave) == log
+
+
 def test_a_session_outlives_as_many_entries_as_it_has_places_for_answers(rigs, tmp_path):
     slave, producer = slave_with_session(rigs, tmp_path)
     deadline_ns = lib.ms_clock_monotonic_ns() + 60_000_000_000

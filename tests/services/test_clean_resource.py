@@ -171,6 +171,21 @@ def test_readers_see_the_new_minimum_and_the_store_checks_clean(make_rig):
     assert check(rig.root, rig.config.geometry).findings == []
 
 
+def test_the_minimum_has_moved_before_the_room_of_a_segment_is_given_back(make_rig, monkeypatch):
+    rig = make_rig()
+    give_back, seen = clean_commit_log.give_back, []
+
+    def look(descriptor):
+        first = min(int(path.name) for path in (rig.root / "commitlog").iterdir())
+        seen.append((native.load_position(rig.owner.control.min_offset), first))
+        return give_back(descriptor)
+
+    monkeypatch.setattr(clean_commit_log, "give_back", look)
+    rig.clock.hour_now = 4
+    rig.round()
+    assert seen and all(told == first for told, first in seen)
+
+
 def test_queue_and_index_files_follow_the_log(make_rig):
     rig = make_rig()
     paths = StorePaths(rig.root)

@@ -218,6 +218,13 @@ def test_a_report_beyond_what_was_really_sent_ends_the_connection():
     assert f"only {sent} was sent" in rig.connection.ended
 
 
+@pytest.mark.parametrize("pushed, sent", [(0, 700), (5, 700), (12, 700), (15, 703), (112, 800), (120, 800), (125, 801)])
+def test_of_a_frame_that_is_half_sent_the_body_counts_and_not_its_header(pushed, sent):
+    connection = Rig(Log(1000), batch_bytes=100).connection
+    connection._buffer_start, connection._filled, connection._pushed = 700, 200, pushed
+    assert connection.sent == sent
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_what_was_sent_is_known_to_the_byte_however_slowly_the_slave_reads(seed):
     rng = random.Random(seed)

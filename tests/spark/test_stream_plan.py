@@ -301,6 +301,19 @@ def test_what_a_stream_refuses(options, sentence):
     assert sentence in str(refused.value)
 
 
+def test_what_comes_after_available_now_was_asked_for_is_not_seen(builder):
+    from pyspark.sql.types import StructType
+
+    from pyengine.spark.stream import LogStreamReader
+
+    reader = LogStreamReader(StructType(), {"path": str(builder.root), "startingOffsets": "earliest"})
+    reader.prepareForTriggerAvailableNow()
+    before = reader.latestOffset()
+    fill(builder, 9)
+    assert reader.latestOffset() == before
+    reader.stop()
+
+
 def test_waiting_messages_are_counted_once(builder, monkeypatch):
     stream = Stream(builder, readLevel="committed").stream
     begins, records = [], LogStream._records

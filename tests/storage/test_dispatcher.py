@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from logs import Log, LogBuilder, files_below, index_contents
-from pyengine.errors import StoreRefusedError, UsageError
+from pyengine.errors import DiskError, StoreRefusedError, UsageError
 from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry, unpack_entry
 from pyengine.formats.index_file import IndexLayout, unpack_header
 from pyengine.formats.index_file import unpack_entry as unpack_index_entry
@@ -19,6 +20,7 @@ from pyengine.native import consume_queue
 from pyengine.storage import index_files, new_file
 from pyengine.storage.dispatcher import Dispatcher, touched_queues
 from pyengine.storage.geometry import Geometry
+from pyengine.storage.index_files import IndexFiles
 from pyengine.storage.queue_files import find_queue_end
 
 SEGMENT = 16384
@@ -112,6 +114,57 @@ def test_what_is_written_is_what_formats_says(tmp_path, rng):
         for number in range(1, unpack_header(content).index_count):
             found.append(unpack_index_entry(content, layout.entry_at(number))[:2])
     assert found == expected_keys
+
+
+def test_neighbouring_queues_with_more_entries_than_are_gathered_at_once(tmp_path):
+    builder = LogBuilder(1 << 20)
+    for number in range(900):
+        builder.append(topic=f"T{number % 3}")
+    root, log = store_with(tmp_path, builder)
+    with Dispatcher(root, replace(GEOMETRY, mapped_file_size_consume_queue_bytes=8000)) as dispatcher:
+        log.dispatch(dispatcher)
+    for message in builder.messages:
+        entry = unpack_entry(queue_bytes(root, message.topic, message.queue_id), 20 * message.queue_offset)
+        assert entry[:2] == (message.physical_offset, message.size_bytes)
+
+
+def test_an_entry_of_another_message_is_left_in_its_place(tmp_path):
+    """What came first stays, as with RocketMQ."""
+    builder = LogBuilder(SEGMENT)
+    for _ in range(10):
+        builder.append()
+    root, log = store_with(tmp_path, builder)
+    with Dispatcher(root, GEOMETRY) as dispatcher:
+        log.dispatch(dispatcher)
+    path = root / "consumequeue" / "T" / "0" / "00000000000000000000"
+    data = bytearray(path.read_bytes())
+    data[80:100] = pack_entry(builder.messages[3].physical_offset, builder.messages[3].size_bytes + 1, 5)
+    path.write_bytes(data)
+    with Dispatcher(root, GEOMETRY) as dispatcher:
+        log.dispatch(dispatcher)
+    assert path.read_bytes() == data
+
+
+def test_an_index_file_that_cannot_be_mapped_is_tried_again(tmp_path, rng, monkeypatch):
+    """The one before it is closed by then, and nothing is put there any more."""
+    builder = varied(rng)
+    root, log = store_with(tmp_path, builder)
+    whole = undisturbed(tmp_path, builder, log)[0]
+    assert len(undisturbed(tmp_path, builder, log)[1]) > 1
+    open_, tries = IndexFiles._open, []
+
+    def fail_at_second(self, name, **how):
+        tries.append(name)
+        if len(tries) == 2:
+            raise DiskError("cannot map it", errno=12)
+        return open_(self, name, **how)
+
+    monkeypatch.setattr(IndexFiles, "_open", fail_at_second)
+    with Dispatcher(root, GEOMETRY) as dispatcher:
+        with pytest.raises(DiskError, match="cannot map"):
+            log.dispatch(dispatcher)
+        assert log.dispatch(dispatcher) == builder.end
+    assert files_below(root / "consumequeue") == whole
 
 
 def test_delayed_messages_carry_their_delivery_time(tmp_path):

@@ -15,6 +15,7 @@ from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode,
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import StorePaths
 from pyengine.storage import durable_writes
+from pyengine.storage import recovery
 from pyengine.storage.abort_file import abort_file_exists, create_abort_file
 from pyengine.storage.check import check
 from pyengine.storage.check_report import Severity
@@ -203,6 +204,26 @@ def test_whole_records_behind_a_hole_go_to_quarantine(build_store):
     assert_ends_at(store, report, hole.start)
     (piece,) = report.quarantined
     assert piece.path.read_bytes()[len(hole.data):][: len(behind.data)] == behind.data
+
+
+def test_segments_beyond_a_hole_go_newest_first_and_the_abort_file_last(build_store, monkeypatch):
+    """A kill in between leaves no gap, a power cut no spare segment; without the abort file all is believed."""
+    store = build_store(60, flushed=0)
+    hole = store.records[6]
+    store.poke(hole.start, bytes(len(hole.data)))
+    create_abort_file(store.root)
+    done, log = [], StorePaths(store.root).commit_log
+    keep_file, sync_folder, write = Quarantine.keep_file, recovery.sync_folder, recovery.write_checkpoint
+    monkeypatch.setattr(Quarantine, "keep_file", lambda self, path, *more, **named: (done.append(path.name), keep_file(
+        self, path, *more, **named)))
+    monkeypatch.setattr(recovery, "sync_folder", lambda path: (done.append((path, len(os.listdir(log)))), sync_folder(path)))
+    monkeypatch.setattr(recovery, "write_checkpoint", lambda root, *more: (
+        done.append(abort_file_exists(root)), write(root, *more)))
+    before = len(os.listdir(log))
+    recovered(store)
+    names = [name for name in done if isinstance(name, str)]
+    assert len(names) > 1 and names == sorted(names, reverse=True)
+    assert (log, before - 1) in done and done[-1] is True  # the spare one went first, for good
 
 
 def test_one_torn_put_is_an_ordinary_tail(build_store):

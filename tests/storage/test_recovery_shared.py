@@ -7,6 +7,7 @@ import pytest
 from pyengine.errors import ExitCode
 from pyengine.formats.index_file import IndexLayout, unpack_entry, unpack_header
 from pyengine.native.index_file import progress_at
+from pyengine.storage import recovery
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.recovery import recover
 from pyengine.storage.recovery_report import SharedState
@@ -223,6 +224,20 @@ def test_what_was_dispatched_is_not_made_again_and_the_rest_is(build_store):
     assert (report.dispatched_bytes, report.index_files_removed) == (store.end - store.records[40].end, 0)
     assert [path.stat().st_ino for path in sorted((store.root / "index").iterdir())] == numbers
     assert store.tree() == whole
+
+
+def test_what_a_dead_reputter_had_written_to_queues_is_synced_too(build_store, monkeypatch):
+    store = build_store(60)
+    recovered(store, None)
+    create_abort_file(store.root)
+    synced = []
+    sync = recovery.sync_queue
+    monkeypatch.setattr(recovery, "sync_queue", lambda queue, start, **named: (
+        synced.append((queue.topic, queue.queue_id, start)), sync(queue, start, **named)))
+    report = recovered(store, SharedState(store.end, store.end, reput_from=store.end, index_progress=bytes(256)))
+    assert report.dispatched_bytes == 0
+    assert {(topic, queue_id) for topic, queue_id, _ in synced} == set(store.queue_ends(store.end))
+    assert all(start < store.end for _, _, start in synced)
 
 
 def test_a_put_into_the_index_that_was_cut_short_is_undone(build_store):
