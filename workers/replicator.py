@@ -5,16 +5,14 @@ Promise: bytes go over the wire as they stand in the log, and only what is commi
 whole records, through its writer. Bad bytes on the port cost the one who sent them his
 connection. Its death: slaves connect again to the next one and say where they stand; puts
 that wait for them wait until then, each by its own deadline. Which of both it is the engine's
-role says, not the settings, which may have been changed since.
+role says.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 from pyengine.errors import EngineUnavailableError
-from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory
 from pyengine.ipc.replication import Replication
 from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
@@ -27,43 +25,13 @@ from pyengine.workers import worker
 SESSION_WAIT_S = 2.0
 
 
-class StandingStill:
-    """Does nothing but say why: settings were changed under a running engine, which goes on with those it has."""
-
-    def __init__(self, memory: EngineMemory, why: str, report: Callable[[str], None]) -> None:
-        Replication(memory.folder, writable=True).close()  # which forgets the links of its predecessor
-        for field in ("slaves_connected", "linked"):
-            native.store(memory.control.replicator, field, 0)
-        self.obstacle = why
-        report(why)
-
-    def work(self) -> bool:
-        return False
-
-    def pause_s(self) -> float:
-        return 1.0
-
-    def drain(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
-
-
 def make_service(attached: worker.Worker) -> Service:
     def report(text: str) -> None:
         worker.say(native.REPLICATOR, text)
 
-    identity, config = attached.memory.identity, attached.config
-    role = ROLE_NAMES[identity.role]
+    identity = attached.memory.identity
     if not identity.replicates:
         raise EngineUnavailableError("the engine was started without replication: no replicator belongs to it")
-    if (config.broker_role, config.replicates) != (role, True):
-        why = (f"the engine runs as {role}, the settings say {config.broker_role}"
-               f"{'' if config.replicates else ' without replication'} by now: stop the engine and start it again")
-        if attached.incarnation == 1:
-            raise EngineUnavailableError(why)
-        return StandingStill(attached.memory, why, report)
     cpu.be_prompt()  # puts wait for it, the master's for a slave's too
     replication = Replication(attached.memory.folder, writable=True)
     if identity.role == native.SLAVE:

@@ -29,10 +29,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pyengine.config import load_config, parse_set
+from pyengine.config import EngineConfig, load_config, parse_set
 from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
+from pyengine.ipc.run_settings import read_run_settings
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, removed_names
 from pyengine.ipc.store_lock import StoreLock, living_kinds
 from pyengine.native import control as native
@@ -67,8 +68,7 @@ class Worker:
     def __init__(self, kind: int, root: Path, settings: Mapping[str, str], memory: EngineMemory, lock: StoreLock) -> None:
         self.kind = kind
         self.root = root
-        # Only now: the owner of a new store has written its sizes before it let anybody in.
-        self.config = load_config(root, settings)
+        self.config = _settings_of(memory, root, settings)
         self.memory = memory
         self.lock = lock
         self.latch = memory.latch(kind)
@@ -170,6 +170,15 @@ class Worker:
             self.memory.retire()  # the last of them tells producers: no successor finds what they have mapped
         self.memory.close()
         self.lock.close()
+
+
+def _settings_of(memory: EngineMemory, root: Path, settings: Mapping[str, str]) -> EngineConfig:
+    """Those that the engine was brought up with, so that all of its workers run with the same, whatever the environment
+    and engine.toml say since; those that this worker finds itself only where the engine's cannot be read."""
+    try:
+        return read_run_settings(memory.folder)
+    except EngineUnavailableError:
+        return load_config(root, settings)
 
 
 def say(kind: int, text: str, level: int = INFO) -> None:

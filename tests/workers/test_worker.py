@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import pytest
 
 from fix_owner import CHECKOUT
 from waiting import eventually
+from pyengine.config import config_path, set_in_file
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles
@@ -66,6 +68,19 @@ def test_a_worker_goes_round_until_sigterm_then_drains_and_leaves(make_owner):
     assert "closed -1" in child.stderr.read()
     assert native.load(line, "state") == native.WORKER_ABSENT
     assert living_kinds(owner.root) == [native.SUPERVISOR]
+
+
+def test_a_worker_runs_with_the_settings_of_its_engine_whatever_is_set_since(make_owner, monkeypatch):
+    owner = make_owner()
+    owner.config = dataclasses.replace(owner.config, file_reserved_time_hours=77)
+    owner.make_rest()
+    owner.publish()
+    set_in_file(config_path(owner.root), {"file_reserved_time_hours": 5})
+    monkeypatch.setenv("PYENGINE_DELETE_WHEN", "09")
+    told = SCRIPT.replace("        self.left = 3\n", "        self.left = attached.config.file_reserved_time_hours, attached.config.delete_when\n"
+                          "        raise DiskError(str(self.left))\n")
+    worker = owner.spawn("", script=told)
+    assert "(77, '04')" in worker.communicate(timeout=60)[1]
 
 
 def test_a_killed_worker_frees_its_byte_and_the_next_is_another_incarnation(make_owner):
