@@ -71,12 +71,12 @@ def test_a_worker_goes_round_until_sigterm_then_drains_and_leaves(make_owner):
 
 
 def test_a_worker_runs_with_the_settings_of_its_engine_whatever_is_set_since(make_owner, monkeypatch):
+    monkeypatch.setenv("PYENGINE_DELETE_WHEN", "09")
     owner = make_owner()
     owner.config = dataclasses.replace(owner.config, file_reserved_time_hours=77)
     owner.make_rest()
     owner.publish()
     set_in_file(config_path(owner.root), {"file_reserved_time_hours": 5})
-    monkeypatch.setenv("PYENGINE_DELETE_WHEN", "09")
     told = SCRIPT.replace("        self.left = 3\n", "        self.left = attached.config.file_reserved_time_hours, attached.config.delete_when\n"
                           "        raise DiskError(str(self.left))\n")
     worker = owner.spawn("", script=told)
