@@ -20,14 +20,17 @@ from pyengine.storage.delay_offset import decode_delay_offsets
 from pyengine.storage.topic_config import decode_topics
 
 BACKUP = ".bak"
+NOT_KEPT = frozenset(("engine-run.json",))  # where the last engine's memory was: never synced, and nothing after a boot
 
 
 def check_config(root: Path, findings: Findings) -> None:
-    """Every .json of config/, and each `.bak` whose own file is gone."""
+    """Every .json of config/ but NOT_KEPT, and each `.bak` whose own file is gone."""
     folder = StorePaths(root).config
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     tables = sorted({name.removesuffix(BACKUP) for name in names if name.removesuffix(BACKUP).endswith(".json")})
     for name in tables:
+        if name in NOT_KEPT:
+            continue
         file = f"config/{name}"
         why = _why_unusable(folder / name)
         if not why:

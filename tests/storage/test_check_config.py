@@ -109,3 +109,9 @@ def test_a_table_that_is_no_file_cannot_be_read(stopped):
     path.mkdir()
     (finding,) = checked(stopped).findings
     assert "cannot be read" in finding.text
+
+
+def test_where_the_last_engines_memory_was_may_be_lost_by_a_power_cut(stopped):
+    for content in GARBAGE.values():
+        (stopped.root / "config" / "engine-run.json").write_bytes(content)
+        assert checked(stopped).findings == []
