@@ -250,7 +250,8 @@ def parse_arguments(kind: int, what: str, argv: Sequence[str] | None) -> argpars
         epilog="SIGTERM: finish what is published, exit 0; SIGHUP: nothing. The store's supervisor must run (pyengine start, "
                "or python -m pyengine.workers.supervisor STORE --no-children).")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
-    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")
+    parser.add_argument("--set", action="append", default=[], metavar="key=value",
+                        help="a setting, for an engine that has not noted its own: those of its start hold for all of its workers")
     parser.add_argument("--wait", type=float, default=OWNER_WAIT_S, metavar="S",
                         help="how long to wait for the owner (%(default)s)")
     return parser.parse_args(argv)
