@@ -249,9 +249,9 @@ def test_a_full_disk_refuses_with_a_reason_and_takes_puts_again_by_itself(small_
 
         def refused():
             result = producer.put("T", b"meanwhile")
-            return result if result.status is PutStatus.SERVICE_NOT_AVAILABLE else None
+            return [result] if result.status is PutStatus.SERVICE_NOT_AVAILABLE else []
 
-        result = eventually(refused, "the full disk is noticed")
+        result, = eventually(refused, "the full disk is noticed")
         assert "the disk is too full" in result.reason and "`pyengine clean`" in result.reason
         document = run("status", engine.root, "--json").document
         assert document["read_only"] and "over disk_space_warning_level_ratio = 90" in document["reason"]
@@ -274,7 +274,7 @@ def test_a_folder_that_becomes_read_only_refuses_and_comes_back(small_engine):
             if done.returncode:
                 pytest.skip(f"{command} refused: {done.stderr}")
         try:
-            result = eventually(lambda: (lambda put: None if put.ok else put)(producer.put("T", b"meanwhile")), "it is noticed")
+            result, = eventually(lambda: (lambda put: [] if put.ok else [put])(producer.put("T", b"meanwhile")), "it is noticed")
             assert result.status is PutStatus.SERVICE_NOT_AVAILABLE and "cannot be written" in result.reason
             assert "mounted read-only" in run("status", engine.root, "--json").document["reason"]
         finally:
