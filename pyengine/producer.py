@@ -111,6 +111,7 @@ class Producer:
         self._later = LaterPuts()
         self._lines: dict[str, PendingPuts | LaterPuts] = {"later": self._later}
         self._finalizer = weakref.finalize(self, _end_lines, self._lines)
+        self._finalizer.atexit = False  # daemon threads and later handlers may put until the process ends; its end is seen
         self._attach(None)
         _living.add(self)
 

@@ -9,6 +9,8 @@ import gc
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -25,6 +27,7 @@ from pyengine.native.producer import ProducerSession
 from pyengine.outgoing import BatchMessage
 from pyengine.producer import Producer
 from pyengine.results import PutStatus
+from pyengine.workers.children import child_environment
 from waiting import eventually
 
 ROOMY = {"session_ring_bytes_default": 1 << 20}  # puts that were made before go the short way
@@ -517,6 +520,29 @@ def test_dropped_producers_give_everything_back(make_parts):
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, "descriptors are closed")
     eventually(lambda: threading.active_count() <= threads, "threads have ended")
     eventually(lambda: all(native.load(row, "state") == native.SESSION_FREE for row in parts.control.sessions), "sessions are free")
+
+
+_LEFT_AT_EXIT = """
+import atexit, sys, threading, time
+import pyengine
+def put_for_ever():
+    while True:
+        producer.put("T", b"x")
+atexit.register(lambda: print(producer.put("T", b"last").status.name))  # runs after whatever connect() may register
+producer = pyengine.connect(sys.argv[1])
+for _ in range(int(sys.argv[2])):
+    threading.Thread(target=put_for_ever, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_a_program_may_put_until_it_ends(make_parts, threads):
+    parts = make_parts()
+    for _ in range(4 if threads else 1):
+        ended = subprocess.run([sys.executable, "-c", _LEFT_AT_EXIT, str(parts.owner.root), str(threads)], env=child_environment(),
+                               capture_output=True, text=True, timeout=60, check=False)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "PUT_OK\n", "")
 
 
 def test_an_event_loop_goes_on_while_the_ring_is_full(make_parts):
