@@ -107,7 +107,7 @@ class LiveWatermark:
         try:
             with EngineMemory.attach(find_folder(self._root), writable=False) as memory:
                 its = memory.identity
-                if (identity is None or memory.retired or memory.state == native.STATE_DEGRADED or its.boot_id != read_boot_id()
+                if (identity is None or memory.state == native.STATE_DEGRADED or its.boot_id != read_boot_id()
                         or (its.store_uuid, its.epoch) != (identity.uuid, read_epoch(self._root))):
                     return None
                 return DeadEngine(native.committed_slot(memory.control)[0], native.load(memory.control.state, "frozen") != 0)

@@ -105,11 +105,14 @@ def test_the_files_decide_once_the_engine_is_gone(store):
     assert live.limit(ReadLevel.FLUSHED) == live.queue_limit(ReadLevel.WRITTEN) == end
 
 
-def test_what_a_killed_engine_never_published_is_not_flushed(store):
+@pytest.mark.parametrize("retired", [False, True], ids=["", "recovery was killed too"])
+def test_what_a_killed_engine_never_published_is_not_flushed(store, retired):
     owner, end = store()
     owner.position(end - 1)
     owner.publish()
     owner.lock.close()
+    if retired:  # left_memory.require_dead() does so before anything is recovered
+        owner.memory.retire()
     live = watermark_of(owner)
     assert (live.limit(ReadLevel.FLUSHED), live.limit(ReadLevel.COMMITTED)) == (end - 1, end)
 
