@@ -188,12 +188,16 @@ class EngineMemory:
         """Names of this engine's objects that were removed, or are another object's: no process can attach any more.
 
         Without the socket, which is the supervisor's (SessionServer.is_reachable). Each call is some twenty system calls.
+        Empty while nobody can tell, for want of a descriptor.
         """
         generation = native.load(self.control.state, "queue_table_generation_offered")
         wanted = [*shared_objects.LASTING, *([shared_objects.queues_name(generation)] if generation else [])]
         wanted += [shared_objects.pool_name(number) for number in range(self.identity.pool_buffers)
                    if native.load(self.control.pool[number], "segment_base") != POOL_NOT_MADE]
-        there = set(self.folder.names())
+        try:
+            there = set(self.folder.names())
+        except OSError:
+            return []
         missing = [name for name in wanted if name not in there]
         if shared_objects.CONTROL in there and not self.folder.is_named(self.control_object):
             missing.append(shared_objects.CONTROL)

@@ -145,7 +145,11 @@ class Sessions:
             if native.load(line, "state") != native.SESSION_FREE:
                 living.add((self._memory.identity.epoch, slot, native.load(line, "generation")))
         removed = []
-        for name in self._memory.folder.names():
+        try:
+            names = self._memory.folder.names()
+        except OSError:  # no descriptor is to be had: later
+            return []
+        for name in names:
             kind, *numbers = name.split("-")
             if kind not in ("session", "side") or not all(number.isdecimal() for number in numbers):
                 continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import uuid
@@ -11,6 +13,7 @@ import pytest
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.control_block import EngineMemory, Identity
+from pyengine.ipc.sessions import Sessions
 from pyengine.native import control as native
 from pyengine.native import sequence
 from pyengine.storage.engine_id import read_boot_id
@@ -88,6 +91,17 @@ def test_a_short_block_is_refused(memory, folder):
 def test_without_engine_there_is_nothing_to_attach(folder):
     with pytest.raises(EngineUnavailableError, match="no engine"):
         EngineMemory.attach(folder)
+
+
+def test_names_that_cannot_be_listed_now_are_not_missing(memory, folder, monkeypatch):
+    memory.publish()
+    assert "settings" in memory.missing_names()  # which nobody makes here
+
+    def listdir(path):
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert memory.missing_names() == [] == Sessions(memory).sweep_objects()
 
 
 def test_a_producer_cannot_write_the_control_block(memory, folder):
