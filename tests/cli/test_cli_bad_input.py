@@ -50,7 +50,7 @@ def test_a_wrong_path_is_a_usage_error(tmp_path, golden, command, what, sentence
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "dump"])
 @pytest.mark.parametrize(("setting", "code", "sentence"), [
-    ("mappedFileSizeCommitLog=1048576", 2, "fixed at creation"),
+    ("mappedFileSizeCommitLog=32768", 2, "fixed at creation"),
     ("mappedFileSizeConsumeQueue=2000", 2, "fixed at creation"),
     ("maxHashSlotNum=65", 2, "fixed at creation"),
     ("flushDiskTyp=SYNC_FLUSH", 2, "did you mean flush_disk_type?"),
