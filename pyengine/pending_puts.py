@@ -81,7 +81,7 @@ class _Line:
         with self._running:
             self._ident = threading.get_ident()
             while (entry := self._entries.get()) is not None:
-                self._handle(*entry)
+                self._handle_one(entry)
                 entry = None  # it may hold the last reference to the producer
             self._handle_rest()
             self._done.put(None)
@@ -92,8 +92,14 @@ class _Line:
             while True:
                 entry = self._entries.get_nowait()
                 if entry is not None:
-                    self._handle(*entry)
+                    self._handle_one(entry)
         self._at_end()
+
+    def _handle_one(self, entry: tuple) -> None:
+        try:
+            self._handle(*entry)
+        except BaseException as error:  # noqa: BLE001 - a callback's, which Future lets through: the others go on
+            threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, self._thread)))
 
     def _handle(self, *entry: object) -> None:
         raise NotImplementedError
@@ -112,6 +118,11 @@ class _Line:
         self._entries.put(None)
         if self._thread is None:
             self._handle_rest()
+        elif self._thread.ident is None:  # it could not be started, or is just about to run: both are well
+            with self._running:
+                self._handle_rest()
+            self._entries.put(None)
+            self._done.put(None)
 
     def join(self) -> None:
         """After end(): wait for the thread, unless it is the caller's."""

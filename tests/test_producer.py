@@ -347,6 +347,41 @@ def test_a_forked_child_does_not_put_into_its_parents_ring(make_parts, ring):
     assert [m.body for m in messages(parts)] == [b"before", b"after"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_exits_ends_nothing_but_itself(make_parts, capfd):
+    parts = make_parts()
+    producer = parts.producer()
+    writer = parts.workers[native.WRITER]
+    writer.send_signal(signal.SIGSTOP)
+    try:
+        producer.put_async("T", b"0").add_done_callback(lambda future: sys.exit(3))
+    finally:
+        writer.send_signal(signal.SIGCONT)
+    assert producer.put_async("T", b"1").result(8).queue_offset == 1
+    _close_in_time(producer)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_producer_whose_thread_cannot_be_started_closes_all_the_same(make_parts, monkeypatch):
+    producer = make_parts().producer()
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            producer.put_async("T", b"x")
+    _close_in_time(producer)
+
+
+def _close_in_time(producer) -> None:
+    closing = threading.Thread(target=producer.close, daemon=True)
+    closing.start()
+    closing.join(8)
+    assert not closing.is_alive()
+
+
 def test_a_callback_may_put_again_also_while_the_producer_closes(make_parts):
     parts = make_parts()
     producer = parts.producer()
