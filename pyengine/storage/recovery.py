@@ -475,6 +475,16 @@ class _Recovery:
                 sync_file(segment.path)
         if sure < end:
             self._read_again(log, sure, end)
+        if log.owner is Owner.THEIRS:
+            self._sync_names(log)
+
+    def _sync_names(self, log: LogView) -> None:
+        """Make the names durable that another program made: RocketMQ syncs no folder, and what is vouched for now needs them."""
+        folders = {self._root, *(segment.path.parent for segment in log.segments)}
+        for top in (self._paths.consume_queue, self._paths.consume_queue_ext, self._paths.index):
+            folders.update(Path(folder) for folder, _, _ in os.walk(top))
+        for folder in folders:
+            sync_folder(folder)
 
     def _is_unsure(self, log: LogView, plan: _Plan) -> bool:
         """A copy is not: no engine has ever synced it, so no failed sync went unheard."""
