@@ -63,6 +63,7 @@ class _Line:
         self._entries: SimpleQueue = SimpleQueue()
         self._done: SimpleQueue = SimpleQueue()
         self._running = threading.Lock()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ident = 0
         self._ended = False
@@ -72,10 +73,13 @@ class _Line:
         if self._ended:
             self._handle_rest()
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        if self._thread.ident is None:  # also when an exception came while it was started: two find the lock
-            self._thread.start()
+        if self._ident:
+            return
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            if self._thread.ident is None:  # also when an exception came while it was started: two find the lock
+                self._thread.start()
 
     def _run(self) -> None:
         with self._running:

@@ -25,6 +25,7 @@ from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as native
 from pyengine.native.producer import ProducerSession
 from pyengine.outgoing import BatchMessage
+from pyengine.pending_puts import LaterPuts, PutFuture
 from pyengine.producer import Producer
 from pyengine.results import PutStatus
 from pyengine.workers.children import child_environment
@@ -360,6 +361,28 @@ def test_a_callback_that_exits_ends_nothing_but_itself(make_parts, capfd):
     assert producer.put_async("T", b"1").result(8).queue_offset == 1
     _close_in_time(producer)
     assert capfd.readouterr().err == ""
+
+
+def test_two_threads_start_one_thread_for_what_is_submitted_later(monkeypatch):
+    starts, start = [], threading.Thread.start
+
+    def start_slowly(thread):
+        if thread.name == "pyengine-submits":
+            starts.append(thread)
+            time.sleep(0.1)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
+    later = LaterPuts()
+    futures = [PutFuture(), PutFuture()]
+    adding = [threading.Thread(target=later.add, args=(lambda: "put", future)) for future in futures]
+    for thread in adding:
+        thread.start()
+    for thread in adding:
+        thread.join()
+    assert [future.result(8) for future in futures] == ["put", "put"] and len(starts) == 1
+    later.end()
+    later.join()
 
 
 def test_a_producer_whose_thread_cannot_be_started_closes_all_the_same(make_parts, monkeypatch):
