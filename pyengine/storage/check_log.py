@@ -101,7 +101,7 @@ class _LogLook:
             reached = base + log.size_bytes
 
     def _walk_segment(self, segment: SegmentFile, stop: int) -> None:
-        log, at = self._log, segment.start_offset
+        log, at, used = self._log, segment.start_offset, None
         while at < stop:
             start, reason = at, str(CaseLabel.RANGE_END)
             with contextlib.closing(self._work.walk(log, segment, start, stop)) as results:  # nothing reads on when `progress` raises
@@ -114,7 +114,9 @@ class _LogLook:
             log.whole.append((segment, start, at))
             if reason == CaseLabel.BLANK or at >= stop:
                 return
-            following = _whole_record_after(segment, log.size_bytes, at, stop)
+            if used is None:  # the segment's rest is read for it: once, however many places are damaged
+                used = used_end(segment.path, at - segment.start_offset)
+            following = _whole_record_after(segment, log.size_bytes, at, stop, used)
             self._tell(segment, at, reason, following)
             log.lost.append((at, following or segment.start_offset + log.size_bytes))
             at = following or stop
@@ -145,7 +147,8 @@ def _judge_end(
     name, start = shown(segment.path, root), max(0, at - segment.start_offset)
     content, used_bytes = tail_content(segment, at, reason) if at >= segment.start_offset else (Content.OTHER, 0)
     after = next((found for each in segments
-                  if (found := _whole_record_after(each, log.size_bytes, at, each.start_offset + log.size_bytes)) is not None), None)
+                  if (found := _whole_record_after(each, log.size_bytes, at, each.start_offset + log.size_bytes,
+                                                   used_end(each.path, max(0, at - each.start_offset)))) is not None), None)
     is_later_used = any(used_end(later.path) for later in segments[1:])
     if after is not None:
         findings.error(
@@ -166,16 +169,16 @@ def _owner(watermark: DurableWatermark | None) -> Owner:
     return Owner.THEIRS if watermark is None else Owner.OURS
 
 
-def _whole_record_after(segment: SegmentFile, size_bytes: int, at: int, stop: int) -> int | None:
-    """The first whole record of a segment after `at` and before `stop`. Zeros to a segment's end are not searched."""
+def _whole_record_after(segment: SegmentFile, size_bytes: int, at: int, stop: int, used: int) -> int | None:
+    """The first whole record of a segment after `at` and before `stop`. Zeros to its end, from its byte `used` on, are not searched."""
     base = segment.start_offset
     start = max(base, at + 1)
     if start >= stop:
         return None
-    used = min(stop, base + used_end(segment.path, start - base))
+    last = min(stop, base + used)
     with mapped(segment.path) as view:
-        while start < used:
-            found = sync(view, base, start, used, limit=base + size_bytes)
+        while start < last:
+            found = sync(view, base, start, last, limit=base + size_bytes)
             if found is None or walk(view, base, found, found + 1, limit=base + size_bytes).messages:
                 return found
             start = found + 1

@@ -15,12 +15,13 @@ from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.consume_queue import pack_entry
 from pyengine.formats.message import decode_record, encode_record
-from pyengine.storage import check_report
+from pyengine.storage import check_log, check_report
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.check import check
 from pyengine.storage.check_grades import KINDS, Grade
 from pyengine.storage.check_report import FINDINGS_PER_KIND_MAX, Severity
 from pyengine.storage.check_segments import LogSegments
+from pyengine.storage.file_zeros import used_end
 from pyengine.storage.geometry import discover
 from pyengine.storage.index_recovery import read_index_header
 from pyengine.storage.rebuild import Selection, rebuild
@@ -245,6 +246,18 @@ def test_records_behind_the_damage_are_mentioned(stopped):
     flip_body(stopped)
     (text,) = [finding.text for finding in check(stopped.root, stopped.geometry).findings if "whole records" in finding.text]
     assert f"from {stopped.records[21].start} on" in text
+
+
+def test_where_a_segment_ends_is_looked_up_once_however_much_of_it_is_damaged(stopped, monkeypatch):
+    """Each look reads the rest of the segment: with a gigabyte and thousands of damaged records that took hours."""
+    first = [record for record in stopped.records if record.start < stopped.size_bytes]
+    for record in first[::4]:
+        stopped.poke(record.start + 88, bytes([record.data[88] ^ 1]))
+    looked = []
+    monkeypatch.setattr(check_log, "used_end", lambda path, start=0: looked.append((path, start)) or used_end(path, start))
+    damaged = [finding for finding in check(stopped.root, stopped.geometry).findings if finding.kind == "below watermark"]
+    assert len(damaged) == len(first[::4]) > 2
+    assert len([path for path, _ in looked if path == stopped.segment(0)]) == 1
 
 
 def test_a_record_behind_zeros_is_found_although_it_ends_in_zeros(build_store):
