@@ -3,8 +3,10 @@
 `config/engine-id` is JSON: a UUID, and the device and inode that the file itself had
 when it was written. A file with another inode is a copy of a store: the store's owner
 gives it a new UUID, so that it never believes the original's watermark or shared
-memory, and notes the original's in `copy_of`. Another device with the same inode is the same file after a remount (btrfs and
-overlay number their devices anew each time): the UUID stays.
+memory, and notes in `copy_of` the original's and, behind it, those from which that one had been
+copied: a copy that is copied before its recovery is over hands on a watermark that is not its own.
+Another device with the same inode is the same file after a remount (btrfs and overlay number their
+devices anew each time): the UUID stays.
 
 The shared objects of a store are named by `short`, made of the UUID and of the device
 and inode that the file has *now*, so a copy, or a clone of the whole disk, never finds
@@ -29,19 +31,21 @@ from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.small_file import open_regular, read_small_file
 from pyengine.storage.new_file import FILE_MODE, make_folders, sync_folder, write_config
 
+COPIES_MAX = 16  # so many originals are noted
+
 
 @dataclass(frozen=True, slots=True)
 class EngineId:
     """Identity of one store directory. `device` and `inode` are those of config/engine-id now.
 
-    `copy_of` is the UUID of the store that this directory was copied from, "" without one; `is_copy` says that it
+    `copied_from` are the UUIDs of the stores that this directory was copied from, the latest first; `is_copy` says that it
     was copied and that its owner has not given it a UUID of its own yet.
     """
 
     uuid: uuid.UUID
     device: int
     inode: int
-    copy_of: str = ""
+    copied_from: tuple[str, ...] = ()
     is_copy: bool = False
 
     @property
@@ -84,9 +88,9 @@ def ensure_engine_id(root: str | os.PathLike[str]) -> EngineId:
         return _write(path, uuid.uuid4())
     identity, written_device = found
     if identity.is_copy:
-        return _write(path, uuid.uuid4(), str(identity.uuid))
+        return _write(path, uuid.uuid4(), (str(identity.uuid), *identity.copied_from)[:COPIES_MAX])
     if written_device != identity.device:
-        return _write(path, identity.uuid, identity.copy_of)
+        return _write(path, identity.uuid, identity.copied_from)
     return identity
 
 
@@ -115,7 +119,8 @@ def _read(path: Path) -> tuple[EngineId, int] | None:
             status = os.fstat(file.fileno())
             document = json.loads(file.read(4096))
         is_copy = int(document["inode"]) != status.st_ino
-        identity = EngineId(uuid.UUID(document["uuid"]), status.st_dev, status.st_ino, str(document.get("copy_of", "")), is_copy)
+        copied_from = tuple(str(document.get("copy_of", "")).split())
+        identity = EngineId(uuid.UUID(document["uuid"]), status.st_dev, status.st_ino, copied_from, is_copy)
         return identity, int(document["device"])
     except (FileNotFoundError, NotADirectoryError, *NOT_UNDERSTOOD):
         return None
@@ -123,7 +128,7 @@ def _read(path: Path) -> tuple[EngineId, int] | None:
         raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
 
 
-def _write(path: Path, value: uuid.UUID, copy_of: str = "") -> EngineId:
+def _write(path: Path, value: uuid.UUID, copied_from: tuple[str, ...] = ()) -> EngineId:
     make_folders(path.parent)
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -131,7 +136,7 @@ def _write(path: Path, value: uuid.UUID, copy_of: str = "") -> EngineId:
         try:
             status = os.fstat(descriptor)  # the rename below keeps the inode
             document = {"uuid": str(value), "device": status.st_dev, "inode": status.st_ino}
-            document |= {"copy_of": copy_of} if copy_of else {}
+            document |= {"copy_of": " ".join(copied_from)} if copied_from else {}
             text = json.dumps(document).encode() + b"\n"
             if os.write(descriptor, text) != len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -142,7 +147,7 @@ def _write(path: Path, value: uuid.UUID, copy_of: str = "") -> EngineId:
     except OSError as error:
         raise DiskError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     sync_folder(path.parent)
-    return EngineId(value, status.st_dev, status.st_ino, copy_of)
+    return EngineId(value, status.st_dev, status.st_ino, copied_from)
 
 
 def _read_number(path: Path) -> int:

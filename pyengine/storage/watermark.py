@@ -99,7 +99,7 @@ def read_watermark(root: Path | str) -> WatermarkReading:
         return WatermarkReading(None, f"{path} does not match its checksum; it counts as absent")
     identity = read_engine_id(root)
     return WatermarkReading(watermark, is_copied=identity is not None and (
-        identity.is_copy or bool(watermark.uuid) and identity.copy_of == watermark.uuid))
+        identity.is_copy or watermark.uuid in identity.copied_from))
 
 
 @dataclass(frozen=True, slots=True)

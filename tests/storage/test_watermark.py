@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from unittest.mock import patch
 
 import pytest
@@ -13,6 +14,7 @@ from pyengine.errors import DiskError, FlushError
 from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
 from pyengine.storage import store_checkpoint
 from pyengine.storage.abort_file import abort_file_exists, create_abort_file, remove_abort_file
+from pyengine.storage.engine_id import ensure_engine_id, read_engine_id, renew_copied_id
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import (
     DurableWatermark, forget_sync_failure, note_sync_failure, read_sync_failure, read_watermark, sync_failure_path, watermark_path,
@@ -28,6 +30,20 @@ def test_a_watermark_is_read_as_it_was_written(tmp_path):
     assert read_watermark(tmp_path).watermark == DurableWatermark(MARK.uuid, 8, 2_000_000)
     assert read_watermark(tmp_path).damage == ""
     assert os.listdir(tmp_path / "config") == ["watermark"]
+
+
+def test_a_copy_of_a_copy_that_was_never_recovered_knows_that_the_watermark_is_not_its_own(tmp_path):
+    """A recovery that ends on a full disk has renewed the identity, and the watermark is still that of the original."""
+    original = ensure_engine_id(tmp_path)
+    write_watermark(tmp_path, DurableWatermark(str(original.uuid), 3, 4096))
+    for name in ("first", "second", "third"):
+        shutil.copytree(tmp_path / "config", tmp_path / name / "config")
+        renew_copied_id(tmp_path / name)
+        assert read_watermark(tmp_path / name).is_copied, name
+        shutil.rmtree(tmp_path / "config")
+        shutil.copytree(tmp_path / name / "config", tmp_path / "config")
+    write_watermark(tmp_path / "third", DurableWatermark(str(read_engine_id(tmp_path / "third").uuid), 3, 4096))
+    assert not read_watermark(tmp_path / "third").is_copied, "its own, written by its recovery"
 
 
 def test_a_store_without_one_is_not_called_damaged(tmp_path):
