@@ -32,6 +32,7 @@ class LogPlan:
     shared_state: str
     tail: TailDecision = TailDecision.LEAVE
     tail_label: str = "nothing"
+    tail_bytes: int = 0  # up to the last one that is not zero
     cut_bytes: int = 0
     drains: tuple[tuple[int, memoryview], ...] = ()
     undrained: tuple[tuple[int, memoryview], ...] = ()
@@ -115,7 +116,7 @@ def _with_tail(log: LogView, plan: LogPlan) -> LogPlan:
         return plan
     content, used_bytes = tail_content(log.segments[index], plan.end_offset, plan.scan.reason)
     case = tail_case(content, log.owner, plan.decided_by)
-    return replace(plan, tail=case.decision, tail_label=case.label, cut_bytes=used_bytes)
+    return replace(plan, tail=case.decision, tail_label=case.label, tail_bytes=used_bytes, cut_bytes=used_bytes)
 
 
 def tail_content(segment: SegmentFile, end_offset: int, reason: str) -> tuple[Content, int]:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.checkpoint import Checkpoint
+from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL
 from pyengine.formats.paths import StorePaths
 from pyengine.native.failpoint import failpoint
@@ -252,12 +253,13 @@ class _Recovery:
     def _is_degraded(self, log: LogView, plan: _Plan) -> bool:
         """Whether bytes are damaged that had been synced.
 
-        In a copy a segment that was copied while it was written ends in zeros or within a record. What ends
-        otherwise, whole records behind it, was damaged later.
+        In a copy a segment that was copied while it was written ends in zeros or within a record, perhaps within
+        its head, where nothing tells that it is one. What ends otherwise, whole records behind it, was damaged later.
         """
         if self._copied is None:
             return log.watermark is not None and plan.log.end_offset < log.watermark
-        is_cut_short = plan.log.tail is not TailDecision.QUARANTINE and plan.log.scan.reason != MISSING_SEGMENT
+        holds_no_record = plan.log.tail is not TailDecision.QUARANTINE or plan.log.tail_bytes < MESSAGE_BYTES_MIN
+        is_cut_short = holds_no_record and plan.log.scan.reason != MISSING_SEGMENT
         return plan.log.end_offset < self._copied.flushed and not is_cut_short
 
     def _look_for_failed_sync(self, watermark: DurableWatermark | None, shared: SharedState | None) -> None:

@@ -19,6 +19,7 @@ from pyengine.storage import recovery
 from pyengine.storage.abort_file import abort_file_exists, create_abort_file
 from pyengine.storage.check import check
 from pyengine.storage.check_report import Severity
+from pyengine.storage.engine_id import ensure_engine_id, renew_copied_id
 from pyengine.storage.quarantine import Quarantine
 from pyengine.storage.recovery import RecoveryOptions, _Recovery, recover
 from pyengine.storage.recovery_report import RecoveryPath, RecoveryState
@@ -758,3 +759,22 @@ def test_names_that_another_program_made_are_synced_before_they_are_vouched_for(
     recovered(store)
     made = [store.root, *(Path(folder) for name in ("commitlog", "consumequeue", "index") for folder, _, _ in os.walk(store.root / name))]
     assert set(made) <= synced and len(made) > 5
+
+
+def test_a_copied_segment_that_ends_anywhere_in_a_record_is_no_damage(build_store, tmp_path):
+    """Six bytes of a record's head, or a part of its offset, look like nothing; no whole record is behind them all the same."""
+    store = build_store(40, flushed=0)
+    recovered(store)
+    write_watermark(store.root, DurableWatermark(str(ensure_engine_id(store.root).uuid), 1, store.end))
+    record = next(each for each in store.records if each.start > store.size_bytes + 500)
+    at = record.start % store.size_bytes
+    for kept in (*range(1, 40), 90, len(record.data) - 1):
+        copy = tmp_path / f"copy-{kept}"
+        shutil.copytree(store.root, copy)
+        renew_copied_id(copy)
+        segment = copy / "commitlog" / store.segment(record.start).name
+        content = segment.read_bytes()[: at + kept]
+        segment.write_bytes(content.ljust(store.size_bytes, b"\0"))
+        report = recover(copy, store.geometry)
+        assert (report.state, report.end_offset, report.is_copy) == (RecoveryState.RECOVERED, record.start, True), kept
+        assert not [one for one in check(copy, store.geometry).findings if one.severity is Severity.ERROR]
