@@ -7,7 +7,6 @@ document has: state, role, mode, read_only, reason, positions, workers, sessions
 from __future__ import annotations
 
 import contextlib
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
