@@ -16,7 +16,8 @@ from pyengine.storage.new_file import write_config
 from pyengine.storage.salvage_log import MovedQueue
 
 # Of the engine that wrote the old store, or of an unfinished change to it.
-_LEFT_BEHIND = LEFT_BY_SALVAGE | frozenset({"engine-id", "epoch", "watermark", "recovery", "rebuild", "cut", "sync-failure"})
+_LEFT_BEHIND = LEFT_BY_SALVAGE | frozenset({"engine-id", "epoch", "watermark", "recovery", "recovered", "rebuild", "cut",
+                                               "sync-failure"})
 _LEFT_BEHIND_SUFFIXES = (".tmp", ".bak", ".damaged")
 
 Queues = Mapping[tuple[str, int], MovedQueue]

@@ -19,6 +19,7 @@ from pyengine.storage.check import check
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
 from pyengine.storage.recovery import RecoveryOptions, recover
+from pyengine.storage.recovery_marker import write_kept_from
 from pyengine.storage.salvage import MISSING_LISTED_MAX, salvage
 from pyengine.storage.watermark import DurableWatermark, watermark_path, write_watermark
 
@@ -136,6 +137,7 @@ def test_queue_offsets_move_up_behind_a_loss_and_consumers_with_them(stopped, tm
 def test_the_old_engines_identity_stays_behind_and_unreadable_config_is_named(stopped, tmp_path):
     config = stopped.root / "config"
     (config / "engine-id").write_text("x")
+    write_kept_from(stopped.root, 4096)  # an offset of the old log
     (config / "topics.json").write_text("{}")
     (config / "topics.json.bak").write_text("{}")
     (config / "consumerOffset.json").write_text("not JSON")
