@@ -37,7 +37,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.native.scan import sync
-from pyengine.storage.abort_file import abort_file_exists, remove_abort_file
+from pyengine.storage.abort_file import remove_abort_file
 from pyengine.storage.cut_log import carry_out_cut, read_cut
 from pyengine.storage.dispatch_start import dispatch_start, queues_between, record_start
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fix_cli import run
+from waiting import eventually
 import pyengine
 
 
@@ -60,5 +61,6 @@ def test_beside_a_running_engine_and_a_bad_file_does_not_keep_it_from_starting(m
     with pyengine.connect(engine.root) as producer:
         assert producer.put("found", b"x").ok, "no entry is needed"
     assert run("topics", engine.root, "create", "made", "--queues", "2").code == 0
-    assert {name: row["configured"] for name, row in rows(engine.root).items()} == {"found": False, "made": True}
+    eventually(lambda: {name: row["configured"] for name, row in rows(engine.root).items()} == {"found": False, "made": True},
+               "both topics are listed")
     assert engine.stop()

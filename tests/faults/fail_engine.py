@@ -46,7 +46,6 @@ from pyengine.cli.replay import MODES
 from pyengine.engine import start_engine, stop_engine
 from pyengine.errors import EngineError
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.native import control as native
 from pyengine.results import PutStatus
 
 SETTINGS = {

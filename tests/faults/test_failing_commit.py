@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from faults.failing_calls import build_shim, preload
+from waiting import patience
 
 SOURCES = str(Path(__file__).parents[2])
 CALLS = ("open", "write", "pwrite", "fsync", "rename", "link", "unlink", "mkdir")
@@ -18,7 +19,6 @@ SHORT = ("write", "pwrite")
 # Each commit but the first finds an older file, which it keeps. argv: store, cases. Prints a JSON line for each commit.
 COMMITTER = """
 import ctypes, errno, json, sys
-from waiting import patience
 from pyengine.errors import EngineError
 from pyengine.storage.consumer_offset import ConsumerOffsets
 shim, store, number = ctypes.CDLL(None), sys.argv[1], 0

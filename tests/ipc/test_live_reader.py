@@ -6,7 +6,6 @@ import shutil
 import threading
 
 import pytest
-from waiting import eventually
 
 import pyengine
 from pyengine.config import keep_sizes, load_config

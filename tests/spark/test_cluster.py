@@ -13,13 +13,13 @@ import pytest
 
 from fix_golden import unpack
 from spark import oracle
+from waiting import patience
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.long, pytest.mark.timeout(1200)]
 
 # Runs in a process of its own, because a process has one Spark. Executors find the package by their PYTHONPATH.
 PROGRAM = """
 import json, os, sys
-from waiting import patience
 from pyengine.spark import export_parquet, session, stats
 store, out = sys.argv[1:]
 spark = session("cluster", settings={

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
 import socket
 import subprocess
@@ -11,7 +10,6 @@ import sys
 
 import pytest
 
-from fix_owner import CHECKOUT
 from waiting import eventually
 from pyengine.config import config_path, set_in_file
 from pyengine.ipc.store_lock import living_kinds
