@@ -79,7 +79,7 @@ static void look_for_life(struct ms_producer *producer)
         return;
     struct flock held = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = producer->lock_byte, .l_len = MS_WORKER_KINDS};
     if (fcntl(producer->lock_fd, F_OFD_GETLK, &held) == 0 && held.l_type == F_UNLCK)
-        ms_store_relaxed(&producer->engine_died, 1u);
+        ms_store_relaxed(&producer->engine_died, (uint32_t)MS_ENGINE_DIED);
     else
         ms_store_relaxed(&producer->alive_ns, now);
 }

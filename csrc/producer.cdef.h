@@ -23,6 +23,9 @@
 #define MS_STAGE_SUBMITTED 1
 #define MS_STAGE_ANSWERED 2
 
+#define MS_ENGINE_DIED 1         /* no process of it held a byte of `lock` */
+#define MS_ENGINE_REPLACED 2     /* told by the caller: another start has recovered the store */
+
 struct ms_producer {
     const struct ms_control *control;
     struct ms_session *session;
@@ -36,7 +39,7 @@ struct ms_producer {
     int64_t alive_ns;            /* when a process of the engine was last seen to live */
     int32_t lock_fd;             /* the store's `lock`, -1: not to be had, then death is told by the control block only */
     int32_t lock_byte;           /* first byte that a worker holds there */
-    uint32_t engine_died;
+    uint32_t engine_died;        /* 0, MS_ENGINE_DIED, MS_ENGINE_REPLACED */
     uint32_t finishing;          /* 1 while a thread changes is_finished and oldest_unread */
     uint8_t is_finished[4096];   /* by sequence: its answer was read, or will never be */
     int64_t timeout_ns;          /* until the writer's answer */

@@ -142,15 +142,16 @@ class PendingPuts(_Line):
     CLOSED or AGAIN (ending), the answer tuple (empty when there is none), whatever was
     given to add(), and when to stop waiting for durability (0: as the context says). It
     runs in this object's thread, and so do callbacks on the futures. `end_session()` is called
-    once nothing looks at the session's memory any more.
+    once nothing looks at the session's memory any more. `is_replaced()` is asked while no answer comes.
     """
 
     def __init__(self, session: ProducerSession, finish: Callable[[ProducerSession, int, tuple, object, int], object],
-                 end_session: Callable[[], None]) -> None:
+                 end_session: Callable[[], None], is_replaced: Callable[[], bool]) -> None:
         super().__init__("pyengine-answers")
         self._session = session
         self._finish = finish
         self._at_end = end_session
+        self._is_replaced = is_replaced
         self._give_up_ns = 0  # once ended: all that is left shares one short patience
 
     def add(self, claim: Claim, context: object, answer: PutFuture | PutAnswer) -> PutFuture | PutAnswer:
@@ -168,6 +169,8 @@ class PendingPuts(_Line):
             code, found = self._session.wait_acked(claim.sequence, self._give_up_ns or monotonic_ns() + LOOK_NS)
             if code != AGAIN or self._give_up_ns and monotonic_ns() >= self._give_up_ns:
                 break
+            if self._is_replaced():
+                self._session.end_as_replaced()
         answer.is_answered = code == 0
         try:
             result = self._finish(self._session, code, found, context, self._give_up_ns)

@@ -127,7 +127,8 @@ class Producer:
         end.set_timeouts(identity.put_timeout_ms / 1000, identity.sync_flush_timeout_ms / 1000)
         if session.lock_descriptor >= 0:
             end.watch(session.lock_descriptor, KIND_BYTE)
-        pending = PendingPuts(end, partial(_finish, identity.sync_flush_timeout_ms / 1000), session.close)
+        pending = PendingPuts(end, partial(_finish, identity.sync_flush_timeout_ms / 1000), session.close,
+                              lambda: session.is_replaced)
         with self._lock:
             if self._closed:
                 pending.end()

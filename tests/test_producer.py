@@ -28,6 +28,7 @@ from pyengine.outgoing import BatchMessage
 from pyengine.pending_puts import LaterPuts, PutFuture
 from pyengine.producer import Producer
 from pyengine.results import PutStatus
+from pyengine.storage.engine_id import raise_epoch, read_epoch
 from pyengine.workers.children import child_environment
 from waiting import eventually
 
@@ -361,6 +362,23 @@ def test_a_callback_that_exits_ends_nothing_but_itself(make_parts, capfd):
     assert producer.put_async("T", b"1").result(8).queue_offset == 1
     _close_in_time(producer)
     assert capfd.readouterr().err == ""
+
+
+def test_a_producer_leaves_an_engine_that_could_not_say_that_it_is_over(make_parts):
+    parts = make_parts()
+    producer = parts.producer()
+    assert producer.put("T", b"x").ok
+    writer = parts.workers[native.WRITER]
+    writer.send_signal(signal.SIGSTOP)
+    try:
+        while read_epoch(parts.owner.root) <= parts.owner.memory.identity.epoch:
+            raise_epoch(parts.owner.root)  # as a start that does not find the memory of the engine before
+        began_s = time.monotonic()
+        result = producer.put("T", b"x")
+        assert result.indeterminate and time.monotonic() - began_s < 8 and "session ended" in result.reason
+    finally:
+        writer.send_signal(signal.SIGCONT)
+    producer.close()
 
 
 def test_two_threads_start_one_thread_for_what_is_submitted_later(monkeypatch):

@@ -18,7 +18,7 @@ import time
 from array import array
 from pathlib import Path
 
-from pyengine.errors import EngineUnavailableError
+from pyengine.errors import EngineError, EngineUnavailableError
 from pyengine.ipc import attach_count, session_server
 from pyengine.ipc.control_block import EngineMemory, Identity
 from pyengine.ipc.shared_objects import CONTROL, SharedFolder, SharedObject, find_folder, session_name
@@ -26,6 +26,7 @@ from pyengine.ipc.store_lock import living_kinds, open_lock
 from pyengine.native import control as native
 from pyengine.native import session as native_session
 from pyengine.native.latch import Latch
+from pyengine.storage.engine_id import read_epoch
 
 CONNECT_TIMEOUT_S = 10.0
 RETRY_STEP_S = 0.02
@@ -78,6 +79,15 @@ class ProducerSession:
         line = self.control.sessions[self.slot]
         return (not self.memory.retired and native.load(line, "generation") == self.generation
                 and native.load(line, "state") == native.SESSION_OPEN)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the store was recovered since: the engine is over, also where its names in shared memory were removed
+        and nobody could say so in what is mapped here."""
+        try:
+            return read_epoch(self.root) > self.identity.epoch
+        except EngineError:
+            return False
 
     def close(self) -> None:
         """Say goodbye and unmap; what was published is still executed. In a forked child: only unmap."""

@@ -120,7 +120,11 @@ class ProducerSession:
     @property
     def engine_died(self) -> bool:
         """Whether a wait has found that no process of the engine lives."""
-        return self._producer.engine_died != 0
+        return self._producer.engine_died == lib.MS_ENGINE_DIED
+
+    def end_as_replaced(self) -> None:
+        """Another start has recovered the store: nothing that is submitted here will be answered any more."""
+        self._producer.engine_died = lib.MS_ENGINE_REPLACED
 
     def put_entry(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, how: int,
                   deadline_ns: int) -> int:
