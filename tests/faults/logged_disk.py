@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -69,6 +70,17 @@ class LoggedDisk:
     journal: Path
     image: Path
     base: bytes
+    server_pid: int
+
+    def snapshot(self) -> bytes:
+        """The disk as it is at one moment. The server stands still meanwhile: a file system that goes on writing would
+        leave a picture that the disk never had, of old blocks and of a journal that does not repeat them any more."""
+        os.kill(self.server_pid, signal.SIGSTOP)
+        try:
+            os.waitid(os.P_PID, self.server_pid, os.WSTOPPED)
+            return self.image.read_bytes()
+        finally:
+            os.kill(self.server_pid, signal.SIGCONT)
 
     def fail_writes_with(self, text: bytes) -> None:
         """From now on each write to the disk that holds `text` fails with EIO; none with NO_WRITES."""
@@ -93,13 +105,13 @@ def logged_disk(
     subprocess.run([*kind.command, image], check=True, capture_output=True, text=True)
     with open(image, "rb+") as file, mount(file.fileno(), place, kind.name):
         (place / STORE).mkdir()
-    disk = LoggedDisk(kind, place / STORE, server_folder / "acks", folder / "journal", image, image.read_bytes())
-    command = [program, image, disk.journal, server_folder, str(flush_us)]
+    base, journal = image.read_bytes(), folder / "journal"
+    command = [program, image, journal, server_folder, str(flush_us)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as server:
         try:
             _await_ready(server)
             with open(server_folder / "disk", "rb+") as file, mount(file.fileno(), place, kind.name):
-                yield disk
+                yield LoggedDisk(kind, place / STORE, server_folder / "acks", journal, image, base, server.pid)
         finally:
             detach(server_folder)  # with which the server ends
 

@@ -66,7 +66,7 @@ def messages_on_the_disk(disk: LoggedDisk, scratch: Path) -> int:
     """How many messages a machine finds that is started with the disk as it is now."""
     place, copy = scratch / "other", scratch / "copy"
     place.mkdir(exist_ok=True)
-    copy.write_bytes(disk.image.read_bytes())
+    copy.write_bytes(disk.snapshot())
     with open(copy, "rb+") as file, mount(file.fileno(), place, disk.kind.name):
         with pyengine.open_store(place / disk.store.name) as reader:
             return read_all(reader)
