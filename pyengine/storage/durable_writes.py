@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from pyengine.native.flush import check_written, start_writing
 MANY_FILES = 32  # to be synced: one sync of their file system costs less than one of each
 
 _REWRITE_BYTES = 1 << 20  # at a time
+_BLOCK_BYTES = 4096  # what a write past the page cache begins at and is a multiple of
 
 
 def write_at(path: Path, content: bytes | memoryview, position: int) -> None:
@@ -34,25 +36,63 @@ def rewrite(path: Path, start: int, end: int) -> None:
     """Write the bytes [start, end) of a file over themselves and sync it, so that they are on the disk when this returns.
 
     For bytes that an earlier sync may have failed on: their pages count as clean, and a sync alone would leave
-    them out. The file's time stays, since segments and queue files are looked up and deleted by it.
+    them out. Then the same once more past the page cache: ext4 takes the blocks of a failed write for written ones, and
+    puts there what is written again, but their extent stays marked unwritten, and after a reboot it reads as zeros. A write past the page
+    cache drops the pages first, so it comes last: on a disk that still fails they are the only copy.
+    The file's time stays, since segments and queue files are looked up and deleted by it.
     """
     descriptor = open_file(path, os.O_RDWR)
     try:
         status = os.fstat(descriptor)
-        while start < end:
-            try:
-                content = os.pread(descriptor, min(_REWRITE_BYTES, end - start), start)
-            except OSError as error:
-                raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
-            if not content:
-                break
-            pwrite_all(descriptor, content, start, path)
-            start += len(content)
+        at, end = start - start % _BLOCK_BYTES, min(end + -end % _BLOCK_BYTES, status.st_size)
+        pieces = [(place, min(_REWRITE_BYTES, end - place)) for place in range(at, end, _REWRITE_BYTES)]
+        with mmap.mmap(-1, _REWRITE_BYTES) as memory, memoryview(memory) as buffer:  # aligned, as direct writes ask for
+            for place, count in pieces:
+                with buffer[:count] as piece:
+                    _read_piece(descriptor, piece, place, path)
+                    pwrite_all(descriptor, piece, place, path)
+            sync_descriptor(descriptor, path)
+            failpoint("bytes_rewritten")
+            _write_directly(descriptor, pieces, buffer, path)
         os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
-        failpoint("bytes_rewritten")
         sync_descriptor(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+def _write_directly(descriptor: int, pieces: Sequence[tuple[int, int]], buffer: memoryview, path: Path) -> None:
+    """Whole blocks past the page cache, where the file system can do that."""
+    try:
+        direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:  # tmpfs and others have no such writes
+        return
+    try:
+        for place, count in pieces:
+            count -= count % _BLOCK_BYTES
+            if not count:
+                continue
+            with buffer[:count] as piece:
+                _read_piece(descriptor, piece, place, path)
+                try:
+                    done = os.pwrite(direct, piece, place)
+                except OSError as error:
+                    pwrite_all(descriptor, piece, place, path)  # the pages are gone
+                    if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # larger blocks than ours
+                        return
+                    raise FlushError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+                if done != count:
+                    raise FlushError(f"cannot write {path}: {done} of {count} bytes were written", path=str(path))
+    finally:
+        os.close(direct)
+
+
+def _read_piece(descriptor: int, piece: memoryview, place: int, path: Path) -> None:
+    try:
+        count = os.preadv(descriptor, [piece], place)
+    except OSError as error:
+        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+    if count != len(piece):
+        raise DiskError(f"cannot read {path}: it has {count} of {len(piece)} bytes at {place}", path=str(path))
 
 
 def sync_file(path: Path, *, is_synced: bool = False) -> None:
