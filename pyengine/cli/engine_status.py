@@ -295,7 +295,7 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
         reason = f"it is open in {holder.who}: no engine can start here until that is stopped"
     elif any(kind != native.SUPERVISOR for kind in living):
         state, reason = "running", f"its counters cannot be seen: {why_unseen}"
-        with contextlib.suppress(EngineUnavailableError):
+        with contextlib.suppress(EngineUnavailableError, PermissionError):  # another user's may not be listed
             if CONTROL not in (folder := find_folder(root)).names():
                 reason = _why_lost(root, [str(folder.path / CONTROL)], living)
     elif holder.kind == "owner" or living:
