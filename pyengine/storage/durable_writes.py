@@ -36,9 +36,10 @@ def rewrite(path: Path, start: int, end: int) -> None:
     """Write the bytes [start, end) of a file over themselves and sync it, so that they are on the disk when this returns.
 
     For bytes that an earlier sync may have failed on: their pages count as clean, and a sync alone would leave
-    them out. Then the same once more past the page cache: ext4 takes the blocks of a failed write for written ones, and
-    puts there what is written again, but their extent stays marked unwritten, and after a reboot it reads as zeros. A write past the page
-    cache drops the pages first, so it comes last: on a disk that still fails they are the only copy.
+    them out. Then the same once more past the page cache: ext4 takes the blocks of a failed write for written ones,
+    and puts there what is written again, but their extent stays marked unwritten, and after a reboot it reads as
+    zeros. A write past the page cache drops the pages first, so it comes last: on a disk that still fails they are
+    the only copy.
     The file's time stays, since segments and queue files are looked up and deleted by it.
     """
     descriptor = open_file(path, os.O_RDWR)
@@ -81,6 +82,7 @@ def _write_directly(descriptor: int, pieces: Sequence[tuple[int, int]], buffer: 
                         return
                     raise FlushError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
                 if done != count:
+                    pwrite_all(descriptor, piece, place, path)
                     raise FlushError(f"cannot write {path}: {done} of {count} bytes were written", path=str(path))
     finally:
         os.close(direct)

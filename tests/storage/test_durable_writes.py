@@ -34,15 +34,19 @@ def test_a_rewrite_leaves_the_bytes_the_length_and_the_time_of_a_file(tmp_path, 
         assert path.read_bytes() == content and path.stat().st_mtime_ns == 2
 
 
-def test_a_rewrite_that_the_disk_refuses_leaves_the_bytes_in_the_page_cache(tmp_path, monkeypatch):
+@pytest.mark.parametrize("done", [None, 4096], ids=["refused", "short"])
+def test_a_rewrite_that_the_disk_refuses_leaves_the_bytes_in_the_page_cache(tmp_path, monkeypatch, done):
     """A write past the page cache drops the pages first, and they may be the only copy."""
     path = tmp_path / "file"
     path.write_bytes(b"x" * 8192)
-    pwrite, refused = os.pwrite, []
+    pwrite, refused, writer = os.pwrite, [], os.open(path, os.O_WRONLY)
 
     def fails_once(descriptor, content, position):
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
             refused.append(position)
+            if done:
+                pwrite(writer, bytes(8192), 0)  # what a dropped page reads as
+                return done
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return pwrite(descriptor, content, position)
 
@@ -53,5 +57,6 @@ def test_a_rewrite_that_the_disk_refuses_leaves_the_bytes_in_the_page_cache(tmp_
     monkeypatch.setattr(os, "pwrite", fails_once)
     with pytest.raises(FlushError):
         durable_writes.rewrite(path, 0, 8192)
+    os.close(writer)
     assert refused == [0]
     assert path.read_bytes() == b"x" * 8192
