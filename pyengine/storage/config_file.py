@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from pyengine.errors import FormatError
+from pyengine.errors import DiskError, FormatError
 from pyengine.formats.small_file import read_small_file
 
 Value = TypeVar("Value")
@@ -47,6 +47,16 @@ def read_config(path: str | os.PathLike[str], decode: Callable[[str], Value]) ->
     if why == old_why == _MISSING:
         return ReadConfig(None)
     return ReadConfig(None, f"{path} {why} and {backup.name} {old_why}: nothing of it is used")
+
+
+def read_note(path: Path) -> bytes | None:
+    """All of a note that the engine keeps for itself; None without one. DiskError when the file cannot be read now."""
+    try:
+        return read_small_file(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
 
 
 _MISSING = "is not there"

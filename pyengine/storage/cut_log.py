@@ -22,11 +22,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pyengine.errors import CorruptionError, DiskError
+from pyengine.errors import CorruptionError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
+from pyengine.storage.config_file import read_note
 from pyengine.storage.file_zeros import clear_file_from, used_end
 from pyengine.storage.log_files import list_log
 from pyengine.storage.new_file import sync_folder, write_config
@@ -58,12 +58,9 @@ def intend_cut(root: Path | str, cut: Cut) -> None:
 def read_cut(root: Path | str) -> Cut | None:
     """The cut that is under way; None without one. CorruptionError for a note that is not what was written."""
     path = cut_path(root)
-    try:
-        content = read_small_file(path)
-    except FileNotFoundError:
+    content = read_note(path)
+    if content is None:
         return None
-    except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     try:
         fields = json.loads(content)
         cut = Cut(int(fields["at"]), int(fields["end"]), str(fields["reason"]), bool(fields["kept"]))

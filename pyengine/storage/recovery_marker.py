@@ -19,10 +19,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pyengine.errors import DiskError
 from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import read_small_file
+from pyengine.storage.config_file import read_note
 from pyengine.storage.new_file import sync_folder, write_config
 from pyengine.storage.recovery_report import RecoveryPath
 
@@ -41,14 +41,12 @@ class RecoveryMarker:
 
 def read_marker(root: Path | str) -> RecoveryMarker | None:
     """The marker; None without one. One that is unreadable asks for the most: everything is read again."""
-    path = _marker_path(root)
-    try:
-        fields = json.loads(read_small_file(path))
-        return RecoveryMarker(RecoveryPath(fields["path"]), int(fields["scan_from"]), int(fields["dispatch_from"]))
-    except FileNotFoundError:
+    content = read_note(_marker_path(root))
+    if content is None:
         return None
-    except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+    try:
+        fields = json.loads(content)
+        return RecoveryMarker(RecoveryPath(fields["path"]), int(fields["scan_from"]), int(fields["dispatch_from"]))
     except NOT_UNDERSTOOD:
         return RecoveryMarker(RecoveryPath.ABNORMAL, 0, 0)
 

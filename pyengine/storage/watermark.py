@@ -33,6 +33,7 @@ from pyengine.formats.json_config import NOT_UNDERSTOOD
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
+from pyengine.storage.config_file import read_note
 from pyengine.storage.engine_id import read_boot_id, read_engine_id
 from pyengine.storage.new_file import FILE_MODE, sync_folder, write_config
 
@@ -149,12 +150,9 @@ def note_sync_failure(root: Path | str, flushed: int, file: str, cause: str) -> 
 def read_sync_failure(root: Path | str) -> SyncFailure | None:
     """The failed sync that has not been made good; None without one. DiskError when the file cannot be read now."""
     path = sync_failure_path(root)
-    try:
-        content = read_small_file(path)
-    except FileNotFoundError:
+    content = read_note(path)
+    if content is None:
         return None
-    except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     try:
         fields = json.loads(content)
         failure = SyncFailure(str(fields["boot_id"]), int(fields["flushed"]), str(fields["file"]), str(fields["cause"]))
