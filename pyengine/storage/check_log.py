@@ -204,7 +204,7 @@ def _queues_in_log(
                 max(queue.max_queue_offset, before.max_queue_offset if before else queue.max_queue_offset),
                 queue.count + (before.count if before else 0),
             )
-    for (topic, queue_id), queue in found.items():
+    for (topic, queue_id), queue in sorted(found.items()):  # the order in which they were found depends on how the log was cut
         if queue.count != queue.max_queue_offset - queue.min_queue_offset + 1:
             findings.add(
                 Severity.ERROR, "log gap", f"consumequeue/{topic}/{queue_id}", None,
