@@ -31,7 +31,7 @@ from interop import judge as judges  # noqa: E402
 from measure import Row, keep, quantile, show  # noqa: E402
 
 import pyengine  # noqa: E402
-from pyengine.engine import start_engine, stop_engine  # noqa: E402
+from pyengine.engine.embedded import start_engine, stop_engine  # noqa: E402
 from pyengine.ipc.control_block import EngineMemory  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 from pyengine.native import control as native  # noqa: E402

@@ -28,7 +28,7 @@ from measure import Row, keep, quantile, show  # noqa: E402
 
 import pyengine  # noqa: E402
 from pyengine.cli.engine_status import engine_status  # noqa: E402
-from pyengine.engine import supervisor_pid  # noqa: E402
+from pyengine.engine.embedded import supervisor_pid  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 
 IDLE_SECONDS = 20

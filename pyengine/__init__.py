@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyengine.config import EngineConfig, load_config
-    from pyengine.consumer import Consumer, consume
-    from pyengine.consumer_groups import ConsumerGroups
-    from pyengine.engine import Engine, connect
+    from pyengine.client.consumer import Consumer, consume
+    from pyengine.client.consumer_groups import ConsumerGroups
+    from pyengine.engine.embedded import Engine, connect
     from pyengine.errors import (
         ConfigError, CorruptionError, DegradedError, DiskError, DiskFullError, EngineError, EngineUnavailableError,
         ExitCode, FlushError, FormatError, InvariantError, NotAStoreError, PutTimeoutError, StoreBusyError,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from pyengine.formats.message import Message
     from pyengine.ipc.live_reader import open_store
-    from pyengine.producer import Producer
+    from pyengine.client.producer import Producer
     from pyengine.results import GetResult, GetStatus, PutManyResult, PutResult, PutStatus, ReadLevel
     from pyengine.storage.store_reader import StoreReader
 
@@ -34,9 +34,9 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "pyengine.config": ("EngineConfig", "load_config"),
-    "pyengine.consumer": ("Consumer", "consume"),
-    "pyengine.consumer_groups": ("ConsumerGroups",),
-    "pyengine.engine": ("Engine", "connect"),
+    "pyengine.client.consumer": ("Consumer", "consume"),
+    "pyengine.client.consumer_groups": ("ConsumerGroups",),
+    "pyengine.engine.embedded": ("Engine", "connect"),
     "pyengine.errors": (
         "ConfigError", "CorruptionError", "DegradedError", "DiskError", "DiskFullError", "EngineError",
         "EngineUnavailableError", "ExitCode", "FlushError", "FormatError", "InvariantError", "NotAStoreError",
@@ -44,7 +44,7 @@ _MODULES = {
     ),
     "pyengine.formats.message": ("Message",),
     "pyengine.ipc.live_reader": ("open_store",),
-    "pyengine.producer": ("Producer",),
+    "pyengine.client.producer": ("Producer",),
     "pyengine.results": ("GetResult", "GetStatus", "PutManyResult", "PutResult", "PutStatus", "ReadLevel"),
     "pyengine.storage.store_reader": ("StoreReader",),
 }

@@ -86,7 +86,7 @@ for part in "${parts[@]}"; do
     powercut) power_cuts ;;
     disk) tests -m long tests/faults/test_failing_engine.py tests/faults/test_failing_calls.py \
       tests/faults/test_failing_commit.py ;;
-    corruption) tests -m long tests/faults/test_corruption.py tests/workers/test_scribbled_memory.py ;;
+    corruption) tests -m long tests/faults/test_corruption.py tests/engine/test_scribbled_memory.py ;;
     fuzz) tests -m long tests/native/test_c_fuzz.py ;;
     mutants)
       tests tests/faults/test_mutants.py

@@ -16,11 +16,11 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.results import ReadLevel
 from pyengine.spark.file_tree import ARROW, open_tree
 from pyengine.spark.remote_store import RemoteStore
-from pyengine.storage.check import check
+from pyengine.storage.check.check import check
 from pyengine.storage.geometry import Geometry, discover
 from pyengine.storage.inspect import inspect
-from pyengine.storage.recovery import recover
-from pyengine.storage.recovery_report import RecoveryState
+from pyengine.storage.recovery.recover import recover
+from pyengine.storage.recovery.report import RecoveryState
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 RECIPES = ("abnormal-multi", "abnormal-torn", "basic", "batch", "cleaned", "pool-roll", "roll", "tx")

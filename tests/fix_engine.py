@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from waiting import eventually
-from pyengine.engine import connect, start_engine, stop_engine
+from pyengine.engine.embedded import connect, start_engine, stop_engine
 from pyengine.errors import EngineError
 from pyengine.ipc import attach_count
 from pyengine.ipc.control_block import EngineMemory

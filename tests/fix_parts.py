@@ -15,7 +15,7 @@ from pyengine.ipc.session_server import SessionServer
 from pyengine.ipc.sessions import Sessions
 from pyengine.native import control as native
 from pyengine.native import queue_table
-from pyengine.producer import Producer
+from pyengine.client.producer import Producer
 
 QUEUE_SLOTS = 1024
 MODULES = {kind: f"pyengine.workers.{name}" for kind, name in (

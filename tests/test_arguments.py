@@ -6,7 +6,7 @@ import pytest
 
 import pyengine
 from pyengine.errors import ConfigError, UsageError
-from pyengine.outgoing import BatchMessage
+from pyengine.client.outgoing import BatchMessage
 
 WRONG_TYPE, WRONG_VALUE, UNKNOWN = TypeError, UsageError, ConfigError
 

@@ -137,7 +137,7 @@ RUN_ELSEWHERE = {
     "docs/queues.md": "tests/test_docs_queues.py",
     "docs/replication.md": "tests/test_docs.py",
     "docs/spark.md": "tests/spark/test_source.py",
-    "docs/operations.md": "tests/workers/test_supervisor.py",
+    "docs/operations.md": "tests/engine/test_supervisor.py",
     "docs/statistics.md": "tests/test_docs.py",
     "docs/systemd.md": "tests/systemd/test_units.py",
 }

@@ -1,4 +1,4 @@
-"""Imports obey the arrows: formats <- native <- storage <- ipc <- services <- pyengine.workers <- cli.
+"""Imports obey the arrows: formats <- native <- storage <- ipc <- services, client <- engine <- cli.
 
 Left never imports right, wherever the import stands, inside a function too; only what an
 annotation alone needs (TYPE_CHECKING) is free. The same file holds the other rules about what may
@@ -33,9 +33,9 @@ LAYERS = (
     # The sizes of a store come from its files, so its settings stand with the files.
     ("pyengine.storage", "pyengine.config", "pyengine.engine_config"),
     ("pyengine.ipc",),
-    ("pyengine.services", "pyengine.producer", "pyengine.outgoing", "pyengine.pending_puts", "pyengine.put_outcome",
-     "pyengine.transactions", "pyengine.consumer", "pyengine.consumer_groups"),
-    ("pyengine.workers", "pyengine.engine"),
+    ("pyengine.services", "pyengine.client"),
+    ("pyengine.engine",),
+    ("pyengine.workers",),
     ("pyengine.spark", "pyspark_pyengine", "pyspark_pyengine_queue"),
     ("pyengine.cli", "pyengine.__main__"),
 )
@@ -189,7 +189,7 @@ def test_only_the_native_layer_calls_c():
                 assert [alias.name for alias in node.names] == ["ffi"], f"{module} line {node.lineno}"
 
 
-@pytest.mark.parametrize("name", [module for module in FILES if module.startswith("pyengine.workers")])
+@pytest.mark.parametrize("name", [module for module in FILES if module.startswith(("pyengine.workers", "pyengine.engine"))])
 def test_a_worker_loads_nothing_heavy(name):
     heavy = set(HEAVY) | ({"shutil"} if name.removeprefix("pyengine.workers.") in KIND_NAMES[1:] else set())
     code = f"import sys, {name}; print(*sorted({heavy!r} & set(sys.modules)))"

@@ -118,7 +118,7 @@ from pathlib import Path
 
 import pyengine
 import psutil
-import scripts.crash.rounds, tests.waiting, workers.bring_up, workers.supervisor
+import scripts.crash.rounds, tests.waiting, workers.flusher, workers.supervisor
 
 if __name__ == "__main__":
     with pyengine.Engine("store", mapped_file_size_commit_log_bytes=1 << 20, mapped_file_size_consume_queue_bytes=6000,
@@ -133,7 +133,7 @@ if __name__ == "__main__":
         for process in processes:
             entries = process.environ().get("PYTHONPATH", "").split(":")
             assert not any(Path(entry, "errors.py").exists() for entry in entries), entries
-    assert all(module.MINE for module in (workers, workers.supervisor, workers.bring_up, tests.waiting, scripts.crash.rounds))
+    assert all(module.MINE for module in (workers, workers.supervisor, workers.flusher, tests.waiting, scripts.crash.rounds))
     ours = Path(pyengine.__file__).parent
     files = Counter(module.__file__ for module in list(sys.modules.values()) if ours in Path(getattr(module, "__file__", None) or "/").parents)
     assert files and max(files.values()) == 1, files.most_common(3)
@@ -191,7 +191,7 @@ def test_without_the_extra_the_sentence_says_how_to_get_it(installed, tmp_path):
 
 def test_a_plain_copy_of_the_checkout_runs(tmp_path):
     subprocess.run(["cp", "-r", *(ROOT / name for name in ("pyengine", "workers")), tmp_path], check=True)
-    code = "import pyengine.workers.kinds as kinds; print(kinds.__file__)"
+    code = "import pyengine.engine.kinds as kinds; print(kinds.__file__)"
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
                           capture_output=True, text=True)
     assert Path(done.stdout.strip()) == tmp_path / "pyengine" / "workers" / "kinds.py", done.stderr

@@ -27,7 +27,7 @@ from waiting import eventually
 
 import pyengine
 import pyengine.ipc.live_reader
-import pyengine.producer
+import pyengine.client.producer
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.metrics import metrics
 from pyengine.engine_config import EngineConfig
@@ -38,8 +38,8 @@ from pyengine.ipc.replication import Replication, create_replication
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
 from pyengine.ipc.store_lock import Ownership, StoreLock
 from pyengine.native import control as native
-from pyengine.services.ha_service import HAService
-from pyengine.services.ha_stream import BadStreamError, LogsDifferError, RecordStream
+from pyengine.services.replication.ha_service import HAService
+from pyengine.services.replication.ha_stream import BadStreamError, LogsDifferError, RecordStream
 from pyengine.storage import offset_by_time, tag_filter  # noqa: F401
 from pyengine.storage.own_log import OwnLog
 

@@ -12,7 +12,7 @@ import sys
 
 from pyengine.native import control as native
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
-from pyengine.workers import worker
+from pyengine.engine import worker
 
 
 def make_service(attached: worker.Worker) -> AllocateMappedFileService:

@@ -11,7 +11,7 @@ import sys
 
 from pyengine.native import control as native
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
-from pyengine.workers import worker
+from pyengine.engine import worker
 
 
 def make_service(attached: worker.Worker) -> FlushConsumeQueueService:

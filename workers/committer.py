@@ -12,7 +12,7 @@ import sys
 
 from pyengine.native import control as native
 from pyengine.services.commit_real_time import CommitRealTimeService
-from pyengine.workers import worker
+from pyengine.engine import worker
 
 
 def make_service(attached: worker.Worker) -> CommitRealTimeService:

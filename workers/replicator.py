@@ -18,9 +18,9 @@ from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
 from pyengine.native import cpu
 from pyengine.services import Service
-from pyengine.services.ha_client import HaClient
-from pyengine.services.ha_service import HAService
-from pyengine.workers import worker
+from pyengine.services.replication.ha_client import HaClient
+from pyengine.services.replication.ha_service import HAService
+from pyengine.engine import worker
 
 SESSION_WAIT_S = 2.0
 

@@ -11,7 +11,7 @@ import sys
 
 from pyengine.native import control as native
 from pyengine.services.reput_message import ReputMessageService
-from pyengine.workers import worker
+from pyengine.engine import worker
 
 
 def make_service(attached: worker.Worker) -> ReputMessageService:

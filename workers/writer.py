@@ -13,7 +13,7 @@ import sys
 from pyengine.errors import EngineError
 from pyengine.native import control as native
 from pyengine.services.put_message import PutMessageService
-from pyengine.workers import worker
+from pyengine.engine import worker
 
 
 def serve(attached: worker.Worker) -> None:

@@ -14,7 +14,7 @@ from pyengine.cli.spark_session import master_option, spark_option, spark_sessio
 from pyengine.config import load_config
 
 if TYPE_CHECKING:
-    from pyengine.storage.check_report import CheckReport
+    from pyengine.storage.check.report import CheckReport
 
 
 @click.command()

@@ -35,7 +35,7 @@ from pyengine.results import ReadLevel
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.disk_use import used_ratio
 from pyengine.storage.later_format import later_things
-from pyengine.storage.recovery_report import copy_note
+from pyengine.storage.recovery.report import copy_note
 from pyengine.storage.watermark import DurableWatermark, read_watermark
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ WORKER_STATES = {
     native.WORKER_ABSENT: "absent", native.WORKER_STARTING: "starting", native.WORKER_READY: "ready",
     native.WORKER_STOPPING: "stopping", native.WORKER_FAILED: "failed",
 }
-STILL_MS = 10_000      # workers go round every five seconds at least (workers/worker.py)
+STILL_MS = 10_000      # workers go round every five seconds at least (pyengine/engine/worker.py)
 MOVES = {"flusher": ("flushed", "committed"), "committer": ("committed", "wrote"), "reputter": ("reput_from", "committed")}
 CLOCK_AHEAD_MS = 60_000
 CLOCK_SET_MS = DAY_MS

@@ -11,7 +11,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, json_option, set_option, store_argument
-from pyengine.consumer_groups import ConsumerGroups, GroupState
+from pyengine.client.consumer_groups import ConsumerGroups, GroupState
 
 ACTIONS = ("list", "lag", "reset", "forget")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 
 from pyengine.config import FIXED_NAMES
-from pyengine.engine import supervisor_pid
+from pyengine.engine.embedded import supervisor_pid
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.run_settings import read_run_settings
-from pyengine.workers.supervisor import parse_arguments
+from pyengine.engine.supervisor import parse_arguments
 
 _SUPERVISOR = "pyengine.workers.supervisor"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from pyengine.cli.ingest_work import Job, Tally
 from pyengine.errors import EngineError, ExitCode
-from pyengine.workers.children import child_environment
+from pyengine.engine.children import child_environment
 
 STOP_TIMEOUT_S = 20.0
 

@@ -21,7 +21,7 @@ from pyengine.errors import EngineError, UsageError
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
 if TYPE_CHECKING:
-    from pyengine.producer import Producer
+    from pyengine.client.producer import Producer
 
 BLOCK_BYTES = 1 << 20  # of input read at once; bounds a batch too
 BATCH_MESSAGES = 1024

@@ -90,7 +90,7 @@ def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, for
 
 def _promote_running(root: Path, settings: dict[str, str], role: str, force: bool, timeout_s: float,
                      notes: list[str]) -> dict[str, Any]:
-    from pyengine.engine import start_engine, stop_engine
+    from pyengine.engine.embedded import start_engine, stop_engine
 
     with EngineMemory.attach(find_folder(root), writable=False) as memory:
         if ROLE_NAMES[memory.identity.role] != SLAVE:

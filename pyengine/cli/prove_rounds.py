@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyengine.engine import connect, start_engine, stop_engine
+from pyengine.engine.embedded import connect, start_engine, stop_engine
 from pyengine.errors import EngineError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive
@@ -199,8 +199,8 @@ class _Torture:
 
     def _look_over(self) -> None:
         from pyengine.config import load_config
-        from pyengine.storage.check import check
-        from pyengine.storage.check_report import Severity
+        from pyengine.storage.check.check import check
+        from pyengine.storage.check.report import Severity
 
         report = check(self.store, load_config(self.store).geometry, acked=self.acked)
         self.proof.checked, self.proof.lost = report.acked, report.acked_missing

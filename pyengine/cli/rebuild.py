@@ -15,7 +15,7 @@ from pyengine.config import load_config
 from pyengine.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from pyengine.storage.rebuild import RebuildReport
+    from pyengine.storage.recovery.rebuild import RebuildReport
 
 
 @click.command()
@@ -62,7 +62,7 @@ def rebuild(
             report = rebuild_in_workers(spark, store, config=config, progress=show)
         return output.tell_report(report, as_json, print_report)
     from pyengine.ipc.owned_rebuild import rebuild_alone
-    from pyengine.storage.rebuild import Selection
+    from pyengine.storage.recovery.rebuild import Selection
 
     selection = Selection(queues=queues or topic is not None or not index, index=index or not (queues or topic is not None),
                           topic=topic, queue_id=queue_id)

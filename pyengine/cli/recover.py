@@ -15,7 +15,7 @@ from pyengine.errors import ExitCode, StoreBusyError
 
 if TYPE_CHECKING:
     from pyengine.config import EngineConfig
-    from pyengine.storage.recovery_report import Progress, RecoveryReport
+    from pyengine.storage.recovery.report import Progress, RecoveryReport
 
 
 @click.command()
@@ -55,9 +55,9 @@ def recover_alone(
     from pyengine.ipc.left_memory import left_memory
     from pyengine.ipc.store_lock import Ownership, StoreLock
     from pyengine.storage.engine_id import raise_epoch, renew_copied_id
-    from pyengine.storage.recovery import RecoveryOptions
-    from pyengine.storage.recovery import recover as recover_store
-    from pyengine.storage.recovery_report import RecoveryState
+    from pyengine.storage.recovery.recover import RecoveryOptions
+    from pyengine.storage.recovery.recover import recover as recover_store
+    from pyengine.storage.recovery.report import RecoveryState
 
     with StoreLock(root, create=True) as lock:
         if lock.own() is Ownership.ADOPTED:

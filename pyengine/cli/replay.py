@@ -21,7 +21,7 @@ from pyengine.formats.batch import BatchMember, decode_batch
 from pyengine.results import PutResult
 
 if TYPE_CHECKING:
-    from pyengine.producer import Producer
+    from pyengine.client.producer import Producer
 
 # How a mode overrides the manifest's own settings.
 MODES: Mapping[str, Mapping[str, str]] = {

@@ -108,7 +108,7 @@ def collect(spark: SparkSession, root: Path, options: Mapping[str, object], sett
 
 
 def _groups(root: Path, settings: Mapping[str, object]) -> tuple[list[GroupFigures], list[str]]:
-    from pyengine.consumer_groups import ConsumerGroups
+    from pyengine.client.consumer_groups import ConsumerGroups
 
     found = ConsumerGroups(root, **settings)
     figures = []

@@ -14,7 +14,7 @@ from pyengine.cli.progress import byte_bar
 from pyengine.config import keep_sizes, load_config
 
 if TYPE_CHECKING:
-    from pyengine.storage.salvage import SalvageReport
+    from pyengine.storage.salvage.salvage import SalvageReport
 
 
 @click.command()
@@ -36,8 +36,8 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path) ->
       pyengine salvage STORE DEST
       pyengine salvage STORE DEST --set mappedFileSizeCommitLog=1GiB --json
     """
-    from pyengine.storage.recovery import RecoveryOptions
-    from pyengine.storage.salvage import salvage as salvage_store
+    from pyengine.storage.recovery.recover import RecoveryOptions
+    from pyengine.storage.salvage.salvage import salvage as salvage_store
 
     existing_store(store)
     config = load_config(store, settings)

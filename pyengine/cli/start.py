@@ -42,7 +42,7 @@ def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool
       pyengine start STORE --set flush_disk_type=SYNC_FLUSH
       pyengine start STORE --set mapped_file_size_commit_log_bytes=16MiB --set max_index_num=40000
     """
-    from pyengine.engine import start_engine
+    from pyengine.engine.embedded import start_engine
     from pyengine.ipc.run_settings import read_run_settings
     from pyengine.ipc.shared_objects import find_folder
 
@@ -66,7 +66,7 @@ def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool
 
 def stay(store: Path, settings: dict[str, str]) -> NoReturn:
     """Become the supervisor: this process stays, SIGTERM and Ctrl-C stop the engine in order."""
-    from pyengine.workers.children import child_environment
+    from pyengine.engine.children import child_environment
 
     sys.stdout.flush()
     pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]

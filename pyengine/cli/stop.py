@@ -27,7 +27,7 @@ def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
       pyengine stop STORE
       pyengine stop STORE --timeout 300
     """
-    from pyengine.engine import stop_engine
+    from pyengine.engine.embedded import stop_engine
 
     existing_store(store)
     if settings:  # a broken engine.toml alone must not keep an engine from being stopped

@@ -12,12 +12,12 @@ import click
 from pyengine.cli import messages, output
 from pyengine.cli.follow import Follower
 from pyengine.cli.options import level_option, reading, set_option, store_argument, topic_option
-from pyengine.consumer import consume
+from pyengine.client.consumer import consume
 from pyengine.errors import EngineError
-from pyengine.services.start_offset import AtOffset
+from pyengine.client.start_offset import AtOffset
 
 if TYPE_CHECKING:
-    from pyengine.consumer import Consumer
+    from pyengine.client.consumer import Consumer
     from pyengine.formats.message import Message
 
 COMMIT_INTERVAL_S = 1.0

@@ -60,7 +60,7 @@ def topics(
 
 
 def _change(store: Path, action: str, topic: str, changes: dict[str, Any], as_json: bool) -> None:
-    from pyengine.outgoing import Refused, topic_bytes
+    from pyengine.client.outgoing import Refused, topic_bytes
     from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 
     configs = TopicConfigs(store)

@@ -22,7 +22,7 @@ from pyengine.ipc.store_lock import lock_modified_ns
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_boot_id, read_engine_id, read_epoch
-from pyengine.storage.recovery_report import SharedState
+from pyengine.storage.recovery.report import SharedState
 
 
 DYING_S = 2.0  # a process that was killed gives up its lock a moment before it is gone
@@ -68,7 +68,7 @@ class LeftMemory:
         if self._memory is None or self._memory.identity.boot_id != read_boot_id():
             return []
         lines = [self._memory.control.workers[kind] for kind in range(len(KIND_NAMES))]
-        # Who has let go of the store may still sleep before it ends (workers/notify.py).
+        # Who has let go of the store may still sleep before it ends (pyengine/engine/notify.py).
         pids = [(native.load(line, "pid"), native.load(line, "start_time_ms")) for line in lines
                 if native.load(line, "state") not in (native.WORKER_ABSENT, native.WORKER_FAILED)]
         return [pid for pid, start_ms in pids if pid != os.getpid() and is_alive(pid, start_ms)]

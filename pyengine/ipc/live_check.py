@@ -14,9 +14,9 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import look
 from pyengine.native import control as native
-from pyengine.storage.check import check
-from pyengine.storage.check_report import CheckProgress, CheckReport
-from pyengine.storage.check_work import CheckWork
+from pyengine.storage.check.check import check
+from pyengine.storage.check.report import CheckProgress, CheckReport
+from pyengine.storage.check.work import CheckWork
 
 CHECK_TRIES = 20
 HOLD_WAIT_S = 5.0

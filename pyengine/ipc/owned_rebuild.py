@@ -10,9 +10,9 @@ from pyengine.ipc.left_memory import left_memory
 from pyengine.ipc.store_lock import Ownership, StoreLock
 from pyengine.storage.engine_id import raise_epoch, renew_copied_id
 from pyengine.storage.log_files import look_at_log
-from pyengine.storage.rebuild import RebuildReport, RebuildWork, Selection, rebuild
-from pyengine.storage.recovery import RecoveryOptions
-from pyengine.storage.recovery_report import Progress, RecoveryState
+from pyengine.storage.recovery.rebuild import RebuildReport, RebuildWork, Selection, rebuild
+from pyengine.storage.recovery.recover import RecoveryOptions
+from pyengine.storage.recovery.report import Progress, RecoveryState
 
 
 def rebuild_alone(

@@ -1,6 +1,6 @@
 """What RocketMQ calls ServiceThreads: decide and act, no process handling.
 
-A service is driven by its worker (workers/worker.py):
+A service is driven by its worker (pyengine/engine/worker.py):
 
     while service.work(): ...    one round; True: there may be more, go round at once
     arm the latch

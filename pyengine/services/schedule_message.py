@@ -41,8 +41,8 @@ from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
-from pyengine.pending_puts import PutFuture
-from pyengine.producer import Producer
+from pyengine.client.pending_puts import PutFuture
+from pyengine.client.producer import Producer
 from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.services.standing_clock import StandingClock
 from pyengine.storage.delay_offset import DelayOffsets

@@ -27,14 +27,14 @@ from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import sync, walk
 from pyengine.native.store_check import broken_chain, count_keys
 from pyengine.spark.units import run_units
-from pyengine.storage.check_entries import EntriesFound, QueueFile, QueueRules, check_queue_file, guess_after
-from pyengine.storage.check_queues import queue_files
-from pyengine.storage.check_report import CheckReport
-from pyengine.storage.check_segments import LogSegments
-from pyengine.storage.check_work import CheckWork, IndexPart, KeysFound, check_index_part
-from pyengine.storage.index_recovery import makes_sense, read_index_header
-from pyengine.storage.queue_recovery import QueueState
-from pyengine.storage.recovery_report import GrowingProgress
+from pyengine.storage.check.entries import EntriesFound, QueueFile, QueueRules, check_queue_file, guess_after
+from pyengine.storage.check.queues import queue_files
+from pyengine.storage.check.report import CheckReport
+from pyengine.storage.check.segments import LogSegments
+from pyengine.storage.check.work import CheckWork, IndexPart, KeysFound, check_index_part
+from pyengine.storage.recovery.index import makes_sense, read_index_header
+from pyengine.storage.recovery.queues import QueueState
+from pyengine.storage.recovery.report import GrowingProgress
 from pyengine.storage.segment_files import SegmentFile, mapped
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from pyengine.formats.walk import WalkResult
 from pyengine.native.scan import classify
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.log_scan import HEAD_BYTES, LogScan, LogView, first_segment_to_scan, scan_log
-from pyengine.storage.recovery_cases import Owner
-from pyengine.storage.recovery_marker import read_kept_from, read_marker
-from pyengine.storage.recovery_report import RecoveryPath
+from pyengine.storage.recovery.cases import Owner
+from pyengine.storage.recovery.marker import read_kept_from, read_marker
+from pyengine.storage.recovery.report import RecoveryPath
 from pyengine.storage.segment_files import SegmentFile, SegmentFolder
 from pyengine.storage.store_checkpoint import read_checkpoint
-from pyengine.storage.walk_ahead import Piece, walk_pieces
+from pyengine.storage.recovery.walk_ahead import Piece, walk_pieces
 from pyengine.storage.watermark import DurableWatermark, WatermarkReading, read_watermark
 
 _LOOK_AGAIN_S = 1.0

@@ -20,10 +20,10 @@ from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.record_layout import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at
 from pyengine.formats.walk import WalkResult
 from pyengine.native.scan import classify
-from pyengine.storage.recovery_cases import Owner
-from pyengine.storage.recovery_report import Progress, RecoveryPath
+from pyengine.storage.recovery.cases import Owner
+from pyengine.storage.recovery.report import Progress, RecoveryPath
 from pyengine.storage.segment_files import SegmentFile, mapped
-from pyengine.storage.walk_ahead import Piece, walk_pieces
+from pyengine.storage.recovery.walk_ahead import Piece, walk_pieces
 from pyengine.storage.watermark import DurableWatermark
 
 SLICE_BYTES = 32 << 20            # how much is walked between two calls of `progress`, and by one processor at a time

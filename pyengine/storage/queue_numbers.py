@@ -14,7 +14,7 @@ from pyengine.errors import FormatError
 from pyengine.formats.message import decode_record
 from pyengine.formats.record_layout import I64, QUEUE_OFFSET_AT
 from pyengine.storage.log_scan import LogView
-from pyengine.storage.queue_recovery import QueueState
+from pyengine.storage.recovery.queues import QueueState
 from pyengine.storage.segment_files import mapped
 
 

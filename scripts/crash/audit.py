@@ -20,8 +20,8 @@ from crash.acked_producer import DELAYED_TOPIC, read_body
 from pyengine.config import load_config
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.results import GetStatus
-from pyengine.storage.recovery import recover
-from pyengine.storage.recovery_report import RecoveryState
+from pyengine.storage.recovery.recover import recover
+from pyengine.storage.recovery.report import RecoveryState
 
 PULL = 256
 FAILURES_MAX = 10

@@ -24,7 +24,7 @@ from crash.failpoint_rounds import SUPERVISOR, FailpointRun, NotReachedError
 from crash.replicas import ReplicatorRun, free_port
 from crash.rounds import COMMAND_PATIENCE_S, DEATHS_SEEN_MAX
 from crash.watch import EngineWatch, HangError, kill, wait_for
-from pyengine.engine import start_engine, stop_engine
+from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native.failpoint import VARIABLE, Board

@@ -35,7 +35,7 @@ from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
 from crash.watch import EngineWatch, HangError, kill, state_of, stopped, wait_for
 from pyengine._native import lib
 from pyengine.cli.replay import MODES
-from pyengine.engine import start_engine, stop_engine
+from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode, StoreBusyError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import pack_entry

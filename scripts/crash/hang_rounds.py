@@ -23,8 +23,8 @@ from crash.report import add_common_options, ended_in_order, finish
 from crash.rounds import CrashRun, Summary
 from crash.watch import EngineWatch, kill, state_of, wait_for
 from pyengine.cli.replay import MODES
-from pyengine.workers.bring_up import MODES as MODE_NUMBERS
-from pyengine.workers.kinds import kinds_for
+from pyengine.engine.bring_up import MODES as MODE_NUMBERS
+from pyengine.engine.kinds import kinds_for
 
 SUPERVISOR = "supervisor"
 STOPPED_S_MAX = 0.3

@@ -23,7 +23,7 @@ from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
 from crash.watch import EngineWatch
 from pyengine._native import lib
 from pyengine.cli.replay import MODES
-from pyengine.engine import start_engine
+from pyengine.engine.embedded import start_engine
 from pyengine.errors import EngineError
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.native.failpoints import FAILPOINTS, RECOVERY, START

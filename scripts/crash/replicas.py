@@ -12,7 +12,7 @@ from pathlib import Path
 from crash.audit import audit, check, read_acked
 from crash.rounds import AIM_SHARE, COMMAND_PATIENCE_S, CrashRun
 from crash.watch import EngineWatch, kill, wait_for
-from pyengine.engine import start_engine, stop_engine
+from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.log_files import list_log

@@ -21,7 +21,7 @@ from crash.report import add_common_options, ended_in_order, finish
 from crash.rounds import CrashRun, Summary
 from crash.watch import EngineWatch, kill, wait_for
 from pyengine.cli.replay import MODES
-from pyengine.engine import stop_engine
+from pyengine.engine.embedded import stop_engine
 
 
 class RestartRun(CrashRun):

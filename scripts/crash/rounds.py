@@ -32,13 +32,13 @@ from crash.audit import audit, audit_kept, check, read_acked
 from crash.report import add_common_options, as_failure, ended_in_order, finish
 from crash.watch import EngineWatch, HangError, kill, kill_all, stopped, wait_for
 from pyengine.cli.replay import MODES
-from pyengine.engine import start_engine, stop_engine
+from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode, StoreBusyError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.storage.delay_offset import DelayOffsets
-from pyengine.workers.kinds import KINDS
+from pyengine.engine.kinds import KINDS
 
 SMALL_FILES = {
     "mapped_file_size_commit_log_bytes": 256 << 10,

@@ -14,8 +14,8 @@ from pyengine.config import load_config
 from pyengine.ipc import live_check
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
-from pyengine.services import clean_request
-from pyengine.storage.rebuild import rebuild
+from pyengine.services.retention import clean_request
+from pyengine.storage.recovery.rebuild import rebuild
 
 SEGMENT = 1 << 20
 BODY = b"x" * 4000

@@ -41,10 +41,10 @@ def interrupted(function: str, *arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("function", [
-    "pyengine.storage.log_scan:walk_pieces", "pyengine.storage.recovery:write_marker",
-    "pyengine.storage.recovery:sync_file", "pyengine.storage.recovery:delete_index_files",
-    "pyengine.storage.recovery:Dispatcher", "pyengine.storage.recovery:write_checkpoint",
-    "pyengine.storage.recovery:remove_abort_file", "pyengine.storage.recovery:remove_marker",
+    "pyengine.storage.log_scan:walk_pieces", "pyengine.storage.recovery.recover:write_marker",
+    "pyengine.storage.recovery.recover:sync_file", "pyengine.storage.recovery.recover:delete_index_files",
+    "pyengine.storage.recovery.recover:Dispatcher", "pyengine.storage.recovery.recover:write_checkpoint",
+    "pyengine.storage.recovery.recover:remove_abort_file", "pyengine.storage.recovery.recover:remove_marker",
 ])
 def test_an_interrupted_recovery_is_finished_by_the_next(golden, function):
     whole, cut = golden("abnormal-indexloss"), golden("abnormal-indexloss")
@@ -63,8 +63,8 @@ def test_an_interrupted_recovery_is_finished_by_the_next(golden, function):
 
 
 @pytest.mark.parametrize(("command", "function"), [
-    ("check", "pyengine.storage.check_work:walk_pieces"), ("check", "pyengine.storage.check:QueueCheck"),
-    ("check", "pyengine.storage.check:check_index"), ("inspect", "pyengine.storage.inspect:StoreReader"),
+    ("check", "pyengine.storage.check.work:walk_pieces"), ("check", "pyengine.storage.check.check:QueueCheck"),
+    ("check", "pyengine.storage.check.check:check_index"), ("inspect", "pyengine.storage.inspect:StoreReader"),
 ])
 def test_an_interrupted_look_changes_nothing(golden, command, function):
     store = golden("basic")
@@ -74,7 +74,7 @@ def test_an_interrupted_look_changes_nothing(golden, command, function):
     assert changes(before, picture(store.root)) == []
 
 
-@pytest.mark.parametrize("function", ["pyengine.storage.salvage:carve", "pyengine.storage.salvage:recover"])
+@pytest.mark.parametrize("function", ["pyengine.storage.salvage.salvage:carve", "pyengine.storage.salvage.salvage:recover"])
 def test_an_interrupted_salvage_leaves_no_half_store(golden, tmp_path, function):
     store, made = golden("basic"), tmp_path / "made"
     before = picture(store.root)

@@ -19,11 +19,11 @@ from waiting import eventually
 from pyengine.cli.how_started import Start, StartedBy, _started_by
 from pyengine.cli.promote import Standing, _by_hand, _judge, _promote_stopped, _wait_until_caught_up
 from pyengine.config import EngineConfig, config_path, keep_sizes, read_file, set_in_file
-from pyengine.engine import supervisor_pid
+from pyengine.engine.embedded import supervisor_pid
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError
 from pyengine.native import control as native
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from pyengine.workers.supervisor import parse_arguments
+from pyengine.engine.supervisor import parse_arguments
 
 SLAVE = {"broker_role": "SLAVE"}
 

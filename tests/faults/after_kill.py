@@ -24,8 +24,8 @@ CUT = """
 import json, os, sys
 from pyengine.cli.recover import recover_alone
 from pyengine.config import load_config
-from pyengine.storage.cut_log import Cut, intend_cut
-from pyengine.storage.recovery import RecoveryOptions, recover
+from pyengine.storage.recovery.cut_log import Cut, intend_cut
+from pyengine.storage.recovery.recover import RecoveryOptions, recover
 root, acks = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
 config = load_config(root)
 end = recover_alone(root, config).end_offset

@@ -31,13 +31,13 @@ from pyengine.errors import EngineError, ExitCode
 from pyengine.formats.message import Message
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.abort_file import abort_file_exists
-from pyengine.storage.check import check
+from pyengine.storage.check.check import check
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.inspect import inspect
-from pyengine.storage.recovery import recover
-from pyengine.storage.recovery_report import RecoveryState
+from pyengine.storage.recovery.recover import recover
+from pyengine.storage.recovery.report import RecoveryState
 from pyengine.storage.topic_config import TopicConfigs
 
 Files = Mapping[str, bytes]

@@ -33,12 +33,12 @@ from faults.power_cut import Record
 from pyengine.config import load_config
 from pyengine.engine_config import EngineConfig
 from pyengine.formats.paths import parse_segment_name, segment_name
-from pyengine.storage.check import check
-from pyengine.storage.check_report import Severity
+from pyengine.storage.check.check import check
+from pyengine.storage.check.report import Severity
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
-from pyengine.storage.recovery import RecoveryOptions, recover
-from pyengine.storage.recovery_report import RecoveryState
+from pyengine.storage.recovery.recover import RecoveryOptions, recover
+from pyengine.storage.recovery.report import RecoveryState
 
 
 def tell_removals(records: Iterable[Record], root: Path) -> Iterator[Record]:

@@ -45,7 +45,7 @@ from pyengine.errors import EngineError
 from pyengine.formats.paths import segment_name
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.delay_offset import DelayOffsets
-from pyengine.storage.recovery import RecoveryOptions, recover
+from pyengine.storage.recovery.recover import RecoveryOptions, recover
 
 ACKS = 300
 CALLS_A_CHILD = 200
@@ -70,7 +70,7 @@ DELAY_LEVELS = 3
 DELAYED = {"message_delay_level": "0s 1s 1h", "flush_delay_offset_interval_ms": 10}  # one is always still waiting
 CLEANING = RETENTION | {"clean_resource_interval_ms": 200}  # so that several files go at once
 MAPPED = {"sync": ("index",), "async": ("commitlog", "index"), "pool": ("index",)}  # folders that are written through mappings
-START = "import sys, json; from pyengine.engine import start_engine; start_engine(sys.argv[1], json.loads(sys.argv[2]))"
+START = "import sys, json; from pyengine.engine.embedded import start_engine; start_engine(sys.argv[1], json.loads(sys.argv[2]))"
 
 
 def judge(mode: str, checked: mmap.mmap, tree: Path, acks: list[bytes]) -> str | None:

@@ -43,7 +43,7 @@ from crash.watch import HangError, kill, state_of, wait_for
 from faults.failing_calls import preload
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.replay import MODES
-from pyengine.engine import start_engine, stop_engine
+from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import PutStatus

@@ -21,7 +21,7 @@ from crash.watch import HangError, wait_for
 from faults.fail_engine import PATIENCE_S, SETTINGS, TOPICS, Plan, Rig, Traffic, options, run
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.replay import MODES
-from pyengine.engine import start_engine, stop_engine
+from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.ipc.store_lock import living_kinds
 
 OF_THE_SHIM = ("LD_PRELOAD", "PYENGINE_FAILING_PLAN")

@@ -20,7 +20,7 @@ from pyengine.native import scan
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.recovery import recover
+from pyengine.storage.recovery.recover import recover
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 TINY = Geometry(mapped_file_size_commit_log_bytes=1024, mapped_file_size_consume_queue_bytes=100, max_hash_slot_num=8,

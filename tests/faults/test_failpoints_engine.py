@@ -72,7 +72,7 @@ def test_each_step_of_each_scene(broken_build, rng, scene, mode):
 def test_a_slave_that_reports_what_it_has_only_received_is_caught(broken_build, tmp_path, rng):
     build = tmp_path / "build"
     shutil.copytree(broken_build, build)
-    source = build / "pyengine/services/ha_client.py"
+    source = build / "pyengine/services/replication/ha_client.py"
     text, appended = source.read_text(), "return self._stream.own_end if self._stream.is_equal"
     assert appended in text
     source.write_text(text.replace(appended, "return self._stream.position if self._stream.is_equal"))

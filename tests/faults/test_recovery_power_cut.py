@@ -18,10 +18,10 @@ from faults.power_cut import build_shim, explore, read_journal, shim_environment
 from fix_log import SMALL
 from pyengine.formats.paths import segment_name
 from pyengine.storage.abort_file import create_abort_file
-from pyengine.storage.check import check
-from pyengine.storage.check_report import Severity
-from pyengine.storage.recovery import recover
-from pyengine.storage.recovery_report import RecoveryState
+from pyengine.storage.check.check import check
+from pyengine.storage.check.report import Severity
+from pyengine.storage.recovery.recover import recover
+from pyengine.storage.recovery.report import RecoveryState
 
 STATES = 60
 STATES_LONG = 2000
@@ -36,8 +36,8 @@ from pathlib import Path
 from fix_log import SMALL, UUID
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.storage import new_file
-from pyengine.storage.cut_log import Cut, intend_cut
-from pyengine.storage.recovery import recover
+from pyengine.storage.recovery.cut_log import Cut, intend_cut
+from pyengine.storage.recovery.recover import recover
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 root, acks, pattern, case = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), Path(sys.argv[3]), json.loads(sys.argv[4])
 size = SMALL.mapped_file_size_commit_log_bytes

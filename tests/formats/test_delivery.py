@@ -10,7 +10,7 @@ from pyengine.formats.delivery import Delivery, delivery_of
 from pyengine.formats.java_hash import hash_map_order
 from pyengine.formats.message import Message, encode_record
 from pyengine.formats.properties import decode_properties
-from pyengine.outgoing import delayed
+from pyengine.client.outgoing import delayed
 from pyengine.storage.store_reader import open_store
 
 

@@ -17,7 +17,7 @@ from interop.judge import Judge
 from pyengine.config import load_config
 from pyengine.errors import EngineError
 from pyengine.native import control as native
-from pyengine.storage.check import check
+from pyengine.storage.check.check import check
 from waiting import eventually, patience
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]

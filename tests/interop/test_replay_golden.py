@@ -94,7 +94,7 @@ def replay_one(folder: Path, recipe: str, mode: str, end: str) -> Replayed:
         return made
     with pytest.MonkeyPatch.context() as patch:
         # An engine that was killed cannot be stopped in order: that error is expected and not looked at.
-        patch.setattr("pyengine.engine.Engine.stop", lambda engine, timeout_s=0: engine._process.wait())
+        patch.setattr("pyengine.engine.embedded.Engine.stop", lambda engine, timeout_s=0: engine._process.wait())
         with engine_for(made.root, settings_of(manifest, mode)) as producer, EngineWatch(made.root) as watch:
             made.report = replay_puts(manifest, producer, hold_committer(watch, manifest))
             made.undrained_bytes = undrained_at_the_kill(watch)

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from pyengine.engine import supervisor_pid
+from pyengine.engine.embedded import supervisor_pid
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
 from pyengine.ipc import store_lock
 from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, kind_holder, living_kinds, lock_modified_ns, look

@@ -14,7 +14,7 @@ from pyengine.errors import DiskFullError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.hosts import encode_host
 from pyengine.native import control as native
-from pyengine.pending_puts import PutFuture
+from pyengine.client.pending_puts import PutFuture
 from pyengine.results import PutResult, PutStatus
 from pyengine.services import schedule_message
 from pyengine.services.reput_message import ReputMessageService
@@ -310,7 +310,7 @@ def test_what_can_never_be_delivered_stays_and_does_not_block_the_others(make_ri
 ], ids=["no number", "too large", "negative port"])
 def test_a_message_that_somebody_made_up_stops_no_delivery(make_rig, monkeypatch, fields):
     rig = make_rig()
-    monkeypatch.setattr("pyengine.producer.encode_host", lambda host: host if isinstance(host, bytes) else encode_host(host))
+    monkeypatch.setattr("pyengine.client.producer.encode_host", lambda host: host if isinstance(host, bytes) else encode_host(host))
     assert rig.producer.put_raw(SCHEDULE_TOPIC, b"bad", **fields).ok
     monkeypatch.undo()
     put = rig.put(1, b"good")

@@ -18,10 +18,10 @@ from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.owned_rebuild import rebuild_alone
 from pyengine.spark import store_rebuild, units
 from pyengine.spark.store_rebuild import rebuild
-from pyengine.storage.check import check
+from pyengine.storage.check.check import check
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.rebuild_marker import read_rebuild_marker
-from pyengine.storage.recovery import recover
+from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
+from pyengine.storage.recovery.recover import recover
 
 ALONE = {"cqext": "its queues have an extension", "widetopic": "the log has damage"}  # RocketMQ cannot read the latter either
 
@@ -114,7 +114,7 @@ def test_a_task_that_is_done_twice_changes_nothing_and_a_wrong_index_is_not_take
 def test_a_task_makes_no_queue_file_and_no_folder(tmp_path):
     from pyengine.errors import DiskError
     from pyengine.native.dispatch import touched_queues
-    from pyengine.storage.dispatch_range import LogRange, put_entries, put_keys
+    from pyengine.storage.recovery.dispatch_range import LogRange, put_entries, put_keys
     from pyengine.storage.segment_files import list_segments, mapped
     from spark.logs import SEGMENT_BYTES, end_of, write_log
 

@@ -160,7 +160,7 @@ def test_beside_a_running_engine_what_is_dispatched_is_checked(tmp_path, here):
 
 def test_an_index_file_that_is_full_while_jobs_run_is_left_to_the_next_check(tmp_path, here, monkeypatch):
     import pyengine
-    from pyengine.storage.index_recovery import list_index_files
+    from pyengine.storage.recovery.index import list_index_files
 
     with pyengine.Engine(tmp_path / "store", **SIZES) as engine, engine.connect() as producer:
 

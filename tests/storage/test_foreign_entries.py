@@ -8,10 +8,10 @@ import pytest
 
 import pyengine
 from pyengine.errors import DiskError, StoreRefusedError
-from pyengine.storage.check import check
+from pyengine.storage.check.check import check
 from pyengine.storage.folder_entries import index_file_names
 from pyengine.storage.inspect import inspect
-from pyengine.storage.recovery import recover
+from pyengine.storage.recovery.recover import recover
 
 
 @pytest.fixture

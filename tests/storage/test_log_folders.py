@@ -13,13 +13,13 @@ from pyengine.errors import CorruptionError, StoreRefusedError
 from pyengine.formats.log_folders import LogFolders, log_folders, tell_log_folders, without_log_folders
 from pyengine.formats.paths import StorePaths
 from pyengine.storage import log_files
-from pyengine.storage.check import check
+from pyengine.storage.check.check import check
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
 from pyengine.storage.log_files import list_log, new_segment_folder
-from pyengine.storage.rebuild import rebuild
-from pyengine.storage.recovery import recover
-from pyengine.storage.salvage import salvage
+from pyengine.storage.recovery.rebuild import rebuild
+from pyengine.storage.recovery.recover import recover
+from pyengine.storage.salvage.salvage import salvage
 from pyengine.storage.store_reader import StoreReader
 
 A, B, C = Path("/a"), Path("/b"), Path("/c")

@@ -12,12 +12,12 @@ from logs import Log, files_below
 from pyengine.errors import DiskFullError, StoreRefusedError
 from pyengine.formats.consume_queue import ENTRY, is_ext_address
 from pyengine.formats.consume_queue_ext import decode_ext_address, pack_ext_unit, unpack_ext_unit
-from pyengine.storage.check import check
+from pyengine.storage.check.check import check
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.queue_ext_files import settle_ext_end
-from pyengine.storage.rebuild import rebuild
-from pyengine.storage.recovery import RecoveryOptions, recover
+from pyengine.storage.recovery.rebuild import rebuild
+from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.store_reader import StoreReader
 
 EXT = RecoveryOptions(enable_consume_queue_ext=True)

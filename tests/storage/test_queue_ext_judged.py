@@ -12,7 +12,7 @@ from pyengine.cli.replay import engine_for, replay_puts, settings_of
 from pyengine.cli.replay_manifest import load_manifest as load_puts
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
-from pyengine.storage.rebuild import rebuild
+from pyengine.storage.recovery.rebuild import rebuild
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from pyengine.native import control as native
-from pyengine.workers import unit_files
-from pyengine.workers.kinds import KINDS, kinds_for
+from pyengine.engine import unit_files
+from pyengine.engine.kinds import KINDS, kinds_for
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1]
@@ -31,7 +31,7 @@ EXPOSURE_MAX = 2.0  # of 10; without hardening it is above 9
 
 
 def test_the_files_are_those_of_the_table():
-    """A kind was added or changed: run `python -m pyengine.workers.unit_files systemd`."""
+    """A kind was added or changed: run `python -m pyengine.engine.unit_files systemd`."""
     made = unit_files.unit_files()
     assert {path.name for path in UNITS.iterdir()} == made.keys()
     for name, text in made.items():
@@ -165,7 +165,7 @@ def test_the_commands_of_the_page_are_those_that_the_guests_run():
         assert command in guests, command
 
 
-SAY = "import sys; from pyengine.workers.worker import ERROR, say; say(1, 'first\\nsecond', ERROR); say(3, 'third')"
+SAY = "import sys; from pyengine.engine.worker import ERROR, say; say(1, 'first\\nsecond', ERROR); say(3, 'third')"
 
 
 def test_what_workers_say_reaches_the_journal_with_its_level(tmp_path):

@@ -1,0 +1,1 @@
+"""What a program holds: producers, consumers, transactions, groups."""

@@ -1,0 +1,613 @@
+"""`pyengine.consume`: read a topic, alone or together with the other members of a group.
+
+    with pyengine.consume(path, "orders", group="billing", tags="paid || sent") as consumer:
+        for message in consumer:
+            deal_with(message)
+
+At least once: a message is remembered as dealt with only after the program has come back
+for the next one (or has called commit()), so none is left out whatever is killed when; what
+was handed out and not yet remembered comes again. Messages of one queue come in order, to
+one member at a time. docs/consumers.md tells the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Self
+
+from pyengine import arguments
+from pyengine.config import check_keywords
+from pyengine.errors import StoreBusyError, UsageError
+from pyengine.formats.message import Message
+from pyengine.ipc.live_reader import FLUSH_STEP_S, open_store
+from pyengine.results import GetStatus, ReadLevel
+from pyengine.client.group_lag import QueueLag, queue_lags
+from pyengine.client.group_session import BEAT_S, GroupSession, HistoryChangedError
+from pyengine.client.held_queue import HeldQueue
+from pyengine.client.start_offset import Start, check_start, start_offset
+from pyengine.storage.engine_id import read_epoch
+from pyengine.storage.read_level import StoreUse, store_use
+from pyengine.storage.tag_filter import parse_subscription
+
+if TYPE_CHECKING:
+    from pyengine.ipc.group_members import Claim
+
+LOOK_S = BEAT_S       # how soon a member sees that another has come, gone or given a queue back
+FETCH_MESSAGES = 32
+NOTES_MAX = 100
+_LOG = logging.getLogger("pyengine.client.consumer")
+_NOTHING_YET = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE)
+
+
+def consume(
+    path: str | os.PathLike[str],
+    topic: str,
+    *,
+    group: str | None = None,
+    tags: str | None = None,
+    from_: Start = "last",
+    queues: Sequence[int] | None = None,
+    level: ReadLevel | str | None = None,
+    auto_commit: bool = True,
+    commit_interval_s: float = 1.0,
+    session_timeout_s: float = 30.0,
+    **settings: object,
+) -> Consumer:
+    """Consume `topic` of the store at `path`; needs no engine, but without one nothing new comes.
+
+    `group` names who consumes: its offsets stand in config/consumerOffset.json, and its
+    living members, in whatever processes, share the topic's queues. Without a group all
+    queues are read and nothing is remembered or written. `tags` is a subscription (`a || b`,
+    `*` or None for all), the same for all members of a group. `from_` is where a group that
+    is new to the topic starts: "last" (only what comes from now on), "first", or a time (a
+    datetime, or ms since 1970). `queues` takes just these queues, and no part in the
+    sharing. `level` is how far to read, as for open_store.
+
+    With `auto_commit` what the program has come back from is remembered every
+    `commit_interval_s` and at the end; without it only commit() remembers. A member that
+    shows no sign of life for `session_timeout_s` (stopped, hung) loses its queues.
+    `settings` are the store's, as for open_store. NotAStoreError, UsageError; StoreBusyError
+    while another program has the store open and a group is given; DiskError where the
+    config folder cannot be written.
+    """
+    check_keywords(consume, settings)
+    return Consumer(path, topic, group=group, tags=tags, from_=from_, queues=queues, level=level,
+                    auto_commit=auto_commit, commit_interval_s=commit_interval_s,
+                    session_timeout_s=session_timeout_s, **settings)
+
+
+class Consumer:
+    """One reader of a topic; see consume(), which makes it. A context manager, an iterator, an async iterator.
+
+    One thread (or task) at a time asks for messages; commit(), lag(), seek() and close() may
+    be called from others. Not to be used in a forked child. A thread of its own shows that
+    the member lives, follows who comes and goes, and commits.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], topic: str, *, group: str | None, tags: str | None, from_: Start,
+        queues: Sequence[int] | None, level: ReadLevel | str | None, auto_commit: bool, commit_interval_s: float,
+        session_timeout_s: float, **settings: object,
+    ) -> None:
+        parse_subscription(tags)
+        arguments.topic_name(topic)
+        if group is not None:
+            arguments.text(group, "group")
+        arguments.truth(auto_commit, "auto_commit")
+        arguments.number(commit_interval_s, "commit_interval_s")
+        if arguments.number(session_timeout_s, "session_timeout_s") < 4 * BEAT_S:
+            raise UsageError(f"session_timeout_s is {session_timeout_s:g}; give at least {4 * BEAT_S:g}")
+        self.topic = topic
+        self.group = group
+        self.notes: list[str] = []
+        self.missed = 0
+        self._from = check_start(from_)
+        self._tags = tags
+        self._level = None if level is None else ReadLevel.of(level)
+        self._auto_commit = auto_commit
+        self._commit_interval_s = commit_interval_s
+        self._session_timeout_s = session_timeout_s
+        self._queues = None if queues is None else _queue_ids(queues)
+        self._held: dict[int, HeldQueue] = {}
+        self._outstanding: set[int] = set()
+        self._turn = 0
+        self._asker = -1
+        self._first_look = True
+        self._trouble: BaseException | None = None
+        self._commit_due_s = time.monotonic() + commit_interval_s
+        self._closing = threading.Event()
+        self._is_closed = False
+        self._state = threading.RLock()    # what is held; never waited under
+        self._work = threading.RLock()     # one change of claims or offsets at a time; taken before _state
+        self._pulling = threading.RLock()  # one asker at a time; taken before both
+        self._pid = os.getpid()
+        self._reader = open_store(path, **settings)
+        self._session: GroupSession | None = None
+        try:
+            if group is not None:
+                self._session = GroupSession(path, topic, group, queue_ids=self._queues, session_timeout_s=session_timeout_s)
+            self._epoch = self._session.epoch if self._session else read_epoch(path)
+            self._begin()
+            self._look()
+        except BaseException:
+            if self._session is not None:
+                self._session.close()
+            self._reader.close()
+            raise
+        self._keeper = threading.Thread(target=self._keep, name=f"pyengine-consumer-{topic}", daemon=True)
+        self._keeper.start()
+
+    # -- ask for messages ---------------------------------------------------------
+
+    def pull(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
+        """Up to `max_messages`, as soon as there is one; empty after `timeout_s` (None: wait for ever), or when closed.
+
+        With auto_commit asking says that everything given before is dealt with. Whatever
+        went wrong in the background since the last call is raised here.
+        """
+        if max_messages < 1:
+            raise UsageError(f"max_messages is {max_messages}; ask for at least one")
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._pulling:
+            if messages := self._next(max_messages)[0]:  # most often: no need to prepare for sleep
+                return messages
+            while not self._closing.is_set():
+                seen = self._arrivals()
+                messages, has_moved = self._next(max_messages)
+                if messages:
+                    return messages
+                left_s = LOOK_S if deadline_s is None else deadline_s - time.monotonic()
+                if has_moved:
+                    continue
+                if left_s <= 0:
+                    return []
+                self._wait(left_s, seen)
+            self._require_open()
+            return []
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages as they come, one by one, until close()."""
+        while not self._is_closed:
+            for message in self.pull(1, timeout_s=None):
+                yield message
+
+    async def pull_async(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
+        """pull() for asyncio: the loop goes on while this waits. To cancel it loses nothing."""
+        if max_messages < 1:
+            raise UsageError(f"max_messages is {max_messages}; ask for at least one")
+        loop = asyncio.get_running_loop()
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._closing.is_set():
+            seen = self._arrivals()
+            messages, has_moved = self._next(max_messages)
+            if messages:
+                return messages
+            left_s = LOOK_S if deadline_s is None else deadline_s - time.monotonic()
+            if has_moved:
+                await asyncio.sleep(0)
+                continue
+            if left_s <= 0:
+                return []
+            await loop.run_in_executor(None, self._wait_alone, left_s, seen)
+        self._require_open()
+        return []
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages as they come, one by one, until close()."""
+        while not self._is_closed:
+            for message in await self.pull_async(1, timeout_s=None):
+                yield message
+
+    # -- remember, look around ----------------------------------------------------
+
+    def commit(self, messages: Message | Iterable[Message] | None = None) -> dict[int, int]:
+        """Remember that these messages, and all before them in their queues, are dealt with; durable when it returns.
+
+        Without an argument: everything handed out so far. Returns queue id -> the next
+        offset, for the queues that are held: one that another member holds now is not
+        among them, and its messages come again there. UsageError without a group.
+        """
+        if self._session is None:
+            raise UsageError("there is no group to remember offsets for: give consume() one")
+        with self._work:
+            with self._state:
+                self._require_open()
+                self._finish(messages)
+            self._commit_done()
+            with self._state:
+                return {queue_id: held.committed for queue_id, held in self._held.items()}
+
+    def seek(self, queue_id: int, offset: int) -> None:
+        """Go on at `offset` in a queue that is held now; what was handed out of it counts as dealt with.
+
+        The next commit remembers it, whether it lies before or behind. UsageError for a
+        queue that this member does not hold.
+        """
+        if offset < 0:
+            raise UsageError(f"{offset} is no offset")
+        with self._state:
+            self._require_open()
+            held = self._held.get(queue_id)
+            if held is None or held.leaving_since_s is not None:
+                raise UsageError(f"queue {queue_id} of {self.topic} is not held here now: {self.assignment} are")
+            held.go_to(offset)
+            self._outstanding.discard(queue_id)
+
+    def lag(self) -> dict[int, QueueLag]:
+        """How far the group (without one: this consumer) is behind in each queue of the topic."""
+        self._require_open()
+        offsets = self._session.stored() if self._session else self.positions
+        return queue_lags(self._reader, self.topic, offsets, self._level)
+
+    @property
+    def assignment(self) -> list[int]:
+        """The queues that this consumer reads now."""
+        with self._state:
+            return sorted(queue_id for queue_id, held in self._held.items() if held.leaving_since_s is None)
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Queue id -> the offset that is looked at next, for the queues held."""
+        with self._state:
+            return {queue_id: held.next_offset for queue_id, held in sorted(self._held.items())}
+
+    # -- end ----------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Remember what was handed out (with auto_commit), leave the group and let go of everything. Idempotent."""
+        self._close(finished=True, closer=threading.get_ident())
+
+    def __enter__(self) -> Self:
+        self._require_open()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """As close(); but when the block ends by an exception, what was handed out last comes again."""
+        self._close(finished=kind is None, closer=threading.get_ident())
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        closer = threading.get_ident()
+        await asyncio.get_running_loop().run_in_executor(
+            None, lambda: self._close(finished=kind is None, closer=closer))
+
+    def _close(self, *, finished: bool, closer: int) -> None:
+        """`closer`: the thread that asks for it. Only the thread that was given messages can say that it is done."""
+        if self._pid != os.getpid():
+            return
+        self._closing.set()
+        if threading.current_thread() is not self._keeper:
+            self._keeper.join()
+        with self._pulling, self._work:
+            if self._is_closed:
+                return
+            try:
+                if self._session is not None:
+                    if finished and self._auto_commit and self._asker == closer:
+                        with self._state:
+                            self._finish(None)
+                    self._give_back(list(self._held.values()))
+            finally:
+                with self._state:
+                    self._is_closed = True
+                    self._held.clear()
+                    if self._session is not None:
+                        self._session.close()
+                    self._reader.close()
+
+    # -- fetch and hand out -------------------------------------------------------
+
+    def _next(self, max_messages: int) -> tuple[list[Message], bool]:
+        """(messages, whether anything was read, be it passed over); never waits."""
+        with self._state:
+            self._require_open()
+            self._raise_trouble()
+            self._asker = threading.get_ident()
+            if self._auto_commit:
+                self._finish(None)
+            messages: list[Message] = []
+            has_moved = False
+            for held in self._in_turn():
+                if held.leaving_since_s is not None:
+                    continue
+                if held.claim is not None and not self._session.holds(held.claim):
+                    self._lose(held)
+                    continue
+                has_moved = self._hand_out(held, max_messages, messages) or has_moved
+                if len(messages) >= max_messages:
+                    break
+            return messages, has_moved
+
+    def _in_turn(self) -> list[HeldQueue]:
+        """The queues, each first in its turn; a turn lasts until what was fetched of the queue is handed out."""
+        queues = [self._held[queue_id] for queue_id in sorted(self._held)]
+        if not queues:
+            return []
+        at = self._turn % len(queues)
+        if not queues[at].buffer:
+            self._turn = at = (at + 1) % len(queues)
+        return queues[at:] + queues[:at]
+
+    def _hand_out(self, held: HeldQueue, max_messages: int, messages: list[Message]) -> bool:
+        """Add messages of one queue up to the count; whether its position moved."""
+        before = held.position
+        while len(messages) < max_messages:
+            if not held.buffer and not self._fetch(held):
+                break
+            given = held.hand_out(max_messages - len(messages))
+            if given:
+                self._outstanding.add(held.queue_id)
+                messages += given
+        return held.position != before
+
+    def _fetch(self, held: HeldQueue) -> bool:
+        """Fetch the next messages of a queue into its buffer; whether there were any. Passes over what is filtered."""
+        try:
+            found = self._reader.get_message(
+                self.topic, held.queue_id, held.position, FETCH_MESSAGES, self._tags, self._level)
+        except StoreBusyError:  # being recovered: it comes back
+            return False
+        if found.status in _NOTHING_YET:
+            return False
+        following = found.next_begin_offset
+        if found.status is GetStatus.OFFSET_OVERFLOW_BADLY:
+            following = self._behind_the_end(held)
+        elif found.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_FOUND_NULL):
+            self.missed += following - held.position
+            self._note(f"queue {held.queue_id}: messages {held.position} to {following - 1} were removed "
+                       f"before the group came to them")
+        elif self._tags is None and len(found.messages) < following - held.position:
+            self._pass_over(held, set(range(held.position, following)).difference(found.queue_offsets))
+        held.position = following
+        messages = found.placed(held.queue_id)
+        held.buffer.extend(messages)
+        if messages:
+            held.last = messages[-1]
+        held.settle()
+        return bool(messages)
+
+    def _pass_over(self, held: HeldQueue, numbers: set[int]) -> None:
+        """Entries of the queue that lead to no message of it: removed at this moment, or damaged."""
+        self.missed += len(numbers)
+        self._note(f"queue {held.queue_id}: {len(numbers)} messages from {min(numbers)} on cannot be read: "
+                   f"removed just now, or damaged (`pyengine check` tells)")
+
+    def _behind_the_end(self, held: HeldQueue) -> int:
+        """Where to go on with a position behind the end: it stays if that is only not to be read yet at this level."""
+        _, end = self._reader.queue_range(self.topic, held.queue_id, ReadLevel.WRITTEN)
+        if held.position <= end:
+            return held.position
+        self._note(f"queue {held.queue_id}: offset {held.position} is behind the end {end}: going on there")
+        held.go_to(end)
+        return end
+
+    def _finish(self, messages: Message | Iterable[Message] | None) -> None:
+        """The program is done with these messages; None: with all that it was given."""
+        if messages is None:
+            for queue_id in self._outstanding:
+                if queue_id in self._held:
+                    self._held[queue_id].finish()
+            self._outstanding.clear()
+            return
+        for message in [messages] if isinstance(messages, Message) else messages:
+            held = self._held.get(message.queue_id)
+            if held is not None:
+                held.finish(message.queue_offset + 1)
+                if not held.is_outstanding:
+                    self._outstanding.discard(message.queue_id)
+
+    def _arrivals(self) -> int:
+        self._require_open()
+        return self._reader.arrivals()
+
+    def _wait(self, timeout_s: float, seen: int) -> None:
+        level = self._level or self._reader.default_level
+        is_announced = level in (ReadLevel.WRITTEN, ReadLevel.COMMITTED)
+        self._reader.wait_for_arrival(min(timeout_s, LOOK_S if is_announced else FLUSH_STEP_S), seen)
+
+    def _wait_alone(self, timeout_s: float, seen: int) -> None:
+        with self._pulling:
+            if not self._closing.is_set():
+                self._wait(timeout_s, seen)
+
+    # -- the keeper's part: who holds what ----------------------------------------
+
+    def _keep(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            self._keep_once()
+
+    def _keep_once(self) -> None:
+        try:
+            self._look()
+        except StoreBusyError as error:  # recovered, or a broker has it: it may come back
+            self._note(str(error))
+        except Exception as error:  # whatever it is, the program is told, and it is tried again
+            self._trouble = error
+
+    def _look(self) -> None:
+        """Show life, follow the store's history and the members, commit what is due."""
+        with self._work:
+            if self._session is not None:
+                self._session.beat()
+                if self._session.rejoin_if_removed():
+                    with self._state:
+                        self._held.clear()
+            self._follow_history()
+            self._rebalance()
+            if self._auto_commit and self._session is not None and time.monotonic() >= self._commit_due_s:
+                self._commit_due_s = time.monotonic() + self._commit_interval_s
+                self._commit_done()
+
+    def _begin(self) -> None:
+        if self._session is None:
+            return
+        queue_ids = self._reader.queue_ids(self.topic) if self._queues is None else self._queues
+        for note in self._session.begin(
+                lambda: {queue_id: start_offset(self._reader, self.topic, queue_id, self._from) for queue_id in queue_ids}):
+            self._note(note)
+
+    def _rebalance(self) -> None:
+        queue_ids = self._reader.queue_ids(self.topic)
+        if self._session is None:
+            self._take_all(queue_ids if self._queues is None else self._queues)
+            return
+        wanted = set(self._session.share(queue_ids))
+        with self._state:
+            for held in list(self._held.values()):
+                if not self._session.holds(held.claim):
+                    self._lose(held)
+                elif held.queue_id in wanted:
+                    held.leaving_since_s = None
+                elif held.leaving_since_s is None:
+                    held.leaving_since_s = time.monotonic()
+                    held.put_back()
+            leaving = [held for held in self._held.values() if held.leaving_since_s is not None and self._may_leave(held)]
+            missing = wanted - self._held.keys()
+        if leaving:
+            self._give_back(leaving)
+        if missing:
+            self._take(missing)
+
+    def _may_leave(self, held: HeldQueue) -> bool:
+        """Whether a queue may go to its next member: nothing of it is in the program's hands, or, where only
+        commit() tells, the program has had a session's time to call it."""
+        waited_s = time.monotonic() - held.leaving_since_s
+        return not held.is_outstanding or (not self._auto_commit and waited_s >= self._session_timeout_s)
+
+    def _take(self, queue_ids: Iterable[int]) -> None:
+        wanted = list(queue_ids)
+        firsts = {queue_id: self._reader.queue_range(self.topic, queue_id)[0] for queue_id in wanted}  # may fail: claim after
+        for queue_id, (claim, stored) in self._session.take(wanted).items():
+            position = firsts[queue_id] if stored is None else stored
+            with self._state:
+                self._held[queue_id] = HeldQueue(queue_id, claim, position, -1 if stored is None else stored)
+
+    def _take_all(self, queue_ids: Iterable[int]) -> None:
+        start = self._from if self._first_look else "first"  # a queue that came later is all new
+        self._first_look = False
+        for queue_id in queue_ids:
+            if queue_id not in self._held:
+                position = start_offset(self._reader, self.topic, queue_id, start)
+                with self._state:
+                    self._held[queue_id] = HeldQueue(queue_id, None, position)
+
+    def _give_back(self, queues: Iterable[HeldQueue]) -> None:
+        """Remember the offsets of these queues and release them."""
+        with self._state:
+            offsets = {held.claim: held.done for held in queues}
+        try:
+            offsets = self._within_the_log(offsets)
+            self._session.give_back(offsets)
+        except HistoryChangedError:  # what was read may be gone: the next holder starts from what is remembered
+            pass
+        for claim in offsets:
+            self._session.drop(claim)
+            with self._state:
+                self._held.pop(claim.queue_id, None)
+                self._outstanding.discard(claim.queue_id)
+
+    def _commit_done(self) -> None:
+        for _ in range(2):
+            with self._state:
+                offsets = {held.claim: held.done for held in self._held.values() if held.done != held.committed}
+            if not offsets:
+                return
+            try:
+                kept = self._session.commit(self._within_the_log(offsets))
+            except HistoryChangedError:
+                self._follow_history(certain=True)
+                continue
+            with self._state:
+                for claim, offset in offsets.items():
+                    held = self._held.get(claim.queue_id)
+                    if held is not None and held.claim == claim:
+                        if claim.queue_id in kept:
+                            held.committed = offset
+                        else:
+                            self._lose(held)
+            return
+
+    def _within_the_log(self, offsets: dict[Claim, int]) -> dict[Claim, int]:
+        """The same; HistoryChangedError if one lies behind its queue's end, for then the log was cut."""
+        for claim in offsets:
+            held = self._held.get(claim.queue_id)
+            if held is not None and held.last is not None:
+                _, end = self._reader.queue_range(self.topic, claim.queue_id, ReadLevel.WRITTEN)
+                if 0 < end <= held.last.queue_offset:
+                    raise HistoryChangedError
+        return offsets
+
+    def _lose(self, held: HeldQueue) -> None:
+        """Another member, or a reset, has ended the hold on a queue."""
+        self._note(f"queue {held.queue_id} was taken over: what was not committed comes again where it is held now")
+        self._session.drop(held.claim)
+        self._held.pop(held.queue_id, None)
+        self._outstanding.discard(held.queue_id)
+
+    # -- the store's history ------------------------------------------------------
+
+    def _follow_history(self, *, certain: bool = False) -> None:
+        """After a recovery of the store go back to what is remembered wherever the log has lost what was read."""
+        epoch = read_epoch(self._reader.root)
+        if (epoch == self._epoch and not certain) or store_use(self._reader.root) is StoreUse.OTHER:
+            return
+        stored = self._session.stored() if self._session else {}
+        with self._state:
+            for held in self._held.values():
+                if not self._has_same_history(held):
+                    _, end = self._reader.queue_range(self.topic, held.queue_id, ReadLevel.WRITTEN)
+                    held.go_to(min(stored.get(held.queue_id, held.position), end))
+                    held.committed = stored.get(held.queue_id, -1)
+                    self._outstanding.discard(held.queue_id)
+        self._epoch = epoch
+        if self._session is not None:
+            self._session.epoch = epoch
+
+    def _has_same_history(self, held: HeldQueue) -> bool:
+        """Whether the last message that was read still stands where it stood."""
+        if held.last is None:
+            return False
+        found = self._reader.get_message(self.topic, held.queue_id, held.last.queue_offset, 1, level=ReadLevel.WRITTEN)
+        if found.status is GetStatus.OFFSET_TOO_SMALL:
+            return True
+        return [_mark(message) for message in found.placed(held.queue_id)] == [_mark(held.last)]
+
+    # -- small things -------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UsageError(f"this consumer of {self.topic} is closed")
+        if self._pid != os.getpid():
+            raise UsageError("this consumer was made before a fork: make a new one in the child")
+
+    def _raise_trouble(self) -> None:
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            raise trouble
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.notes[-3:]:
+            self.notes.append(sentence)
+            del self.notes[:-NOTES_MAX]
+            _LOG.warning("%s", sentence)
+
+
+def _queue_ids(queues: Iterable[int]) -> list[int]:
+    """The queues that a program named, sorted; UsageError for none and for what is no queue's number."""
+    ids = sorted({arguments.integer(queue_id, "a queue id") for queue_id in arguments.several(queues, "queues", "a sequence of int")})
+    if not ids:
+        raise UsageError("queues is empty: name at least one, or leave it out for all")
+    if ids[0] < 0:
+        raise UsageError(f"{ids[0]} is no queue id: give 0 or more")
+    return ids
+
+
+def _mark(message: Message) -> tuple[int, int, int, int]:
+    return message.queue_offset, message.physical_offset, message.store_timestamp_ms, message.body_crc

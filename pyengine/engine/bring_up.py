@@ -1,0 +1,262 @@
+"""From a stopped store to an engine's memory that workers can attach to.
+
+    own the lock -> recover files and pool -> epoch + 1 -> create objects -> `abort` -> publish
+
+Every step may be cut short by a crash: until the control block is published nobody can
+attach, and the next start begins again. What recovery refuses is refused before anything
+is created.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyengine.config import EngineConfig, keep_sizes
+from pyengine.errors import CorruptionError, DiskFullError, NotAStoreError
+from pyengine.formats.constants import TOPIC_BYTES_MAX
+from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.ipc import attach_count, shared_objects
+from pyengine.ipc.cleaning import create_cleaning
+from pyengine.ipc.control_block import POOL_NOT_MADE, EngineMemory, Identity, boot_ns, now_ms
+from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
+from pyengine.ipc.left_memory import left_memory
+from pyengine.ipc.replication import create_replication
+from pyengine.ipc.run_settings import write_run_settings
+from pyengine.ipc.shared_objects import SharedFolder, note_run
+from pyengine.ipc.store_lock import StoreLock, lock_modified_ns
+from pyengine.native import control as native
+from pyengine.native import queue_table
+from pyengine.native.calibrate import spin_us
+from pyengine.native.failpoint import failpoint
+from pyengine.storage.abort_file import create_abort_file
+from pyengine.services.replication.ha_join import join
+from pyengine.services.replication.ha_link import MasterLink
+from pyengine.storage.recovery.cut_log import Cut, intend_cut
+from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
+from pyengine.storage.log_files import list_log, look_at_log, new_segment_folder
+from pyengine.storage.new_file import create_file, make_folders
+from pyengine.storage.recovery.recover import RecoveryOptions, recover
+from pyengine.storage.recovery.report import RecoveryReport, RecoveryState
+from pyengine.storage.store_checkpoint import read_checkpoint
+from pyengine.engine.replication_start import check_role, set_confirmed, settle_confirmed
+
+MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
+ROLES = {"ASYNC_MASTER": native.ASYNC_MASTER, "SYNC_MASTER": native.SYNC_MASTER, "SLAVE": native.SLAVE}
+FIRST_GENERATION = 1
+QUEUE_SLOTS_MIN = 4096
+POOL_AT_ONCE_BYTES = 256 << 20  # so much of the pool is made before READY, the rest while the engine runs
+LOG_NAME = "engine.log"
+_STORE_NAMES = frozenset(("commitlog", "consumequeue", "index", "checkpoint", "config", "lock", "abort", LOG_NAME))
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BroughtUp:
+    """A published engine without workers. `presence`: to be closed once a slave's replicator is there (services/replication/ha_join.py)."""
+
+    memory: EngineMemory
+    report: RecoveryReport
+    seconds: float
+    presence: MasterLink | None = None
+
+
+def prepare_root(root: Path) -> None:
+    """Make the directory of a new store; NotAStoreError for a directory that holds something else."""
+    if root.exists() and not root.is_dir():
+        raise NotAStoreError(f"{root} is a file, not a directory")
+    try:
+        make_folders(root)
+        names = set(os.listdir(root)) - {"lost+found"}
+    except PermissionError as error:
+        raise NotAStoreError(f"{root} cannot be read: {error.strerror}") from None
+    if names and not names & _STORE_NAMES:
+        raise NotAStoreError(f"{root} is not empty and holds no store: give a new or an empty directory")
+
+
+def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progress | None = None) -> BroughtUp:
+    """Recover the store and publish its engine's memory. The caller holds the lock exclusively; it is shared afterwards.
+
+    Raises what recovery raises, DiskFullError when shared memory has no room. A store
+    that recovery finds damaged below its own watermark comes up degraded: read-only, no
+    workers.
+    """
+    began_s = time.monotonic()
+    check_role(root, config)
+    look_at_log(root, config.mapped_file_size_commit_log_bytes)
+    for folder in StorePaths(root).commit_log_folders.writable:
+        make_folders(folder)
+    keep_sizes(root, config)
+    engine_id = ensure_engine_id(root)
+    with left_memory(root) as left:
+        left.require_dead()
+        remembered = left.confirm
+        report = recover(root, config.geometry, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))
+        if report.state is RecoveryState.RECOVERED:
+            raise_epoch(root)  # from here on nobody believes the memory that is left
+            failpoint("epoch_raised")
+        elif left.undrained_bytes:
+            raise CorruptionError(f"{report.sentence} {left.undrained_bytes:,} acknowledged bytes stand only in the "
+                                  f"shared memory of the dead engine: keep the machine up until that is decided.")
+        left.discard()
+    presence = None
+    if report.state is RecoveryState.RECOVERED and config.broker_role == "SLAVE" and config.replicates:
+        report, presence = _join_master(root, config, report, remembered, progress)
+    confirm = 0
+    if report.state is RecoveryState.RECOVERED:
+        confirm, said = settle_confirmed(root, config, report.end_offset, remembered)
+        report = replace(report, notes=report.notes + said)
+    folder = SharedFolder.of(engine_id, config.shm_directory)
+    folder.make()
+    folder.sweep()
+    note_run(root, config.shm_directory)
+    semaphore_id = attach_count.make()
+    try:
+        memory = EngineMemory.create(folder, _identity(root, config, engine_id, semaphore_id))
+        _create_queue_table(memory, report)
+        memory.make_topic_stats(len({topic for topic, _ in report.queue_ends}))
+        write_run_settings(folder, config)
+        create_cleaning(folder, memory.identity.epoch)
+        create_replication(folder, memory.identity.epoch)
+        _create_pool(memory)
+        failpoint("memory_made")
+        _set_positions(memory, root, report)
+        set_confirmed(memory, root, confirm, report.end_offset)
+    except BaseException:
+        attach_count.remove(semaphore_id)
+        folder.sweep()
+        raise
+    memory.open_latches()
+    if report.state is RecoveryState.RECOVERED:
+        create_abort_file(root)
+        failpoint("engine_opened")
+        _publish(memory, native.STATE_RUNNING, report.copy_note)
+        failpoint("engine_published")
+    else:
+        _publish(memory, native.STATE_DEGRADED, report.sentence)
+    if config.broker_role == "SLAVE":
+        native.refuse_puts(memory.control, native.REFUSE_SLAVE)
+    lock.share()
+    return BroughtUp(memory, report, time.monotonic() - began_s, presence)
+
+
+def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, remembered: int,
+                 progress: Progress | None) -> tuple[RecoveryReport, MasterLink | None]:
+    """Where a new slave's log begins, and what of another's goes because its master does not have it (services/replication/ha_join.py)."""
+    found = join(root, config, report.min_offset, report.end_offset, remembered)
+    if found.cut_at is not None:
+        failpoint("cut_decided")
+        intend_cut(root, Cut(found.cut_at, report.end_offset, found.notes[0]))
+        failpoint("cut_intended")
+        again = recover(root, config.geometry, progress=progress, options=RecoveryOptions.of(config))
+        report = replace(again, notes=report.notes + again.notes, quarantined=report.quarantined + again.quarantined)
+        return report, found.presence
+    if found.origin:
+        _make_first_segment(root, config, found.origin)
+        failpoint("origin_made")
+        report = replace(report, min_offset=found.origin, end_offset=found.origin)
+    return replace(report, notes=report.notes + found.notes), found.presence
+
+
+def _make_first_segment(root: Path, config: EngineConfig, origin: int) -> None:
+    """A log that begins behind 0 has a segment from the start: without one its watermark would tell of a loss."""
+    size = config.mapped_file_size_commit_log_bytes
+    os.close(create_file(new_segment_folder(root, origin, size), segment_name(origin), size))
+
+
+def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_id: int) -> Identity:
+    spin_writer_us, spin_producer_us = spin_us(config.spin)
+    pool_buffers = min(config.transient_store_pool_size, native.POOL_BUFFERS_MAX) if config.mode == "pool" else 0
+    return Identity(
+        store_uuid=engine_id.uuid, boot_id=read_boot_id(), epoch=read_epoch(root),
+        engine_id_device=engine_id.device, engine_id_inode=engine_id.inode,
+        segment_bytes=config.mapped_file_size_commit_log_bytes, mode=MODES[config.mode],
+        session_ring_bytes_default=config.session_ring_bytes, max_message_bytes=config.max_message_size_bytes,
+        put_timeout_ms=config.put_timeout_ms, sync_flush_timeout_ms=config.sync_flush_timeout_ms,
+        os_page_cache_busy_timeout_ms=config.os_page_cache_busy_timeout_ms,
+        spin_writer_us=spin_writer_us, spin_producer_us=spin_producer_us,
+        sessions_max=min(config.sessions_max, native.SESSION_SLOTS), pool_buffers=pool_buffers,
+        replay_clock=int(config.replay_clock), role=ROLES[config.broker_role], created_ms=now_ms(), created_boot_ns=boot_ns(),
+        sysv_semaphore_id=semaphore_id, lock_modified_ns=lock_modified_ns(root),
+        dispatch_at=int(config.dispatch_at == "replicated" and config.broker_role != "SLAVE"),
+        slave_timeout_ms=config.slave_timeout_ms, ha_slave_fallbehind_max_bytes=config.ha_slave_fallbehind_max_bytes,
+        min_in_sync_replicas=config.min_in_sync_replicas, replicates=int(config.replicates))
+
+
+def _create_queue_table(memory: EngineMemory, report: RecoveryReport) -> None:
+    """Next queue offsets as recovery left the queues; room for as many again."""
+    slots = QUEUE_SLOTS_MIN
+    while slots < 2 * len(report.queue_ends):
+        slots *= 2
+    with memory.folder.create(shared_objects.queues_name(FIRST_GENERATION), queue_table.table_bytes(slots)) as shared:
+        table = queue_table.view(shared.memory)
+        queue_table.format_table(table, slots, FIRST_GENERATION)
+        for (topic, queue_id), end in report.queue_ends.items():
+            if len(topic.encode()) <= TOPIC_BYTES_MAX:  # no put can go to another
+                queue_table.set_offset(table, topic, queue_id, end)
+    native.store(memory.control.state, "queue_table_generation_offered", FIRST_GENERATION)
+    for slot in memory.control.slots:
+        slot.queue_table_generation = FIRST_GENERATION
+
+
+def _create_pool(memory: EngineMemory) -> None:
+    """The buffers that fit into POOL_AT_ONCE_BYTES, one at least; room for all of them is checked first."""
+    identity = memory.identity
+    needed = identity.pool_buffers * identity.segment_bytes
+    status = os.statvfs(memory.folder.path)
+    free = status.f_bavail * status.f_frsize
+    if needed > free:
+        raise DiskFullError(
+            f"the pool needs {needed:,} bytes in {memory.folder.path.parent}, {free:,} are free: use fewer buffers "
+            "(transient_store_pool_size), smaller segments, or set shm_directory")
+    for number in range(identity.pool_buffers):
+        memory.control.pool[number].segment_base = POOL_NOT_MADE
+    at_once = max(1, POOL_AT_ONCE_BYTES // identity.segment_bytes)
+    for number in range(min(at_once, identity.pool_buffers)):
+        make_pool_buffer(memory, number)
+
+
+def make_pool_buffer(memory: EngineMemory, number: int) -> None:
+    """Create one buffer, every page of it, and let the writer have it."""
+    name = shared_objects.pool_name(number)
+    memory.folder.unlink(name)  # of a supervisor that died in here
+    memory.folder.create(name, memory.identity.segment_bytes).close()
+    native.compare_and_swap(memory.control.pool[number], "segment_base", POOL_NOT_MADE, -1)
+
+
+def missing_pool_buffers(memory: EngineMemory) -> list[int]:
+    """Numbers of the buffers that are still to be made."""
+    return [number for number in range(memory.identity.pool_buffers)
+            if native.load(memory.control.pool[number], "segment_base") == POOL_NOT_MADE]
+
+
+def _set_positions(memory: EngineMemory, root: Path, report: RecoveryReport) -> None:
+    """Everything that recovery kept is written, committed, durable and dispatched; of a degraded store the watermark is durable."""
+    control, size = memory.control, memory.identity.segment_bytes
+    end = report.end_offset
+    flushed = end if report.state is RecoveryState.RECOVERED else min(end, report.watermark)
+    # Nothing was read where nothing could have changed: then the checkpoint knows the newest time.
+    time_ms = max(report.last_store_timestamp_ms, read_checkpoint(root).physic_msg_timestamp_ms, 0)
+    segments = list_log(root, size)
+    native.store_position(control.min_offset, max(0, report.min_offset))
+    for position in (control.wrote, control.committed, control.reput_from):
+        native.store_position(position, end)
+    native.store_position(control.flushed, flushed)
+    for slot in control.slots:
+        slot.wrote, slot.store_timestamp_ms = end, time_ms
+    for pair in control.flusher.slot:
+        pair.flushed, pair.store_timestamp_ms = flushed, time_ms
+    native.store(control.writer, "intent_end", end)
+    native.store(control.allocator, "ready_end", segments[-1].start_offset + size if segments else end - end % size)
+    native.store(control.workers[native.CHECKPOINTER], "position", end)
+
+
+def _publish(memory: EngineMemory, state: int, reason: str) -> None:
+    native.set_reason(memory.control, reason)
+    Heartbeat(memory.control.workers[native.SUPERVISOR]).begin(os.getpid(), process_start_ms(os.getpid()) or 0)
+    native.store(memory.control.state, "state", state)
+    memory.publish()

@@ -1,0 +1,330 @@
+"""The workers as the supervisor sees them: started, watched by pidfd, restarted in place, stopped in order.
+
+A worker that dies is replaced without recovery of the store: at once the first time,
+after growing pauses if it keeps dying. A replacement starts only after the old one's
+pidfd has fired and its lock byte is free. A worker that cannot even come up (its own exit
+code) is a reason to halt, not to try for ever. One that lives but makes no progress is
+made to leave a trace (SIGABRT) and then killed.
+
+Workers that another supervisor started are adopted: watched the same way, only their
+exit code stays unknown. One that stands still by a signal (SIGSTOP) is let go on when it is
+adopted, and when it is to finish: nobody else does.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyengine
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.heartbeat import is_alive, is_stopped
+from pyengine.ipc.store_lock import StoreLock
+from pyengine.native import control as native
+from pyengine.native import obstacles
+from pyengine.native.flush import monotonic_ns
+from pyengine.engine.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
+
+BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
+ABORT_PATIENCE_S = 5.0    # from SIGABRT to SIGKILL
+BYTE_STEP_S = 0.01
+SPAWN_RETRY_S = 1.0
+HALTED_PATIENCE_S = 5.0   # for a worker that is coming up while the engine halts
+NEVER_S = float("inf")
+
+
+@dataclass
+class _Child:
+    kind: Kind
+    process: subprocess.Popen | None = None  # None: adopted
+    pid: int = 0                             # 0: not running
+    pidfd: int = -1
+    born_s: float = 0.0
+    due_s: float = NEVER_S                   # when to start it again
+    crashes: int = 0
+    boot_failures: int = 0
+    was_ready: bool = False
+    aborted_s: float = NEVER_S
+    resumed_s: float = -NEVER_S              # when it was let go on: its silence before that is not its own
+    exit_code: int | None = None
+
+
+class Children:
+    """All workers of one engine."""
+
+    def __init__(self, root: Path, memory: EngineMemory, lock: StoreLock, selector: selectors.BaseSelector,
+                 kinds: Sequence[Kind], overrides: Mapping[str, str], say: Callable[[str], None]) -> None:
+        """`overrides` are the settings that children must be given; `say` gets a sentence for the log."""
+        self._root = root
+        self._memory = memory
+        self._lock = lock
+        self._selector = selector
+        self._overrides = overrides
+        self._say = say
+        self._children = {kind.number: _Child(kind) for kind in kinds}
+        self._restarting = True
+        self.may_start = True  # False: no new process could attach to this engine
+        self._seen_s = time.monotonic()
+        self._down = obstacles.read(memory.obstacles, native.SUPERVISOR)  # a predecessor that died may have left its line
+        self.halted = ""  # a sentence: the engine cannot run
+
+    # ---- start ------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Adopt what lives, start the rest."""
+        for child in self._children.values():
+            if not self._adopt(child):
+                self._start(child)
+
+    def _adopt(self, child: _Child) -> bool:
+        line = self._memory.control.workers[child.kind.number]
+        pid = native.load(line, "pid")
+        if not self._lock.kind_taken(child.kind.number) or not is_alive(pid, native.load(line, "start_time_ms")):
+            return False
+        child.process = None
+        if not self._watch(child, pid):
+            return False
+        self._let_go_on(child)
+        return True
+
+    def _let_go_on(self, child: _Child) -> None:
+        if is_stopped(child.pid):
+            self._say(f"the {child.kind.name} (pid {child.pid}) was stopped by a signal; it is let go on (SIGCONT)")
+            child.resumed_s = time.monotonic()
+            self._signal(child, signal.SIGCONT)
+
+    def _watch(self, child: _Child, pid: int) -> bool:
+        try:
+            child.pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        except OSError as error:
+            self._say_down(f"the {child.kind.name} (pid {pid}) cannot be watched: {error.strerror}")
+            return False
+        child.pid, child.born_s, child.due_s = pid, time.monotonic(), NEVER_S
+        child.aborted_s, child.exit_code = NEVER_S, None
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._died(child))
+        return True
+
+    def _start(self, child: _Child) -> None:
+        if self._lock.kind_taken(child.kind.number):  # the old one's last thread is not gone yet, or a twin
+            if not self._adopt(child):
+                child.due_s = time.monotonic() + BYTE_STEP_S
+            return
+        settings = [argument for name, value in self._overrides.items() for argument in ("--set", f"{name}={value}")]
+        try:
+            child.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", child.kind.module, str(self._root), *settings],
+                stdin=subprocess.DEVNULL, env=silent(child_environment()), process_group=0)
+        except OSError as error:  # no memory or no process to be had just now
+            self._say(f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
+            child.due_s = time.monotonic() + SPAWN_RETRY_S
+            return
+        if not self._watch(child, child.process.pid):  # nobody would learn of its end
+            child.process.kill()
+            child.process.wait()
+            child.due_s = time.monotonic() + SPAWN_RETRY_S
+
+    # ---- watch ------------------------------------------------------------------
+
+    def _died(self, child: _Child) -> None:
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        code = child.process.wait() if child.process else None
+        lived_s = time.monotonic() - child.born_s
+        pid, child.pid, child.pidfd, child.exit_code = child.pid, 0, -1, code
+        if code == WorkerExit.TWIN and self._adopt(child):
+            return
+        name = child.kind.name
+        if not self._restarting:
+            if code:
+                self._say(f"{name} (pid {pid}) ended with {_why(code)}")
+            return
+        if code in (WorkerExit.BOOT_FAILED, WorkerExit.USAGE) or code == WorkerExit.NOT_NOW and not child.was_ready:
+            child.boot_failures += 1
+            if not child.was_ready or child.boot_failures >= BOOT_FAILURES_MAX:
+                why = self._why_not_started(child, pid)
+                self.halted = self.halted or f"the {name} cannot start: {why or 'its message stands in the log above'}"
+                return
+        else:
+            child.boot_failures = 0
+        child.crashes = 1 if lived_s >= HEALTHY_AFTER_S else child.crashes + 1
+        pause_s = restart_pause_s(child.crashes)
+        child.due_s = time.monotonic() + pause_s
+        line = self._memory.control.workers[child.kind.number]
+        native.store(line, "restarts", native.load(line, "restarts") + 1)
+        said = f"{name} (pid {pid}) ended with {_why(code)}; starting it again" + (f" in {pause_s:g} s" if pause_s else "")
+        self._say(said)
+        self._say_down(said)
+        if not pause_s:
+            self._start(child)
+
+    def _why_not_started(self, child: _Child, pid: int) -> str:
+        """What this very process said; "" for one that did not come as far as to say it here: the line is older then."""
+        if native.load(self._memory.control.workers[child.kind.number], "pid") != pid:
+            return ""
+        return obstacles.read(self._memory.obstacles, child.kind.number).removeprefix("cannot start: ")
+
+    def _say_down(self, text: str) -> None:
+        """For `status`; a worker that cannot even attach says nothing there itself."""
+        if text != self._down:
+            self._down = text
+            obstacles.say(self._memory.obstacles, native.SUPERVISOR, text)
+
+    def tick(self) -> None:
+        """Start what is due, kill what is silent."""
+        if self._down and self.all_ready:
+            self._say_down("")
+        now_s = time.monotonic()
+        slept_s, self._seen_s = now_s - self._seen_s, now_s
+        for child in self._children.values():
+            if child.due_s <= now_s and self._restarting:
+                child.due_s = NEVER_S
+                self._start(child)
+            elif child.pid and slept_s < ABORT_PATIENCE_S:  # else all of us were asleep, not just that one
+                self._look_at_heart(child, now_s)
+
+    def _look_at_heart(self, child: _Child, now_s: float) -> None:
+        line = self._memory.control.workers[child.kind.number]
+        if native.load(line, "pid") != child.pid:
+            return  # it has not attached yet
+        if native.load(line, "state") == native.WORKER_READY:
+            child.was_ready = True
+        silent_s = min((monotonic_ns() - native.load(line, "heartbeat_ns")) / 1e9, now_s - child.resumed_s)
+        if silent_s < child.kind.silent_s:
+            child.aborted_s = NEVER_S
+        elif child.aborted_s == NEVER_S:
+            child.aborted_s = now_s
+            self._say(f"{child.kind.name} (pid {child.pid}) has made no progress for {silent_s:.0f} s: aborting it")
+            self._signal(child, signal.SIGABRT)
+        elif now_s >= child.aborted_s + ABORT_PATIENCE_S:
+            self._signal(child, signal.SIGKILL)
+
+    def next_due_s(self) -> float:
+        """When tick() has something to do at the latest, by time.monotonic()."""
+        return min((child.due_s for child in self._children.values()), default=NEVER_S)
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether every worker is up and has said so."""
+        return all(self._is_ready(child) for child in self._children.values())
+
+    def _is_ready(self, child: _Child) -> bool:
+        line = self._memory.control.workers[child.kind.number]
+        return bool(child.pid) and native.load(line, "pid") == child.pid and native.load(line, "state") == native.WORKER_READY
+
+    def not_ready(self) -> list[str]:
+        """Names of the workers that are not up yet."""
+        return [child.kind.name for child in self._children.values() if not self._is_ready(child)]
+
+    # ---- stop -------------------------------------------------------------------
+
+    def stop(self, pump: Callable[[float], None], deadline_s: float) -> list[str]:
+        """Stop all in the order of stop_rank, each after it has finished what the ones before it published.
+
+        `pump(seconds)` serves the selector for at most that long. A worker that is down,
+        or dies on the way, is started once more to finish. Returns sentences about what
+        went wrong; then whatever was left has been killed.
+        """
+        self._restarting = False
+        problems: list[str] = []
+        for child in sorted(self._children.values(), key=lambda child: child.kind.stop_rank):
+            problem = self._stop_one(child, pump, deadline_s)
+            if problem:
+                problems.append(problem)
+        self.kill()
+        return problems
+
+    def _stop_one(self, child: _Child, pump: Callable[[float], None], deadline_s: float) -> str:
+        for attempt in range(2):
+            if not child.pid and not self.may_start:
+                return f"the {child.kind.name} is dead, and none can be started in its place"
+            if not child.pid:
+                self._start(child)
+            in_vain = bool(self.halted) or not self.may_start
+            up_by_s = min(deadline_s, time.monotonic() + HALTED_PATIENCE_S) if in_vain else deadline_s
+            while child.pid and not self._is_ready(child) and time.monotonic() < up_by_s:
+                self._let_go_on(child)
+                pump(0.02)
+            if self._is_ready(child):
+                self._signal(child, signal.SIGTERM)
+                self._memory.wake(child.kind.number)
+            elif child.pid and in_vain:
+                return f"the {child.kind.name} did not come up"
+            while child.pid and time.monotonic() < deadline_s:
+                self._let_go_on(child)
+                pump(0.1)
+            if child.pid:
+                return f"the {child.kind.name} did not finish in time"
+            if child.exit_code in (WorkerExit.CLEAN, None):
+                return ""
+        return f"the {child.kind.name} ended with {_why(child.exit_code)}"
+
+    def kill(self) -> None:
+        """SIGKILL whatever still runs, and wait for it."""
+        self._restarting = False
+        for child in self._children.values():
+            if child.pid:
+                self._signal(child, signal.SIGKILL)
+        for child in self._children.values():
+            if child.pid:
+                selectors_wait(child.pidfd)
+                self._died(child)
+
+    def _signal(self, child: _Child, number: int) -> None:
+        try:
+            signal.pidfd_send_signal(child.pidfd, number)
+        except ProcessLookupError:
+            pass  # its pidfd will tell
+
+    def forget(self) -> None:
+        """Let the workers go on by themselves."""
+        for child in self._children.values():
+            if child.pidfd >= 0:
+                self._selector.unregister(child.pidfd)
+                os.close(child.pidfd)
+                child.pidfd, child.pid = -1, 0
+
+
+def selectors_wait(pidfd: int) -> None:
+    """Wait until the process has ended."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pidfd, selectors.EVENT_READ)
+        selector.select()
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of one of our processes: it must find these very packages, from whatever directory and installation."""
+    import site
+
+    environment = dict(os.environ)
+    here = str(Path(pyengine.__file__).resolve().parent.parent)
+    installed: Iterable[str] = [*site.getsitepackages(), site.getusersitepackages()]
+    if here not in map(os.path.realpath, installed):
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{here}{os.pathsep}{inherited}" if inherited else here
+    return environment
+
+
+def silent(environment: dict[str, str]) -> dict[str, str]:
+    """The same for a process that is not the service manager's to watch: its starter speaks for it."""
+    return {name: value for name, value in environment.items()
+            if name not in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")}
+
+
+def _why(code: int | None) -> str:
+    if code is None:
+        return "an unknown code"
+    if code < 0:
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"

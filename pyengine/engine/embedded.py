@@ -1,0 +1,397 @@
+"""A whole engine from Python: embedded, started and stopped, or connected to.
+
+    with pyengine.Engine(path, flush_disk_type="SYNC_FLUSH") as engine:   # workers as children, orderly stop at exit
+        with engine.connect() as producer: ...
+    with pyengine.connect(path) as producer: ...                          # of an engine that runs already
+
+The engine is always a supervisor process of its own with its workers. An embedded one
+ends, in order, with the process that embeds it, even if that is killed and whatever children
+it has forked: the supervisor watches that process by a pidfd, and a pipe whose other end only
+that process has, which tells of an exec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyengine import arguments
+from pyengine.config import check_keywords, load_config
+from pyengine.errors import (
+    CorruptionError, DegradedError, EngineError, EngineUnavailableError, ExitCode, StoreBusyError, UsageError,
+)
+from pyengine.formats.small_file import open_regular
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.heartbeat import is_alive
+from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, look, require_startable
+from pyengine.native import control as native
+from pyengine.storage.file_system import refuse_shared
+from pyengine.storage.log_files import look_at_log
+
+if TYPE_CHECKING:
+    from pyengine.ipc.live_reader import LiveStoreReader
+    from pyengine.ipc.session_client import ProducerSession
+    from pyengine.client.producer import Producer
+
+START_TIMEOUT_S = 3600.0  # recovery of a large store may take long; a dead supervisor is noticed at once
+STOP_TIMEOUT_S = 60.0
+LOG_NAME = "engine.log"
+LOG_BYTES_MAX = 16 << 20
+_ERRORS = {ExitCode.USAGE: UsageError, ExitCode.CORRUPTION: CorruptionError, ExitCode.BUSY: StoreBusyError,
+           ExitCode.DEGRADED: DegradedError}
+
+Progress = Callable[[int, int], None]
+_embedded: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for engine in _embedded:
+        engine._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Engine:
+    """An engine embedded in this process: running inside the `with` block, stopped in order at its end.
+
+    `settings` are those of the store (pyengine.config). Raises StoreBusyError when the
+    store is run by another engine or open in a broker, CorruptionError when it cannot be
+    opened as it is; a store that comes up read-only does not raise: see `reason`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
+        check_keywords(Engine, settings)
+        self.path = Path(path).absolute()
+        self._settings = {name: _as_text(value) for name, value in settings.items()}
+        self._process: subprocess.Popen | None = None
+        self.state = "stopped"
+        self.reason = ""
+
+    def start(self, progress: Progress | None = None) -> Engine:
+        """Create or recover the store, start its workers, return when puts can be made."""
+        if self._process is not None:
+            raise UsageError(f"the engine on {self.path} is started already")
+        _check_new_start(self.path, self._settings)
+        embedder = os.pidfd_open(os.getpid())
+        try:
+            process, reading = _spawn_supervisor(self.path, self._settings, stdin=subprocess.PIPE, embedder=embedder)
+        finally:
+            os.close(embedder)
+        self._process = process
+        _embedded.add(self)
+        try:
+            ready = _wait_until_ready(process, reading, START_TIMEOUT_S, progress)
+        except BaseException:
+            self._process = None
+            _ask_to_stop(process)
+            process.wait()
+            raise
+        self.state, self.reason = str(ready["state"]), str(ready["reason"])
+        return self
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop in order: everything flushed, `abort` removed. EngineError says what could not be finished."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self.state = "stopped"
+        _ask_to_stop(process)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise _still_stopping(self.path, process.pid, timeout_s) from None
+        if code not in (ExitCode.OK, ExitCode.DEGRADED):
+            raise EngineError(f"the engine on {self.path} could not stop in order (exit code {code}): "
+                              f"{_last_words(self.path)}; the next start recovers it")
+
+    def connect(self, **options: object) -> Producer:
+        """A producer of this engine; see pyengine.connect."""
+        return connect(self.path, **options)
+
+    def open_store(self) -> LiveStoreReader:
+        """A reader of this engine's store; see pyengine.open_store."""
+        from pyengine.ipc.live_reader import open_store
+
+        return open_store(self.path)
+
+    def _forked(self) -> None:
+        """In a forked child: the engine is its parent's. With the pipe open here an exec of that process would pass unnoticed."""
+        if self._process is not None:
+            self._process.stdin.close()
+            self._process.returncode = 0  # it is no child of this process: there is nothing to wait for
+            self._process, self.state = None, "stopped"
+
+    @property
+    def pid(self) -> int | None:
+        """The supervisor's process, None while stopped."""
+        return self._process.pid if self._process else None
+
+    def __enter__(self) -> Engine:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.stop()
+        else:
+            with contextlib.suppress(EngineError):  # the error under way says more
+                self.stop()
+
+
+def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0,
+            **settings: object) -> Producer:
+    """A producer of the engine that runs on the store at `path`; EngineUnavailableError if none does.
+
+    `ring_bytes` is the size of its submission ring, a power of two; `timeout_s` bounds the
+    wait for a supervisor that is just being replaced. What a producer needs of the store's
+    settings (store_host, message_delay_level, session_ring_bytes) comes from its config,
+    the environment and `settings`.
+    """
+    from pyengine.ipc.session_client import open_session
+    from pyengine.native.session import check_ring_bytes
+    from pyengine.client.producer import Producer
+
+    check_keywords(connect, settings)
+    arguments.number(timeout_s, "timeout_s")
+    if ring_bytes is not None:
+        check_ring_bytes(ring_bytes)
+    root = Path(path).absolute()
+    config = load_config(root, settings)
+    if ring_bytes is None and config.origins.get("session_ring_bytes") == "--set":
+        ring_bytes = config.session_ring_bytes
+    def open_now(limit_s: float | None) -> ProducerSession:
+        return open_session(root, ring_bytes, timeout_s if limit_s is None else min(limit_s, timeout_s))
+
+    return Producer(open_now, store_host=config.store_host,
+                    delay_levels=len(config.delay_levels_ms))
+
+
+def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | None = None, *,
+                 progress: Progress | None = None, timeout_s: float = START_TIMEOUT_S) -> dict[str, object]:
+    """Start an engine in the background; it outlives this process. What it says when it is ready.
+
+    The answer: {"pid", "state": "running" | "degraded", "mode", "reason", "adopted", "recovery", "seconds"};
+    adopted: living workers of a dead supervisor were taken over, as they run. Its log is STORE/engine.log.
+    Raises StoreBusyError, CorruptionError, UsageError, EngineError. Ctrl-C before it is
+    ready: it is told to stop in order and waited for (a second Ctrl-C ends the waiting).
+    """
+    root = Path(root).absolute()
+    texts = {name: _as_text(value) for name, value in (settings or {}).items()}
+    _check_new_start(root, texts)
+    process = None
+    try:
+        with _interrupt_deferred():  # a process that nobody knows of could not be stopped
+            process, reading = _spawn_supervisor(root, texts, stdin=subprocess.DEVNULL)
+        return {"pid": process.pid} | _wait_until_ready(process, reading, timeout_s, progress)
+    except KeyboardInterrupt:
+        if process is not None:
+            process.terminate()
+            process.wait()
+        raise
+
+
+def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S) -> bool:
+    """Stop the engine on `root` in order and wait for it; False if none was running.
+
+    Living workers without a supervisor get one first, as they run. EngineError if any process of
+    it is left, or if it did not stop clean.
+    """
+    root = Path(root).absolute()
+    if not living_kinds(root):
+        lock = root / "lock"
+        if lock.exists() and not os.access(lock, os.R_OK):
+            raise EngineUnavailableError(f"{lock} cannot be read, so nobody can tell whether an engine runs: permission denied")
+        return False
+    if native.SUPERVISOR in living_kinds(root):
+        _stop_supervisor(root, timeout_s)
+    else:
+        process, reading = _spawn_supervisor(root, {}, stdin=subprocess.DEVNULL, options=("--stop",))
+        os.close(reading)
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise _still_stopping(root, process.pid, timeout_s) from None
+    if living := living_kinds(root):
+        raise EngineError(f"the engine on {root} is not stopped: {name_processes(root, living)} live on: {_last_words(root)}")
+    if (root / "abort").exists():
+        raise EngineError(f"the engine on {root} stopped, but not clean: {_last_words(root)}; the next start recovers it")
+    return True
+
+
+def _stop_supervisor(root: Path, timeout_s: float) -> None:
+    """Let it stop its engine in order, and wait for its end."""
+    pid = supervisor_pid(root)
+    if pid is None:
+        raise EngineUnavailableError(f"the supervisor of {root} cannot be found: it is starting or runs as another user")
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(pidfd, selectors.EVENT_READ)
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            if not selector.select(timeout_s):
+                raise _still_stopping(root, pid, timeout_s)
+    except PermissionError:
+        raise EngineUnavailableError(f"the engine on {root} runs as another user: stop it as that user or as root") from None
+    finally:
+        os.close(pidfd)
+
+
+def _still_stopping(root: Path, pid: int, timeout_s: float) -> EngineError:
+    return EngineError(f"the engine on {root} (pid {pid}) is still stopping after {timeout_s:g} s; {root / LOG_NAME} tells what it "
+                       f"waits for; alive: {name_processes(root, living_kinds(root))}")
+
+
+def supervisor_pid(root: str | os.PathLike[str]) -> int | None:
+    """Process of the supervisor that runs on `root`, or starts; None if there is none.
+
+    Where its own line in shared memory does not tell, the holder of its lock is looked for.
+    """
+    if native.SUPERVISOR not in living_kinds(root, 1):
+        return None
+    try:
+        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+            line = memory.control.workers[native.SUPERVISOR]
+            pid, start_ms = native.load(line, "pid"), native.load(line, "start_time_ms")
+        if is_alive(pid, start_ms):
+            return pid
+    except EngineUnavailableError:
+        pass
+    holder = kind_holder(root, native.SUPERVISOR)
+    return holder if holder is not None and _is_supervisor(holder) else None
+
+
+def _is_supervisor(pid: int) -> bool:
+    """Whether that is what the process runs: `pyengine recover` and others that own a store hold the same lock."""
+    try:
+        return b"pyengine.workers.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
+    """What can be refused here, with its own sentence, is refused before anything is started."""
+    from pyengine.engine.bring_up import prepare_root
+    from pyengine.engine.limits import require_descriptors
+
+    refuse_shared(root)
+    require_descriptors()
+    require_startable(root)
+    prepare_root(root)
+    config = load_config(root, settings)
+    if look(root).kind == "nobody":
+        look_at_log(root, config.mapped_file_size_commit_log_bytes)
+    if native.SUPERVISOR in living_kinds(root, 1):
+        raise StoreBusyError(f"an engine is running on {root} already")
+
+
+def _ask_to_stop(process: subprocess.Popen) -> None:
+    """Not by the end of its stdin alone: a child that was forked past Python may have that pipe open too."""
+    process.terminate()
+    process.stdin.close()
+
+
+def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, embedder: int | None = None,
+                      options: tuple[str, ...] = ()) -> tuple[subprocess.Popen, int]:
+    """(process, descriptor on which it reports its start). `embedder`: pidfd of the process that it must not outlive."""
+    from pyengine.engine.children import child_environment, silent
+
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    pairs = [argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")]
+    kept = (writing,)
+    if embedder is not None:
+        kept, options = (writing, embedder), (*options, "--embedder-fd", str(embedder))
+    try:
+        with open_log(root) as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options, *pairs],
+                stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=silent(child_environment()), start_new_session=True)
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return process, reading
+
+
+@contextlib.contextmanager
+def _interrupt_deferred() -> Iterator[None]:
+    """Ctrl-C inside the block raises KeyboardInterrupt at its end. Only the main thread gets any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+    if came:
+        raise KeyboardInterrupt
+
+
+def open_log(root: Path):
+    """STORE/engine.log to append to; an old one that has grown large is set aside as engine.log.1."""
+    path = root / LOG_NAME
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > LOG_BYTES_MAX:
+            path.replace(root / f"{LOG_NAME}.1")
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a pipe that nobody reads is refused, not waited for
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "ab")
+
+
+def _wait_until_ready(process: subprocess.Popen, reading: int, timeout_s: float,
+                      progress: Progress | None) -> dict[str, object]:
+    """Follow the supervisor's report; its `ready` document, or its error raised."""
+    deadline_s = time.monotonic() + timeout_s
+    pending = b""
+    with os.fdopen(reading, "rb", buffering=0) as report, selectors.DefaultSelector() as selector:
+        selector.register(report, selectors.EVENT_READ)
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not selector.select(left_s):
+                raise EngineError(f"the engine is not ready after {timeout_s:g} s (pid {process.pid} goes on)")
+            data = report.read(65536)
+            if not data:
+                raise EngineError(f"the supervisor ended while starting (exit code {process.wait()})")
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                document = json.loads(line)
+                if "progress" in document and progress is not None:
+                    progress(*document["progress"])
+                elif "error" in document:
+                    process.wait()
+                    raise _ERRORS.get(document["exit_code"], EngineError)(document["error"])
+                elif "ready" in document:
+                    return document["ready"]
+
+
+def _last_words(root: Path) -> str:
+    """The last lines of the engine's log, for an error's sentence."""
+    try:
+        with open(open_regular(root / LOG_NAME), "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - 1000))
+            lines = log.read().decode("utf-8", "replace").strip().splitlines()[-3:]
+    except OSError:
+        return "no log"
+    return " | ".join(line.partition("] ")[2] or line for line in lines)
+
+
+def _as_text(value: object) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)

@@ -1,0 +1,543 @@
+"""Supervisor: owns the store, recovers it, starts and watches the workers, opens sessions, stops in order.
+
+Why: somebody must decide alone. It is the only one to recover, to create shared objects,
+to open sessions and mark them dead, and to grow the queue table. It moves no message: while
+it is dead everything goes on, only new sessions and restarts wait for its successor, which
+adopts living workers without recovery.
+
+SIGHUP changes nothing. SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then committer,
+flusher, reputter, allocator, checkpointer and scheduler each finish what was published before them.
+Only if all of that worked is `abort` removed; otherwise it stays, and the next start
+recovers.
+
+With --no-children (systemd: one unit per kind) it starts no workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyengine.config import EngineConfig, load_config, parse_set
+from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, os_error_sentence
+from pyengine.ipc import attach_count
+from pyengine.ipc.control_block import MODE_NAMES, EngineMemory, Identity, check_block
+from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
+from pyengine.ipc.run_settings import asked_otherwise, overrides_of, read_run_settings
+from pyengine.ipc.session_server import SessionServer
+from pyengine.ipc.sessions import Sessions
+from pyengine.ipc.shared_objects import SOCKET, find_folder, pool_name, removed_names
+from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, living_kinds, name_processes, require_startable
+from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
+from pyengine.services.replication.ha_link import MasterLink
+from pyengine.services.store_stats import StoreStatsService
+from pyengine.storage.abort_file import remove_abort_file
+from pyengine.storage.engine_id import read_engine_id, read_epoch
+from pyengine.storage.topic_config import TopicConfigs
+from pyengine.engine.bring_up import bring_up, make_pool_buffer, missing_pool_buffers, prepare_root
+from pyengine.engine.children import Children
+from pyengine.engine.kinds import Kind, kinds_for
+from pyengine.engine.limits import raise_descriptors
+from pyengine.engine.notify import notify, watchdog_interval_s
+from pyengine.engine.queue_growth import grow_queue_table
+from pyengine.engine.worker import ERROR, WARNING, say
+
+TICK_S = 1.0
+PRESENCE_TICKS_MAX = 5
+LOST_WORKERS_S = 60.0  # for workers that no supervisor can come to: they end by themselves
+LOST_STEP_S = 0.1
+STOP_TIMEOUT_S = 600.0  # a full pool on a slow disk takes its time; who waits for it may give up earlier
+PRODUCERS_WAIT_S = 0.2  # after puts are refused, for producers to notice and leave; then it stops all the same
+READY_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """How a supervisor is asked to run."""
+
+    root: Path
+    settings: dict[str, str]
+    no_children: bool = False
+    stop: bool = False             # stop living workers in order, start nothing
+    embedder_descriptor: int = -1  # pidfd of the process that embeds the engine; stdin is a pipe of it then
+    report_descriptor: int = -1    # JSON lines about the start go here
+    stop_timeout_s: float = STOP_TIMEOUT_S
+
+
+class Supervisor:
+    """One store's supervisor, from start to stop."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+        self._root = arguments.root
+        self._selector = selectors.DefaultSelector()
+        self._stop_asked = arguments.stop
+        self._again = ""  # why to stop in order and to start anew
+        self._said = ""
+        self._memory: EngineMemory
+        self._presence: MasterLink | None = None
+        self._presence_ticks = 0
+        self._watchdog_s = watchdog_interval_s()
+        self._listen_to_signals()
+
+    def _listen_to_signals(self) -> None:
+        """Handlers only set a flag; the wake-up descriptor ends the selector's sleep."""
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._selector.register(reading, selectors.EVENT_READ, lambda: self._read_signals(reading))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask_to_stop)
+        signal.signal(signal.SIGHUP, lambda *_: None)  # _read_signals() answers it
+        if self._arguments.embedder_descriptor >= 0:
+            for descriptor in (0, self._arguments.embedder_descriptor):
+                self._selector.register(descriptor, selectors.EVENT_READ,
+                                        lambda descriptor=descriptor: self._lose_embedder(descriptor))
+
+    def _ask_to_stop(self, *_: object) -> None:
+        self._stop_asked = True
+
+    def _read_signals(self, reading: int) -> None:
+        if signal.SIGHUP in os.read(reading, 4096):
+            self._say("SIGHUP is ignored: settings are read at a start only; stop the engine, then start it")
+
+    def _lose_embedder(self, descriptor: int) -> None:
+        """It has ended (its pidfd), or become another program by exec (the end of its pipe)."""
+        self._selector.unregister(descriptor)
+        self._stop_asked = True
+
+    # ---- run --------------------------------------------------------------------
+
+    def run(self) -> ExitCode:
+        """Own the store until asked to stop. Raises EngineError when it cannot be owned or recovered."""
+        raise_descriptors()
+        require_startable(self._root)
+        prepare_root(self._root)
+        config = None if self._arguments.stop else load_config(self._root, self._arguments.settings)
+        with StoreLock(self._root, create=True) as lock:
+            memory = self._own(lock)
+            if memory is not None:
+                overrides = self._adopt(memory, config)
+                outcome = {"adopted": True}
+            elif config is None:
+                return ExitCode.OK  # the last of them has ended meanwhile
+            else:
+                brought = bring_up(self._root, config, lock, self._report_progress)
+                self._memory, self._presence = brought.memory, brought.presence
+                overrides = config.overrides()
+                outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}
+                self._say(f"{brought.report.sentence} ({brought.seconds:.2f} s)")
+                for note in brought.report.notes:
+                    self._say(f"note: {note}")
+                self._say_once(TopicConfigs(self._root).read().said)
+            try:
+                return self._serve(overrides, lock, outcome)
+            finally:
+                with contextlib.suppress(BufferError):
+                    self._memory.close()
+
+    @property
+    def starts_again(self) -> bool:
+        """Whether what ended is to be started anew, in this process or by the service manager."""
+        return bool(self._again) and not self._stop_asked
+
+    def _own(self, lock: StoreLock) -> EngineMemory | None:
+        """Become the store's owner: None with it to itself; else the memory of living workers whose supervisor died.
+
+        Workers that no successor can come to end by themselves (worker.py), and are waited for. StoreBusyError
+        names the processes that do not.
+        """
+        deadline_s = time.monotonic() + LOST_WORKERS_S
+        while lock.own() is Ownership.ADOPTED:
+            try:
+                return _attach_to_living(self._root)
+            except EngineUnavailableError as error:
+                living = name_processes(self._root, [kind for kind in living_kinds(self._root) if kind != native.SUPERVISOR])
+                if time.monotonic() >= deadline_s or self._stop_asked and not self._arguments.stop:
+                    raise StoreBusyError(f"processes of an engine that cannot be taken over hold {self._root} ({error}): {living}: "
+                                         "end them (kill -9), then start again; the next start recovers") from None
+                self._say_once(f"workers cannot be taken over ({error}); waiting for them to end by themselves: {living}")
+            time.sleep(LOST_STEP_S)
+        return None
+
+    def _adopt(self, memory: EngineMemory, asked: EngineConfig | None) -> dict[str, str]:
+        """Take over the workers whose supervisor died; the settings to give to those that are missing.
+
+        StoreBusyError where they run with other settings than `asked` for. Under a service manager, where no
+        user would read that, they are stopped in order and started with these.
+        """
+        try:
+            running = read_run_settings(memory.folder)
+            if asked is not None and (clauses := asked_otherwise(asked, running)):
+                if not self._arguments.no_children:
+                    raise StoreBusyError(f"workers of {self._root} are alive and run with other settings: {'; '.join(clauses)}: "
+                                         f"`pyengine stop {self._root}`, then start")
+                self._again = f"the settings have changed: {'; '.join(clauses)}"
+        except EngineError:
+            memory.close()
+            raise
+        Heartbeat(memory.control.workers[native.SUPERVISOR]).begin(os.getpid(), process_start_ms(os.getpid()) or 0)
+        # Its supervisor may have died while stopping, or its successor here: the engine runs on.
+        if memory.state == native.STATE_STOPPING:
+            native.store(memory.control.state, "state", native.STATE_RUNNING)
+            failpoint("adopted_running")
+        native.refuse_puts(memory.control, native.REFUSE_STOPPING, False)
+        self._say("adopted living workers, without recovery")
+        self._memory = memory
+        return overrides_of(running, asked)
+
+    def _serve(self, overrides: Mapping[str, str], lock: StoreLock, outcome: dict[str, object]) -> ExitCode:
+        heart = Heartbeat(self._memory.control.workers[native.SUPERVISOR])
+        heart.state(native.WORKER_READY)
+        degraded = self._memory.state == native.STATE_DEGRADED
+        kinds = () if degraded or self._arguments.no_children else self._kinds()
+        children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._say)
+        bridge = _LatchBridge(self._memory, self._selector)
+        server = SessionServer(self._memory, self._selector, Sessions(self._memory))
+        self._pool = _Pool(self._memory, self._say)
+        try:
+            children.start()
+            if self._become_ready(children):
+                self._report({"ready": outcome | {"state": "degraded" if degraded else "running",
+                                                  "mode": MODE_NAMES[self._memory.identity.mode],
+                                                  "reason": native.reason(self._memory.control)}})
+                self._pool.start()
+                self._go_round(children, server, heart)
+            return self._stop(children, server, lock)
+        finally:
+            self._leave_master_to_replicator(now=True)
+            self._pool.join()
+            bridge.close()
+            children.forget()
+
+    def _become_ready(self, children: Children) -> bool:
+        """Wait until every worker has come up; False when that is not to be."""
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while not children.all_ready and not self._is_over and not children.halted:
+            if time.monotonic() > deadline_s:
+                children.halted = f"not up after {READY_TIMEOUT_S:g} s: {', '.join(children.not_ready())}"
+            self._pump(min(0.5, children.next_due_s() - time.monotonic()))
+            children.tick()
+        if children.halted:
+            self._report({"error": children.halted, "exit_code": int(ExitCode.FAILED)})
+        return children.all_ready and not self._again and not children.halted
+
+    @property
+    def _is_over(self) -> bool:
+        return self._stop_asked or bool(self._again)
+
+    def _go_round(self, children: Children, server: SessionServer, heart: Heartbeat) -> None:
+        due_s = 0.0
+        stats = StoreStatsService(self._memory)
+        while not self._is_over and not children.halted:
+            now_s = time.monotonic()
+            if now_s >= due_s:
+                due_s = now_s + TICK_S
+                if self._is_memory_lost():
+                    return
+                if missing := self._missing_names(server):
+                    self._again = f"{removed_names(missing)}, so that no process can attach any more"
+                    children.may_start = False
+                    return
+                heart.beat()
+                server.tick()
+                stats.tick()
+                if self._arguments.no_children:
+                    self._count_restarts()
+                self._leave_master_to_replicator()
+                self._say_once(grow_queue_table(self._memory) or self._why_frozen())
+                if self._watchdog_s is not None:
+                    notify("WATCHDOG=1")
+            children.tick()
+            until_s = min(due_s, children.next_due_s())
+            if self._watchdog_s is not None:
+                until_s = min(until_s, now_s + self._watchdog_s)
+            self._pump(until_s - time.monotonic())
+
+    def _is_memory_lost(self) -> bool:
+        """Whether somebody wrote over what is never changed: then nothing that stands in shared memory can be believed."""
+        control = self._memory.control
+        try:
+            check_block(control, native.CONTROL_BYTES)
+        except EngineUnavailableError:
+            return True
+        return Identity.read(control.identity) != self._memory.identity
+
+    def _missing_names(self, server: SessionServer) -> list[str]:
+        return self._memory.missing_names() + ([] if server.is_reachable else [SOCKET])
+
+    def _count_restarts(self) -> None:
+        """For `status`: somebody else starts the workers, and each start but the first is one."""
+        for kind in self._kinds():
+            line = self._memory.control.workers[kind.number]
+            native.store(line, "restarts", max(0, native.load(line, "incarnation") - 1))
+
+    def _leave_master_to_replicator(self, *, now: bool = False) -> None:
+        """Close the connection that stood for this slave since it was brought up, once its replicator's own does."""
+        if self._presence is not None:
+            self._presence_ticks += 1
+            if now or self._presence_ticks > PRESENCE_TICKS_MAX or native.load(self._memory.control.replicator, "linked"):
+                self._presence.close()
+                self._presence = None
+
+    def _kinds(self) -> tuple[Kind, ...]:
+        return kinds_for(self._memory.identity.mode, bool(self._memory.identity.replicates))
+
+    def _pump(self, seconds: float) -> None:
+        for key, _ in self._selector.select(max(0.0, min(seconds, TICK_S))):
+            key.data()
+
+    def _why_frozen(self) -> str:
+        return native.reason(self._memory.control) if native.load(self._memory.control.state, "frozen") == 2 else ""
+
+    # ---- stop -------------------------------------------------------------------
+
+    def _stop(self, children: Children, server: SessionServer, lock: StoreLock) -> ExitCode:
+        """Stop in order; the store is clean only if every byte that was written is durable and dispatched."""
+        deadline_s = time.monotonic() + self._arguments.stop_timeout_s
+        notify("STOPPING=1")
+        if self._again:
+            self._warn(f"{self._again}; the engine is stopped in order and started again")
+        if self._is_memory_lost():
+            children.kill()
+            if self._arguments.no_children:
+                kill_workers(self._root)
+            server.close()
+            self._warn("somebody has written over the control block: the workers were killed, the next start recovers the store")
+            return ExitCode.FAILED
+        state = self._memory.control.state
+        degraded = self._memory.state == native.STATE_DEGRADED
+        native.refuse_puts(self._memory.control, native.REFUSE_STOPPING)
+        failpoint("stop_refused")
+        if not native.load(state, "frozen") and not degraded:
+            native.store(state, "state", native.STATE_STOPPING)
+            failpoint("stop_stated")
+        self._memory.wake(native.WRITER)
+        self._memory.wake(native.SCHEDULER)  # it gives its session back
+        self._wait_for_producers(min(deadline_s, time.monotonic() + PRODUCERS_WAIT_S))
+        if self._arguments.no_children:
+            may_start = children.may_start
+            children = Children(self._root, self._memory, lock, self._selector,
+                                [kind for kind in self._kinds()
+                                 if lock.kind_taken(kind.number)], {}, self._say)
+            children.start()
+            children.may_start = may_start
+        problems = children.stop(self._pump, deadline_s)
+        problems += self._look_whether_clean(degraded)
+        server.close()
+        for problem in problems:
+            self._warn(problem)
+        if problems:
+            self._warn("the store was not stopped in an orderly way: the next start recovers it")
+            if not children.may_start:
+                self._name_again()
+            return ExitCode.FAILED if not degraded else ExitCode.DEGRADED
+        remove_abort_file(self._root)
+        self._remove_objects()
+        self._say("stopped")
+        return ExitCode.OK
+
+    def _name_again(self) -> None:
+        """Let recovery find the commit slot and what stands in the pool alone: all that wrote there have ended."""
+        try:
+            self._memory.folder.make()
+            for shared in (*self._pool.buffers, self._memory.control_object):
+                self._memory.folder.name_again(shared)
+        except (EngineError, OSError) as error:
+            self._warn(f"recovery has the files alone, without what was in the pool: {error}")
+        self._memory.retire()  # what producers have mapped, which recovery will not see
+
+    def _wait_for_producers(self, until_s: float) -> None:
+        """They learn from refused puts that it is over; those that stay attached are not waited for long."""
+        semaphore_id = self._memory.identity.sysv_semaphore_id
+        while attach_count.count(semaphore_id) and time.monotonic() < until_s:
+            self._pump(0.02)
+
+    def _look_whether_clean(self, degraded: bool) -> list[str]:
+        control = self._memory.control
+        if degraded:
+            return [native.reason(control)]
+        if native.load(control.state, "frozen"):
+            return [native.reason(control)]
+        wrote, _ = native.committed_slot(control)
+        behind = [f"{name} is at {native.load_position(getattr(control, name))}, not at {wrote}"
+                  for name in ("wrote", "committed", "flushed", "reput_from")
+                  if native.load_position(getattr(control, name)) != wrote]
+        if native.load(control.writer, "intent_end") > wrote:
+            behind.append("the writer left an unfinished pass")
+        return behind
+
+    def _remove_objects(self) -> None:
+        memory = self._memory
+        native.store(memory.control.state, "state", native.STATE_STOPPED)
+        failpoint("stopped_stated")
+        semaphore_id = memory.identity.sysv_semaphore_id
+        memory.retire()
+        failpoint("stopped_retired")
+        attach_count.remove(semaphore_id)
+        failpoint("stopped_uncounted")
+        memory.folder.sweep()
+
+    # ---- telling ----------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        say(native.SUPERVISOR, text)
+
+    def _warn(self, text: str) -> None:
+        say(native.SUPERVISOR, text, WARNING)
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            if text:
+                self._warn(text)
+
+    def _report_progress(self, done: int, total: int) -> None:
+        self._report({"progress": [done, total]})
+
+    def _report(self, line: dict[str, object]) -> None:
+        """Tell systemd and whoever started this process how the start goes."""
+        if "ready" in line:
+            notify("READY=1", f"STATUS={line['ready']['state']}")
+        report(self._arguments.report_descriptor, line)
+
+
+class _LatchBridge:
+    """Makes the supervisor's latch a descriptor, so that one select() waits for everything."""
+
+    def __init__(self, memory: EngineMemory, selector: selectors.BaseSelector) -> None:
+        self._latch = memory.latch(native.SUPERVISOR)
+        self._selector = selector
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._memory = memory
+        self._going = True
+        selector.register(self._event, selectors.EVENT_READ, self._woken)
+        self._thread = threading.Thread(target=self._wait, name="latch", daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        while self._going:
+            self._latch.arm()
+            if self._latch.wait(TICK_S):
+                os.eventfd_write(self._event, 1)
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._event)
+        grow_queue_table(self._memory)
+
+    def close(self) -> None:
+        self._going = False
+        self._latch.wakeup()
+        self._thread.join()
+        self._selector.unregister(self._event)
+        os.close(self._event)
+
+
+class _Pool:
+    """Makes the pool buffers that were not needed at once, beside the running engine, and has all of them open."""
+
+    def __init__(self, memory: EngineMemory, tell) -> None:
+        self._memory = memory
+        self.buffers = list(memory.open_pool(writable=False).values())
+        self._tell = tell
+        self._going = True
+        self._thread = threading.Thread(target=self._make, name="pool", daemon=True)
+
+    def start(self) -> None:
+        if missing_pool_buffers(self._memory):
+            self._thread.start()
+
+    def _make(self) -> None:
+        try:
+            for number in missing_pool_buffers(self._memory):
+                if not self._going:
+                    return
+                make_pool_buffer(self._memory, number)
+                self.buffers.append(self._memory.folder.attach(pool_name(number), writable=False))
+                self._memory.wake(native.WRITER)
+        except EngineError as error:
+            self._tell(f"the pool stays smaller than asked: {error}")
+
+    def join(self) -> None:
+        self._going = False
+        if self._thread.ident is not None:
+            self._thread.join()
+
+
+def _attach_to_living(root: Path) -> EngineMemory:
+    """The memory of living workers whose supervisor died; EngineUnavailableError where it is not to be had whole."""
+    memory = EngineMemory.attach(find_folder(root))
+    engine_id = read_engine_id(root)
+    why = ""
+    if memory.retired or engine_id is None or memory.identity.store_uuid != engine_id.uuid \
+            or memory.identity.epoch != read_epoch(root):
+        why = "they are of another start of this store"
+    elif missing := memory.missing_names():
+        why = removed_names(missing)
+    if why:
+        memory.close()
+        raise EngineUnavailableError(why)
+    return memory.open_latches()
+
+
+def report(descriptor: int, line: dict[str, object]) -> None:
+    """One JSON line to the starting process, if it still listens."""
+    if descriptor >= 0:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, json.dumps(line).encode() + b"\n")
+
+
+def parse_arguments(argv: Sequence[str] | None) -> Arguments:
+    parser = argparse.ArgumentParser(
+        prog="python -m pyengine.workers.supervisor", description="Owns a store: recovers it, runs its workers, opens sessions.",
+        epilog="SIGTERM: orderly stop; SIGHUP: nothing. "
+               "Exit codes: 0 stopped clean, 1 failed, 3 damage found, 5 store busy, 6 degraded.")
+    parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store; made if it is not there")
+    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")
+    parser.add_argument("--no-children", action="store_true", help="start no workers: something else does (systemd)")
+    parser.add_argument("--stop", action="store_true", help="stop workers whose supervisor died, in order; start nothing")
+    parser.add_argument("--stop-timeout", type=float, default=STOP_TIMEOUT_S, metavar="S",
+                        help="longest orderly stop (%(default)s)")
+    parser.add_argument("--embedder-fd", type=int, default=-1, metavar="FD",
+                        help="pidfd of the program that embeds the engine: stop when it ends, or when stdin does")
+    parser.add_argument("--report-fd", type=int, default=-1, metavar="FD", help="JSON lines about the start")
+    given = parser.parse_args(argv)
+    return Arguments(given.store.absolute(), parse_set(given.set), given.no_children, given.stop, given.embedder_fd, given.report_fd,
+                     given.stop_timeout)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a supervisor; its exit code."""
+    faulthandler.enable()
+    descriptor = -1
+    try:
+        arguments = parse_arguments(argv)
+        descriptor = arguments.report_descriptor
+        supervisor = Supervisor(arguments)
+        code = supervisor.run()
+        if not supervisor.starts_again:
+            return code
+        if "NOTIFY_SOCKET" in os.environ:  # the manager has been told of the stop, and starts what has failed
+            return ExitCode.FAILED
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    except EngineError as error:
+        say(native.SUPERVISOR, str(error), ERROR)
+        report(descriptor, {"error": str(error), "exit_code": int(error.exit_code)})
+        return error.exit_code
+    except OSError as error:  # a right that is missing, a file where a folder should be
+        traceback.print_exc()
+        report(descriptor, {"error": os_error_sentence(error), "exit_code": int(ExitCode.FAILED)})
+        return ExitCode.FAILED
+

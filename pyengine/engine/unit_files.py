@@ -1,0 +1,219 @@
+"""systemd units for every kind of worker, made from pyengine/engine/kinds.py; and whether a kind runs on a store.
+
+    python -m pyengine.engine.unit_files systemd              write them into that folder
+    python -m pyengine.engine.unit_files --runs committer STORE    exit 0 if that kind runs in the store's mode, 1 if not
+
+One store is one instance: pyengine@NAME.target, its directory /var/lib/pyengine/NAME.
+@PYTHON@ and @USER@ are filled in by scripts/install-systemd.sh. A unit starts after those
+that stop after it, so that systemd, which stops in reverse order, stops the writer first
+and the store last.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyengine.config import load_config
+from pyengine.ipc.shared_objects import KIND_NAMES
+from pyengine.native import control as native
+from pyengine.engine.bring_up import MODES
+from pyengine.engine.kinds import EVERY_MODE, KINDS, Kind, WorkerExit, kinds_for
+from pyengine.engine.supervisor import STOP_TIMEOUT_S
+
+STORE = "/var/lib/pyengine/%i"
+STORE_SILENT_S = 30
+WORKER_STOP_S = 120
+ABORT_S = 5  # from the watchdog's SIGABRT to SIGKILL, as the supervisor gives its own children
+DAMAGE = 3   # exit code of the supervisor that a restart cannot help
+
+MADE = "# Made by `python -m pyengine.engine.unit_files systemd` from pyengine/engine/kinds.py: change it there.\n"
+
+# Everything that the workers do not need is taken away. What must stay: shared memory and semaphores common to
+# all units (so no PrivateIPC, no RemoveIPC, and /dev/shm writable), other processes visible in /proc (producers
+# are told alive by it), homes readable (Python may stand there), mlock and setrlimit (in @system-service).
+HARDENING = """\
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=yes
+PrivateDevices=yes
+PrivateNetwork=yes
+RestrictAddressFamilies=AF_UNIX
+IPAddressDeny=any
+PrivateIPC=no
+RemoveIPC=no
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+MemoryDenyWriteExecute=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged
+SystemCallErrorNumber=EPERM
+KeyringMode=private
+UMask=0077
+"""
+
+# What speaks on the network: with this host only. A drop-in with IPAddressAllow= names the others that may be reached.
+NETWORK_HARDENING = HARDENING.replace("PrivateNetwork=yes\n", "").replace(
+    "IPAddressDeny=any\n", "IPAddressDeny=any\nIPAddressAllow=localhost\n").replace(
+    "RestrictAddressFamilies=AF_UNIX\n", "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX\n")
+
+
+def unit_files() -> dict[str, str]:
+    """Every file by its name."""
+    units = [_store_unit(), *(_worker_unit(kind) for kind in KINDS)]
+    names = [name for name, _ in units]
+    return {"pyengine.slice": _slice(), "pyengine@.target": _target(names), METRICS_UNIT: _metrics_unit(), **dict(units)}
+
+
+def worker_unit(kind: Kind) -> str:
+    """Name of a kind's template."""
+    return f"pyengine-{kind.name}@.service"
+
+
+STORE_UNIT = "pyengine-store@.service"
+METRICS_UNIT = "pyengine-metrics@.service"
+
+
+def _slice() -> str:
+    return f"""{MADE}
+[Unit]
+Description=Message logs
+"""
+
+
+def _target(names: Sequence[str]) -> str:
+    wants = "\n".join(f"Wants={name.replace('@.', '@%i.')}" for name in names)
+    return f"""{MADE}
+# Nothing binds one part to another: each has Restart=always, so whatever ended for any reason comes back, also what
+# ended cleanly because another start had taken its memory over, and the others go on meanwhile.
+
+[Unit]
+Description=Message log %i
+{wants}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def _store_unit() -> tuple[str, str]:
+    text = _service(
+        "store", "Message log %i: store (recovery, sessions)",
+        "# Owns the store: recovers it, is ready once workers may attach. If it dies alone, the workers go on, and the\n"
+        "# next one takes them over without recovery; so nothing is bound to it. It is the last to stop, and removes\n"
+        "# `abort` only if all of the workers finished what was published. A slave's asks its master where to begin.\n",
+        "", f"@PYTHON@ -P -m pyengine.workers.supervisor {STORE} --no-children", STORE_SILENT_S,
+        f"TimeoutStartSec=infinity\nTimeoutStopSec={STOP_TIMEOUT_S:g}\n"
+        f"RestartPreventExitStatus={int(WorkerExit.USAGE)} {DAMAGE}\n", NETWORK_HARDENING)
+    return STORE_UNIT, text
+
+
+def _worker_unit(kind: Kind) -> tuple[str, str]:
+    later = [worker_unit(other) for other in KINDS if other.stop_rank > kind.stop_rank]
+    after = " ".join(name.replace("@.", "@%i.") for name in (STORE_UNIT, *later))
+    condition = ""
+    if kind.modes != EVERY_MODE or kind.replicating:
+        condition = f"ExecCondition=@PYTHON@ -P -m pyengine.engine.unit_files --runs {kind.name} {STORE}\n"
+    text = _service(
+        kind.name, f"Message log %i: {kind.name}", "", f"After={after}\n",
+        f"@PYTHON@ -P -m {kind.module} {STORE}", kind.silent_s,
+        f"{condition}TimeoutStartSec=90\nTimeoutStopSec={WORKER_STOP_S}\nRestartPreventExitStatus={int(WorkerExit.USAGE)}\n",
+        NETWORK_HARDENING if kind.replicating else HARDENING)
+    return worker_unit(kind), text
+
+
+def _service(name: str, description: str, why: str, order: str, command: str, silent_s: float, times: str,
+             hardening: str) -> str:
+    return f"""{MADE}{why}
+[Unit]
+Description={description}
+PartOf=pyengine@%i.target
+{order}# Only what never comes as far as its work is given up: its restarts follow each other that fast.
+StartLimitIntervalSec=60
+StartLimitBurst=100
+
+[Service]
+Type=notify
+NotifyAccess=main
+User=@USER@
+Slice=pyengine.slice
+StateDirectory=pyengine/%i
+StateDirectoryMode=0700
+Environment=PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
+# Settings as PYENGINE_NAME=value, the same for all units of a store.
+EnvironmentFile=-/etc/pyengine/%i.env
+ExecStart={command}
+SyslogIdentifier=pyengine-{name}
+Restart=always
+RestartSec=200ms
+{times}# Fed by each round of its loop: one that hangs, or is stopped, is aborted with a trace, then killed.
+WatchdogSec={silent_s:g}
+TimeoutAbortSec={ABORT_S}
+LimitMEMLOCK=infinity
+LimitNOFILE=1048576
+OOMScoreAdjust=-500
+
+{hardening}"""
+
+
+def _metrics_unit() -> str:
+    return f"""{MADE}
+# Not a part of the engine: answers Prometheus out of shared memory. METRICS_LISTEN in the settings' file moves it.
+
+[Unit]
+Description=Message log %i: metrics
+After={STORE_UNIT.replace("@.", "@%i.")}
+PartOf=pyengine@%i.target
+
+[Service]
+Type=exec
+User=@USER@
+Slice=pyengine.slice
+Environment=PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 METRICS_LISTEN=127.0.0.1:9464
+EnvironmentFile=-/etc/pyengine/%i.env
+ExecStart=@PYTHON@ -P -m pyengine metrics {STORE} --listen ${{METRICS_LISTEN}}
+SyslogIdentifier=pyengine-metrics
+Restart=always
+RestartSec=5s
+
+{NETWORK_HARDENING}
+[Install]
+WantedBy=pyengine@%i.target
+"""
+
+
+def runs(kind_name: str, root: Path) -> bool:
+    """Whether this kind runs with the mode and the role that the store's settings give."""
+    config = load_config(root, {})
+    return any(kind.name == kind_name for kind in kinds_for(MODES[config.mode], config.replicates)) \
+        or kind_name == KIND_NAMES[native.SUPERVISOR]
+
+
+def main(argv: Sequence[str]) -> int:
+    if len(argv) == 3 and argv[0] == "--runs":
+        return 0 if runs(argv[1], Path(argv[2])) else 1
+    if len(argv) != 1:
+        print(__doc__, file=sys.stderr)
+        return WorkerExit.USAGE
+    folder = Path(argv[0])
+    folder.mkdir(exist_ok=True)
+    for name, text in unit_files().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

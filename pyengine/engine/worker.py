@@ -1,0 +1,332 @@
+"""The common part of every worker process: attach, say ready, go round, leave in order.
+
+A worker never creates or recovers anything. It waits (bounded) for the store's owner, a
+living supervisor whose control block is published, then holds the store's byte shared
+and the byte of its kind exclusively (ipc/store_lock.py): so it cannot run twice, and
+RocketMQ cannot start while it lives. Before that it touches neither memory nor lock, so
+a worker that is started over the remains of a dead engine changes nothing.
+
+SIGHUP changes nothing. SIGTERM and SIGINT set a flag; the loop acts on it: the worker finishes what was
+published before it, and exits 0. A retired control block (another engine took over) ends
+it as well. So does the loss of the names in shared memory, through which no process could come to
+it any more: the supervisor stops the engine then; where that is dead, each worker ends by itself
+once the kinds have ended that it finishes the work of. SIGKILL at any instruction is survived by the design of the shared memory:
+the next incarnation goes on where the counters stand.
+
+Exit codes: pyengine.engine.kinds.WorkerExit. An uncaught exception is a crash: exit 1, restart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import faulthandler
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pyengine.config import EngineConfig, load_config, parse_set
+from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
+from pyengine.ipc.run_settings import read_run_settings
+from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, removed_names
+from pyengine.ipc.store_lock import StoreLock, living_kinds
+from pyengine.native import control as native
+from pyengine.native import obstacles
+from pyengine.services import Service
+from pyengine.engine.kinds import KINDS, WorkerExit
+from pyengine.engine.notify import notify, pause_before_restart, watchdog_interval_s
+
+# Levels of what is said, as syslog and the journal number them.
+ERROR, WARNING, INFO = 3, 4, 6
+OWNER_WAIT_S = 30.0
+LOOK_STEP_S = 0.02
+NAMES_STEP_S = 1.0   # between two looks at the names in shared memory
+PAUSE_S_MAX = 5.0    # longest sleep of a worker, whatever the interval of its work: it has to look at names, and to beat
+# While stopping too: the supervisor starts a worker that died once more, to finish.
+# Causes that may be gone at the next try.
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+SERVING_STATES = (native.STATE_RUNNING, native.STATE_READ_ONLY, native.STATE_STOPPING)
+
+
+class BootFailedError(EngineError):
+    """The worker cannot come up as things are; restarting it at once would not help."""
+
+
+class Worker:
+    """One worker process attached to its engine.
+
+    `memory`, `config`, `root` and `latch` (its own) are what a service works with;
+    `stopping` is to be looked at in every round.
+    """
+
+    def __init__(self, kind: int, root: Path, settings: Mapping[str, str], memory: EngineMemory, lock: StoreLock) -> None:
+        self.kind = kind
+        self.root = root
+        self.config = _settings_of(memory, root, settings)
+        self.memory = memory
+        self.lock = lock
+        self.latch = memory.latch(kind)
+        self.heart = Heartbeat(memory.control.workers[kind])
+        self.incarnation = self.heart.begin(os.getpid(), process_start_ms(os.getpid()) or 0)
+        self._asked_to_stop = False
+        self._obstacle = obstacles.read(memory.obstacles, kind)
+        self._watchdog_s = watchdog_interval_s()
+        self._watchdog_due_s = 0.0
+        self._names_due_s = 0.0
+        self._is_lost = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._asked_to_stop = True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether to finish and leave: a signal came, or another engine took the store over."""
+        return self._asked_to_stop or self.memory.retired
+
+    def ready(self) -> None:
+        """Tell the supervisor, and systemd if it is there, that this worker does its work from now on."""
+        self.heart.state(native.WORKER_READY)
+        self.memory.wake(native.SUPERVISOR)
+        self.say_obstacle("")
+        notify("READY=1")
+
+    def say_obstacle(self, text: str) -> None:
+        """For `status`: what keeps this worker from its work; "" for nothing any more."""
+        if text != self._obstacle:
+            self._obstacle = text
+            obstacles.say(self.memory.obstacles, self.kind, text)
+
+    def beat(self, *, worked: bool = False) -> None:
+        """Heartbeat; once a round, so that it tells of progress."""
+        self.heart.beat(worked=worked)
+        self._look_for_names()
+        if self._watchdog_s is not None:
+            now_s = time.monotonic()
+            if now_s >= self._watchdog_due_s:
+                self._watchdog_due_s = now_s + self._watchdog_s
+                notify("WATCHDOG=1")
+
+    def _look_for_names(self) -> None:
+        """End in order where neither a supervisor nor a successor of it can come to this engine any more."""
+        now_s = time.monotonic()
+        if now_s < self._names_due_s or self._asked_to_stop:
+            return
+        self._names_due_s = now_s + NAMES_STEP_S
+        if not self._is_lost:
+            missing = self.memory.missing_names()
+            line = self.memory.control.workers[native.SUPERVISOR]
+            if not missing or is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):
+                return
+            self._is_lost = True
+            native.refuse_puts(self.memory.control, native.REFUSE_STOPPING)  # the dead supervisor would
+            say(self.kind, f"no supervisor runs, and {removed_names(missing)}, so that none can take over: finishing what is "
+                           "published, then ending", WARNING)
+        rank = next(kind.stop_rank for kind in KINDS if kind.number == self.kind)
+        if not any(self.lock.kind_taken(kind.number) for kind in KINDS if kind.stop_rank < rank):
+            self._asked_to_stop = True
+
+    def go_round(self, service: Service) -> None:
+        """The one waiting loop (native/latch.py): arm, look again, sleep; until asked to stop. Then drain.
+
+        While there is work the latch stays unarmed, which spares the others their wake-ups.
+        """
+        armed = False
+        never_idle = getattr(service, "never_idle", False)
+        while not self.stopping:
+            if service.work():
+                if never_idle:
+                    self.say_obstacle(service.obstacle)
+                if armed:
+                    self.latch.disarm()
+                    armed = False
+                self.beat(worked=True)
+                continue
+            self.say_obstacle(getattr(service, "obstacle", ""))
+            self.beat()
+            if not armed:
+                self.latch.arm()
+                armed = True  # and look once more: a wake-up before arming was not posted
+                continue
+            self.latch.wait(min(service.pause_s(), PAUSE_S_MAX))
+            armed = False
+        self.heart.state(native.WORKER_STOPPING)
+        notify("STOPPING=1")
+        while not self.memory.retired and service.drain():
+            self.beat(worked=True)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Say goodbye in the control block and let the lock go."""
+        self.heart.state(native.WORKER_FAILED if failed else native.WORKER_ABSENT)
+        self.memory.wake(native.SUPERVISOR)
+        if self._is_lost and not any(self.lock.kind_taken(kind.number) for kind in KINDS if kind.number != self.kind):
+            self.memory.retire()  # the last of them tells producers: no successor finds what they have mapped
+        self.memory.close()
+        self.lock.close()
+
+
+def _settings_of(memory: EngineMemory, root: Path, settings: Mapping[str, str]) -> EngineConfig:
+    """Those that the engine was brought up with, so that all of its workers run with the same, whatever the environment
+    and engine.toml say since; those that this worker finds itself only where the engine's cannot be read."""
+    try:
+        return read_run_settings(memory.folder)
+    except EngineUnavailableError:
+        return load_config(root, settings)
+
+
+def say(kind: int, text: str, level: int = INFO) -> None:
+    """One line on stderr: when, who, what; to the journal, which knows when and who, its level and what."""
+    if _stderr_is_journal():
+        lines = f"<{level}>" + text.replace("\n", f"\n<{level}>")
+    else:
+        lines = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z {KIND_NAMES[kind]}[{os.getpid()}] {text}"
+    with contextlib.suppress(OSError):  # a log that cannot be written, on a full disk perhaps, stops nobody
+        print(lines, file=sys.stderr, flush=True)
+
+
+def _stderr_is_journal() -> bool:
+    """Whether the service manager connected stderr, itself and not a pipe of somebody in between, to its journal."""
+    stream = os.environ.get("JOURNAL_STREAM", "")
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return False
+    return stream == f"{found.st_dev}:{found.st_ino}"
+
+
+def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float = OWNER_WAIT_S) -> Worker:
+    """Wait for the store's owner and become its one worker of this kind. `settings`: those given by --set.
+
+    EngineUnavailableError after `wait_s` says what was missing; StoreBusyError: a twin lives.
+    """
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return _attach_now(kind, root, settings)
+        except EngineUnavailableError as error:
+            if time.monotonic() >= deadline_s:
+                raise EngineUnavailableError(f"waited {wait_s:g} s for the owner of {root}: {error}") from None
+        time.sleep(LOOK_STEP_S)
+
+
+def _attach_now(kind: int, root: Path, settings: Mapping[str, str]) -> Worker:
+    folder = find_folder(root)
+    with EngineMemory.attach(folder, writable=False) as seen:
+        _check_owner(root, seen)
+        lock = StoreLock(root)
+        try:
+            if not lock.share():
+                raise EngineUnavailableError("the store is being recovered, or open in a RocketMQ broker")
+            _check_owner(root, seen)
+            lock.take_kind(kind)
+            return Worker(kind, root, settings, EngineMemory.attach(folder).open_latches(), lock)
+        except BaseException:
+            lock.close()
+            raise
+
+
+def _check_owner(root: Path, memory: EngineMemory) -> None:
+    """The block must be that of a living supervisor: one left behind by a dead engine looks the same otherwise."""
+    line = memory.control.workers[native.SUPERVISOR]
+    if memory.retired or memory.state not in SERVING_STATES:
+        raise EngineUnavailableError("the engine is not running yet, or not any more")
+    if native.SUPERVISOR not in living_kinds(root, 1):
+        raise EngineUnavailableError(f"no supervisor is running: start it with `pyengine start {root}`")
+    if not is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):
+        raise EngineUnavailableError("the shared memory belongs to a dead engine; its successor is not ready yet")
+
+
+def parse_arguments(kind: int, what: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    """STORE [--set key=value]... [--wait S]; --help says what the worker does."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m pyengine.workers.{KIND_NAMES[kind]}", description=what,
+        epilog="SIGTERM: finish what is published, exit 0; SIGHUP: nothing. The store's supervisor must run (pyengine start, "
+               "or python -m pyengine.workers.supervisor STORE --no-children).")
+    parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
+    parser.add_argument("--set", action="append", default=[], metavar="key=value",
+                        help="a setting, for an engine that has not noted its own: those of its start hold for all of its workers")
+    parser.add_argument("--wait", type=float, default=OWNER_WAIT_S, metavar="S",
+                        help="how long to wait for the owner (%(default)s)")
+    return parser.parse_args(argv)
+
+
+def main(kind: int, what: str, make_service: Callable[[Worker], Service], argv: Sequence[str] | None = None) -> int:
+    """Run one worker from start to end; its exit code."""
+    return run(kind, what, lambda worker: _serve(worker, make_service), argv)
+
+
+def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None = None) -> int:
+    """As main(), for a worker with a loop of its own: serve(worker) calls ready(), beat() and looks at stopping."""
+    faulthandler.enable()  # a worker that is killed for silence (SIGABRT) leaves a trace
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # settings are read at a start only
+    began_s = time.monotonic()
+    code = _run(kind, what, serve, argv)
+    if code == WorkerExit.NOT_NOW:
+        pause_before_restart(time.monotonic() - began_s)
+    return code
+
+
+def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None) -> int:
+    arguments = parse_arguments(kind, what, argv)
+    try:
+        settings = parse_set(arguments.set)
+        load_config(arguments.store, settings)  # a wrong setting is told before the wait, not after
+        worker = attach(kind, arguments.store.resolve(), settings, arguments.wait)
+    except StoreBusyError as error:
+        say(kind, str(error), ERROR)
+        return WorkerExit.TWIN
+    except (EngineError, OSError) as error:
+        if not may_pass(error) and not isinstance(error, EngineError):
+            raise
+        why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
+        say(kind, f"cannot start: {why}", ERROR)
+        if isinstance(error, ConfigError) and error.__cause__ is None:  # else the file could not be read
+            return WorkerExit.USAGE
+        return WorkerExit.NOT_NOW if may_pass(error) else WorkerExit.BOOT_FAILED
+    served = False
+    try:
+        serve(worker)
+        served = True
+    except BootFailedError as error:
+        worker.say_obstacle(f"cannot start: {error}")
+        say(kind, f"cannot start: {error}", ERROR)
+        return WorkerExit.NOT_NOW if may_pass(error) else WorkerExit.BOOT_FAILED
+    except Exception as error:
+        why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
+        worker.say_obstacle(f"it ended and is started again: {why}")
+        if not may_pass(error):
+            raise
+        say(kind, why, ERROR)
+        return WorkerExit.NOT_NOW
+    finally:
+        worker.close(failed=not served)
+    return WorkerExit.CLEAN
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the cause of an error is something that may be gone at the next try: no room, no descriptor, no memory."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (OSError, DiskError)) and cause.errno in PASSING:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _serve(worker: Worker, make_service: Callable[[Worker], Service]) -> None:
+    try:
+        service = make_service(worker)
+    except EngineError as error:
+        raise BootFailedError(str(error)) from error
+    try:
+        worker.ready()
+        worker.go_round(service)
+    finally:
+        service.close()

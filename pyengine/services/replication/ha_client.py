@@ -1,0 +1,488 @@
+"""HAClient: this store follows its master (docs/replication.md has the wire).
+
+    connect -> report a border below the own end -> compare up to it -> append what comes beyond -> report
+
+What has come goes to the writer as whole records, in one entry of a session like a
+producer's at a time, and is reported once the writer has appended it, or once it is flushed
+(`ack_level`). So a report is a border between records, everything below it is the master's,
+and half a record is dropped with its connection. An entry that the writer refuses for now (a
+full disk, a read-only store) is offered again; nothing is ever skipped, and nothing
+reported meanwhile.
+
+A master whose log differs, or ends before this one's, is left alone: the link is closed,
+`status` says why, and the next start of this slave cuts what has to go (ha_join.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from pyengine.config import EngineConfig
+from pyengine.errors import EngineError
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER, Link, Replication
+from pyengine.ipc.session_client import ProducerSession
+from pyengine.native import control as native
+from pyengine.native import producer
+from pyengine.native.failpoint import failpoint
+from pyengine.native.flush import monotonic_ns
+from pyengine.native.writer import REFUSALS, REFUSED_OFFSET, REFUSED_RAW
+from pyengine.results import PutStatus
+from pyengine.services.replication.ha_link import LinkLostError, MasterLink
+from pyengine.services.replication.ha_stream import RUN_BYTES, BadStreamError, FrameCutter, LogsDifferError, RecordStream
+from pyengine.services.replication.replication_notes import ReplicationNotes
+from pyengine.storage.own_log import OwnLog
+
+RING_BYTES_MIN = 16 << 20
+ENTRY_HEAD_BYTES = 4096
+BACKLOG_BYTES = 2 << 20        # with so much waiting for the writer nothing more is read: the master's socket fills
+PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)  # before each try to connect, the last one from then on
+READ_STEP_S = 0.2              # so long at most one round waits
+ANSWER_STEP_NS = 5_000_000     # the writer or the flusher is waited for in such steps when nothing comes
+REFUSED_PAUSE_NS = 200_000_000
+ANSWER_NS_MAX = 1_000_000_000  # an orderly stop waits so long for the entry under way
+HEALTHY_NS = 10_000_000_000     # a link that lasted so long, or brought anything, is tried again at once
+NEVER_NS = 1 << 62
+REJOIN = "restart this slave: it cuts what its master does not have"
+MASTER_LOST = ("this slave has reported more than that, so the master has lost it: promote this slave (pyengine promote), or "
+               "restart it with ha_cut=any to lose it here too")
+
+
+def ring_bytes(record_bytes_max: int) -> int:
+    """A session's ring in which entries of one run and a longest record find room, a power of two."""
+    size = RING_BYTES_MIN
+    while size // 2 < RUN_BYTES + record_bytes_max + ENTRY_HEAD_BYTES:
+        size *= 2
+    return size
+
+
+class _ReconnectError(EngineError):
+    """Nothing is wrong with the master: begin again, at once."""
+
+
+class HaClient:
+    """The slave's replicator, as a service. `open_session` gives a session with a ring of so many bytes; `replication` is closed with it."""
+
+    never_idle = True  # while it is connected it waits in the socket, not on its latch
+
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
+                 open_session: Callable[[int], ProducerSession], replication: Replication,
+                 report: Callable[[str], None] = lambda text: None, clock_ns: Callable[[], int] = monotonic_ns) -> None:
+        self._memory = memory
+        self._control = control = memory.control
+        self._store_received = native.storer(control.received, "value")
+        self._load_flushed = native.loader(control.flushed, "value")
+        self._load_confirm = native.loader(control.confirm, "value")
+        self._load_linked = native.loader(control.replicator, "linked")
+        self._load_master_end = native.loader(control.replicator, "master_end")
+        self._store_master_end = native.storer(control.replicator, "master_end")
+        self._config = config
+        self._address = config.ha_master_address
+        self._open_session = open_session
+        self._say_line = report
+        self._clock_ns = clock_ns
+        self._heartbeat_ns = config.ha_send_heartbeat_interval_ms * 1_000_000
+        self._silence_ns = config.ha_housekeeping_interval_ms * 1_000_000
+        self._acks_flushed = config.acks_flushed
+        self._segment_bytes = memory.identity.segment_bytes
+        self._log = OwnLog(root, self._segment_bytes)
+        self._notes = ReplicationNotes(memory, root, report)
+        self._notes.note()  # from its first moment on the store is known for a slave
+        self._notes.start()
+        self._replication = replication
+        self._look: Link | None = None
+        self._said = ""
+        self._tries = 0
+        self._retry_ns = 0
+        self._from_byte_1 = False
+        self._session: ProducerSession | None = None
+        self._writer: producer.ProducerSession | None = None
+        self._sequence = 0             # of the entry under way, 0 none
+        self._under_way = (0, 0)
+        self._refused_until_ns = 0
+        self._known_border: int | None = None
+        self._served_from = 0          # the master has deleted what is below
+        self._differs_at = -1
+        self._has_appended = False     # on this connection
+        self._linked_ns = NEVER_NS     # since when it has been equal
+        self._link: MasterLink | None = None
+        native.store(control.replicator, "linked", 0)  # a predecessor that was killed may have left it
+        self._be_connecting("")
+
+    # ---- the service --------------------------------------------------------------
+
+    def work(self) -> bool:
+        now_ns = self._clock_ns()
+        try:
+            if self._memory.state == native.STATE_STOPPING:
+                self._leave()
+            elif self._link is None:
+                if now_ns < self._retry_ns or not self._is_settled():
+                    return False
+                self._connect()
+            else:
+                self._go_round()
+        except _ReconnectError:
+            self._drop("", 0.0)
+        except _MasterIsShortError as error:
+            self._drop(f"{error}: {self._way_out(error.offset)}", PAUSES_S[-1])
+        except LogsDifferError as error:
+            if error.offset == self._differs_at:
+                self._drop(f"{error}: {self._way_out(error.offset)}", PAUSES_S[-1])
+            else:
+                self._drop(str(error))  # once may have been the network
+            self._differs_at = error.offset
+        except EngineError as error:
+            self._drop(str(error))
+        return self._link is not None
+
+    def _way_out(self, offset: int) -> str:
+        """What its operator can do about a master that has nothing, or other bytes, from `offset` on."""
+        return REJOIN if offset >= self._load_confirm() else MASTER_LOST
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps it from noting how far it is; that it is not linked shows elsewhere."""
+        return self._notes.obstacle
+
+    def pause_s(self) -> float:
+        return max(0.01, min(1.0, (self._retry_ns - self._clock_ns()) / 1e9))
+
+    def drain(self) -> bool:
+        self._leave()
+        return False
+
+    def close(self) -> None:
+        self._disconnect()
+        self._end_session()
+        if self._look is not None:
+            self._look.close()
+        self._replication.close()
+        self._notes.close()
+        self._log.close()
+
+    def _leave(self) -> None:
+        """The engine stops: the entry under way is finished and reported; then connection and session end."""
+        try:
+            if self._link is not None:
+                if self._sequence:
+                    self._collect(self._clock_ns() + ANSWER_NS_MAX)
+                self._acknowledge(self._clock_ns())
+        except EngineError as error:  # the next start begins with what the log holds, reported or not
+            self._say(str(error))
+        finally:
+            if self._link is not None:
+                self._disconnect()
+                self._be_connecting("the engine stops")
+            self._end_session()
+
+    # ---- connecting -----------------------------------------------------------------
+
+    def _is_settled(self) -> bool:
+        """Whether the own end is one to start from: all of it in the files, and as durable as reports promise."""
+        if self._memory.state != native.STATE_RUNNING:
+            self._retry_ns = self._clock_ns() + REFUSED_PAUSE_NS
+            return False
+        end = native.committed_slot(self._control)[0]
+        reached = native.load_position(self._control.flushed if self._acks_flushed else self._control.committed)
+        if reached < end:
+            self._retry_ns = self._clock_ns() + ANSWER_STEP_NS
+        return reached >= end
+
+    def _connect(self) -> None:
+        if self._writer is None:
+            self._begin_session()
+        end = native.committed_slot(self._control)[0]
+        begin = self._begin_of(end)
+        try:
+            self._link = MasterLink(self._address)
+        except LinkLostError:
+            self._replication.count("refused")
+            raise
+        failpoint("slave_connected")
+        self._replication.count("connections")
+        if self._look is not None:
+            self._look.close()
+        self._look = self._replication.open_link(self._address, LINK_HANDSHAKE)
+        if self._look is not None:
+            self._look.start(begin)
+        self._cutter = FrameCutter(self._segment_bytes)
+        self._stream = RecordStream(begin, end, self._log, self._segment_bytes,
+                                    self._writer.entry_limit - RUN_BYTES - ENTRY_HEAD_BYTES)
+        self._begin = begin
+        self._is_first_header = True
+        self._has_appended = False
+        self._linked_ns = NEVER_NS
+        self._last_heartbeat = -1
+        self._acked = begin if begin != 1 else 0
+        self._heard_ns = self._sent_ns = self._clock_ns()
+        self._link.report(begin)
+        failpoint("slave_asked")
+
+    def _begin_of(self, end: int) -> int:
+        """The first report: `ha_compare_bytes` or more below the own end, on a border; 1 where 0 would mean another thing."""
+        low = max(0, native.load_position(self._control.min_offset), self._served_from)
+        if end == 0:
+            return 1 if self._from_byte_1 else 0
+        target = max(low, end - self._config.ha_compare_bytes)
+        known = self._known_border
+        border = max(low, self._log.border_below(target, known if known is not None and known <= target else None))
+        self._known_border = border
+        return border or 1
+
+    def _drop(self, said: str, pause_s: float | None = None) -> None:
+        """The connection is over, for a reason that is told; when to try again."""
+        if self._has_appended or self._clock_ns() - self._linked_ns > HEALTHY_NS:
+            self._tries = 0
+        if pause_s is None:
+            pause_s = PAUSES_S[min(self._tries, len(PAUSES_S) - 1)]
+            self._tries += 1
+        self._retry_ns = self._clock_ns() + int(pause_s * 1e9)
+        was_connected = self._link is not None
+        self._disconnect()
+        if was_connected and self._look is not None:
+            self._look.close(said)
+            self._look = None
+        if said:
+            self._say(said)
+        self._be_connecting(said)
+
+    def _disconnect(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            failpoint("slave_disconnected")
+            self._link = None
+        self._wait_out()
+        native.store(self._control.replicator, "linked", 0)
+
+    def _be_connecting(self, said: str) -> None:
+        if self._look is None:
+            self._look = self._replication.open_link(self._address, LINK_CONNECTING)
+        if self._look is not None:
+            self._look.state(LINK_CONNECTING, said)
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._say_line(f"master {self._address}: {text}")
+
+    # ---- one round ------------------------------------------------------------------
+
+    def _go_round(self) -> None:
+        """Read, hand on, take the answer, report: whatever of it can be done now."""
+        now_ns = self._clock_ns()
+        has_read = False
+        if not self._sequence:
+            self._submit(now_ns)
+        if self._stream.waiting_bytes < BACKLOG_BYTES or not self._sequence and self._stream.whole() is None:
+            is_waiting = self._sequence or self._acked < self._goal()
+            data = self._link.receive()
+            if data is None and not is_waiting:
+                due_s = READ_STEP_S if self._is_first_header else (self._sent_ns + self._heartbeat_ns - now_ns) / 1e9
+                if self._link.wait(min(READ_STEP_S, max(0.0, due_s))):
+                    data = self._link.receive()
+                now_ns = self._clock_ns()
+            if data is not None:
+                has_read = True
+                self._heard_ns = now_ns
+                self._take(data)
+        if not self._sequence:
+            self._submit(now_ns)
+        if self._sequence:
+            self._collect(now_ns + (0 if has_read else ANSWER_STEP_NS))
+        elif now_ns < self._refused_until_ns:
+            time.sleep(ANSWER_STEP_NS / 1e9)
+        elif not has_read and self._acks_flushed and self._acked < self._goal():
+            if self._writer.wait_kept(self._goal(), producer.DURABLE, now_ns + ANSWER_STEP_NS, 0) not in (0, producer.AGAIN):
+                self._link.wait(READ_STEP_S)  # nothing will be flushed any more
+        now_ns = self._clock_ns()
+        self._acknowledge(now_ns)
+        if now_ns - self._heard_ns > self._silence_ns and not self._is_held_up():
+            raise LinkLostError(f"the master was silent for {self._silence_ns / 1e9:g} s")
+
+    def _is_held_up(self) -> bool:
+        """Whether bytes wait here, so that the master's silence says nothing."""
+        return self._stream.waiting_bytes >= BACKLOG_BYTES
+
+    def _take(self, data: memoryview) -> None:
+        frames = 0
+        for offset, piece in self._cutter.feed(data):
+            frames += 1
+            if self._is_first_header:
+                self._is_first_header = False
+                self._judge_first(offset)
+            self._stream.take(offset, piece)
+            if not len(piece):
+                self._hear_end(offset)
+        position = self._stream.position
+        self._store_received(position)
+        failpoint("received_moved")
+        if position > self._load_master_end():
+            self._store_master_end(position)
+        if self._look is not None:
+            self._look.sent(position, len(data), frames)
+        if self._stream.is_equal and not self._load_linked():
+            self._be_linked()
+
+    def _be_linked(self) -> None:
+        native.store(self._control.replicator, "linked", 1)
+        failpoint("slave_linked")
+        self._linked_ns = self._clock_ns()
+        if self._look is not None:
+            self._look.state(LINK_TRANSFER)
+        self._said = ""
+        self._say_line(f"master {self._address}: follows from {self._stream.own_end}")
+
+    def _judge_first(self, offset: int) -> None:
+        """The first header need not be for what was asked: then it says why."""
+        if offset == self._begin:
+            return
+        if self._begin == 0:  # asked for the last segment, which is not the first one
+            self._from_byte_1 = True
+            raise _ReconnectError
+        if offset < self._begin:
+            self._store_master_end(offset)
+            raise _MasterIsShortError(offset, self._stream.own_end)
+        if offset <= self._stream.own_end:
+            self._served_from = offset
+            raise _ReconnectError
+        raise BadStreamError(
+            f"the master's log begins at {offset}, behind the end of this one at {self._stream.own_end}: start this slave anew "
+            "with an empty directory")
+
+    def _hear_end(self, offset: int) -> None:
+        """A heartbeat: once, the master was slow; twice with nothing in between, its log ends there."""
+        if offset != self._last_heartbeat:
+            self._last_heartbeat = offset
+            self._store_master_end(offset)
+            return
+        if not self._stream.is_equal:
+            end = self._stream.own_end
+            last_segment = end - end % self._segment_bytes
+            if offset == self._begin < last_segment:
+                self._served_from = last_segment  # it may have deleted what is before
+                raise _ReconnectError
+            if offset == self._begin > 1:
+                raise _MasterIsShortError(offset, end, "sends nothing from")
+            raise _MasterIsShortError(offset, end)
+        if self._begin == offset == 1:
+            raise BadStreamError("the master has nothing to send from its log's first byte on: it begins later. Start this slave "
+                                 "anew with an empty directory")
+        if not self._stream.is_between_records and not self._sequence and self._stream.whole() is None:
+            raise BadStreamError(f"the master's log ends at {offset} in the middle of a record")
+
+    # ---- the writer -----------------------------------------------------------------
+
+    def _begin_session(self) -> None:
+        wanted = ring_bytes(self._memory.identity.max_message_bytes + (64 << 10))
+        self._session = session = self._open_session(wanted)
+        failpoint("slave_session_opened")
+        self._writer = producer.ProducerSession(session.control, session.session,
+                                                session.writer_latch.semaphore, session.slot, session.generation)
+        self._sequence = 0
+
+    def _end_session(self) -> None:
+        session, self._session, self._writer = self._session, None, None
+        self._sequence = 0
+        if session is not None:
+            session.close()
+
+    def _submit(self, now_ns: int) -> None:
+        if now_ns < self._refused_until_ns:
+            return
+        run = self._stream.whole()
+        if run is None:
+            return
+        try:
+            code = self._writer.submit_raw(run.records, run.offset, now_ns)
+        finally:
+            run.records.release()
+        if code in (producer.AGAIN, producer.BUSY):
+            self._refused_until_ns = now_ns + REFUSED_PAUSE_NS
+        elif code:
+            self._end_session()
+            raise _ReconnectError
+        else:
+            failpoint("raw_submitted")
+            self._refused_until_ns = 0
+            self._sequence = self._writer.sequence
+            self._under_way = (run.offset, run.end)
+
+    def _collect(self, deadline_ns: int) -> None:
+        """Take the answer to the entry under way, if it comes in time."""
+        code, answer = self._writer.take_answer(self._sequence, deadline_ns)
+        if code == producer.AGAIN:
+            return
+        self._sequence = 0
+        if code:
+            self._end_session()
+            raise _ReconnectError
+        _, physical_offset, end_offset, _, _, status, detail, _, _ = answer
+        if physical_offset < 0 or status != PutStatus.PUT_OK:
+            self._be_refused(status, detail)
+        elif (physical_offset, end_offset) != self._under_way:
+            raise LinkLostError(f"the writer put [{physical_offset}, {end_offset}) where {self._under_way} was asked for")
+        else:
+            failpoint("raw_answered")
+            self._stream.drop(end_offset)
+            self._has_appended = True
+            if self._said:
+                self._said = ""
+                if self._look is not None:
+                    self._look.state(LINK_TRANSFER)
+
+    def _be_refused(self, status: int, detail: int) -> None:
+        if detail in (REFUSED_OFFSET, REFUSED_RAW):
+            raise LinkLostError(f"the writer did not take what came for offset {self._under_way[0]}: {REFUSALS[detail]}")
+        self._refused_until_ns = self._clock_ns() + REFUSED_PAUSE_NS
+        said = f"{PutStatus(status).name}: {REFUSALS.get(detail, '')}"
+        self._say(f"what it sends waits: {said}")
+        if self._look is not None:
+            self._look.state(LINK_TRANSFER, said)
+
+    def _wait_out(self) -> None:
+        """An entry under way belongs to the connection that ends; where it ends up shows in the own end."""
+        if self._sequence and self._writer is not None:
+            code, _ = self._writer.take_answer(self._sequence, self._clock_ns() + 100_000_000)
+            if code:
+                self._end_session()
+        self._sequence = 0
+        self._refused_until_ns = 0
+
+    # ---- reports --------------------------------------------------------------------
+
+    def _goal(self) -> int:
+        """What there is to report, now or once it is flushed."""
+        return self._stream.own_end if self._stream.is_equal else self._acked
+
+    def _acknowledge(self, now_ns: int) -> None:
+        """Report what has become ours, or what was reported before when it is time to say anything.
+
+        Not before the master has said anything: until then nobody knows that it has this log at all.
+        """
+        goal = self._goal()
+        if self._acks_flushed:
+            goal = min(goal, self._load_flushed())
+        if goal > self._acked:
+            self._acked = goal
+            self._link.report(goal)
+            failpoint("slave_reported")
+            self._sent_ns = now_ns
+            if goal > self._load_confirm():
+                native.publish_confirm(self._control, goal)
+                failpoint("slave_confirmed")
+            if self._look is not None:
+                self._look.acked(goal)
+        elif now_ns - self._sent_ns >= self._heartbeat_ns and not self._is_first_header:
+            self._link.report(max(self._acked, self._begin))
+            self._sent_ns = now_ns
+
+
+class _MasterIsShortError(EngineError):
+    """The master's log ends, at `offset`, before the own one."""
+
+    def __init__(self, offset: int, own_end: int, seen: str = "ends at") -> None:
+        super().__init__(f"the master's log {seen} {offset}, this one ends at {own_end}")
+        self.offset = offset

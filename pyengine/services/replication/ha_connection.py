@@ -1,0 +1,273 @@
+"""HAConnection: one slave that follows this master (docs/replication.md has the wire).
+
+The slave's first report says where to begin; nothing is sent before it. Then whatever is
+committed goes out in frames, several in one system call; the kernel's buffer is the only
+queue. Later reports say what the slave has: each at least the one before it and not beyond
+what was sent, anything else ends the connection. A first report positions and confirms nothing,
+and saying it again does not either: a report confirms once it lies beyond the place where this
+connection began (docs/decisions/0102). Only a whole report is a sign of life.
+
+The object owns a socket that never blocks and does nothing by itself: its owner calls
+`on_readable`, `transfer` and `tick`, and closes it once `ended` says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass
+
+from pyengine.errors import DiskError, FormatError
+from pyengine.formats import ha_wire
+from pyengine.ipc.replication import Link
+from pyengine.native.failpoint import failpoint
+from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER
+from pyengine.services.replication.transfer_source import TransferSource
+
+BUFFER_BYTES = 512 << 10  # so many bytes of frames go in one system call
+FAREWELL_NS = 2_000_000_000  # so long a slave may take to read why it is not served
+_READ_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Timers and sizes of one connection, from the settings."""
+
+    heartbeat_ns: int
+    housekeeping_ns: int
+    batch_bytes: int
+
+
+class HAConnection:
+    """One slave's connection.
+
+    `acked` is the last report that confirms, -1 before there is one; `reported`: the last
+    one of all, -1 before the first; `positioned`: it could be served; `blocked`: the socket takes no more, wait until it is
+    writable; `ended`: why it is over, "" as long as it lives.
+    """
+
+    def __init__(self, connected: socket.socket, address: str, source: TransferSource, link: Link, limits: LinkLimits,
+                 now_ns: int, host: str = "") -> None:
+        """`host`: whoever it is that several connections may come from."""
+        connected.setblocking(False)
+        if connected.family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError):  # it has gone already
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connected
+        self.address = address
+        self.host = host
+        self.acked = -1
+        self.reported = -1
+        self.has_reported = False  # a whole report came, whatever it said
+        self.positioned = False
+        self.blocked = False
+        self.ended = ""
+        self._source = source
+        self._link = link
+        self._limits = limits
+        self._read_ns = self._written_ns = now_ns
+        self._farewell_ns = 0
+        self._half_report = b""
+        self._start = -1          # where the transfer on this connection began
+        self._next = -1           # everything below is in the buffer or beyond it
+        self._buffer = memoryview(b"")
+        self._buffer_start = 0    # place in the log of the buffer's first body
+        self._pushed = self._filled = self._frames = 0
+        self._refusal = ""
+        self._greeted = False     # was told once where this log ends
+
+    # ---- reports ----------------------------------------------------------------
+
+    def on_readable(self, now_ns: int) -> None:
+        """Take the reports that have come; `acked` and `ended` say what they mean."""
+        try:
+            data = self.socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._end(f"the connection broke: {error.strerror}")
+            return
+        if not data:
+            self._end(self._refusal or "the slave closed the connection")
+            return
+        if self._farewell_ns:
+            return
+        data = self._half_report + data
+        whole = len(data) - len(data) % ha_wire.REPORT_BYTES
+        self._half_report = data[whole:]
+        if whole:
+            self._read_ns = now_ns
+            self.has_reported = True
+        try:
+            for at in range(0, whole, ha_wire.REPORT_BYTES):
+                self._take(ha_wire.unpack_report(data, at), now_ns)
+                if self._farewell_ns or self.ended:
+                    return
+        except FormatError as error:
+            self._end(str(error))
+
+    def _take(self, report: int, now_ns: int) -> None:
+        if not self.positioned:
+            self._position(report, now_ns)
+        elif report < self.reported:
+            self._end(f"the slave has {report} after {self.reported}: its log became shorter")
+        elif report > self.sent:
+            self._end(f"the slave has {report}, but only {self.sent} was sent")
+        else:
+            self.reported = report
+            if report > self._start:
+                self.acked = report
+                self._link.acked(report)
+                failpoint("report_taken")
+
+    def _position(self, report: int, now_ns: int) -> None:
+        """HAConnection.slaveRequestOffset; what this log cannot serve is answered with where it could be."""
+        end, low = self._source.end(), self._source.min_offset()
+        start = report
+        if report == ha_wire.REPORT_LAST_SEGMENT:
+            start = end - end % self._source.segment_bytes
+        if start > end:
+            self._refuse(end, now_ns, f"the slave has {report} bytes, this log ends at {end}")
+        elif start < low:
+            self._refuse(low, now_ns, f"the slave has {report} bytes, this log begins at {low}: what lies between is deleted")
+        else:
+            self.positioned = True
+            self.reported = min(report, start)
+            self._start = self._next = self._buffer_start = start
+            failpoint("link_positioned")
+            self._link.start(start)
+            self._link.state(LINK_TRANSFER)
+
+    def _refuse(self, offset: int, now_ns: int, why: str) -> None:
+        """One heartbeat that names where it could go on, then no more; any slave sees that it is not its own end."""
+        self._farewell_ns = now_ns + FAREWELL_NS
+        self._link.state(LINK_SHUTDOWN, why)
+        self._refusal = why
+        try:
+            self.socket.send(ha_wire.pack_header(offset, 0))
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._end(why)
+
+    # ---- frames -----------------------------------------------------------------
+
+    @property
+    def sent(self) -> int:
+        """The log was handed to the kernel up to here, exactly; -1 before it is positioned."""
+        if self._pushed == self._filled:
+            return self._next
+        step = self._limits.batch_bytes + ha_wire.HEADER_BYTES
+        frames, rest = divmod(self._pushed, step)
+        return self._buffer_start + frames * self._limits.batch_bytes + max(0, rest - ha_wire.HEADER_BYTES)
+
+    def transfer(self, end: int, now_ns: int) -> bool:
+        """Send what is committed, one buffer at most; True when there is more and the socket may take it."""
+        if not self.positioned or self.ended or self._farewell_ns:
+            return False
+        if self._pushed < self._filled and not self._push(now_ns):
+            return False
+        if self._next < end:
+            self._fill(end)
+            if self.ended or not self._push(now_ns):
+                return False
+        if self._next < end:
+            return True
+        if not self._greeted:
+            self._greeted = True
+            self._heartbeat(now_ns)
+        return False
+
+    def _fill(self, end: int) -> None:
+        """Frames of the next bytes, all of one segment, into the buffer."""
+        batch, segment = self._limits.batch_bytes, self._source.segment_bytes
+        position = self._buffer_start = self._next
+        stop = min(end, position - position % segment + segment)
+        buffer = self._room_for(stop - position)
+        room = len(buffer)
+        at, views = 0, []
+        while position < stop:
+            size = min(batch, stop - position)
+            if at + ha_wire.HEADER_BYTES + size > room:
+                break
+            ha_wire.pack_header_into(buffer, at, position, size)
+            at += ha_wire.HEADER_BYTES
+            views.append(buffer[at:at + size])
+            at += size
+            position += size
+        try:
+            if not self._source.read(self._buffer_start, views):
+                self._end(f"what the slave needs at {self._buffer_start} was deleted before it was sent")
+        except DiskError as error:
+            self._end(str(error))
+        failpoint("frames_filled")
+        self._next = position
+        self._pushed, self._filled, self._frames = 0, at, len(views)
+
+    def _room_for(self, size_bytes: int) -> memoryview:
+        """The buffer; a slave that keeps up never needs a large one."""
+        frame = self._limits.batch_bytes + ha_wire.HEADER_BYTES
+        most = max(1, BUFFER_BYTES // frame) * frame
+        wanted = most if size_bytes > self._limits.batch_bytes else frame
+        if len(self._buffer) < wanted:
+            self._buffer = memoryview(bytearray(wanted))
+        return self._buffer
+
+    def _push(self, now_ns: int) -> bool:
+        """Hand the buffer to the kernel; True when all of it went."""
+        while self._pushed < self._filled:
+            try:
+                self._pushed += self.socket.send(self._buffer[self._pushed:self._filled])
+            except (BlockingIOError, InterruptedError):
+                self.blocked = True
+                return False
+            except OSError as error:
+                self._end(f"the connection broke: {error.strerror}")
+                return False
+            self._written_ns = now_ns
+        self.blocked = False
+        failpoint("frames_sent")
+        if self._frames:
+            self._link.sent(self._next, self._next - self._buffer_start, self._frames)
+            self._frames = 0
+        return True
+
+    def _heartbeat(self, now_ns: int) -> None:
+        self._buffer_start = self._next
+        frame = self._room_for(0)
+        ha_wire.pack_header_into(frame, 0, self._next, 0)
+        self._pushed, self._filled = 0, ha_wire.HEADER_BYTES
+        self._push(now_ns)
+
+    # ---- time -------------------------------------------------------------------
+
+    def tick(self, now_ns: int) -> None:
+        """Heartbeats and silence."""
+        if self._farewell_ns:
+            if now_ns >= self._farewell_ns:
+                self._end(self._refusal)
+        elif now_ns - self._read_ns > self._limits.housekeeping_ns:
+            self._end(f"the slave said nothing for {(now_ns - self._read_ns) / 1e9:.0f} s")
+        elif (self.positioned and self._pushed == self._filled
+              and now_ns - self._written_ns >= self._limits.heartbeat_ns):
+            self._heartbeat(now_ns)
+
+    def due_ns(self) -> int:
+        """When tick() has something to do, as far as can be told now."""
+        if self._farewell_ns:
+            return self._farewell_ns
+        silence_ns = self._read_ns + self._limits.housekeeping_ns + 1
+        if self.positioned and self._pushed == self._filled:
+            return min(silence_ns, self._written_ns + self._limits.heartbeat_ns)
+        return silence_ns
+
+    # ---- end --------------------------------------------------------------------
+
+    def _end(self, why: str) -> None:
+        if not self.ended:
+            self.ended = why
+
+    def close(self) -> None:
+        """Close the socket and give the link back; `ended` stays readable for who looks."""
+        with contextlib.suppress(OSError):
+            self.socket.close()
+        self._link.close(self.ended)

@@ -1,0 +1,314 @@
+"""A slave that starts asks its master: where does a new log begin, and does mine end as yours does?
+
+    new store        `origin`: where its log begins (sync_from: the master's last segment, or its first)
+    other stores     `cut_at`: the last border below which both logs are equal, when the master has other
+                     bytes there or none; nothing when the own log is a beginning of the master's
+
+Called by bring-up between recovery and the engine, when nobody reads or writes the store.
+Nothing is changed here. What was confirmed is not cut unless `ha_cut=any` allows it; a log that
+has nothing in common with its master's is not cut at all.
+
+The wire has no questions, only a position to begin at (FORMAT section 14), so the answers are
+read from what comes. RocketMQ sends from any position that it holds, and for others only a
+heartbeat every 5 s that names that position again. This engine's master names its own end (or its
+beginning) instead, and closes. A heartbeat once may mean that the master was slow; twice, with
+nothing in between, that it has nothing beyond. The wire has no checksum either: a cut needs two
+looks that come to the same border. Report 0 asks for the start of its last segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from pyengine.config import EngineConfig
+from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError
+from pyengine.native.flush import monotonic_ns
+from pyengine.services.replication.ha_link import LinkLostError, MasterLink
+from pyengine.services.replication.ha_stream import BadStreamError, FrameCutter, LogsDifferError, RecordStream
+from pyengine.storage.own_log import OwnLog
+from pyengine.storage.replication_state import ReplicationStateFile
+
+STEP_BACK = 8        # each look that finds nothing equal begins so many times as far below the end
+LOOKS_MAX = 40
+RATE_MIN = 8192      # bytes per second: who sends less for long keeps a start waiting
+_FIRST = 1           # a report that asks for a log's first bytes; 0 asks for the last segment
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """What the master's answer means for this store. `origin` only for a new one; `notes` are sentences for the report.
+
+    `presence` is a connection on which nothing is said: with it a RocketMQ SYNC_MASTER lets puts wait until the replicator
+    is there, instead of answering that there is no slave. Whoever starts the replicator closes it then.
+    """
+
+    origin: int | None = None
+    cut_at: int | None = None
+    notes: tuple[str, ...] = ()
+    presence: MasterLink | None = field(default=None, compare=False)
+
+
+class JoinRefusedError(CorruptionError):
+    """This store cannot follow that master as things are; nothing was changed."""
+
+
+def join(root: str | os.PathLike[str], config: EngineConfig, min_offset: int, end_offset: int,
+         remembered: int = 0) -> Join:
+    """Ask the master at `config.ha_master_address`. The store's log is [min_offset, end_offset), settled by recovery.
+
+    `remembered`: how far it was confirmed as a dead engine's memory says, which is newer than the note; 0 nothing.
+
+    EngineUnavailableError: a new store whose master cannot be reached. A store that has a log
+    starts without its master; the replicator compares once it is there. JoinRefusedError.
+    """
+    try:
+        presence = MasterLink(config.ha_master_address)
+    except LinkLostError as error:
+        if end_offset == 0:
+            raise _not_reached(config, error) from None
+        return Join(notes=(f"the log was not compared with the master's: {error}",))
+    try:
+        found = _new_store(config) if end_offset == 0 else _old_store(
+            root, config, max(0, min_offset), end_offset, remembered)
+    except BaseException:
+        presence.close()
+        raise
+    return replace(found, presence=presence)
+
+
+def _old_store(root: str | os.PathLike[str], config: EngineConfig, low: int, end_offset: int, remembered: int) -> Join:
+    if end_offset == low:
+        return Join()  # its origin is known, and there is nothing to compare
+    log = OwnLog(root, config.mapped_file_size_commit_log_bytes)
+    try:
+        cut_at, why = _Comparison(config, log, low, end_offset).run()
+    except (LinkLostError, BadStreamError) as error:
+        return Join(notes=(f"the log was not compared with the master's: {error}",))
+    finally:
+        log.close()
+    if cut_at is None:
+        return Join()
+    _check_floor(root, config, cut_at, end_offset, remembered, why)
+    return Join(cut_at=cut_at, notes=(why,))
+
+
+def _check_floor(root: str | os.PathLike[str], config: EngineConfig, cut_at: int, end_offset: int, remembered: int,
+                 why: str) -> None:
+    """JoinRefusedError when what was confirmed would go."""
+    state, said = ReplicationStateFile(root).read()
+    floor = min(end_offset, max(remembered, state.confirm if state is not None else 0))
+    if said and state is None:
+        floor = end_offset  # nobody knows what was confirmed
+    if cut_at < floor and config.ha_cut != "any":
+        raise JoinRefusedError(
+            f"{why}; but this store had confirmed its log up to {floor}, {floor - cut_at:,} bytes more, and those are not cut. Is "
+            f"{config.ha_master_address} the right master? If these bytes are to go, start with ha_cut=any: they are kept in "
+            "quarantine")
+
+
+# ---- a new store --------------------------------------------------------------------
+
+
+def _new_store(config: EngineConfig) -> Join:
+    address = config.ha_master_address
+    try:
+        if config.sync_from == "first":
+            origin = _first_offset(config)
+        else:
+            origin = _begin_of_last_segment(config)
+    except (LinkLostError, BadStreamError) as error:
+        raise _not_reached(config, error) from None
+    size = config.mapped_file_size_commit_log_bytes
+    if origin % size:
+        raise JoinRefusedError(
+            f"the master's log begins at {origin}, which is no multiple of {size}: give this store the size of the master's "
+            "segments (mapped_file_size_commit_log_bytes)")
+    return Join(origin=origin, notes=(f"new slave of {address}: the log begins at {origin}",))
+
+
+def _not_reached(config: EngineConfig, error: EngineError) -> EngineUnavailableError:
+    return EngineUnavailableError("a new slave asks its master where to begin, and must reach it once: "
+                                  f"{error} (ha_master_address = {config.ha_master_address})")
+
+
+def _first_offset(config: EngineConfig) -> int:
+    """Where the master's whole log begins."""
+    with contextlib.closing(_Look(config, _FIRST)) as look:
+        first = look.first_offset()
+        if first != _FIRST:
+            return first  # this engine's master names its beginning, or has nothing yet
+        if look.sends_something():
+            return 0
+    if _begin_of_last_segment(config) == 0:
+        return 0
+    raise JoinRefusedError(
+        f"{config.ha_master_address} does not hold its log from the first byte on any more and cannot say where it begins: "
+        "use sync_from=last, or copy its store")
+
+
+def _begin_of_last_segment(config: EngineConfig) -> int:
+    with contextlib.closing(_Look(config, 0)) as look:
+        return look.first_offset()
+
+
+# ---- a store that has a log -----------------------------------------------------------
+
+
+class _Outcome(enum.Enum):
+    """What one look found."""
+
+    EQUAL = "equal up to the own end"
+    DIFFERS = "other bytes at `at`"
+    ENDS = "the master ends at `at`"
+    NOTHING = "nothing comes for where it was to begin"
+    ELSEWHERE = "this engine's master: its log ends, or begins, at `at`"
+
+
+class _Comparison:
+    """Looks at the master's log from one border after the other until it is clear where both part."""
+
+    def __init__(self, config: EngineConfig, log: OwnLog, low: int, end: int) -> None:
+        self._config = config
+        self._log = log
+        self._low = low
+        self._end = end
+        self._address = config.ha_master_address
+
+    def run(self) -> tuple[int | None, str]:
+        """(None, "") when the own log is a beginning of the master's; else (the border where to cut, why)."""
+        span = max(1, self._config.ha_compare_bytes)
+        begin = self._border(self._end - span)
+        told_end = seen = -1
+        for _ in range(LOOKS_MAX):
+            with contextlib.closing(_Look(self._config, begin or _FIRST)) as look:
+                outcome = look.compare(self._log, self._end, told_end)
+            if outcome is _Outcome.EQUAL:
+                return None, ""
+            if outcome in (_Outcome.DIFFERS, _Outcome.ENDS):
+                border = self._log.border_below(look.at, begin)
+                if border > begin:
+                    if border == seen:
+                        return border, self._why(outcome, look.at)
+                    seen = border  # once may have been the network: look again
+                    told_end = look.at if outcome is _Outcome.ENDS else told_end
+                    continue
+                if begin == self._low:
+                    raise self._strangers()
+                begin = self._border(begin - span)
+                span *= STEP_BACK
+            elif outcome is _Outcome.NOTHING:
+                begin = self._beside(begin)
+            elif look.at < begin:
+                if look.at <= self._low:
+                    raise self._strangers()
+                told_end = look.at
+                begin = self._border(look.at - max(1, self._config.ha_compare_bytes))
+            else:
+                begin = self._served_from(look.at)
+        raise LinkLostError(f"{self._address} answers something else each time")
+
+    def _beside(self, begin: int) -> int:
+        """Where to look when a RocketMQ master sends nothing for `begin`: it ends there or before, or begins later."""
+        last = _begin_of_last_segment(self._config)
+        if last > begin:
+            own_last = self._end - self._end % self._log.segment_bytes
+            return self._served_from(own_last if begin < own_last else last)
+        if begin == self._low:
+            raise self._strangers()
+        if last < begin:
+            return max(self._low, last)
+        return self._border(begin - max(1, self._config.ha_compare_bytes))  # it ends right here: compare what is below
+
+    def _served_from(self, offset: int) -> int:
+        if offset > self._end:
+            raise JoinRefusedError(
+                f"the log of {self._address} begins at {offset}, behind the end of this one at {self._end}: a log has no holes. "
+                "Start this slave anew with an empty directory")
+        return offset
+
+    def _border(self, offset: int) -> int:
+        return self._low if offset <= self._low else max(self._low, self._log.border_below(offset))
+
+    def _why(self, outcome: _Outcome, at: int) -> str:
+        if outcome is _Outcome.ENDS:
+            return f"the log of {self._address} ends at {at}, this one at {self._end}"
+        return f"the log of {self._address} has other bytes from {at} on, this one ends at {self._end}"
+
+    def _strangers(self) -> JoinRefusedError:
+        return JoinRefusedError(f"this store's log has nothing in common with that of {self._address}: give the right "
+                                "ha_master_address, or start the slave anew with an empty directory")
+
+
+class _Look:
+    """One connection: begin at a position and see what comes. `at` is the position that the outcome speaks of."""
+
+    def __init__(self, config: EngineConfig, report: int) -> None:
+        self._report = report
+        self._silence_ns = config.ha_housekeeping_interval_ms * 1_000_000
+        self._segment_bytes = config.mapped_file_size_commit_log_bytes
+        self._link = MasterLink(config.ha_master_address)
+        self._cutter = FrameCutter(self._segment_bytes)
+        self._pieces = self._read()
+        self._has_body = False
+        self.at = -1
+
+    def first_offset(self) -> int:
+        """The offset of the first header."""
+        self._link.report(self._report)
+        self.at, piece = next(self._pieces)
+        self._has_body = len(piece) > 0
+        return self.at
+
+    def sends_something(self) -> bool:
+        """After first_offset(): whether bytes come, or only the same heartbeat again."""
+        return self._has_body or len(next(self._pieces)[1]) > 0
+
+    def compare(self, log: OwnLog, end: int, told_end: int) -> _Outcome:
+        """Compare the own log up to `end` with what comes. `told_end`: where the master said before that it ends."""
+        # Nothing beyond the own end is kept, so that no record is too long.
+        stream = RecordStream(self._report, end, log, self._segment_bytes, end)
+        self._link.report(self._report)
+        is_first, last_heartbeat = True, told_end
+        for self.at, piece in self._pieces:
+            if is_first and self.at != self._report:
+                return _Outcome.ELSEWHERE
+            is_first = False
+            try:
+                stream.take(self.at, piece[: max(0, end - self.at)])
+            except LogsDifferError as error:
+                self.at = error.offset
+                return _Outcome.DIFFERS
+            if stream.is_equal:
+                return _Outcome.EQUAL
+            if not len(piece):
+                if self.at == last_heartbeat:
+                    return _Outcome.NOTHING if self.at == self._report else _Outcome.ENDS
+                last_heartbeat = self.at
+        raise AssertionError("the pieces end by an error alone")
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _read(self) -> Iterator[tuple[int, memoryview]]:
+        """Pieces as FrameCutter gives them, without end; LinkLostError after a long silence, and when next to nothing comes."""
+        now_ns = monotonic_ns()
+        silent_ns = now_ns + self._silence_ns
+        # One silence more than any pause may last, and the time that what has come takes at the lowest rate.
+        patience_ns = now_ns + 2 * self._silence_ns
+        while True:
+            data = self._link.receive()
+            now_ns = monotonic_ns()
+            if now_ns >= patience_ns:
+                raise LinkLostError(f"the master sends less than {RATE_MIN:,} bytes per second")
+            if data is not None:
+                silent_ns = now_ns + self._silence_ns
+                patience_ns += len(data) * 1_000_000_000 // RATE_MIN
+                yield from self._cutter.feed(data)
+            elif now_ns >= silent_ns:
+                raise LinkLostError(f"the master says nothing within {self._silence_ns / 1e9:g} s")
+            else:
+                self._link.wait((min(silent_ns, patience_ns) - now_ns) / 1e9)

@@ -1,0 +1,404 @@
+"""HAService of a master: slaves connect, get the log as it grows, and say what they have.
+
+Two threads, as RocketMQ has a writer and a reader for each connection, but two for all of
+them, under one lock:
+
+    the worker's   sleeps on the latch that the writer rings; `work` sends what is committed
+    "slaves"       sleeps in epoll; takes connections and reports, goes on where a socket was full
+
+so neither a put on its way out nor an acknowledgement on its way in passes through
+another thread. `confirm` is the position that min_in_sync_replicas connected slaves have
+reported (each after its first report, which only positions); it never falls. Where that is two
+or more, the links from one address count as one slave, the best of them, or a slave that came
+back before its old link was noticed to be dead would count twice.
+
+A port that cannot be had ends the first replicator of an engine, whose start fails then. Later
+ones, and a listener that gets no descriptors, try again each second and say so (`obstacle`):
+puts go on, by the rules for slaves that are away.
+
+A failure of the second thread ends the worker, as one of the first does: its successor
+listens again, slaves connect again and say where they stand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable
+
+from pyengine.config import EngineConfig
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.replication import Replication
+from pyengine.native import control as native
+from pyengine.native import cpu
+from pyengine.native.failpoint import failpoint
+from pyengine.native.flush import monotonic_ns
+from pyengine.native.replication import LINKS_MAX
+from pyengine.services.replication.ha_connection import HAConnection, LinkLimits
+from pyengine.services.replication.ha_lines import HostLines
+from pyengine.services.replication.replication_notes import ReplicationNotes
+from pyengine.services.replication.transfer_source import TransferSource
+
+PAUSE_S = 0.5
+TICK_S_MAX = 1.0
+BACKLOG = 64
+DRAIN_STEP_S = 0.005
+RETRY_NS = 1_000_000_000   # listening, and taking slaves when there are no descriptors
+FORGET_NS = 1_000_000_000  # how often deleted segments are let go
+NOT_ALL = -1
+_DISPATCH_AT_REPLICATED = 1
+_GONE_ALREADY = (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO)  # of accept(): the peer's matter, not ours
+_WATCHED = select.EPOLLIN | select.EPOLLRDHUP
+_READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
+
+
+class ConfirmedPosition:
+    """Moves `confirm` to what enough slaves have."""
+
+    def __init__(self, memory: EngineMemory) -> None:
+        self._memory = memory
+        self._replicas = max(1, memory.identity.min_in_sync_replicas)
+        self._wakes_reputter = memory.identity.dispatch_at == _DISPATCH_AT_REPLICATED
+        self.value = native.load_position(memory.control.confirm)
+
+    def move(self, acked: list[int]) -> bool:
+        """From the last reports of all connected slaves; whether it moved."""
+        if len(acked) < self._replicas:
+            return False
+        confirmed = max(acked) if self._replicas == 1 else sorted(acked, reverse=True)[self._replicas - 1]
+        if confirmed <= self.value:
+            return False
+        self.value = confirmed
+        native.publish_confirm(self._memory.control, confirmed)
+        failpoint("confirm_published")
+        if self._wakes_reputter:
+            self._memory.wake(native.REPUTTER)
+        return True
+
+
+def count_slaves(links: Iterable[tuple[str, int]], *, by_host: bool) -> list[int]:
+    """What each slave has, from (host, reported) of every link: with `by_host` the best of each host."""
+    if not by_host:
+        return [reported for _, reported in links]
+    best: dict[str, int] = {}
+    for host, reported in links:
+        best[host] = max(reported, best.get(host, reported))
+    return list(best.values())
+
+
+class HAService:
+    """The replicator of a master."""
+
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig, replication: Replication,
+                 report: Callable[[str], None], *, port: int | None = None, must_listen: bool = True,
+                 clock_ns: Callable[[], int] = monotonic_ns) -> None:
+        """Listens at the configured port, or at `port` (0: any that is free); serves from start() on.
+
+        EngineUnavailableError when the address cannot be had and `must_listen`; else it is tried each second.
+        """
+        self._memory = memory
+        self._control = memory.control
+        self._report = report
+        self._lines = HostLines(report)
+        self._clock_ns = clock_ns
+        self._limits = LinkLimits(config.ha_send_heartbeat_interval_ms * 1_000_000,
+                                  config.ha_housekeeping_interval_ms * 1_000_000, config.ha_transfer_batch_size_bytes)
+        self._connections_max = min(config.ha_connections_max, LINKS_MAX)
+        self._drain_ns = config.slave_timeout_ms * 1_000_000
+        self._drain_until_ns = 0
+        self._confirm = ConfirmedPosition(memory)
+        self._by_host = memory.identity.min_in_sync_replicas > 1 and not config.ha_slaves_share_hosts
+        self._source = TransferSource(memory, root)
+        self._by_descriptor: dict[int, HAConnection] = {}
+        self._all_sent = NOT_ALL  # every slave that can take bytes has been given all below this
+        self._lock = FairLock()
+        self._failure: BaseException | None = None
+        self._going = True
+        self._host = config.ha_listen_host
+        self.port = config.ha_port if port is None else port
+        self._obstacle = ""
+        self._listener: socket.socket | None = None
+        self._takes = False       # the listener is watched
+        self._take_ns = 0         # when to try again, where it is not
+        self._forget_ns = 0
+        self._epoll = select.epoll()
+        try:
+            self._listen()
+        except EngineUnavailableError as error:
+            if must_listen:
+                self._epoll.close()
+                raise
+            self._not_now(str(error), clock_ns())
+        self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._waker, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._serve, name="slaves", daemon=True)
+        self._replication = replication
+        self._notes = ReplicationNotes(memory, root, report)
+        self._replication.listening(self.port if self._listener else 0)
+        self._publish_connected()
+
+    def start(self) -> None:
+        """From here on slaves are served."""
+        self._notes.note()
+        self._notes.start()
+        self._thread.start()
+
+    # ---- the worker's thread ----------------------------------------------------
+
+    def work(self) -> bool:
+        """Send what is committed to every slave that takes it; True when there is more to send."""
+        if self._failure is not None:
+            raise self._failure
+        end = self._source.end()
+        if end == self._all_sent:
+            return False
+        more = False
+        with self._lock:
+            if self._by_descriptor:
+                now_ns = self._clock_ns()
+                for connection in list(self._by_descriptor.values()):
+                    if not connection.blocked:
+                        more = self._transfer(connection, end, now_ns) or more
+            self._all_sent = NOT_ALL if more else end
+        return more
+
+    def _send_again(self) -> None:
+        """From the slaves' thread, under the lock: somebody takes bytes who did not when all was sent."""
+        self._all_sent = NOT_ALL
+        self._memory.wake(native.REPLICATOR)
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps it from taking slaves, or from noting what they have."""
+        return self._obstacle or self._notes.obstacle
+
+    def pause_s(self) -> float:
+        return PAUSE_S
+
+    def drain(self) -> bool:
+        """Nothing is written any more: let the slaves have and acknowledge it, for slave_timeout_ms at most."""
+        now_ns = self._clock_ns()
+        if not self._drain_until_ns:
+            self._drain_until_ns = now_ns + self._drain_ns
+        if now_ns >= self._drain_until_ns:
+            return False
+        self.work()
+        with self._lock:
+            end = self._source.end()
+            waits = any(connection.positioned and connection.reported < end for connection in self._by_descriptor.values())
+        if waits:
+            self._memory.latch(native.REPLICATOR).wait(DRAIN_STEP_S)
+        return waits
+
+    def close(self) -> None:
+        self._going = False
+        os.eventfd_write(self._waker, 1)
+        if self._thread.ident is not None:
+            self._thread.join()
+        for connection in list(self._by_descriptor.values()):
+            self._drop(connection)
+        self._replication.listening(0)
+        if self._listener is not None:
+            self._listener.close()
+        self._epoll.close()
+        os.close(self._waker)
+        self._source.close()
+        self._notes.close()
+        self._replication.close()
+
+    # ---- the slaves' thread -----------------------------------------------------
+
+    def _serve(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the worker's
+        cpu.be_prompt()  # a put waits for the report that this thread reads
+        try:
+            while self._going:
+                self.turn(self._wait_s())
+        except BaseException as error:  # the worker raises it
+            self._failure = error
+            self._memory.wake(native.REPLICATOR)
+
+    def _wait_s(self) -> float:
+        with self._lock:
+            due_ns = [connection.due_ns() for connection in self._by_descriptor.values()]
+        if not due_ns:
+            return TICK_S_MAX
+        return min(TICK_S_MAX, max(0.0, (min(due_ns) - self._clock_ns()) / 1e9))
+
+    def turn(self, wait_s: float = 0.0) -> None:
+        """Wait for slaves, do what they ask for; timers."""
+        if not self._takes and self._clock_ns() >= self._take_ns:
+            self._take_slaves()
+        events = self._epoll.poll(wait_s)
+        with self._lock:
+            now_ns = self._clock_ns()
+            for descriptor, event in events:
+                if descriptor == self._waker:
+                    os.eventfd_read(self._waker)
+                elif self._listener is not None and descriptor == self._listener.fileno():
+                    self._accept(now_ns)
+                elif (connection := self._by_descriptor.get(descriptor)) is not None:
+                    self._on_event(connection, event, now_ns)
+            for connection in list(self._by_descriptor.values()):
+                if now_ns >= connection.due_ns():
+                    was_blocked = connection.blocked
+                    connection.tick(now_ns)
+                    self._look_at(connection, was_blocked)
+            if now_ns >= self._forget_ns:
+                self._forget_ns = now_ns + FORGET_NS
+                self._source.forget_deleted()
+                self._lines.tick(now_ns)
+
+    def _on_event(self, connection: HAConnection, event: int, now_ns: int) -> None:
+        if event & _READABLE:
+            was_positioned, acked = connection.positioned, connection.acked
+            connection.on_readable(now_ns)
+            if connection.acked != acked:
+                self._confirm.move(self._counted((other.host, other.acked) for other in self._by_descriptor.values()
+                                                 if other.acked >= 0))
+            if connection.positioned != was_positioned:
+                self._publish_connected()
+                self._lines.say(connection.host, f"{connection.address} follows from {connection.sent}", now_ns)
+                self._transfer(connection, self._source.end(), now_ns)
+                self._send_again()
+        if event & select.EPOLLOUT and not connection.ended:
+            self._transfer(connection, self._source.end(), now_ns)
+        self._look_at(connection, connection.blocked)
+
+    def _counted(self, links: Iterable[tuple[str, int]]) -> list[int]:
+        return count_slaves(links, by_host=self._by_host)
+
+    def _listen(self) -> None:
+        self._listener = _listen(self._host, self.port)
+        self.port = self._listener.getsockname()[1]
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._takes = True
+
+    def _take_slaves(self) -> None:
+        """Again, after it was not possible."""
+        try:
+            if self._listener is None:
+                self._listen()
+                self._replication.listening(self.port)
+                self._report(f"listens for slaves at {self._host}:{self.port}")
+                self._obstacle = ""
+            else:
+                self._epoll.register(self._listener, select.EPOLLIN)
+                self._takes = True
+                with self._lock:
+                    self._accept(self._clock_ns())
+        except (EngineUnavailableError, OSError) as error:
+            self._not_now(str(error), self._clock_ns())
+
+    def _not_now(self, why: str, now_ns: int) -> None:
+        """No slaves can be taken: said once, tried again each second."""
+        if why != self._obstacle:
+            self._obstacle = why
+            self._report(why)
+        self._take_ns = now_ns + RETRY_NS
+
+    def _accept(self, now_ns: int) -> None:
+        try:
+            connected, address = self._listener.accept()
+        except OSError as error:
+            if error.errno in _GONE_ALREADY:
+                self._obstacle = ""
+                return
+            self._epoll.unregister(self._listener)  # no descriptor is free: it stays readable, and is left alone for a while
+            self._takes = False
+            self._not_now(f"cannot take slaves: {error.strerror}", now_ns)
+            return
+        self._obstacle = ""
+        host, name = _host_texts(address)
+        link = self._replication.open_link(name) if len(self._by_descriptor) < self._connections_max else None
+        if link is None:
+            self._replication.count("refused")
+            connected.close()
+            return
+        failpoint("link_opened")
+        self._replication.count("connections")
+        connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host)
+        self._by_descriptor[connected.fileno()] = connection
+        self._epoll.register(connected, _WATCHED)
+
+    # ---- both, under the lock ---------------------------------------------------
+
+    def _transfer(self, connection: HAConnection, end: int, now_ns: int) -> bool:
+        was_blocked = connection.blocked
+        more = connection.transfer(end, now_ns)
+        self._look_at(connection, was_blocked)
+        return more
+
+    def _look_at(self, connection: HAConnection, was_blocked: bool) -> None:
+        """After anything that may have ended it, or filled or emptied its socket."""
+        if connection.ended:
+            self._drop(connection)
+        elif connection.blocked != was_blocked:
+            self._epoll.modify(connection.socket, _WATCHED | (select.EPOLLOUT if connection.blocked else 0))
+            if not connection.blocked:
+                self._send_again()
+
+    def _drop(self, connection: HAConnection) -> None:
+        descriptor = connection.socket.fileno()
+        if self._by_descriptor.pop(descriptor, None) is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(descriptor)
+        if connection.ended and connection.has_reported:  # others, which only look whether somebody is there, are counted
+            self._lines.say(connection.host, f"{connection.address} is gone: {connection.ended}", self._clock_ns())
+        connection.close()
+        failpoint("link_dropped")
+        self._publish_connected()
+
+    def _publish_connected(self) -> None:
+        count = self._counted((connection.host, 0) for connection in self._by_descriptor.values()
+                              if connection.positioned and not connection.ended)
+        native.store(self._control.replicator, "slaves_connected", len(count))
+        failpoint("slaves_counted")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """EngineUnavailableError with a sentence when nobody can connect there."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
+                                                                flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:  # UnicodeError: of a host that is no name at all
+        raise EngineUnavailableError(
+            f"cannot listen for slaves at {host}:{port}: {getattr(error, 'strerror', None) or error}: set ha_listen_host and ha_listen_port") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _host_texts(address: tuple) -> tuple[str, str]:
+    """(host, host:port) of a peer."""
+    host, port = address[:2]
+    return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class FairLock:
+    """A lock that who releases it cannot take again before who waits for it."""
+
+    def __init__(self) -> None:
+        self._next = threading.Lock()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._next:
+            self._lock.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()

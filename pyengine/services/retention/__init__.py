@@ -1,0 +1,1 @@
+"""What may be deleted, and when: CleanCommitLogService and its like."""

@@ -1,0 +1,147 @@
+"""CleanCommitLogService: deletes the log's oldest segments, paced, never what somebody still needs.
+
+One segment at a time, always the oldest: nobody gets a new hold on it, who holds it is
+waited for, its name goes (durable), `min` moves, its blocks are given back in steps. The
+service is driven step by step: `steps()` yields the seconds to pause.
+
+Killed anywhere: the log begins at an earlier or at the next segment, and is whole. The
+next incarnation finds a segment whose turn had come below `removing_end`, and since when
+it is held, in the shared object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+from pyengine.config import EngineConfig
+from pyengine.formats.paths import StorePaths, parse_segment_name, segment_name
+from pyengine.ipc.cleaning import holders
+from pyengine.native import cleaning as native_cleaning
+from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
+from pyengine.services.retention.clean_rules import Decision, deletable_end, next_to_go
+from pyengine.services.retention.cleaning_clock import CleaningClock
+from pyengine.storage.file_removal import give_back, unlink_durably
+from pyengine.storage.folder_entries import is_plain_file
+
+
+class CleanCommitLogService:
+    """Deletes segments of one store."""
+
+    def __init__(self, control, segment_bytes: int, cleaning, root: str | os.PathLike[str], config: EngineConfig,
+                 clock: CleaningClock, report: Callable[[str], None]) -> None:
+        """`control` and `cleaning`: `struct ms_control *` and `struct ms_cleaning *`."""
+        self._control = control
+        self._cleaning = cleaning
+        self._paths = StorePaths(root)
+        self._segment_bytes = segment_bytes
+        self._clock = clock
+        self._report = report
+        self._pause_s = config.delete_commit_log_files_interval_ms / 1000
+        self._forcibly_ns = config.destroy_mapped_file_interval_forcibly_ms * 1_000_000
+        self._retry_ns = config.redelete_hanged_file_interval_ms * 1_000_000
+        self._retried_ns = -self._retry_ns
+        self._said = ""
+        self.publish_min()
+
+    def publish_min(self) -> int:
+        """Let `min` be where the log begins now; it never moves back."""
+        starts = [start for start, _ in self._segments()]
+        if starts and starts[0] > native.load_position(self._control.min_offset):
+            native.store_position(self._control.min_offset, starts[0])
+        return native.load_position(self._control.min_offset)
+
+    def steps(self, decide: Callable[[], Decision]) -> Iterator[float]:
+        """One round. `decide` is asked again before each segment, since each one that goes makes room."""
+        deleted = 0
+        while True:
+            decision = decide()
+            segment = self._next(decision)
+            if segment is None or (decision.batch_max is not None and deleted >= decision.batch_max):
+                return
+            if deleted:
+                yield self._pause_s
+            if not self._let_go(segment, decision):
+                return
+            yield from self._delete(segment)
+            deleted += 1
+
+    def _next(self, decision: Decision) -> int | None:
+        removing_end = native.load(self._cleaning, "removing_end")
+        if not decision.why and self._clock.monotonic_ns() - self._retried_ns < self._retry_ns:
+            removing_end = 0  # a segment that was held has its own, longer interval
+        segment = next_to_go(self._segments(), self._segment_bytes, self._deletable_end(), decision,
+                             self._clock.now_ms(), removing_end)
+        if segment is not None and segment + self._segment_bytes == removing_end:
+            self._retried_ns = self._clock.monotonic_ns()
+        return segment
+
+    def _deletable_end(self) -> int:
+        control = self._control
+        wrote, _ = native.committed_slot(control)
+        wrote = min(wrote, native.load_position(control.wrote))
+        needed = [native.load_position(position) for position in (control.committed, control.flushed, control.reput_from)]
+        return deletable_end(self._segment_bytes, wrote, *needed, native.load(control.workers[native.CHECKPOINTER], "position"))
+
+    def _segments(self) -> list[tuple[int, int]]:
+        """(start, modification time in ms), ascending."""
+        found = []
+        for folder in self._paths.commit_log_folders.all:
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+                for entry in entries:
+                    start = parse_segment_name(entry.name)
+                    if start is not None and is_plain_file(entry):
+                        found.append((start, entry.stat().st_mtime_ns // 1_000_000))
+        return sorted(found)
+
+    def _let_go(self, segment: int, decision: Decision) -> bool:
+        """Whether nobody holds the segment, or has held it for too long."""
+        line = self._cleaning
+        end = segment + self._segment_bytes
+        if native.load(line, "removing_end") < end:
+            native.store(line, "removing_since_ns", 0)
+            failpoint("segment_chosen")
+            native_cleaning.shut(line, end)
+        held_by = holders(line, end)
+        if not held_by:
+            return True
+        now_ns = self._clock.monotonic_ns()
+        since_ns = native.load(line, "removing_since_ns")
+        if not since_ns:
+            since_ns = now_ns
+            native.store(line, "removing_since_ns", now_ns)
+        if now_ns - since_ns >= self._forcibly_ns:
+            native.store(line, "forced_holds", native.load(line, "forced_holds") + 1)
+            self._report(f"segment {segment_name(segment)} is deleted although {_names(held_by)} held it for "
+                         f"{(now_ns - since_ns) / 1e9:.0f} s")
+            return True
+        native.store(line, "waited_for_holds", native.load(line, "waited_for_holds") + 1)
+        self._say_once(f"segment {segment_name(segment)} should go, but {_names(held_by)} holds it: tried again, and "
+                       f"forced after {self._forcibly_ns / 1e9:g} s")
+        return False
+
+    def _delete(self, segment: int) -> Iterator[float]:
+        line, end = self._cleaning, segment + self._segment_bytes
+        failpoint("segment_let_go")
+        descriptor = unlink_durably(self._paths.commit_log_segment(segment))
+        failpoint("segment_removed")
+        native.store_position(self._control.min_offset, end)
+        failpoint("min_moved")
+        native.store(line, "removing_since_ns", 0)
+        native.store(line, "removed_segments", native.load(line, "removed_segments") + 1)
+        failpoint("removal_half_counted")
+        native.store(line, "removed_bytes", native.load(line, "removed_bytes") + self._segment_bytes)
+        failpoint("removal_counted")
+        self._said = ""
+        yield from give_back(descriptor)
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._report(text)
+
+
+def _names(pids: list[int]) -> str:
+    return ", ".join(f"process {pid}" for pid in dict.fromkeys(pids))

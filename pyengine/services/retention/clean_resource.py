@@ -1,0 +1,142 @@
+"""The cleaner's rounds: DefaultMessageStore.cleanFilesPeriodically, and what is asked by hand.
+
+A round each clean_resource_interval_ms: the log first, then what follows it. It is one
+chain of small steps with pauses in between, so deletion never takes the disk for itself,
+the heart beats, and a stop interrupts it anywhere. A request by hand (`pyengine clean`)
+starts a round at once and is answered when nothing is left to do.
+
+A frozen store is left as it is: recovery must find what was there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+from pyengine.config import EngineConfig
+from pyengine.errors import DiskError
+from pyengine.ipc.cleaning import reap_dead
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.native import control as native
+from pyengine.services.retention.clean_commit_log import CleanCommitLogService
+from pyengine.services.retention.clean_consume_queue import CleanConsumeQueueService
+from pyengine.services.retention.clean_rules import CleanRules, Decision, Request, decide
+from pyengine.services.retention.cleaning_clock import CleaningClock
+from pyengine.storage.disk_use import DiskUse
+
+PAUSE_S_MAX = 1.0  # the heart beats at least this often
+
+
+class CleanResourceService:
+    """The cleaner worker's service."""
+
+    def __init__(self, memory: EngineMemory, cleaning, root: str | os.PathLike[str], config: EngineConfig,
+                 measure: Callable[[], Sequence[DiskUse]], report: Callable[[str], None] = lambda text: None,
+                 clock: CleaningClock | None = None) -> None:
+        """`cleaning`: the `struct ms_cleaning *`; `measure` gives the disk use of log and queues; `report` gets sentences."""
+        self._control = memory.control
+        self._cleaning = cleaning
+        self._rules = CleanRules.of(config)
+        self._measure = measure
+        self._report = report
+        self._clock = clock or CleaningClock()
+        self._interval_ns = config.clean_resource_interval_ms * 1_000_000
+        self._log = CleanCommitLogService(memory.control, memory.identity.segment_bytes, cleaning, root, config, self._clock,
+                                          report)
+        self._queues = CleanConsumeQueueService(cleaning, root, config)
+        self._steps: Iterator[float] | None = None
+        self._due_ns = self._clock.monotonic_ns() + self._interval_ns
+        self._resume_ns = 0
+        self.obstacle = ""
+
+    def work(self) -> bool:
+        """One step, if it is due."""
+        now_ns = self._clock.monotonic_ns()
+        if native.load(self._control.state, "frozen"):
+            self._drop_round()
+            return False
+        if self._steps is None:
+            if now_ns < self._due_ns and not self._is_asked():
+                return False
+            self._steps = self._round()
+        elif now_ns < self._resume_ns:
+            return False
+        try:
+            pause_s = next(self._steps)
+        except StopIteration:
+            self._over("")
+            return False
+        except DiskError as error:
+            self._over(str(error))
+            return False
+        self._resume_ns = self._clock.monotonic_ns() + round(pause_s * 1e9)
+        return pause_s <= 0
+
+    def _over(self, why: str) -> None:
+        self._steps = None
+        self._due_ns = self._clock.monotonic_ns() + self._interval_ns
+        line = self._control.workers[native.CLEANER]
+        if why:
+            native.store(line, "error_count", native.load(line, "error_count") + 1)
+        if why != self.obstacle:
+            self.obstacle = why
+            self._report(f"old files cannot be deleted: {why}; trying again each {self._interval_ns / 1e9:g} s" if why
+                         else "old files can be deleted again")
+
+    def _round(self) -> Iterator[float]:
+        asked, request = self._request()
+        line = self._cleaning
+        before = native.load(line, "removed_segments"), native.load(line, "removed_bytes")
+        reap_dead(line)
+        try:
+            yield from self._log.steps(lambda: self._decide(request))
+            yield from self._queues.steps(self._log.publish_min())
+        except DiskError as error:
+            self._answer(asked, before, error.errno or errno.EIO)
+            raise
+        self._answer(asked, before, 0)
+
+    def _answer(self, asked: int, before: tuple[int, int], error_number: int) -> None:
+        line = self._cleaning
+        native.store(line, "rounds", native.load(line, "rounds") + 1)
+        if asked:
+            native.store(line, "answer_segments", native.load(line, "removed_segments") - before[0])
+            native.store(line, "answer_bytes", native.load(line, "removed_bytes") - before[1])
+            native.store(line, "answer_errno", error_number)
+            native.store(line, "answered", asked)
+
+    def _decide(self, request: Request | None) -> Decision:
+        if native.load(self._control.state, "frozen"):
+            return Decision()
+        return decide(self._rules, self._measure(), self._clock.hour(), request)
+
+    def _is_asked(self) -> bool:
+        return native.load(self._cleaning, "asked") == native.load(self._cleaning, "answered") + 1
+
+    def _request(self) -> tuple[int, Request | None]:
+        """(number, what was asked); (0, None) when nothing was. What makes no sense is answered without deleting."""
+        if not self._is_asked():
+            return 0, None
+        asked = native.load(self._cleaning, "asked")
+        reserved_ms, percent = native.load(self._cleaning, "asked_reserved_ms"), native.load(self._cleaning, "asked_used_percent")
+        if reserved_ms < -1 or not 0 <= percent <= 100:
+            return asked, Request(used_percent=100)
+        return asked, Request(None if reserved_ms < 0 else reserved_ms, percent)
+
+    def pause_s(self) -> float:
+        """Until the next step or round; a request by hand rings the latch."""
+        until_ns = self._due_ns if self._steps is None else self._resume_ns
+        return min(PAUSE_S_MAX, max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9))
+
+    def drain(self) -> bool:
+        """A stop waits for no deletion: what has lost its name goes with its descriptor."""
+        return False
+
+    def close(self) -> None:
+        self._drop_round()
+
+    def _drop_round(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None

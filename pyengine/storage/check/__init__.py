@@ -1,0 +1,1 @@
+"""The whole-store check: what is damaged, how bad it is, what to do."""

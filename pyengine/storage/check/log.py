@@ -1,0 +1,214 @@
+"""The log part of the whole-store check: every record from the first segment to the end, CRC included.
+
+The end is where recovery and every reader end the log (log_end.find_end). Below it, damage is an
+error: a message is gone; the walk goes on at the next whole record. What is at the end:
+
+    zeros to the end of the log       nothing more
+    whole records after it            error: they cannot be reached
+    what recovery just clears, and    warning: a put that a crash cut short
+    there is an abort file
+    anything else                     error: it may have been a message, or no process was writing
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyengine.formats.record_case import CaseLabel
+from pyengine.native.scan import sync, walk
+from pyengine.storage.check.report import CheckProgress, CheckReport, Findings, Severity
+from pyengine.storage.check.segments import LogSegments
+from pyengine.storage.check.work import CheckWork
+from pyengine.storage.file_zeros import used_end
+from pyengine.storage.log_files import shown
+from pyengine.storage.recovery.log import tail_content
+from pyengine.storage.log_scan import LogScan
+from pyengine.storage.recovery.cases import Content, End, Owner, TailDecision, tail_case
+from pyengine.storage.segment_files import SegmentFile, mapped
+from pyengine.storage.watermark import DurableWatermark
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInLog:
+    """What the log holds for one queue."""
+
+    min_queue_offset: int
+    max_queue_offset: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """What the other parts need to know about the log."""
+
+    is_damaged: bool
+    is_cut_short: bool  # something is at the end and after it
+    last_store_timestamp_ms: int
+    queues: dict[tuple[str, int], QueueInLog]
+    further: dict[tuple[str, int], int]  # records of other queues that have an entry in this one (INNER_MULTI_DISPATCH)
+
+
+def check_log(
+    root: Path, log: LogSegments, work: CheckWork, findings: Findings, report: CheckReport, *,
+    end: LogScan, is_running: bool, watermark: DurableWatermark | None, was_stopped: bool, progress: CheckProgress,
+) -> LogFacts:
+    """Walk the log up to `end`. What is beyond a running engine's end is not looked at."""
+    look = _LogLook(root, log, work, findings, report, watermark, progress)
+    look.walk(end)
+    report.bytes, report.min_offset = end.end_offset - log.min_offset, log.min_offset if log.segments else -1
+    report.end_offset = end.end_offset
+    is_damaged = bool(log.lost)
+    if watermark is not None and end.end_offset < watermark.flushed:
+        is_damaged = True
+        findings.error("below watermark", "commitlog", end.end_offset,
+                       f"the log ends at {end.end_offset} ({end.reason}), but everything up to {watermark.flushed} had been synced")
+    is_cut_short = not is_running and _judge_end(root, log, end, findings, watermark, was_stopped)
+    queues, further = _queues_in_log(work, log, findings)
+    return LogFacts(is_damaged or is_cut_short, is_cut_short, look.last_ms, queues, further)
+
+
+class _LogLook:
+    """The walk from the first segment to the end."""
+
+    def __init__(
+        self, root: Path, log: LogSegments, work: CheckWork, findings: Findings, report: CheckReport,
+        watermark: DurableWatermark | None, progress: CheckProgress,
+    ) -> None:
+        self._root = root
+        self._log = log
+        self._work = work
+        self._findings = findings
+        self._report = report
+        self._watermark = watermark
+        self._progress = progress
+        self.last_ms = -1
+
+    def walk(self, end: LogScan) -> None:
+        """Tell every place where no whole record is, and keep those ranges in `log.lost`."""
+        log, reached = self._log, self._log.min_offset
+        for segment in log.segments:
+            base = segment.start_offset
+            if base != reached:
+                self._findings.error("gap", shown(segment.path, self._root), None,
+                                     f"the segment before it, from {reached} on, is missing")
+                log.lost.append((reached, base))
+            if base >= end.end_offset:
+                return
+            self._walk_segment(segment, min(base + log.size_bytes, end.end_offset))
+            reached = base + log.size_bytes
+
+    def _walk_segment(self, segment: SegmentFile, stop: int) -> None:
+        log, at, used = self._log, segment.start_offset, None
+        while at < stop:
+            start, reason = at, str(CaseLabel.RANGE_END)
+            with contextlib.closing(self._work.walk(log, segment, start, stop)) as results:  # nothing reads on when `progress` raises
+                for result in results:
+                    at, reason = result.end_offset, str(result.reason)
+                    self._report.records += result.records
+                    self._report.messages += result.messages
+                    self.last_ms = result.last_store_timestamp_ms if result.messages else self.last_ms
+                    self._progress(at - log.min_offset, len(log.segments) * log.size_bytes)
+            log.whole.append((segment, start, at))
+            if reason == CaseLabel.BLANK or at >= stop:
+                return
+            if used is None:  # the segment's rest is read for it: once, however many places are damaged
+                used = used_end(segment.path, at - segment.start_offset)
+            following = _whole_record_after(segment, log.size_bytes, at, stop, used)
+            self._tell(segment, at, reason, following)
+            log.lost.append((at, following or segment.start_offset + log.size_bytes))
+            at = following or stop
+
+    def _tell(self, segment: SegmentFile, at: int, reason: str, following: int | None) -> None:
+        name, position = shown(segment.path, self._root), at - segment.start_offset
+        after = f"whole records follow from {following} on" if following is not None else "no whole record follows in this segment"
+        ours = self._watermark
+        if ours is None or at >= ours.flushed:
+            self._findings.error("damage", name, position, f"{reason} at {at}; {after}")
+        elif at < ours.verified_from:
+            self._findings.error("damaged before", name, position, f"{reason} at {at}, in what was there before this engine, which vouches "
+                                 f"for {ours.verified_from} to {ours.flushed}; {after}")
+        else:
+            self._findings.error("below watermark", name, position,
+                                 f"{reason} at {at}, below {ours.flushed}, up to which everything had been synced; {after}")
+
+
+def _judge_end(
+    root: Path, log: LogSegments, end: LogScan, findings: Findings, watermark: DurableWatermark | None, was_stopped: bool
+) -> bool:
+    """Report what is at the end and after it; True when it is more than nothing."""
+    at, reason = end.end_offset, str(end.reason)
+    segments = [segment for segment in log.segments if segment.start_offset + log.size_bytes > at]
+    if not segments or reason == CaseLabel.BLANK:
+        return False
+    segment = segments[0]
+    name, start = shown(segment.path, root), max(0, at - segment.start_offset)
+    content, used_bytes = tail_content(segment, at, reason) if at >= segment.start_offset else (Content.OTHER, 0)
+    after = next((found for each in segments
+                  if (found := _whole_record_after(each, log.size_bytes, at, each.start_offset + log.size_bytes,
+                                                   used_end(each.path, max(0, at - each.start_offset)))) is not None), None)
+    is_later_used = any(used_end(later.path) for later in segments[1:])
+    if after is not None:
+        findings.error(
+            "unreachable", name, start, f"{reason} at {at}; whole records follow from {after} on and cannot be reached"
+        )
+    elif not used_bytes and not is_later_used:
+        return False
+    elif was_stopped:
+        findings.error("tail", name, start, f"{reason} at {at}, although the store was stopped in order")
+    elif is_later_used or tail_case(content, _owner(watermark), End.SCAN).decision is TailDecision.QUARANTINE:
+        findings.error("tail", name, start, f"{reason} at {at}: {used_bytes} bytes that may have been a message")
+    else:
+        findings.warning("tail", name, start, f"{reason} at {at}: a put that was cut short; `recover` clears it")
+    return True
+
+
+def _owner(watermark: DurableWatermark | None) -> Owner:
+    return Owner.THEIRS if watermark is None else Owner.OURS
+
+
+def _whole_record_after(segment: SegmentFile, size_bytes: int, at: int, stop: int, used: int) -> int | None:
+    """The first whole record of a segment after `at` and before `stop`. Zeros to its end, from its byte `used` on, are not searched."""
+    base = segment.start_offset
+    start = max(base, at + 1)
+    if start >= stop:
+        return None
+    last = min(stop, base + used)
+    with mapped(segment.path) as view:
+        while start < last:
+            found = sync(view, base, start, last, limit=base + size_bytes)
+            if found is None or walk(view, base, found, found + 1, limit=base + size_bytes).messages:
+                return found
+            start = found + 1
+    return None
+
+
+def _queues_in_log(
+    work: CheckWork, log: LogSegments, findings: Findings
+) -> tuple[dict[tuple[str, int], QueueInLog], dict[tuple[str, int], int]]:
+    """What the log holds for each queue, and how many records of others; offsets that are missing or doubled are errors."""
+    found: dict[tuple[str, int], QueueInLog] = {}
+    further: Counter[tuple[str, int]] = Counter()
+    for queues in work.touched(log):
+        for queue in queues:
+            key = queue.topic, queue.queue_id
+            if queue.further:
+                further[key] += queue.further
+            if not queue.count:
+                continue
+            before = found.get(key)
+            found[key] = QueueInLog(
+                min(queue.min_queue_offset, before.min_queue_offset if before else queue.min_queue_offset),
+                max(queue.max_queue_offset, before.max_queue_offset if before else queue.max_queue_offset),
+                queue.count + (before.count if before else 0),
+            )
+    for (topic, queue_id), queue in sorted(found.items()):  # the order in which they were found depends on how the log was cut
+        if queue.count != queue.max_queue_offset - queue.min_queue_offset + 1:
+            findings.add(
+                Severity.ERROR, "log gap", f"consumequeue/{topic}/{queue_id}", None,
+                f"the log holds {queue.count} messages of this queue with the queue offsets "
+                f"{queue.min_queue_offset} to {queue.max_queue_offset}",
+            )
+    return found, further

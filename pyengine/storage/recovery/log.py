@@ -1,0 +1,160 @@
+"""Where the commit log shall end: scan, commit slot, pool and watermark put together. Reads only.
+
+The outcome is a `LogPlan`; log_changes.py carries it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pyengine.formats.constants import MESSAGE_BYTES_MIN
+from pyengine.formats.record_case import CaseLabel
+from pyengine.formats.record_layout import BEGIN, I64, PHYSICAL_OFFSET_AT
+from pyengine.native.scan import walk
+from pyengine.storage.file_zeros import used_end
+from pyengine.storage.log_scan import LogScan, LogView, scan_log
+from pyengine.storage.recovery.cases import Content, End, FileDecision, TailDecision, file_case, tail_case
+from pyengine.storage.recovery.report import Progress, SharedState
+from pyengine.storage.segment_files import SegmentFile, mapped
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlan:
+    """What the log shall become.
+
+    `drains` are (offset, bytes) to be written into the files, `undrained` pool bytes
+    that are no whole records. `extra` are the segments that go, oldest first.
+    """
+
+    scan: LogScan
+    end_offset: int
+    decided_by: End
+    shared_state: str
+    tail: TailDecision = TailDecision.LEAVE
+    tail_label: str = "nothing"
+    tail_bytes: int = 0  # up to the last one that is not zero
+    cut_bytes: int = 0
+    drains: tuple[tuple[int, memoryview], ...] = ()
+    undrained: tuple[tuple[int, memoryview], ...] = ()
+    extra: tuple[tuple[SegmentFile, FileDecision, str], ...] = ()
+
+    @property
+    def drained_bytes(self) -> int:
+        return sum(len(content) for _, content in self.drains)
+
+    @property
+    def changes_something(self) -> bool:
+        return bool(self.drains or self.undrained or self.extra or self.tail is not TailDecision.LEAVE)
+
+
+def plan_log(
+    log: LogView, first: int, shared: SharedState | None, *, check_crc: bool, progress: Progress | None = None
+) -> LogPlan:
+    """Find the end, reading from segment `first` on, and what becomes of all that stands beyond it."""
+    plan = None
+    note = "none"
+    if shared is not None:
+        plan, note = _plan_with_shared_state(log, first, shared, check_crc, progress)
+    if plan is None:
+        scan = scan_log(log, first, check_crc=check_crc, progress=progress)
+        plan = LogPlan(scan, scan.end_offset, End.SCAN, note)
+    return _with_extra_segments(log, _with_tail(log, plan))
+
+
+# -- the shared state ---------------------------------------------------------------
+
+
+def _plan_with_shared_state(
+    log: LogView, first: int, shared: SharedState, check_crc: bool, progress: Progress | None
+) -> tuple[LogPlan | None, str]:
+    """A plan by the commit slot; or None and why the slot does not count.
+
+    The files must reach what shared memory takes for granted: the slot's position, in
+    pool mode `committed`. They end earlier after a power cut, or when they were exchanged.
+    """
+    if shared.mismatch:
+        return None, f"discarded: {shared.mismatch}"
+    needed = shared.committed if shared.pool_buffers else shared.slot_end
+    scan = scan_log(log, first, check_crc=check_crc, limit=needed, progress=progress)
+    if scan.end_offset != needed:
+        return None, f"discarded: the files end at {scan.end_offset}, before its position {needed}"
+    plan = LogPlan(scan, needed, End.SLOT, "used")
+    return (_with_pool(log, plan, shared) if shared.pool_buffers else plan), ""
+
+
+def _with_pool(log: LogView, plan: LogPlan, shared: SharedState) -> LogPlan:
+    """Carry the plan on with the whole records between `committed` and the slot, as they stand in the buffers."""
+    drains: list[tuple[int, memoryview]] = []
+    undrained: list[tuple[int, memoryview]] = []
+    scan = plan.scan
+    for base, buffer in sorted(shared.pool_buffers, key=lambda item: item[0]):
+        segment_end = base + log.size_bytes
+        start, end = max(shared.committed, base), min(shared.slot_end, segment_end)
+        if start >= end:
+            continue
+        if scan.end_offset != start:  # a buffer before this one broke the chain
+            undrained.append((start, buffer[start - base : end - base]))
+            continue
+        result = walk(buffer, base, start, end, check_crc=True, strict=True, check_offset=True)
+        reached, written = result.end_offset, result.end_offset
+        if result.reason == CaseLabel.BLANK and end == segment_end:
+            reached, written = segment_end, result.end_offset + BEGIN.size
+        if written > start:
+            drains.append((start, buffer[start - base : written - base]))
+        if reached < end:
+            undrained.append((reached, buffer[reached - base : end - base]))
+        scan = scan.carried_on(result, reached, result.reason)
+    return replace(plan, scan=scan, end_offset=scan.end_offset, drains=tuple(drains), undrained=tuple(undrained))
+
+
+# -- what stands beyond the end -----------------------------------------------------
+
+
+def _with_tail(log: LogView, plan: LogPlan) -> LogPlan:
+    index = log.index_of(plan.end_offset)
+    if index is None:
+        return plan
+    content, used_bytes = tail_content(log.segments[index], plan.end_offset, plan.scan.reason)
+    case = tail_case(content, log.owner, plan.decided_by)
+    return replace(plan, tail=case.decision, tail_label=case.label, tail_bytes=used_bytes, cut_bytes=used_bytes)
+
+
+def tail_content(segment: SegmentFile, end_offset: int, reason: str) -> tuple[Content, int]:
+    """What stands in a segment from `end_offset` on, and how many bytes that is up to the last non-zero one.
+
+    `reason` is why the walk stopped there.
+    """
+    start = end_offset - segment.start_offset
+    used_bytes = used_end(segment.path, start) - start
+    if used_bytes == 0:
+        return Content.ZEROS, 0
+    if reason == CaseLabel.BLANK:
+        return Content.BLANK, used_bytes
+    if reason not in (CaseLabel.TORN, CaseLabel.BAD_CRC, CaseLabel.BAD_TEXT):
+        return Content.OTHER, used_bytes
+    with mapped(segment.path) as view:
+        size_bytes, _ = BEGIN.unpack_from(view, start)
+        names_this_offset = (
+            start + PHYSICAL_OFFSET_AT + I64.size <= len(view)
+            and I64.unpack_from(view, start + PHYSICAL_OFFSET_AT)[0] in (0, end_offset)
+        )
+    if not names_this_offset or size_bytes < max(MESSAGE_BYTES_MIN, used_bytes):
+        return Content.OTHER, used_bytes
+    # A finished record ends in its properties or, without any, in its topic and two zeros.
+    is_unfinished = size_bytes - used_bytes > 2
+    return (Content.INCOMPLETE_RECORD if is_unfinished else Content.SPOILED_RECORD), used_bytes
+
+
+def _with_extra_segments(log: LogView, plan: LogPlan) -> LogPlan:
+    """The segments behind the end; one that begins at the end itself stays, as in RocketMQ's truncation."""
+    extra = []
+    cut_bytes = plan.cut_bytes
+    for segment in log.segments:
+        if segment.start_offset <= plan.end_offset:
+            continue
+        used_bytes = used_end(segment.path)
+        case = file_case(used_bytes == 0, plan.decided_by)
+        cut_bytes += used_bytes
+        extra.append((segment, case.decision, case.label))
+    return replace(plan, extra=tuple(extra), cut_bytes=cut_bytes)
+

@@ -1,0 +1,76 @@
+"""Modification times of queue files that were made again: look-ups by time choose the file by them.
+
+RocketMQ takes the first file of the queue that was modified at or after the asked time
+(MappedFileQueue.getMappedFileByTime), and so do we. Files made by a rebuild are all of
+today: every look-up would end in the first one. So each file gets the time at which its
+last entry's message was stored; or keeps the time of the file that it replaces, when that
+is no earlier than the message and no later than the next file's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.consume_queue import ENTRY, is_filler
+from pyengine.storage.geometry import Geometry
+from pyengine.storage.log_files import open_log
+from pyengine.storage.offset_by_time import store_timestamp_ms
+from pyengine.storage.recovery.queues import QueueState, list_queues
+from pyengine.storage.recovery.rebuild_marker import RebuildMarker
+from pyengine.storage.segment_files import MappingCache, SegmentFolder
+
+_NS_PER_MS = 1_000_000
+
+
+def restore_queue_times(root: Path | str, geometry: Geometry, marker: RebuildMarker) -> int:
+    """Give the files of all queues that `marker` names their times; how many files. May be done twice."""
+    root = Path(root)
+    log = open_log(root, geometry.mapped_file_size_commit_log_bytes, MappingCache(mappings_max=8))
+    count = 0
+    for queue in list_queues(root, geometry.mapped_file_size_consume_queue_bytes):
+        replaced = _replaced_folder(root, marker, queue)
+        if replaced is not None:
+            for path, time_ns in _times(queue, replaced, log):
+                os.utime(path, ns=(time_ns, time_ns))
+                count += 1
+    return count
+
+
+def _replaced_folder(root: Path, marker: RebuildMarker, queue: QueueState) -> Path | None:
+    """Where the files stand that were this queue; None when it was not replaced."""
+    folder = queue.folder.relative_to(root)
+    for piece in (folder, *folder.parents):
+        if str(piece) in marker.pieces:
+            return marker.place_of(root, str(folder))
+    return None
+
+
+def _times(queue: QueueState, replaced: Path, log: SegmentFolder) -> Iterable[tuple[Path, int]]:
+    """(file, modification time) from the newest to the oldest; files without a message keep theirs."""
+    following_ns: int | None = None
+    for file in reversed(queue.files):
+        stored_ms = _last_store_time_ms(queue, file.path, file.start_offset, log)
+        if stored_ms < 0:
+            continue
+        time_ns = stored_ms * _NS_PER_MS
+        try:
+            before_ns = os.stat(replaced / file.path.name).st_mtime_ns
+        except OSError:
+            before_ns = -1
+        if before_ns >= time_ns and (following_ns is None or before_ns <= following_ns):
+            time_ns = before_ns
+        yield file.path, time_ns
+        following_ns = time_ns
+
+
+def _last_store_time_ms(queue: QueueState, path: Path, start: int, log: SegmentFolder) -> int:
+    last = min(queue.end - start, queue.size_bytes) - CQ_ENTRY_BYTES
+    if last < 0:
+        return -1
+    with open(path, "rb") as file:
+        file.seek(last)
+        entry = ENTRY.unpack(file.read(CQ_ENTRY_BYTES))
+    return -1 if is_filler(entry) else store_timestamp_ms(log, entry[0], entry[1])

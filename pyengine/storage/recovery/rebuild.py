@@ -1,0 +1,306 @@
+"""Queues and index from the log alone (`pyengine rebuild`).
+
+RocketMQ can do that only for all queues at once, by deleting them; a single queue that
+is lost or wrong stays so. Here any of them, or the index, is moved to
+`quarantine/rebuild-N/` and made again.
+
+    look       what the log holds; damage below our own watermark is refused; nothing is changed
+    markers    config/recovery: the whole log is to be dispatched; config/rebuild: what is to be
+               moved, and where to
+    recovery   moves queues and index away by rename, then does what it always does: missing
+               entries are written, right ones are left; the times of files are restored
+
+Killed anywhere in there: run it again, or just start the store; both go on from the markers.
+A queue of which the log holds no message any more cannot be made again. It stays as it is,
+because its end still says which queue offset comes next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pyengine.errors import ExitCode, NotAStoreError, UsageError
+from pyengine.formats.paths import StorePaths, is_queue_id_name
+from pyengine.native.dispatch import touched_queues
+from pyengine.native.scan import sync
+from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.geometry import Geometry
+from pyengine.storage.log_end import own_watermark
+from pyengine.storage.log_files import look_at_log
+from pyengine.storage.log_scan import LogView, scan_log
+from pyengine.storage.recovery.rebuild_marker import RebuildMarker, read_rebuild_marker, write_rebuild_marker
+from pyengine.storage.recovery.recover import OnStep, RecoveryOptions, recover
+from pyengine.storage.recovery.marker import RecoveryMarker, read_marker, write_marker
+from pyengine.storage.recovery.report import (
+    GrowingProgress,
+    Progress,
+    RecoveryPath,
+    RecoveryReport,
+    RecoveryState,
+    SharedState,
+)
+from pyengine.storage.segment_files import list_segments, mapped
+from pyengine.storage.watermark import read_watermark
+
+_LOOK_BYTES = 4 << 20
+Queue = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is made again: all queues, one topic's or one queue, and the index."""
+
+    queues: bool = True
+    index: bool = True
+    topic: str | None = None
+    queue_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.queue_id is not None and self.topic is None:
+            raise UsageError("a queue id needs its topic")
+        if not self.queues and not self.index:
+            raise UsageError("neither queues nor index: nothing is to be made again")
+
+    def wants(self, queue: Queue) -> bool:
+        return self.queues and self.topic in (None, queue[0]) and self.queue_id in (None, queue[1])
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildReport:
+    """What was made again. `state` degraded: the log is damaged below what was durable, and nothing was changed."""
+
+    state: RecoveryState
+    exit_code: ExitCode
+    queues: tuple[Queue, ...] = ()       # made again from the log
+    kept: tuple[Queue, ...] = ()         # asked for, but the log holds no message of them: left as they are
+    index: bool = False
+    replaced: tuple[str, ...] = ()       # what was moved, as paths under the root
+    quarantine: str = ""                 # where to; empty when nothing stood there
+    end_offset: int = 0
+    log_bytes: int = 0                   # dispatched
+    damage_offset: int | None = None
+    recovery: RecoveryReport | None = None
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def sentence(self) -> str:
+        """The outcome for a person, one sentence."""
+        if self.state is RecoveryState.DEGRADED:
+            return (f"The log is damaged at offset {self.damage_offset}, below what had been synced: queues made from it "
+                    "would lack messages. Nothing was changed; restore the segment, `salvage`, or `recover --accept-loss`.")
+        queues = "1 queue" if len(self.queues) == 1 else f"{len(self.queues)} queues"
+        made = [queues] * bool(self.queues) + ["the index"] * self.index
+        what = " and ".join(made) or "nothing"
+        return f"Made {what} again from {self.log_bytes} bytes of log" + (
+            f"; what stood there is in {self.quarantine}." if self.quarantine else ".")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json: plain values."""
+        fields = asdict(replace(self, recovery=None))
+        del fields["recovery"]
+        for name in ("queues", "kept"):
+            fields[name] = [{"topic": topic, "queueId": queue_id} for topic, queue_id in fields[name]]
+        return {**fields, "exit_code": int(self.exit_code), "sentence": self.sentence}
+
+
+@dataclass(slots=True)
+class Look:
+    """What stands in the store before anything is changed: the log, and the queues that it feeds."""
+
+    log: LogView
+    in_log: set[Queue] = field(default_factory=set)
+    damage_offset: int | None = None  # below what was durable
+
+
+class RebuildWork:
+    """How the log is read and what is made of it: here, by recovery's dispatch.
+
+    Whoever has more processes or hosts (pyengine.spark.store_rebuild) reads and makes in
+    another way; markers, moves and all that recovery does stay the same.
+    """
+
+    note = ""        # why not in that other way
+    made_bytes = 0   # of the log, without recovery
+
+    def look(self, root: Path, geometry: Geometry, options: RecoveryOptions, log: LogView, progress: Progress) -> Look:
+        """Read the log: which queues it feeds, and in our own store, whether it is whole as far as it was durable."""
+        look = Look(log)
+        if log.watermark is not None:
+            scan = scan_log(log, 0, check_crc=options.check_crc_on_recover, limit=log.watermark)
+            if scan.end_offset < log.watermark:
+                look.damage_offset = scan.end_offset
+                return look
+        _look_at_queues(look, progress)
+        return look
+
+    def make(
+        self, root: Path, geometry: Geometry, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker
+    ) -> int | None:
+        """Move the pieces of `marker` and make them again, durable; up to which offset of the log. None: recovery shall."""
+        return None
+
+
+def rebuild(
+    root: Path | str,
+    geometry: Geometry,
+    selection: Selection | None = None,
+    *,
+    options: RecoveryOptions | None = None,
+    shared: SharedState | None = None,
+    progress: Progress | None = None,
+    on_step: OnStep | None = None,
+    work: RebuildWork | None = None,
+) -> RebuildReport:
+    """Make queues and index of the stopped store at `root` again from its log; the caller owns the store.
+
+    Leaves a store that was stopped in order. Raises NotAStoreError, UsageError (there is
+    no such queue), StoreRefusedError (a file that was not to be replaced, or a segment, is
+    of the wrong length), CorruptionError (one is missing), DiskFullError, DiskError.
+    """
+    started_s = time.monotonic()
+    root, selection, on_step = Path(root), selection or Selection(), on_step or (lambda name: None)
+    # What has light queue offsets was given them by a store with multi-dispatch, whatever the settings say now.
+    options = replace(options or RecoveryOptions(), enable_multi_dispatch=True)
+    if StorePaths(root).consume_queue_ext.is_dir():
+        options = replace(options, enable_consume_queue_ext=True)
+    steps = GrowingProgress(progress)
+    work = work or RebuildWork()
+    look = work.look(root, geometry, options, _log_view(root, geometry), steps)
+    if look.damage_offset is not None:
+        return RebuildReport(RecoveryState.DEGRADED, ExitCode.CORRUPTION, damage_offset=look.damage_offset,
+                             seconds=time.monotonic() - started_s)
+    index = selection.index and options.message_index_enable
+    on_disk = {(topic.name, int(queue.name)) for topic in _folders(StorePaths(root).consume_queue)
+               for queue in _folders(topic) if is_queue_id_name(queue.name)}
+    asked = {queue for queue in look.in_log | on_disk if selection.wants(queue)}
+    if selection.topic is not None and not asked:
+        where = selection.topic if selection.queue_id is None else f"{selection.topic}, queue {selection.queue_id}"
+        raise UsageError(f"neither the log nor the store's folders know {where}")
+    made = asked & look.in_log
+    pieces = _pieces(on_disk, made, index)
+    unfinished = read_rebuild_marker(root)
+    _refuse_broken_neighbours(root, geometry, {*pieces, *(unfinished.pieces if unfinished else ())})
+    marker = _merged(root, unfinished, pieces)
+    on_step("rebuild")
+    _ask_for_the_whole_log(root, look.log)
+    write_rebuild_marker(root, marker)
+    made_to = work.make(root, geometry, options, made, marker)
+    if made_to is not None:
+        on_step("made")
+        write_rebuild_marker(root, replace(marker, is_made=True))
+        _ask_for_the_rest(root, made_to)
+    report = recover(root, geometry, options=options, shared=shared, progress=_behind(steps), on_step=on_step)
+    steps.finish()
+    is_refused = report.state is RecoveryState.DEGRADED
+    there = StorePaths(root).quarantine / marker.folder
+    return RebuildReport(
+        state=report.state, exit_code=report.exit_code,
+        queues=tuple(sorted(made)), kept=tuple(sorted(asked - made)), index=index,
+        replaced=tuple(piece for piece in marker.pieces if (there / piece).exists()),
+        quarantine=str(there) if there.exists() else "",
+        end_offset=report.end_offset, log_bytes=work.made_bytes or report.dispatched_bytes,
+        damage_offset=report.damage_offset if is_refused else None, recovery=report,
+        notes=(work.note,) * bool(work.note) + report.notes, seconds=time.monotonic() - started_s,
+    )
+
+
+# -- look -------------------------------------------------------------------------
+
+
+def _log_view(root: Path, geometry: Geometry) -> LogView:
+    size_bytes = geometry.mapped_file_size_commit_log_bytes
+    segments = look_at_log(root, size_bytes)
+    if not segments:
+        raise NotAStoreError(f"{root} has no commit log: there is nothing to make queues and index from")
+    return LogView.of(segments, size_bytes, own_watermark(read_watermark(root), segments[0].start_offset))
+
+
+def _look_at_queues(look: Look, progress: Progress) -> None:
+    segments, size_bytes = look.log.segments, look.log.size_bytes
+    total = len(segments) * size_bytes
+    for number, segment in enumerate(segments):
+        base, at = segment.start_offset, segment.start_offset
+        end = base + size_bytes
+        with mapped(segment.path) as view:
+            while at < end:
+                touched = touched_queues(view, base, at, min(end, at + _LOOK_BYTES), multi_dispatch=True)
+                look.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}
+                if touched.reached == at:  # a record longer than the slice, the end, or damage
+                    touched = touched_queues(view, base, at, end, multi_dispatch=True)
+                    look.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}
+                if touched.reached == at:
+                    following = sync(view, base, at + 1, end) if touched.reason not in ("blank", "zeroes") else None
+                    if following is None:
+                        break
+                    at = following
+                else:
+                    at = touched.reached
+                progress(number * size_bytes + at - base, 2 * total)
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _behind(progress: GrowingProgress) -> Progress:
+    """The recovery's progress as the second half of all."""
+    return lambda done, total: progress(total + done, 2 * total)
+
+
+def _pieces(on_disk: Collection[Queue], made: Collection[Queue], index: bool) -> list[str]:
+    """Paths under the root that are made again, there or not: whole topics where nothing else of theirs is on the disk."""
+    pieces = []
+    for topic in sorted({topic for topic, _ in made}):
+        queue_ids = sorted(queue_id for name, queue_id in made if name == topic)
+        is_whole = all((name, queue_id) in made for name, queue_id in on_disk if name == topic)
+        for folder in ("consumequeue", "consumequeue_ext"):
+            pieces += [f"{folder}/{topic}"] if is_whole else [f"{folder}/{topic}/{queue_id}" for queue_id in queue_ids]
+    return pieces + ["index"] * index
+
+
+def _refuse_broken_neighbours(root: Path, geometry: Geometry, pieces: Collection[str]) -> None:
+    """StoreRefusedError for a queue that stays and that recovery would refuse: before anything is changed."""
+    for topic in _folders(StorePaths(root).consume_queue):
+        for queue in _folders(topic):
+            stays = not {str(topic.relative_to(root)), str(queue.relative_to(root))} & set(pieces)
+            if stays and is_queue_id_name(queue.name):
+                list_segments(queue, geometry.mapped_file_size_consume_queue_bytes)
+
+
+# -- change -----------------------------------------------------------------------
+
+
+def _merged(root: Path, unfinished: RebuildMarker | None, pieces: list[str]) -> RebuildMarker:
+    """One marker for what an interrupted rebuild had to do and what is asked for now."""
+    if unfinished is not None:
+        return replace(unfinished, pieces=tuple(dict.fromkeys((*unfinished.pieces, *pieces))), is_made=False)
+    number = 1
+    quarantine = StorePaths(root).quarantine
+    while (quarantine / f"rebuild-{number}").exists() or (quarantine / f"rebuild-{number}.json").exists():
+        number += 1
+    return RebuildMarker(f"rebuild-{number}", tuple(pieces))
+
+
+def _ask_for_the_whole_log(root: Path, log: LogView) -> None:
+    """The marker of a recovery that reads the log as it would anyway, and dispatches all of it."""
+    before = read_marker(root)
+    path = RecoveryPath.ABNORMAL if abort_file_exists(root) else RecoveryPath.NORMAL
+    scan_from = log.segments[-1].start_offset
+    if before is not None:
+        path, scan_from = before.path, min(before.scan_from, scan_from)
+    write_marker(root, RecoveryMarker(path, scan_from, max(log.min_offset, 0)))
+
+
+def _ask_for_the_rest(root: Path, made_to: int) -> None:
+    """The marker says so once everything below `made_to` is made."""
+    before = read_marker(root)
+    if before is not None:
+        write_marker(root, replace(before, dispatch_from=made_to))

@@ -1,0 +1,735 @@
+"""Bring a stopped store to order: the conductor (DefaultMessageStore.recover; docs/recovery.md).
+
+    look      refuse what RocketMQ would refuse; nothing is changed
+    doubt     after a failed sync: forget cached pages, so that the disk is read
+    cut       finish a cut of the log that was decided before (storage/recovery/cut_log.py)
+    decide    end of the log, queues to cut, index files to drop, where to dispatch from
+    degraded? damage below our own watermark: report it, change nothing
+    spares    segments of zeros behind the end: on a full disk they are room for the rest
+    marker    config/recovery, durable
+    log       quarantine; segments behind the end, newest first; drain the pool; clear the tail; write what may
+              not be on the disk over itself, sync, and read it again
+    queues    cut back to the log; index files that cannot be believed
+    dispatch  log -> queues and index, from where they end; sync
+    finish    checkpoint, watermark, doubt, abort, marker
+    offsets   of consumer groups and delay levels, where they lie behind the end of a queue now
+
+The caller owns the store (its lock) and no worker runs. Every step may be cut short
+by a crash and is done again by the next run, which comes to the same store. On a
+store that was stopped in order and is whole nothing is written at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
+from pyengine.formats.checkpoint import Checkpoint
+from pyengine.formats.constants import MESSAGE_BYTES_MIN
+from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL
+from pyengine.formats.paths import StorePaths
+from pyengine.native.failpoint import failpoint
+from pyengine.native.flush import sync_file_system
+from pyengine.native.scan import sync
+from pyengine.storage.abort_file import remove_abort_file
+from pyengine.storage.recovery.cut_log import carry_out_cut, read_cut
+from pyengine.storage.recovery.dispatch_start import dispatch_start, queues_between, record_start
+from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
+from pyengine.storage.durable_writes import MANY_FILES, being_written, rewrite, sync_file, write_at
+from pyengine.storage.engine_id import read_engine_id
+from pyengine.storage.file_zeros import clear_file_from
+from pyengine.storage.geometry import Geometry
+from pyengine.storage.recovery.index import (
+    IndexPlan,
+    delete_index_files,
+    keys_in_index,
+    list_index_files,
+    plan_index,
+    read_index_header,
+    synced_index_time_ms,
+)
+from pyengine.storage.later_format import refuse_later_record
+from pyengine.storage.log_end import find_end, own_watermark, where_to_read
+from pyengine.storage.log_files import list_log, log_exists, look_at_log, new_segment_folder, shown
+from pyengine.storage.recovery.log import LogPlan, plan_log
+from pyengine.storage.log_scan import MISSING_SEGMENT, LogView, first_after_orderly_stop, scan_before, scan_log
+from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
+from pyengine.storage.recovery.offset_clamp import clamp_delay_offsets, clamp_offsets
+from pyengine.storage.page_cache import forget_cached
+from pyengine.storage.recovery.quarantine import Quarantine
+from pyengine.storage.queue_ext_files import sync_ext
+from pyengine.storage.queue_numbers import numbers_given
+from pyengine.storage.recovery.queues import (
+    QueueCut, QueueState, apply_cut, entries_of_nothing, list_queues, measured_from, plan_cut, refuse_foreign_extensions, sync_queue,
+)
+from pyengine.storage.recovery.queue_times import restore_queue_times
+from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker, remove_rebuild_marker
+from pyengine.storage.recovery.rebuild_moves import move_away
+from pyengine.storage.recovery.cases import SPARE, End, FileDecision, Owner, TailDecision
+from pyengine.storage.recovery.marker import RecoveryMarker, read_marker, remove_marker, write_kept_from, write_marker
+from pyengine.storage.recovery.report import (
+    GrowingProgress,
+    Progress,
+    RecoveryPath,
+    RecoveryReport,
+    RecoveryState,
+    SharedState,
+)
+from pyengine.storage.segment_files import SegmentFile, mapped
+from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
+from pyengine.storage.watermark import (
+    DurableWatermark, SyncFailure, WatermarkReading, forget_sync_failure, note_sync_failure, read_sync_failure, read_watermark,
+    sync_failure_path, write_watermark,
+)
+
+if TYPE_CHECKING:
+    from pyengine.config import EngineConfig
+
+DISPATCH_SLICE_BYTES = 16 << 20
+
+# Called with a step's name before the step changes anything.
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryOptions:
+    """Settings of the store that recovery needs beside its geometry."""
+
+    check_crc_on_recover: bool = True
+    message_index_enable: bool = True
+    enable_multi_dispatch: bool = False
+    enable_consume_queue_ext: bool = False
+    message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> RecoveryOptions:
+        """The options that a store's settings name."""
+        return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
+
+
+def recover(
+    root: Path | str,
+    geometry: Geometry,
+    *,
+    progress: Progress | None = None,
+    accept_loss: bool = False,
+    shared: SharedState | None = None,
+    options: RecoveryOptions | None = None,
+    on_step: OnStep | None = None,
+) -> RecoveryReport:
+    """Recover the store at `root`; everything up to the report's end offset is durable when this returns.
+
+    Leaves a store that was stopped in order: no abort file, queues and index caught up
+    with the log, checkpoint true. Raises StoreRefusedError (a segment of wrong length, a
+    foreign file), CorruptionError (a missing one, or queue entries beyond the log's bytes, unless `accept_loss`),
+    NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our own watermark is no exception but a report with state DEGRADED, and nothing was
+    changed; with `accept_loss` the log is cut there and the rest goes to quarantine.
+    A sync that failed is noted in config/sync-failure, and the next recovery of this boot believes none.
+    """
+    started_s = time.monotonic()
+    recovery = _Recovery(Path(root), geometry, options or RecoveryOptions(), progress, on_step)
+    try:
+        report = recovery.run(shared, accept_loss)
+    except FlushError as error:
+        if note_sync_failure(root, recovery.sure_end, str(error.path), os.strerror(error.errno)):
+            raise
+        raise FlushError(f"{error}. That could not be noted in {sync_failure_path(root)}: start the machine again before you "
+                         "recover, for the page cache tells nothing true now", errno=error.errno, path=error.path) from error
+    return replace(report, seconds=time.monotonic() - started_s)
+
+
+def would_refuse(root: Path | str, geometry: Geometry) -> bool:
+    """Whether `recover` would find a loss now that it does not cut without `accept_loss`. Reads only."""
+    if read_cut(root) is not None:
+        return False
+    size_bytes = geometry.mapped_file_size_commit_log_bytes
+    recovery = _Recovery(Path(root), geometry, RecoveryOptions(), None, None)
+    reading = read_watermark(root)
+    recovery._copied = reading.watermark if reading.is_copied else None
+    try:
+        segments = look_at_log(root, size_bytes)
+        log = LogView.of(segments, size_bytes, own_watermark(reading, segments[0].start_offset if segments else 0))
+        queues = list_queues(root, geometry.mapped_file_size_consume_queue_bytes)
+        plan = recovery._decide(log, queues, None)
+        recovery._refuse_loss(log, plan, queues)
+    except CorruptionError:
+        return True
+    return recovery._is_degraded(log, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """All decisions; made before anything is changed."""
+
+    path: RecoveryPath
+    log: LogPlan
+    cuts: tuple[QueueCut, ...]
+    index: IndexPlan
+    dispatch_from: int
+    orphaned_folders: tuple[Path, ...]
+    index_progress: bytes | None
+
+
+class _Recovery:
+    def __init__(
+        self, root: Path, geometry: Geometry, options: RecoveryOptions, progress: Progress | None, on_step: OnStep | None
+    ) -> None:
+        self._root = root
+        self._paths = StorePaths(root)
+        self._geometry = geometry
+        self._options = options
+        self._progress = GrowingProgress(progress)
+        self._on_step = on_step or (lambda name: None)
+        self._quarantine = Quarantine(root)
+        self._notes: list[str] = []
+        self._dispatched_from: int | None = None
+        self._was_cut = False
+        self._copied: DurableWatermark | None = None  # the watermark that came with a copied directory
+        self._failure: SyncFailure | None = None
+        self._is_doubted = False  # a sync failed in this boot: clean pages may not be on the disk
+        self.sure_end = 0         # the log is durable below this offset, whatever else is in doubt
+
+    def run(self, shared: SharedState | None, accept_loss: bool) -> RecoveryReport:
+        if not _looks_like_a_store(self._paths):
+            raise NotAStoreError(f"{self._root} holds no store: there is no commitlog in it")
+        reading = read_watermark(self._root)
+        self._look_for_failed_sync(reading.watermark, shared)
+        size_bytes = self._geometry.mapped_file_size_commit_log_bytes
+        segments = look_at_log(self._root, size_bytes, accept_loss=accept_loss)
+        cut = read_cut(self._root)
+        if cut is not None:
+            self._notes.append(carry_out_cut(self._root, size_bytes, cut, self._quarantine, self._on_step))
+            self._was_cut, shared = True, None
+            segments, reading = list_log(self._root, size_bytes), read_watermark(self._root)
+        reading = self._own_reading(reading, segments)
+        log = LogView.of(segments, size_bytes, reading.watermark)
+        rebuilt = read_rebuild_marker(self._root)
+        if rebuilt is not None and not rebuilt.is_made:
+            self._on_step("move")
+            move_away(self._root, rebuilt)
+        misplaced: list[Path] = []
+        queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes, misplaced)
+        if self._options.enable_consume_queue_ext:
+            refuse_foreign_extensions(self._root, self._geometry.mapped_file_size_consume_queue_ext_bytes)
+        with being_written(log.unsynced_paths):
+            plan = self._decide(log, queues, shared)
+        self._refuse_later_record(log, plan.log.end_offset)
+        if reading.damage:
+            self._notes.append(reading.damage)
+        if self._is_degraded(log, plan) and not accept_loss:
+            return self._report(log, plan, queues, RecoveryState.DEGRADED, changed=False)
+        if not accept_loss:
+            self._refuse_loss(log, plan, queues)
+        if misplaced:
+            self._refuse_misplaced(log, plan, {str(path) for path in misplaced})
+        changed = self._carry_out(log, plan, reading.watermark)
+        self._progress.finish()
+        if changed:
+            queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
+        given = self._numbers_given(log, plan, queues)
+        ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
+        self._notes += clamp_offsets(self._root, ends, before_change=lambda: self._on_step("consumer offsets"))
+        self._notes += clamp_delay_offsets(self._root, ends, before_change=lambda: self._on_step("delay offsets"))
+        failpoint("recovery_done")
+        report = self._report(log, plan, queues, RecoveryState.RECOVERED, changed)
+        return replace(report, queue_ends={**report.queue_ends, **given})
+
+    def _own_reading(self, reading: WatermarkReading, segments: Sequence[SegmentFile]) -> WatermarkReading:
+        """The watermark; of a copy whose owner has given it an identity of its own, one that vouches for nothing yet."""
+        identity = read_engine_id(self._root)
+        if reading.watermark is None or not reading.is_copied or identity is None or identity.is_copy:
+            return reading
+        self._copied = reading.watermark
+        own = own_watermark(reading, segments[0].start_offset if segments else 0)
+        self.sure_end = own.flushed
+        return replace(reading, watermark=replace(own, uuid=str(identity.uuid)))
+
+    def _is_degraded(self, log: LogView, plan: _Plan) -> bool:
+        """Whether bytes are damaged that had been synced.
+
+        In a copy a segment that was copied while it was written ends in zeros or within a record, perhaps within
+        its head, where nothing tells that it is one. What ends otherwise, whole records behind it, was damaged later.
+        """
+        if self._copied is None:
+            return log.watermark is not None and plan.log.end_offset < log.watermark
+        holds_no_record = plan.log.tail is not TailDecision.QUARANTINE or plan.log.tail_bytes < MESSAGE_BYTES_MIN
+        is_cut_short = holds_no_record and plan.log.scan.reason != MISSING_SEGMENT
+        return plan.log.end_offset < self._copied.flushed and not is_cut_short
+
+    def _look_for_failed_sync(self, watermark: DurableWatermark | None, shared: SharedState | None) -> None:
+        """Where a sync of this boot failed, note it durably before anything is believed, and read from the disk then."""
+        left = shared if shared is not None and not shared.mismatch else SharedState(0, 0)
+        self.sure_end = max(0 if watermark is None else watermark.flushed, left.flushed)
+        if left.sync_failed:
+            note_sync_failure(self._root, self.sure_end, "", "its engine has seen a sync fail")
+        self._failure = read_sync_failure(self._root)
+        self._is_doubted = left.sync_failed or self._failure is not None and self._failure.is_of_this_boot
+        if self._is_doubted:
+            self._notes.append("a sync had failed: what may not have reached the disk was read from it and written again")
+            is_all_ours = watermark is not None and not watermark.verified_from
+            forget_cached(self._root, self.sure_end if is_all_ours else 0)  # the rest may have been what could not be synced
+
+    def _numbers_given(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
+        """See storage/queue_numbers.py; in RocketMQ's stores a number is its place, whatever the record says."""
+        if log.owner is not Owner.OURS:
+            return {}
+        given = numbers_given(log, queues, plan.log.scan.scan_from, plan.log.end_offset)
+        for topic, queue_id in sorted(given):
+            self._notes.append(f"queue {queue_id} of {topic} lacks entries, for the number in its last message is higher than its "
+                               f"place: run `pyengine rebuild STORE --topic {topic} --queue-id {queue_id}`")
+        return given
+
+    # -- decide -------------------------------------------------------------------
+
+    def _decide(self, log: LogView, queues: list[QueueState], shared: SharedState | None) -> _Plan:
+        marker = read_marker(self._root)
+        checkpoint = read_checkpoint(self._root)
+        path, first = where_to_read(self._root, log, is_doubted=self._is_doubted)
+        log_plan = plan_log(log, first, shared, check_crc=self._options.check_crc_on_recover, progress=self._progress)
+        # An interrupted recovery has put keys without the undo in shared memory knowing it.
+        undo = shared if log_plan.decided_by is End.SLOT and marker is None and not self._is_doubted else None
+        plan = self._decide_from(log, queues, log_plan, path, checkpoint, undo)
+        # What is dispatched is read before, and what the next start would read: damage there is damage below the watermark.
+        read_from = min(plan.dispatch_from, _next_read_from(log, log_plan))
+        if log.owner is Owner.OURS and read_from < log_plan.scan.scan_from:
+            first = log.index_of(read_from) or 0
+            extended = scan_before(log, log_plan.scan, first, check_crc=self._options.check_crc_on_recover)
+            if extended is None:
+                log_plan = plan_log(log, first, None, check_crc=self._options.check_crc_on_recover)
+                return self._decide_from(log, queues, log_plan, path, checkpoint, None)
+            plan = replace(plan, log=replace(log_plan, scan=extended))
+        if marker is not None:
+            plan = replace(plan, dispatch_from=max(log.min_offset, 0, min(plan.dispatch_from, marker.dispatch_from)))
+        return plan
+
+    def _decide_from(
+        self, log: LogView, queues: list[QueueState], log_plan: LogPlan, path: RecoveryPath, checkpoint: Checkpoint,
+        undo: SharedState | None,
+    ) -> _Plan:
+        """Queues, index and dispatch for a log that will be as `log_plan` says; `undo`: shared memory that counts."""
+        end = log_plan.end_offset
+        if path is RecoveryPath.ABNORMAL:  # the checkpoint, by which scan_from was chosen, tells what is synced
+            queues = [measured_from(queue, log_plan.scan.scan_from) for queue in queues]
+        cuts = tuple(plan_cut(queue, end, keep_place=log.owner is Owner.OURS) for queue in queues)
+        progress = undo.index_progress if undo is not None and undo.reput_from is not None else None
+        is_crash = path is RecoveryPath.ABNORMAL and progress is None
+        index = plan_index(
+            self._root, self._geometry.index_layout, checkpoint.index_msg_timestamp_ms if is_crash else None,
+            max(log.min_offset, 0), end,
+        )
+        dispatch_from = dispatch_start(
+            log, path, log_plan.scan.scan_from, end, cuts, index,
+            reput_from=undo.reput_from if progress is not None else None,
+            index_enabled=self._options.message_index_enable, multi_dispatch=self._options.enable_multi_dispatch,
+        )
+        orphaned = () if log.segments else tuple(
+            folder for folder in (self._paths.consume_queue, self._paths.index) if _holds_files(folder)
+        )
+        return _Plan(path, log_plan, cuts, index, dispatch_from, orphaned, progress)
+
+    def _refuse_loss(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> None:
+        """CorruptionError, before anything is changed, when queues or index know messages whose bytes are in no segment.
+
+        Our watermark tells that better. In RocketMQ's store nothing else does: its own recovery empties the queues.
+        """
+        if log.owner is Owner.OURS or read_marker(self._root) is not None:
+            return
+        was_emptied = plan.path is RecoveryPath.NORMAL and plan.log.tail_label in ("nothing", "roll") and all(
+            label == SPARE for _, _, label in plan.log.extra)
+        known = lost_messages(self._root, log, queues, plan.log.end_offset, was_emptied=was_emptied)
+        if known:
+            raise CorruptionError(
+                f"{self._root} has lost a part of its commit log: {known}. Nothing was changed; restore what is missing from a "
+                "copy, carve out what is whole with `pyengine salvage STORE DEST`, or give up those messages with "
+                "`pyengine recover STORE --accept-loss`")
+
+    def _refuse_misplaced(self, log: LogView, plan: _Plan, misplaced: set[str]) -> None:
+        """StoreRefusedError, before anything is changed, when dispatch needs a folder in whose place something else stands."""
+        for topic, queue_id in queues_between(log, plan.dispatch_from, plan.log.end_offset, self._options.enable_multi_dispatch):
+            folder = self._paths.queue_folder(topic, queue_id)
+            for path in (str(folder.parent), str(folder)):
+                if path in misplaced:
+                    raise StoreRefusedError(f"{path} is no folder, and the log has messages for the queue {folder}; move it away")
+
+    def _refuse_later_record(self, log: LogView, end: int) -> None:
+        """StoreRefusedError, before anything is changed, when the log goes on with a record of RocketMQ 5."""
+        holder = log.index_of(end)
+        if holder is not None:
+            segment = log.segments[holder]
+            with mapped(segment.path) as view:
+                refuse_later_record(view, end - segment.start_offset, end)
+
+    # -- carry out ----------------------------------------------------------------
+
+    def _carry_out(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> bool:
+        """Change the store as planned; returns whether anything but syncing was to be done."""
+        end = plan.log.end_offset
+        has_work = (
+            plan.path is RecoveryPath.ABNORMAL
+            or self._was_cut
+            or plan.log.changes_something
+            or any(cut.changes_something for cut in plan.cuts)
+            or bool(plan.index.deleted)
+            or bool(plan.orphaned_folders)
+            or plan.dispatch_from < end
+            or read_marker(self._root) is not None
+            or self._failure is not None
+            or self._copied is not None
+            or (watermark is not None and watermark.flushed != end)
+            or self._checkpoint_is_ahead(log, plan)
+        )
+        if not has_work:
+            self._sync_log(log, plan)
+            sweep_unfinished(self._root)
+            return False
+        failpoint("recovery_planned")
+        sweep_unfinished(self._root)
+        self._remove_spares(plan)
+        self._on_step("marker")
+        write_marker(self._root, RecoveryMarker(plan.path, plan.log.scan.scan_from, plan.dispatch_from))
+        failpoint("recovery_marked")
+        if watermark is not None and end < watermark.flushed:
+            self._on_step("accept-loss")
+            write_watermark(self._root, watermark.moved_to(end))
+            failpoint("recovery_loss_accepted")
+        self._change_log(log, plan)
+        self._change_queues_and_index(plan)
+        self._dispatched_from = self._dispatch(log, plan)
+        self._finish(log, plan, watermark)
+        return True
+
+    def _remove_spares(self, plan: _Plan) -> None:
+        for segment, _, label in reversed(plan.log.extra):
+            if label == SPARE:
+                self._on_step("delete spare segment")
+                segment.path.unlink(missing_ok=True)
+                sync_folder(segment.path.parent)
+
+    def _change_log(self, log: LogView, plan: _Plan) -> None:
+        end = plan.log.end_offset
+        holder = log.index_of(end)
+        for start, content in plan.log.undrained:
+            self._on_step("quarantine pool")
+            self._quarantine.keep_memory(start, content, "pool bytes that are no whole records")
+        if plan.log.tail is TailDecision.QUARANTINE and holder is not None:
+            self._on_step("quarantine tail")
+            segment = log.segments[holder]
+            self._quarantine.keep_bytes(
+                segment.path, segment.start_offset, end, segment.start_offset + log.size_bytes,
+                f"behind the end of the log at {end} ({plan.log.scan.reason})",
+            )
+        for segment, decision, label in reversed(plan.log.extra):
+            if label == SPARE:
+                continue
+            self._on_step(f"{decision.value} segment")
+            if decision is FileDecision.QUARANTINE:
+                self._quarantine.keep_file(segment.path, segment.start_offset, f"{label}: the log ends at {end}")
+            else:
+                segment.path.unlink(missing_ok=True)
+                sync_folder(segment.path.parent)
+            failpoint("recovery_segment_gone")
+        for start, content in plan.log.drains:
+            self._on_step("drain")
+            base = start - start % log.size_bytes
+            write_at(self._segment_path(base, log.size_bytes), content, start - base)
+            failpoint("recovery_drained")
+        if plan.log.tail is not TailDecision.LEAVE and holder is not None:
+            self._on_step("clear tail")
+            segment = log.segments[holder]
+            clear_file_from(segment.path, end - segment.start_offset)
+        failpoint("recovery_tail_cleared")
+        self._sync_log(log, plan)
+        failpoint("recovery_log_done")
+
+    def _segment_path(self, base: int, size_bytes: int) -> Path:
+        path = self._paths.commit_log_segment(base)
+        if not path.exists():
+            path = new_segment_folder(self._root, base, size_bytes) / path.name
+            os.close(create_file(path.parent, path.name, size_bytes))
+        return path
+
+    def _sync_log(self, log: LogView, plan: _Plan) -> None:
+        """Make the log durable from where the reading began to its end.
+
+        What an engine that died had not synced is written over itself first: its last sync may have failed
+        without a word, and a reader's mapping keeps the pages that the disk never got. After a failed sync the same
+        holds of the zeros behind the end and of names.
+        """
+        end, size_bytes = plan.log.end_offset, log.size_bytes
+        sure = max(self.sure_end, plan.log.scan.scan_from) if self._is_unsure(log, plan) else end
+        if self._is_doubted:
+            holder = log.index_of(end)
+            if holder is not None:
+                clear_file_from(log.segments[holder].path, end - log.segments[holder].start_offset, zeros_too=True)
+            for folder in {*(segment.path.parent for segment in log.segments), self._paths.config}:
+                sync_folder(folder)
+        for segment in self._segments_between(log, plan.log.scan.scan_from, end):
+            base = segment.start_offset
+            if base + size_bytes > sure and sure < end:
+                rewrite(segment.path, max(sure - base, 0), min(end - base, size_bytes))
+            else:
+                sync_file(segment.path)
+        if sure < end:
+            self._read_again(log, sure, end)
+        if log.owner is Owner.THEIRS:
+            self._sync_names(log)
+
+    def _sync_names(self, log: LogView) -> None:
+        """Make the names durable that another program made: RocketMQ syncs no folder, and what is vouched for now needs them."""
+        folders = {self._root, *(segment.path.parent for segment in log.segments)}
+        for top in (self._paths.consume_queue, self._paths.consume_queue_ext, self._paths.index):
+            folders.update(Path(folder) for folder, _, _ in os.walk(top))
+        for folder in folders:
+            sync_folder(folder)
+
+    def _is_unsure(self, log: LogView, plan: _Plan) -> bool:
+        """A copy is not: no engine has ever synced it, so no failed sync went unheard."""
+        return self._is_doubted or log.owner is Owner.OURS and plan.path is RecoveryPath.ABNORMAL and self._copied is None
+
+    def _read_again(self, log: LogView, start: int, end: int) -> None:
+        """DiskError unless what was written over itself is still the log that was found."""
+        written = replace(log, segments=list_log(self._root, log.size_bytes))
+        found = scan_log(written, written.index_of(start) or 0, check_crc=self._options.check_crc_on_recover, limit=end)
+        if found.end_offset != end:
+            path = self._paths.commit_log
+            raise DiskError(f"the log in {path} was whole up to {end} and is not beyond {found.end_offset} ({found.reason}), now "
+                            "that it was read from the disk: recover again", path=str(path))
+
+    def _change_queues_and_index(self, plan: _Plan) -> None:
+        for folder in plan.orphaned_folders:
+            self._on_step("quarantine orphans")
+            self._quarantine.keep_file(folder, 0, "there is no commit log that these were made from", kind="derived")
+        if plan.orphaned_folders:
+            return
+        for cut in plan.cuts:
+            if cut.changes_something:
+                self._on_step("cut queue")
+                apply_cut(cut)
+                failpoint("recovery_queue_cut")
+        if plan.index.deleted:
+            self._on_step("delete index")
+            delete_index_files(plan.index.deleted)
+            failpoint("recovery_index_deleted")
+
+    def _dispatch(self, log: LogView, plan: _Plan) -> int:
+        """Bring queues and index up to the log and make them durable; returns where that began."""
+        start, end = plan.dispatch_from, plan.log.end_offset
+        if start < end or plan.index_progress is not None:
+            self._on_step("dispatch")
+            try:
+                while (gap := self._dispatch_from(log, plan, start)) is not None:
+                    log_min = max(log.min_offset, 0)
+                    earlier = record_start(log, max(log_min, gap.max_physical))
+                    if earlier >= start:  # it lacks an entry and knows later ones: no start in the middle mends that
+                        folder = self._paths.queue_folder(gap.topic, gap.queue_id)
+                        self._quarantine.keep_file(folder, 0, "it lacked entries in the middle: it was made again", kind="queue")
+                        earlier = log_min
+                    start = earlier
+            except DiskFullError as error:
+                raise DiskFullError(
+                    f"{error}. The log is whole up to offset {end} and stays as it is; its queues and index need room: "
+                    "free some and recover again", errno=error.errno, path=error.path) from error
+            except StoreRefusedError as error:
+                raise StoreRefusedError(
+                    f"{error}. The log is whole up to offset {end} and stays as it is; recover again then: it goes on from here "
+                    "(config/recovery says where)") from error
+        failpoint("recovery_dispatched")
+        self._on_step("sync derived")
+        unsynced_from = min(start, plan.log.scan.scan_from)
+        queues = [queue for queue in list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
+                  if queue.max_physical_offset > unsynced_from]
+        is_synced = len(queues) >= MANY_FILES and sync_file_system(self._paths.consume_queue)
+        for queue in queues:
+            sync_queue(queue, unsynced_from, is_synced=is_synced)
+            if self._options.enable_consume_queue_ext:
+                sync_ext(self._paths.queue_ext_folder(queue.topic, queue.queue_id),
+                         self._geometry.mapped_file_size_consume_queue_ext_bytes)
+        synced_ms = read_checkpoint(self._root).index_msg_timestamp_ms
+        for path in list_index_files(self._root):
+            if read_index_header(path).end_timestamp_ms > synced_ms or start < end:
+                sync_file(path)
+        failpoint("recovery_derived_synced")
+        return start
+
+    def _dispatch_from(self, log: LogView, plan: _Plan, start: int) -> QueueGap | None:
+        """Dispatch [start, end), or stop before a queue would be left with a gap that the log can fill."""
+        end = plan.log.end_offset
+        scanned_bytes = plan.log.scan.end_offset - plan.log.scan.scan_from
+        gaps: list[QueueGap] = []
+
+        def on_gap(gap: QueueGap) -> bool:
+            gaps.append(gap)
+            log_min = max(log.min_offset, 0)
+            return start > log_min or gap.max_physical > log_min
+
+        with contextlib.closing(self._dispatcher(plan, on_gap)) as dispatcher:
+            for segment in self._segments_between(log, start, end):
+                base = segment.start_offset
+                with mapped(segment.path) as view:
+                    at, stop = max(start, base), min(end, base + log.size_bytes)
+                    while at < stop:
+                        reached = dispatcher.dispatch(view, base, at, min(stop, at + DISPATCH_SLICE_BYTES))
+                        if reached == at:  # a record or a blank that is longer than the slice
+                            reached = dispatcher.dispatch(view, base, at, stop)
+                        if dispatcher.stopped_by == GAP:
+                            return gaps[-1]
+                        at = reached if reached > at else self._step_over(view, base, at, stop, dispatcher.stopped_by)
+                        self._progress(scanned_bytes + min(at, end) - start, scanned_bytes + end - start)
+        return None
+
+    def _step_over(self, view, base: int, at: int, stop: int, reason: str) -> int:
+        """Where dispatch goes on when it cannot pass `at`: RocketMQ's log may hold what its recovery never looks at."""
+        following = sync(view, base, at + 1, stop) if at + 1 < stop else None
+        following = stop if following is None else following
+        self._notes.append(f"nothing between {at} and {following} could be dispatched ({reason})")
+        return following
+
+    def _dispatcher(self, plan: _Plan, on_gap: Callable[[QueueGap], bool]) -> Dispatcher:
+        return Dispatcher(
+            self._root,
+            self._geometry,
+            index_progress=None if plan.index_progress is None else bytearray(plan.index_progress),
+            on_gap=on_gap,
+            message_index_enable=self._options.message_index_enable,
+            message_delay_level=self._options.message_delay_level,
+            multi_dispatch=self._options.enable_multi_dispatch,
+            consume_queue_ext=self._options.enable_consume_queue_ext,
+        )
+
+    def _segments_between(self, log: LogView, start: int, end: int) -> list[SegmentFile]:
+        """The segments that hold [start, end), those that the drain has made included."""
+        return [
+            segment
+            for segment in list_log(self._root, log.size_bytes)
+            if segment.start_offset < end and segment.start_offset + log.size_bytes > start
+        ]
+
+    def _finish(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> None:
+        rebuilt = read_rebuild_marker(self._root)
+        if rebuilt is not None:
+            self._on_step("queue times")
+            restore_queue_times(self._root, self._geometry, rebuilt)
+        self._on_step("checkpoint")
+        write_checkpoint(self._root, self._true_checkpoint(log, plan))
+        failpoint("recovery_checkpoint_written")
+        if watermark is not None and (self._copied is not None or watermark.flushed != plan.log.end_offset):
+            self._on_step("watermark")
+            write_watermark(self._root, watermark.moved_to(plan.log.end_offset))
+            failpoint("recovery_watermark_written")
+        if log.owner is Owner.THEIRS and _next_read_from(log, plan.log) < plan.log.scan.scan_from:
+            self._on_step("kept from")
+            write_kept_from(self._root, plan.log.scan.scan_from)
+        failpoint("recovery_kept_noted")
+        if self._failure is not None:
+            self._on_step("sync failure")
+            forget_sync_failure(self._root)
+        self._on_step("abort")
+        remove_abort_file(self._root)
+        failpoint("recovery_abort_removed")
+        self._on_step("remove marker")
+        remove_rebuild_marker(self._root)
+        remove_marker(self._root)
+        failpoint("recovery_marker_removed")
+
+    def _true_checkpoint(self, log: LogView, plan: _Plan) -> Checkpoint:
+        """All of the log, the queues and the full index files are synced now: their newest times, never ahead."""
+        last_ms = max(0, _last_stored_ms(log, plan.log))
+        return Checkpoint(last_ms, last_ms, synced_index_time_ms(self._root, self._geometry.index_layout))
+
+    def _checkpoint_is_ahead(self, log: LogView, plan: _Plan) -> bool:
+        """Whether the checkpoint names times that no message of the log has, or an index where there is none."""
+        checkpoint = read_checkpoint(self._root)
+        if checkpoint.index_msg_timestamp_ms and not list_index_files(self._root):
+            return True
+        newest_ms = max(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, checkpoint.index_msg_timestamp_ms)
+        return newest_ms > max(0, plan.log.scan.last_store_timestamp_ms) and newest_ms > max(0, _last_stored_ms(log, plan.log))
+
+    # -- report -------------------------------------------------------------------
+
+    def _report(
+        self, log: LogView, plan: _Plan, queues: list[QueueState], state: RecoveryState, changed: bool
+    ) -> RecoveryReport:
+        is_degraded = state is RecoveryState.DEGRADED
+        pieces = tuple(self._quarantine.pieces)
+        exit_code = ExitCode.CORRUPTION if is_degraded else ExitCode.REPAIRED if pieces else ExitCode.OK
+        end = plan.log.end_offset
+        damage_offset = None
+        if is_degraded:  # the log goes on after the damage
+            damage_offset, end = end, find_end(self._root, log).end_offset
+        gone = 0 if is_degraded else sum(cut.entries for cut in plan.cuts)
+        if gone:
+            self._notes.append(f"{gone} queue entries named messages behind the end of the log at {end}: they are not in it")
+        return RecoveryReport(
+            path=plan.path,
+            state=state,
+            exit_code=exit_code,
+            min_offset=log.min_offset,
+            end_offset=end,
+            scan_from=plan.log.scan.scan_from,
+            stop_reason=str(plan.log.scan.reason),
+            records=plan.log.scan.records,
+            messages=plan.log.scan.messages,
+            kept_bytes=max(0, end - max(log.min_offset, 0)),
+            cut_bytes=0 if is_degraded else plan.log.cut_bytes,
+            drained_bytes=0 if is_degraded else plan.log.drained_bytes,
+            dispatched_bytes=0 if self._dispatched_from is None else max(0, end - self._dispatched_from),
+            last_store_timestamp_ms=plan.log.scan.last_store_timestamp_ms,
+            damage_offset=damage_offset,
+            watermark=log.watermark if self._copied is None else self._copied.flushed,
+            is_copy=self._copied is not None,
+            shared_state=plan.log.shared_state,
+            queue_ends={(queue.topic, queue.queue_id): queue.max_offset for queue in queues},
+            index_files_removed=0 if is_degraded else len(plan.index.deleted),
+            queue_entries_removed=gone,
+            removed_files=() if is_degraded else tuple(
+                shown(segment.path, self._root)
+                for segment, decision, _ in plan.log.extra if decision is FileDecision.DELETE
+            ),
+            quarantined=pieces,
+            notes=tuple(self._notes),
+            changed=changed,
+        )
+
+
+def lost_messages(root: Path, log: LogView, queues: Sequence[QueueState], end: int, *, was_emptied: bool) -> str:
+    """What queues and index know of messages of which the log has no bytes, for people; empty when they know of none.
+
+    `was_emptied`: nothing but zeros is at the log's end, although the store was stopped in order; after a crash the
+    messages at its end may never have come to the disk, but their segment has.
+    """
+    files_end = log.segments[-1].start_offset + log.size_bytes if log.segments else 0
+    entries = entries_of_nothing(queues, end if was_emptied else files_end, files_end)
+    keys = 0 if log.segments else keys_in_index(root)
+    if not entries and not keys:
+        return ""
+    named = f"{entries} queue entries name" if entries else f"{keys} keys of the index name"
+    return f"{named} messages after its end at {end}, where nothing is left"
+
+
+def _next_read_from(log: LogView, plan: LogPlan) -> int:
+    """Where the next recovery begins to read the log that `plan` leaves, after an orderly stop."""
+    kept = [segment for segment in log.segments if segment.start_offset <= plan.end_offset]
+    return kept[first_after_orderly_stop(log, len(kept))].start_offset if kept else plan.scan.scan_from
+
+
+def _last_stored_ms(log: LogView, plan: LogPlan) -> int:
+    """When the last message was stored; -1 without any."""
+    last_ms, index = plan.scan.last_store_timestamp_ms, log.index_of(plan.scan.scan_from) or 0
+    while last_ms < 0 and index > 0:  # only blanks were read
+        index -= 1
+        last_ms = scan_log(log, index, limit=plan.scan.scan_from).last_store_timestamp_ms
+    return last_ms
+
+
+def _looks_like_a_store(paths: StorePaths) -> bool:
+    return log_exists(paths.root) or any(path.exists() for path in (paths.checkpoint, paths.consume_queue))
+
+
+def _holds_files(folder: Path) -> bool:
+    return folder.is_dir() and any(path.is_file() for path in folder.rglob("*"))

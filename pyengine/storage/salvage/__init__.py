@@ -1,0 +1,1 @@
+"""Carve what is valid out of a damaged store into a new one."""

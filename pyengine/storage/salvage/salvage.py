@@ -1,0 +1,166 @@
+"""Carve what is valid out of a damaged store into a new one.
+
+The new store holds every whole record of the old log in its old order, at new physical
+offsets (so message ids change). Queue offsets stay as long as nothing is missing before
+them; behind a lost message they move up, so that queues have no gaps. Positions that
+other records and files keep move along: prepared transaction offsets, consumer offsets,
+delay offsets. (Not those in the bodies of RMQ_SYS_TRANS_OP_HALF_TOPIC: they are right
+unless a message of the half topic itself was lost.) Queues, index and checkpoint are made
+from the new log. The old store is not changed in any way.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyengine.errors import ExitCode, NotAStoreError, UsageError
+from pyengine.formats.paths import StorePaths
+from pyengine.formats.record_case import CaseLabel
+from pyengine.storage.geometry import Geometry
+from pyengine.storage.later_format import later_things
+from pyengine.storage.salvage.log_carver import Run, Skipped, carve, list_damaged_segments
+from pyengine.storage.log_files import log_exists
+from pyengine.storage.new_file import make_folders
+from pyengine.storage.recovery.recover import RecoveryOptions, recover
+from pyengine.storage.recovery.report import Progress, RecoveryReport
+from pyengine.storage.salvage.config import copy_config
+from pyengine.storage.salvage.log import SalvagedLog
+from pyengine.storage.watermark import read_watermark
+
+LOST = "lost"  # a reason beside formats.record_case: nothing is there, though it had been synced
+MISSING_LISTED_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SalvageReport:
+    """What was carved out, and what was not."""
+
+    records: int
+    kept_bytes: int
+    skipped: tuple[Skipped, ...]
+    missing_segments: tuple[int, ...]  # start offsets
+    moved_queues: dict[tuple[str, int], int]  # by how much the queue's newest offsets moved up
+    lost_behind_end: int | None  # bytes that had been synced behind the last record; None: no watermark tells
+    end_offset: int
+    written_end: int  # of the new log; end_offset is how far its recovery found it whole
+    recovery: RecoveryReport  # of the new store
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """OK when everything was there for all that is known, REPAIRED when something had to be left out."""
+        is_all = not (self.skipped or self.missing_segments or self.end_offset < self.written_end)
+        return ExitCode.OK if is_all else ExitCode.REPAIRED
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json: plain values."""
+        return {
+            "records": self.records,
+            "kept_bytes": self.kept_bytes,
+            "skipped": [{"start": piece.start, "end": piece.end, "reason": piece.reason} for piece in self.skipped],
+            "missing_segments": list(self.missing_segments),
+            "lost_behind_end": self.lost_behind_end,
+            "moved_queues": [
+                {"topic": topic, "queueId": queue_id, "by": by} for (topic, queue_id), by in sorted(self.moved_queues.items())
+            ],
+            "end_offset": self.end_offset,
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+            "exit_code": int(self.exit_code),
+        }
+
+
+def salvage(
+    root: Path | str, destination: Path | str, geometry: Geometry, *,
+    options: RecoveryOptions | None = None, progress: Progress | None = None,
+) -> SalvageReport:
+    """Make a store at `destination`, an absent or empty directory, from what is valid in the store at `root`.
+
+    Raises NotAStoreError, UsageError, DiskFullError or DiskError; nothing is left at the
+    destination then.
+    """
+    started_s = time.monotonic()
+    root, destination = Path(root), Path(destination)
+    if not log_exists(root):
+        raise NotAStoreError(f"{root} holds no store: there is no commitlog in it")
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UsageError(f"{destination} is not an empty directory; name a new one")
+    if destination.resolve().is_relative_to(root.resolve()):
+        raise UsageError(f"{destination} lies inside the damaged store; name a directory outside")
+    existed = destination.exists()
+    make_folders(destination)
+    try:
+        return _salvage(root, destination, geometry, options, progress, started_s)
+    except BaseException:
+        shutil.rmtree(destination, ignore_errors=True)
+        if existed:
+            make_folders(destination)
+        raise
+
+
+def _missing(segments: Sequence[tuple[int, Path]], size_bytes: int) -> tuple[tuple[int, ...], list[str]]:
+    """Start offsets of segments that are missing between others; a sentence where there are too many to list."""
+    missing: list[int] = []
+    notes = []
+    for (before, _), (after, path) in zip(segments, segments[1:]):
+        starts = range(before + size_bytes, after, size_bytes)
+        missing += starts[:MISSING_LISTED_MAX]
+        if len(starts) > MISSING_LISTED_MAX:
+            notes.append(f"{len(starts):,} segments are missing before {path.name}; the first {MISSING_LISTED_MAX:,} are listed")
+    return tuple(missing), notes
+
+
+def _salvage(
+    root: Path, destination: Path, geometry: Geometry, options: RecoveryOptions | None, progress: Progress | None,
+    started_s: float,
+) -> SalvageReport:
+    size_bytes = geometry.mapped_file_size_commit_log_bytes
+    folders = [folder for folder in StorePaths(root).commit_log_folders.all if folder.is_dir()]
+    segments = sorted(segment for folder in folders for segment in list_damaged_segments(folder))
+    missing, notes = _missing(segments, size_bytes)
+    skipped: list[Skipped] = []
+    unsure: list[Skipped] = []  # zeros that end the log, unless something follows them
+    end = segments[0][0] if segments else 0
+    with SalvagedLog(StorePaths(destination).commit_log, size_bytes) as log:
+        for number, (base, path) in enumerate(segments, 1):
+            reached = base
+            for piece, data in carve(path, base, size_bytes):
+                skipped += unsure
+                unsure.clear()
+                end = reached = piece.end
+                if isinstance(piece, Run):
+                    log.append_run(piece.start, data)
+                elif isinstance(piece, Skipped):
+                    skipped.append(piece)
+            there = max(reached, base + min(size_bytes, path.stat().st_size))
+            if reached < there:
+                unsure.append(Skipped(reached, there, str(CaseLabel.ZEROES)))
+            if there < base + size_bytes:
+                unsure.append(Skipped(there, base + size_bytes, LOST))
+            if progress is not None:
+                progress(number * size_bytes, len(segments) * size_bytes)
+    reading = read_watermark(root)
+    durable = reading.watermark
+    if durable is not None and end < durable.flushed:
+        skipped.append(Skipped(end, durable.flushed, LOST))
+    notes += [f"{one.sentence}; nothing of that comes over" for one in later_things(root)]
+    notes += copy_config(root, destination, log.queues)
+    report = recover(destination, geometry, options=options)
+    if report.end_offset < log.end_offset:
+        notes.append(f"the new log was written to {log.end_offset:,}, and its recovery ended it at {report.end_offset:,}: "
+                     "compare with the damaged store before you give that up")
+    if durable is None:
+        notes.append(f"whether messages are missing behind {end:,}, where the last one ends, is unknown: "
+                     + (reading.damage or "the store has no config/watermark, which would say up to where it had been synced"))
+    return SalvageReport(
+        log.records, log.kept_bytes, tuple(skipped), missing,
+        {key: queue.moved_by for key, queue in log.queues.items() if queue.moved_by},
+        None if durable is None else max(0, durable.flushed - end),
+        report.end_offset, log.end_offset, report, tuple(notes), time.monotonic() - started_s,
+    )

@@ -1,0 +1,218 @@
+"""Sharing queues out among living members: RocketMQ's rule, signs of life by a fake clock, hand-over of claims."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+
+from pyengine.errors import DiskError
+from pyengine.client import group_session
+from pyengine.client.allocate_message_queue import allocate_averagely
+from pyengine.client.group_session import GroupSession, HistoryChangedError
+from pyengine.services.stillness import Stillness
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.engine_id import raise_epoch
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(("queues", "members", "shares"), [
+    (4, 1, [[0, 1, 2, 3]]),
+    (4, 2, [[0, 1], [2, 3]]),
+    (4, 3, [[0, 1], [2], [3]]),
+    (8, 3, [[0, 1, 2], [3, 4, 5], [6, 7]]),
+    (5, 4, [[0, 1], [2], [3], [4]]),
+    (2, 4, [[0], [1], [], []]),
+    (0, 2, [[], []]),
+])
+def test_the_shares_are_rocketmqs(queues, members, shares):
+    """AllocateMessageQueueAveragely 4.9.8, worked by hand."""
+    ids = list(range(members))
+    assert [allocate_averagely(range(queues), ids, me) for me in ids] == shares
+
+
+def test_shares_cover_every_queue_once():
+    for queues in range(20):
+        for members in range(1, 12):
+            ids = [3 * number for number in range(members)]
+            shares = [allocate_averagely(range(queues), ids, me) for me in ids]
+            assert sorted(sum(shares, [])) == list(range(queues))
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert allocate_averagely(range(4), [0, 1], 5) == []
+
+
+def test_still_is_what_has_not_moved_for_the_timeout():
+    clock = Clock()
+    stillness = Stillness(10, clock)
+    assert not stillness.is_still("a", 1)
+    clock.now_s += 9
+    assert not stillness.is_still("a", 1)
+    clock.now_s += 1
+    assert stillness.is_still("a", 1) and not stillness.is_still("a", 2)
+    clock.now_s += 10
+    assert stillness.is_still("a", 2)
+    stillness.forget("a")
+    assert not stillness.is_still("a", 2)
+
+
+@pytest.fixture
+def session(tmp_path):
+    (tmp_path / "config").mkdir()
+    made = []
+
+    def make(clock: Clock | None = None, **options) -> GroupSession:
+        made.append(GroupSession(tmp_path, "orders", "billing", session_timeout_s=10, clock=clock or Clock(), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_member_that_shows_no_life_is_passed_over_and_its_claims_are_void(session):
+    clock, other_clock = Clock(), Clock()
+    stopped, other = session(clock), session(other_clock)
+    taken = stopped.take([0, 1])
+    assert stopped.share([0, 1]) == [0] and other.share([0, 1]) == [1]
+    assert other.take([1]) == {}
+    stopped.commit({claim: 5 for claim, _ in taken.values()})
+    other_clock.now_s += 11  # the other's clock goes on; the stopped one never beats
+    other.beat()
+    assert other.share([0, 1]) == [0, 1]
+    found = other.take([0, 1])
+    assert {queue_id: offset for queue_id, (_, offset) in found.items()} == {0: 5, 1: 5}
+    assert not any(stopped.holds(claim) for claim, _ in taken.values())
+    assert stopped.commit({claim: 9 for claim, _ in taken.values()}) == set()
+    assert other.stored() == {0: 5, 1: 5}
+    clock.now_s += 12
+    stopped.beat()
+    assert other.share([0, 1]) == [1], "it is back"
+
+
+def test_a_member_that_beats_is_never_passed_over(session):
+    clock, other_clock = Clock(), Clock()
+    busy, other = session(clock), session(other_clock)
+    busy.take([0, 1])
+    for _ in range(10):
+        clock.now_s += 5
+        other_clock.now_s += 5
+        busy.beat()
+        assert other.share([0, 1]) == [1] and other.take([1]) == {}
+
+
+def test_a_queue_given_back_goes_on_where_it_was_left(session):
+    first, second = session(), session()
+    claims = {claim: 7 for claim, _ in first.take([0, 1]).values()}
+    assert first.give_back(claims) == {0, 1}
+    assert {queue_id: offset for queue_id, (_, offset) in second.take([0, 1]).items()} == {0: 7, 1: 7}
+
+
+def test_after_a_recovery_nothing_is_committed_before_the_member_has_looked(session, tmp_path):
+    mine = session()
+    claims = {claim: 7 for claim, _ in mine.take([0]).values()}
+    raise_epoch(tmp_path)
+    with pytest.raises(HistoryChangedError):
+        mine.commit(claims)
+    assert mine.stored() == {} and all(mine.holds(claim) for claim in claims)
+    mine.epoch += 1
+    assert mine.commit(claims) == {0}
+
+
+def test_where_a_group_starts_is_written_once(session):
+    first, second = session(), session()
+    first.begin(lambda: {0: 3, 1: 4})
+    second.begin(lambda: pytest.fail("the group has begun"))
+    assert second.stored() == {0: 3, 1: 4}
+
+
+def test_a_guest_takes_its_queues_and_no_share(session):
+    guest, member = session(queue_ids=[2]), session()
+    assert guest.share(range(4)) == [2] and member.share(range(4)) == [0, 1, 2, 3]
+    assert list(guest.take([2])) == [2] and member.take([2]) == {}
+
+
+def test_a_group_whose_file_was_removed_begins_anew(session, tmp_path):
+    mine = session()
+    (claim, _), = mine.take([0]).values()
+    (tmp_path / "config" / "consumers" / "orders@billing").unlink()
+    assert mine.rejoin_if_removed() and not mine.rejoin_if_removed()
+    assert not mine.holds(claim) and list(mine.take([0])) == [0]
+
+
+def test_who_was_passed_over_while_it_took_a_queue_reads_the_offsets_again(session, monkeypatch):
+    """Stopped between reading the offsets and claiming; meanwhile another member consumes and commits."""
+    slow = session()
+    slow.begin(lambda: {0: 100})
+    real_claim = slow._members.claim
+
+    def late_claim(queue_id):
+        monkeypatch.setattr(slow._members, "claim", real_claim)
+        lock = _root_of(slow) / "config" / "consumers" / "lock"
+        generation, ticket = struct.unpack("<QQ", lock.read_bytes())
+        lock.write_bytes(struct.pack("<QQ", generation + 1, ticket))  # what passing over writes down
+        ConsumerOffsets(_root_of(slow)).commit("orders", "billing", {0: 200})
+        return real_claim(queue_id)
+
+    monkeypatch.setattr(slow._members, "claim", late_claim)
+    claim, offset = slow.take([0])[0]
+    assert offset == 200 and slow.holds(claim)
+
+
+def test_a_claim_that_ends_in_an_error_keeps_its_queue_from_nobody(session, monkeypatch):
+    failing, other = session(), session()
+    failing.begin(lambda: {0: 0, 1: 0})
+    real_claim = failing._members.claim
+
+    def fails_at_the_second(queue_id):
+        if queue_id == 1:
+            raise DiskError("no locks left", path="x")
+        return real_claim(queue_id)
+
+    monkeypatch.setattr(failing._members, "claim", fails_at_the_second)
+    with pytest.raises(DiskError):
+        failing.take([0, 1])
+    assert sorted(other.take([0, 1])) == [0, 1]
+
+
+def test_a_member_whose_file_was_removed_joins_again_when_that_succeeds_at_last(session, monkeypatch):
+    mine = session()
+    (_root_of(mine) / "config" / "consumers" / "orders@billing").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(group_session, "GroupMembers", _cannot_open)
+        with pytest.raises(DiskError):
+            mine.rejoin_if_removed()
+    mine._beaten_s = float("-inf")
+    mine.beat()
+    assert mine.rejoin_if_removed() and mine.share([0]) == [0]
+
+
+def test_a_member_that_could_not_join_leaves_nothing_behind(session, monkeypatch):
+    living = session()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(group_session.GroupMembers, "beat", _cannot_open)
+        with pytest.raises(DiskError):
+            session()
+    assert living.share([0, 1]) == [0, 1] and len(os.listdir("/proc/self/fd")) == descriptors
+    (_root_of(living) / "config" / "consumers" / "orders@billing").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(group_session.GroupMembers, "join", _cannot_open)
+        with pytest.raises(DiskError):
+            living.rejoin_if_removed()
+    assert living.rejoin_if_removed() and living.share([0, 1]) == [0, 1]
+
+
+def _cannot_open(*_, **__):
+    raise DiskError("cannot open", path="x")
+
+
+def _root_of(session: GroupSession):
+    return session._root

@@ -1,0 +1,689 @@
+"""Puts through real workers: what comes back, what stands in the log, what a dead worker costs."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from pyengine.formats.batch import BatchMember
+from pyengine.formats.constants import BLANK_MAGIC
+from pyengine.formats.message import Message, decode_record
+from pyengine.ipc.control_block import now_ms
+from pyengine.ipc.session_client import open_session
+from pyengine.ipc.shared_objects import side_name
+from pyengine.native import control as native
+from pyengine.native.producer import ProducerSession
+from pyengine.client.outgoing import BatchMessage
+from pyengine.client.pending_puts import LaterPuts, PutFuture
+from pyengine.client.producer import Producer
+from pyengine.results import PutStatus
+from pyengine.storage.engine_id import raise_epoch, read_epoch
+from pyengine.engine.children import child_environment
+from waiting import eventually
+
+ROOMY = {"session_ring_bytes_default": 1 << 20}  # puts that were made before go the short way
+MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
+
+
+@pytest.fixture(params=list(MODES))
+def parts(request, make_parts):
+    return make_parts(**MODES[request.param])
+
+
+def messages(parts) -> list[Message]:
+    """Every record of the log's files up to `committed`."""
+    log, found, at = parts.log(), [], 0
+    while at < native.load_position(parts.control.committed):
+        if int.from_bytes(log[at + 4:at + 8], "big") == BLANK_MAGIC:
+            at += int.from_bytes(log[at:at + 4], "big")
+            continue
+        found.append(decode_record(log, at))
+        assert found[-1].physical_offset == at
+        at += found[-1].size_bytes
+    return found
+
+
+def all_committed(parts):
+    from waiting import eventually
+
+    eventually(lambda: native.load_position(parts.control.committed) == native.load_position(parts.control.wrote), "committed")
+
+
+def test_put_tells_where_the_message_stands(parts):
+    with parts.producer() as producer:
+        first = producer.put("T", b"hello", queue_id=2, tags="a", keys=["k1", "k2"], properties={"p": "v"}, flag=5)
+        second = producer.put("T", b"", queue_id=2)
+    assert (first.status, first.queue_offset, first.physical_offset, first.topic) == (PutStatus.PUT_OK, 0, 0, "T")
+    assert (second.status, second.queue_offset, second.physical_offset) == (PutStatus.PUT_OK, 1, first.size_bytes)
+    all_committed(parts)
+    stored = messages(parts)
+    assert [m.msg_id for m in stored] == [first.msg_id, second.msg_id]
+    assert stored[0].raw_properties == "p\x01v\x02KEYS\x01k1 k2\x02TAGS\x01a"
+    assert (stored[0].body, stored[0].flag, stored[1].body) == (b"hello", 5, b"")
+
+
+def test_what_was_acknowledged_in_sync_mode_is_flushed(make_parts):
+    parts = make_parts(mode=native.MODE_SYNC)
+    with parts.producer() as producer:
+        for n in range(20):
+            result = producer.put("T", b"x" * n)
+            assert result.ok
+            assert native.load_position(parts.control.flushed) >= result.physical_offset + result.size_bytes
+        result = producer.put_many("T", [b"y"] * 100)
+        assert result.ok and native.load_position(parts.control.flushed) >= result.end_physical_offset
+
+
+def test_put_many_and_large_bodies_go_beside_the_ring(parts):
+    with parts.producer() as producer:
+        bodies = [bytes([n % 251]) * (n % 1500) for n in range(150)]
+        result = producer.put_many("T", bodies, tags="m")
+        large = producer.put("T", bytes(60_000))
+    assert (result.status, result.count, result.first_queue_offset) == (PutStatus.PUT_OK, 150, 0)
+    assert large.ok and large.queue_offset == 150
+    all_committed(parts)
+    assert [m.body for m in messages(parts)] == [*bodies, bytes(60_000)]
+    assert not [name for name in parts.owner.folder.names() if name.startswith("side")]
+
+
+def test_a_folder_in_the_place_of_a_side_object_stops_no_put(parts):
+    with parts.producer() as producer:
+        assert producer.put("T", b"first").ok
+        session = producer._session
+        in_the_way = parts.owner.folder.path / side_name(session.identity.epoch, session.slot, session.generation, 2)
+        (in_the_way / "full").mkdir(parents=True)
+        assert producer.put("T", bytes(60_000)).ok
+    all_committed(parts)
+    assert [m.body for m in messages(parts)] == [b"first", bytes(60_000)]
+
+
+def test_put_batch_keeps_each_members_properties(parts):
+    with parts.producer() as producer:
+        result = producer.put_batch("T", [BatchMessage(b"a", tags="x", keys="k"), b"b"], properties={"B": "b"})
+    assert (result.status, result.count) == (PutStatus.PUT_OK, 2)
+    all_committed(parts)
+    stored = messages(parts)
+    assert result.msg_id == ",".join(m.msg_id for m in stored)
+    assert [m.raw_properties for m in stored] == ["KEYS\x01k\x02TAGS\x01x\x02B\x01b", "B\x01b"]
+
+
+def test_futures_resolve_in_order_and_can_be_awaited(parts):
+    with parts.producer() as producer:
+        futures = [producer.put_async("T", b"%d" % n) for n in range(500)]
+        assert [future.result(10).queue_offset for future in futures] == list(range(500))
+
+        async def puts():
+            return await asyncio.gather(*(producer.put_async("T", b"a") for _ in range(20)))
+
+        assert [result.queue_offset for result in asyncio.run(puts())] == list(range(500, 520))
+
+
+def test_a_queue_id_is_no_float_on_the_short_way_either(make_parts):
+    with make_parts(**ROOMY).producer() as producer:
+        assert [producer.put("T", b"a", queue_id=number).queue_offset for number in (1, 1, True)] == [0, 1, 2]
+        for put in (producer.put, producer.put_async, lambda topic, body, queue_id: producer.put_many(topic, [body], queue_id=queue_id)):
+            with pytest.raises(TypeError, match="queue_id must be int, not float"):
+                put("T", b"b", queue_id=1.0)
+        with pytest.raises(TypeError):
+            producer.put("T", b"b", queue_id=1, flag=0.0)
+        assert producer.put("T", b"c", queue_id=1).queue_offset == 3
+
+
+def test_threads_share_a_producer(parts):
+    offsets: list[int] = []
+    with parts.producer() as producer:
+
+        def work():
+            for _ in range(50):
+                offsets.append(producer.put("T", b"t").queue_offset)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(offsets) == list(range(200))
+
+
+@pytest.mark.parametrize(("arguments", "status", "says"), [
+    ({"topic": ""}, "MESSAGE_ILLEGAL", "empty"),
+    ({"topic": "t" * 128}, "MESSAGE_ILLEGAL", "128 bytes"),
+    ({"topic": "宽" * 43}, "MESSAGE_ILLEGAL", "129 bytes"),
+    ({"topic": "a/b"}, "MESSAGE_ILLEGAL", "folder"),
+    ({"topic": ".."}, "MESSAGE_ILLEGAL", "folder"),
+    ({"topic": "a\x01"}, "MESSAGE_ILLEGAL", "character 0, 1 or 2"),
+    ({"properties": {"TAGS": "x"}}, "MESSAGE_ILLEGAL", "reserved"),
+    ({"properties": {"a\x02": "x"}}, "MESSAGE_ILLEGAL", "name"),
+    ({"properties": {"a": "x\x00"}}, "MESSAGE_ILLEGAL", "property a"),
+    ({"properties": {"a": ""}}, "MESSAGE_ILLEGAL", "empty"),
+    ({"tags": "x\x02"}, "MESSAGE_ILLEGAL", "tags"),
+    ({"keys": ["x\x01"]}, "MESSAGE_ILLEGAL", "key"),
+    ({"properties": {"a": "p" * 32766}}, "MESSAGE_ILLEGAL", "characters"),
+    ({"properties": {"a": "中" * 12000}}, "PROPERTIES_SIZE_EXCEEDED", "bytes"),
+    ({"body": bytes(65536)}, "MESSAGE_ILLEGAL", "no segment"),
+    ({"body": bytes((4 << 20) + 1)}, "MESSAGE_ILLEGAL", "max_message_size_bytes"),
+    ({"queue_id": -1}, "MESSAGE_ILLEGAL", "queue id"),
+    ({"delay_level": -1}, "MESSAGE_ILLEGAL", "negative"),
+])
+def test_bad_input_is_refused_with_a_status_and_a_sentence(make_parts, arguments, status, says):
+    parts = make_parts()
+    with parts.producer() as producer:
+        result = producer.put(**{"topic": "T", "body": b"x", **arguments})
+        assert (result.status.name, result.indeterminate) == (status, False)
+        assert says in result.reason, result.reason
+        assert producer.put_async(**{"topic": "T", "body": b"x", **arguments}).result(10).status.name == status
+        assert producer.put("T", b"fine").physical_offset == 0
+
+
+def test_text_bodies_are_a_type_error(make_parts):
+    with make_parts().producer() as producer:
+        with pytest.raises(TypeError, match="encode"):
+            producer.put("T", "text")
+
+
+def test_delayed_messages_wait_in_the_schedule_topic(make_parts):
+    parts = make_parts()
+    with parts.producer(delay_levels=5) as producer:
+        result = producer.put("T", b"later", queue_id=3, tags="t", delay_level=9)
+    (stored,) = messages(parts)
+    assert (stored.topic, stored.queue_id, result.topic) == ("SCHEDULE_TOPIC_XXXX", 4, "SCHEDULE_TOPIC_XXXX")
+    assert stored.properties == {"TAGS": "t", "DELAY": "5", "REAL_TOPIC": "T", "REAL_QID": "3"}
+
+
+def test_raw_puts_store_every_field_as_given(make_parts):
+    parts = make_parts(replay_clock=1)
+    with parts.producer() as producer:
+        result = producer.put_raw("T", b"b", queue_id=1, properties_text="TAGS\x01", flag=7, sys_flag=0x4,
+                                  born_timestamp_ms=1_600_000_000_000, born_host="[2001:db8::1]:99", store_host="10.0.0.1:10911",
+                                  reconsume_times=3, prepared_transaction_offset=77, clock_ms=1_700_000_000_000)
+        batch = producer.put_batch_raw("T", [BatchMember(b"m", 1, "K\x01v")], clock_ms=1_700_000_000_001)
+        refused = producer.put_batch_raw("T", [BatchMember(b"m")], sys_flag=4)
+    stored = messages(parts)
+    assert (stored[0].born_host, stored[0].store_host, stored[0].sys_flag) == ("[2001:db8::1]:99", "10.0.0.1:10911", 0x14)
+    one = stored[0]
+    assert (one.store_timestamp_ms, one.reconsume_times, one.raw_properties) == (1_700_000_000_000, 3, "TAGS\x01")
+    assert stored[0].msg_id == result.msg_id and batch.ok and stored[1].store_timestamp_ms == 1_700_000_000_001
+    assert refused.status is PutStatus.MESSAGE_ILLEGAL
+
+
+def test_a_dead_writer_is_waited_for_and_loses_nothing(parts):
+    with parts.producer() as producer:
+        before = producer.put("T", b"before")
+        parts.kill(native.WRITER)
+        futures = [producer.put_async("T", b"%d" % n) for n in range(30)]
+        parts.start(native.WRITER)
+        assert [future.result(10).queue_offset for future in futures] == list(range(1, 31))
+    all_committed(parts)
+    assert [m.body for m in messages(parts)] == [b"before", *(b"%d" % n for n in range(30))]
+    assert before.ok
+
+
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_a_put_that_no_writer_answers_is_indeterminate(make_parts, ring):
+    parts = make_parts(**ring)
+    with parts.producer() as producer:
+        assert producer.put("T", b"1").ok
+        parts.kill(native.WRITER)
+        result = producer.put("T", b"2", timeout_s=0.05)
+        assert (result.status, result.indeterminate) == (PutStatus.UNKNOWN_ERROR, True)
+        parts.start(native.WRITER)
+        assert producer.put("T", b"3").queue_offset == 2
+
+
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_while_a_pass_lasts_too_long_puts_are_refused_as_busy(make_parts, ring):
+    parts = make_parts(**ring)
+    with parts.producer() as producer:
+        assert producer.put("T", b"0").ok
+        parts.kill(native.WRITER)
+        native.store(parts.control.writer, "pass_started_ms", now_ms() - 2000)  # as if it were caught in a page fault
+        results = [producer.put("T", b"x"), producer.put("T", b"x", keys="k"), producer.put_many("T", [b"x", b"y"]),
+                   producer.put_async("T", b"x").result(5)]
+        for result in results:
+            assert (result.status, result.indeterminate) == (PutStatus.OS_PAGECACHE_BUSY, False)
+            assert "1000 ms" in result.reason and "again later" in result.reason
+        parts.start(native.WRITER)
+        eventually(lambda: native.load(parts.control.writer, "pass_started_ms") == 0, "the next writer ended the pass")
+        assert producer.put("T", b"1").queue_offset == 1, "nothing of what was refused had been submitted"
+
+
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_an_engine_that_was_killed_in_a_pass_and_replaced_is_not_busy(make_parts, ring):
+    parts = [make_parts(**ring)]
+    with Producer(lambda limit_s: open_session(parts[-1].owner.root)) as producer:
+        assert producer.put("T", b"0").ok
+        parts[0].kill(native.WRITER)
+        native.store(parts[0].control.writer, "pass_started_ms", now_ms() - 2000)
+        native.store(parts[0].control.state, "retired", 1)
+        parts.append(make_parts(**ring))
+        assert producer.put("T", b"1").ok
+        assert [message.body for message in messages(parts[1])] == [b"1"]
+
+
+def test_a_put_that_comes_while_a_new_session_is_being_opened_has_its_hosts(make_parts, monkeypatch):
+    parts = make_parts(**ROOMY)
+    producer = parts.producer(store_host="10.1.2.3:10911", born_host="10.1.2.4:1234")
+    fill = ProducerSession.set_constants
+
+    def late(session, *constants):
+        # Another thread's put: refused, for a session is being opened, but what it prepares is kept.
+        assert producer.put("T", b"x", tags="new", timeout_s=0).status is PutStatus.SERVICE_NOT_AVAILABLE
+        fill(session, *constants)
+
+    with producer:
+        assert producer.put("T", b"0").ok
+        monkeypatch.setattr(ProducerSession, "set_constants", late)
+        with producer._lock:
+            producer._set_aside()
+        assert producer.put("T", b"1", tags="new").ok
+        all_committed(parts)
+        assert [(m.born_host, m.store_host) for m in messages(parts)] == [("10.1.2.4:1234", "10.1.2.3:10911")] * 2
+
+
+def test_a_clock_that_was_set_is_no_long_pass(make_parts):
+    parts = make_parts()
+    with parts.producer() as producer:
+        parts.kill(native.WRITER)
+        native.store(parts.control.writer, "pass_started_ms", now_ms() - 20_000_000)
+        assert producer.put("T", b"x", timeout_s=0.05).indeterminate, "submitted"
+
+
+def test_closing_over_a_dead_writer_makes_what_is_due_indeterminate_at_once(make_parts):
+    parts = make_parts()
+    producer = parts.producer()
+    parts.kill(native.WRITER)
+    futures = [producer.put_async("T", b"%d" % n) for n in range(200)]
+    producer.close()
+    assert all(future.done() and future.result().indeterminate for future in futures)
+
+
+def test_a_frozen_store_refuses_puts_and_names_the_cause(make_parts):
+    parts = make_parts(mode=native.MODE_SYNC)
+    with parts.producer() as producer:
+        assert producer.put("T", b"1").ok
+        native.freeze(parts.control, native.FLUSHER, 5, "the flusher could not make it durable (Input/output error)")
+        result = producer.put("T", b"2")
+    assert (result.status, result.indeterminate) == (PutStatus.SERVICE_NOT_AVAILABLE, False)
+    assert "read-only" in result.reason
+
+
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_a_closed_producer_says_so(make_parts, ring):
+    producer = make_parts(**ring).producer()
+    producer.close()
+    result = producer.put("T", b"x")
+    assert result.status is PutStatus.SERVICE_NOT_AVAILABLE and "closed" in result.reason
+
+
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_a_forked_child_does_not_put_into_its_parents_ring(make_parts, ring):
+    parts = make_parts(**ring)
+    with parts.producer() as producer:
+        assert producer.put("T", b"before").ok
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            async def put_from_a_loop():
+                return await producer.put_async("T", b"child")
+
+            result = producer.put("T", b"child")
+            assert asyncio.run(put_from_a_loop()) == result
+            os.write(writing, f"{result.status.name}: {result.reason}".encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        said = os.read(reading, 1000).decode()
+        os.close(reading)
+        os.close(writing)
+        assert said.startswith("SERVICE_NOT_AVAILABLE") and "fork" in said
+        assert producer.put("T", b"after").queue_offset == 1
+    assert [m.body for m in messages(parts)] == [b"before", b"after"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_exits_ends_nothing_but_itself(make_parts, capfd):
+    parts = make_parts()
+    producer = parts.producer()
+    writer = parts.workers[native.WRITER]
+    writer.send_signal(signal.SIGSTOP)
+    try:
+        producer.put_async("T", b"0").add_done_callback(lambda future: sys.exit(3))
+    finally:
+        writer.send_signal(signal.SIGCONT)
+    assert producer.put_async("T", b"1").result(8).queue_offset == 1
+    _close_in_time(producer)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_producer_leaves_an_engine_that_could_not_say_that_it_is_over(make_parts):
+    parts = make_parts()
+    producer = parts.producer()
+    assert producer.put("T", b"x").ok
+    writer = parts.workers[native.WRITER]
+    writer.send_signal(signal.SIGSTOP)
+    try:
+        while read_epoch(parts.owner.root) <= parts.owner.memory.identity.epoch:
+            raise_epoch(parts.owner.root)  # as a start that does not find the memory of the engine before
+        began_s = time.monotonic()
+        result = producer.put("T", b"x")
+        assert result.indeterminate and time.monotonic() - began_s < 8 and "session ended" in result.reason
+    finally:
+        writer.send_signal(signal.SIGCONT)
+    producer.close()
+
+
+def test_two_threads_start_one_thread_for_what_is_submitted_later(monkeypatch):
+    starts, start = [], threading.Thread.start
+
+    def start_slowly(thread):
+        if thread.name == "pyengine-submits":
+            starts.append(thread)
+            time.sleep(0.1)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
+    later = LaterPuts()
+    futures = [PutFuture(), PutFuture()]
+    adding = [threading.Thread(target=later.add, args=(lambda: "put", future)) for future in futures]
+    for thread in adding:
+        thread.start()
+    for thread in adding:
+        thread.join()
+    assert [future.result(8) for future in futures] == ["put", "put"] and len(starts) == 1
+    later.end()
+    later.join()
+
+
+def test_a_producer_whose_thread_cannot_be_started_closes_all_the_same(make_parts, monkeypatch):
+    producer = make_parts().producer()
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            producer.put_async("T", b"x")
+    _close_in_time(producer)
+
+
+def _close_in_time(producer) -> None:
+    closing = threading.Thread(target=producer.close, daemon=True)
+    closing.start()
+    closing.join(8)
+    assert not closing.is_alive()
+
+
+def test_a_callback_may_put_again_also_while_the_producer_closes(make_parts):
+    parts = make_parts()
+    producer = parts.producer()
+    results = []
+    producer.put_async("T", b"1").add_done_callback(lambda _: results.append(producer.put("T", b"2")))
+    future = producer.put_async("T", b"3")
+    assert future.result(10).ok
+    futures = [producer.put_async("T", b"x") for _ in range(50)]
+    futures[-1].add_done_callback(lambda _: results.append(producer.put("T", b"late")))
+    producer.close()
+    assert results[0].ok and len(results) == 2  # the late one: stored, or refused because the producer is closed
+    assert results[1].ok or "closed" in results[1].reason
+
+
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_sync_and_async_puts_mixed_keep_their_own_answers(make_parts, ring):
+    with make_parts(**ring).producer() as producer:
+        for _ in range(40):
+            futures = [producer.put_async("A", b"a") for _ in range(150)]
+            assert producer.put("S", b"s", queue_id=1).ok
+            first = futures[0].result(10).queue_offset
+            assert [f.result(10).queue_offset for f in futures] == list(range(first, first + 150))
+
+
+@pytest.mark.parametrize("bodies", [[array.array("I", [1, 2])], [memoryview(b"12345678").cast("I")]])
+def test_bodies_with_wide_items_do_not_cost_the_session(make_parts, bodies):
+    with make_parts().producer() as producer:
+        try:
+            assert producer.put_many("T", bodies).ok  # taken byte for byte
+        except TypeError:
+            pass
+        assert producer.put("T", b"x").ok
+
+
+@pytest.mark.parametrize("arguments", [{"queue_id": 1 << 31}, {"queue_id": 1 << 40}])
+def test_a_queue_id_beyond_its_field_is_refused(make_parts, arguments):
+    with make_parts().producer() as producer:
+        assert producer.put("T", b"x", **arguments).status is PutStatus.MESSAGE_ILLEGAL
+        assert producer.put("T", b"x", timeout_s=float("inf")).ok
+
+
+def test_a_put_many_whose_records_outgrow_a_pass_is_refused(make_parts):
+    parts = make_parts(session_ring_bytes_default=8 << 20)
+    with parts.producer() as producer:
+        result = producer.put_many("T", [b""] * 20_000, properties={"p": "v" * 30_000})
+        assert result.status is PutStatus.MESSAGE_ILLEGAL and "split" in result.reason
+        assert producer.put("T", b"x").physical_offset == 0
+
+
+def test_a_store_that_is_being_frozen_takes_no_put(make_parts):
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put("T", b"x").ok
+        native.store(parts.control.state, "frozen", 1)  # killed before it could say read-only
+        assert producer.put("T", b"x").status is PutStatus.SERVICE_NOT_AVAILABLE
+
+
+def test_an_allocator_that_is_ended_alone_takes_no_segment_from_the_writer(make_parts):
+    parts = make_parts(mode=native.MODE_SYNC)
+    with parts.producer() as producer:
+        for _ in range(15):
+            assert producer.put("T", bytes(3000)).ok
+        parts.workers[native.ALLOCATOR].terminate()
+        assert parts.workers[native.ALLOCATOR].wait(20) == 0
+        assert producer.put_many("T", [bytes(3000)] * 10).ok
+        parts.start(native.ALLOCATOR)
+        assert producer.put_many("T", [bytes(3000)] * 40).ok
+    assert len(messages(parts)) == 65
+
+
+class _Interrupt(Exception):
+    """What a signal handler of these tests raises."""
+
+
+@contextlib.contextmanager
+def interrupting():
+    """SIGALRM raises _Interrupt in the main thread inside the block; gives the list that counts its calls.
+
+    One that comes within a finalizer is raised there, printed by Python, and goes no further.
+    """
+    calls = []
+
+    def handler(number, frame):
+        calls.append(number)
+        raise _Interrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield calls
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("size", [10, 50_000], ids=["small", "beside the ring"])
+@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+def test_what_a_signal_handler_raises_ends_a_put_at_once(make_parts, ring, size):
+    parts = make_parts(**ring)
+    with parts.producer() as producer:
+        assert producer.put("T", b"x" * size).ok
+        writer = parts.workers[native.WRITER]
+        writer.send_signal(signal.SIGSTOP)
+        try:
+            with interrupting():
+                began_s = time.monotonic()
+                for keys in (None, "k"):
+                    signal.setitimer(signal.ITIMER_REAL, 0.05)
+                    with pytest.raises(_Interrupt):
+                        producer.put("T", b"y" * size, keys=keys)
+            assert time.monotonic() - began_s < 8, "well before put_timeout_ms"
+        finally:
+            writer.send_signal(signal.SIGCONT)
+        assert producer.put("T", b"z").queue_offset == 3, "both had been submitted"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_timeout_s_ends_a_put_while_the_writer_stands_still(make_parts, mode):
+    parts = make_parts(**MODES[mode])
+    with parts.producer() as producer:
+        assert producer.put("T", b"x").ok
+        writer = parts.workers[native.WRITER]
+        writer.send_signal(signal.SIGSTOP)
+        try:
+            began_s = time.monotonic()
+            for body in (b"y", bytes(50_000)):
+                result = producer.put("T", body, timeout_s=0.1)
+                assert (result.status, result.indeterminate) == (PutStatus.UNKNOWN_ERROR, True)
+            assert time.monotonic() - began_s < 4, "not even the time for the disk was waited for"
+        finally:
+            writer.send_signal(signal.SIGCONT)
+        assert producer.put("T", b"z").queue_offset == 3
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_producer_survives_hundreds_of_exceptions_at_any_instruction(make_parts, mode, capfd):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    parts = make_parts(**MODES[mode], **ROOMY)
+    producer = parts.producer()
+    futures, hits = [], 0
+    with interrupting() as calls:
+        while hits < 300:
+            try:
+                calls.clear()
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 2e-3))
+                while not calls:
+                    producer.put("T", b"x")
+                    producer.put("T", b"x", keys="k")
+                    futures.append(producer.put_async("T", b"x"))
+                    if chance.random() < 0.02:
+                        producer.put("T", bytes(600_000))
+            except _Interrupt:
+                hits += 1
+    assert producer.put("T", b"after").ok
+    assert all(future.result(30).ok for future in futures)
+    for _ in range(5000):  # more than there are places for answers
+        assert producer.put("T", b"x").ok
+    producer.close()
+    assert not producer._lock.locked()
+
+
+def test_dropped_producers_give_everything_back(make_parts):
+    parts = make_parts(sessions_max=4)
+    gc.collect()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    threads = threading.active_count()
+    for use in range(20):
+        producer = parts.producer()
+        assert producer.put("T", b"x").ok
+        assert producer.put_prepared("T", b"never ended").ok
+        if use % 2:
+            future = producer.put_async("T", b"y")
+            del producer
+            assert future.result(30).ok, "a put under way is not lost"
+        else:
+            del producer
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, "descriptors are closed")
+    eventually(lambda: threading.active_count() <= threads, "threads have ended")
+    eventually(lambda: all(native.load(row, "state") == native.SESSION_FREE for row in parts.control.sessions), "sessions are free")
+
+
+_LEFT_AT_EXIT = """
+import atexit, sys, threading, time
+import pyengine
+def put_for_ever():
+    while True:
+        producer.put("T", b"x")
+atexit.register(lambda: print(producer.put("T", b"last").status.name))  # runs after whatever connect() may register
+producer = pyengine.connect(sys.argv[1])
+for _ in range(int(sys.argv[2])):
+    threading.Thread(target=put_for_ever, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_a_program_may_put_until_it_ends(make_parts, threads):
+    parts = make_parts()
+    for _ in range(4 if threads else 1):
+        ended = subprocess.run([sys.executable, "-c", _LEFT_AT_EXIT, str(parts.owner.root), str(threads)], env=child_environment(),
+                               capture_output=True, text=True, timeout=60, check=False)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "PUT_OK\n", "")
+
+
+def test_an_event_loop_goes_on_while_the_ring_is_full(make_parts):
+    parts = make_parts()
+    writer = parts.workers[native.WRITER]
+
+    async def run() -> list:
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        writer.send_signal(signal.SIGSTOP)
+        try:
+            puts = []
+            for n in range(400):  # of 300 bytes, in a ring of 65,536
+                puts.append(asyncio.ensure_future(_awaited(producer.put_async("T", b"%03d" % n + bytes(200)))))
+                await asyncio.sleep(0)
+            assert ticks >= 400 and not any(put.done() for put in puts)
+        finally:
+            writer.send_signal(signal.SIGCONT)
+        results = await asyncio.gather(*puts)
+        ticking.cancel()
+        return results
+
+    with parts.producer() as producer:
+        results = asyncio.run(run())
+        assert [result.queue_offset for result in results] == list(range(400))
+        futures = []
+        chained = producer.put_async("T", b"first")
+        chained.add_done_callback(lambda _: futures.extend(producer.put_async("T", bytes(300)) for _ in range(400)))
+        assert chained.result(30).ok
+        eventually(lambda: len(futures) == 400, "a callback is not held up either")
+        assert all(future.result(30).ok for future in futures)
+
+
+async def _awaited(future):
+    return await future
+
+
+def test_puts_that_wait_for_room_are_refused_when_the_producer_closes(make_parts):
+    parts = make_parts()
+    writer = parts.workers[native.WRITER]
+
+    async def run(producer) -> list:
+        return [producer.put_async("T", bytes(300)) for _ in range(400)]
+
+    producer = parts.producer()
+    writer.send_signal(signal.SIGSTOP)
+    try:
+        futures = asyncio.run(run(producer))
+        producer.close()
+    finally:
+        writer.send_signal(signal.SIGCONT)
+    results = [future.result(0) for future in futures]
+    assert {result.indeterminate for result in results} == {True, False}
+    assert all(result.indeterminate or result.status is PutStatus.SERVICE_NOT_AVAILABLE for result in results)

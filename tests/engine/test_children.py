@@ -1,0 +1,292 @@
+"""Watching workers: restarts after pauses, silent ones killed, twins adopted, boot failures halt."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from fix_owner import CHECKOUT
+from pyengine.ipc.heartbeat import is_stopped
+from pyengine.native import control as native
+from pyengine.native import obstacles
+from waiting import eventually
+from pyengine.engine.children import NEVER_S, Children, child_environment
+from pyengine.engine.kinds import KINDS, WorkerExit
+
+FLUSHER = next(kind for kind in KINDS if kind.number == native.FLUSHER)
+COMMITTER = next(kind for kind in KINDS if kind.number == native.COMMITTER)
+
+
+class Rig:
+    """Children of an owner in the test's own process, with its selector."""
+
+    def __init__(self, owner, *kinds, overrides=None) -> None:
+        self.owner = owner
+        self.said: list[str] = []
+        self.selector = selectors.DefaultSelector()
+        self.children = Children(owner.root, owner.memory, owner.lock, self.selector, kinds, overrides or {},
+                                 self.said.append)
+
+    def pump(self, seconds: float = 0.02) -> None:
+        for key, _ in self.selector.select(max(0.0, seconds)):
+            key.data()
+
+    def go_until(self, condition, what):
+        def step():
+            self.pump()
+            self.children.tick()
+            return condition()
+        return eventually(step, what)
+
+    def close(self) -> None:
+        self.children.kill()
+        self.selector.close()
+
+
+@pytest.fixture
+def rig(make_owner):
+    rigs = []
+
+    def make(*kinds, overrides=None, **identity):
+        owner = make_owner(**identity)
+        owner.position(0)
+        owner.publish()
+        rigs.append(Rig(owner, *kinds, overrides=overrides))
+        return rigs[-1]
+
+    yield make
+    for made in rigs:
+        made.close()
+
+
+def line(rig, kind=FLUSHER):
+    return rig.owner.worker(kind.number)
+
+
+def test_a_worker_is_started_and_stopped(rig):
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    assert made.children.stop(made.pump, time.monotonic() + 30) == []
+    assert native.load(line(made), "state") == native.WORKER_ABSENT and made.said == []
+
+
+def test_a_worker_that_keeps_dying_is_restarted_after_growing_pauses(rig):
+    made = rig(FLUSHER)
+    made.children.start()
+    for deaths in range(1, 4):
+        made.go_until(lambda: made.children.all_ready, "ready")
+        os.kill(native.load(line(made), "pid"), signal.SIGKILL)
+        made.go_until(lambda deaths=deaths: native.load(line(made), "restarts") == deaths, "restarted")
+    assert made.said[0].endswith("starting it again")
+    assert made.said[1].endswith("in 0.1 s") and made.said[2].endswith("in 0.2 s")
+    made.go_until(lambda: made.children.all_ready, "ready again")
+
+
+def test_a_silent_worker_is_aborted_then_killed_and_replaced(rig, monkeypatch):
+    """A stopped process cannot even act on SIGABRT."""
+    monkeypatch.setattr("pyengine.engine.children.ABORT_PATIENCE_S", 0.3)
+    made = rig(replace(FLUSHER, silent_s=0.7), overrides={"flush_interval_commit_log_ms": "50"})
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    first = native.load(line(made), "pid")
+    os.kill(first, signal.SIGSTOP)
+    made.go_until(lambda: native.load(line(made), "pid") != first and made.children.all_ready, "another one is up")
+    assert "made no progress" in made.said[0]
+    assert "SIGKILL" in made.said[1]
+
+
+def test_a_worker_that_loops_leaves_a_trace(rig, monkeypatch, capfd):
+    made = rig(replace(FLUSHER, silent_s=0.7), overrides={"flush_interval_commit_log_ms": "3600000"})
+    made.children.start()  # an idle flusher with so long an interval is silent for longer than silent_s
+    made.go_until(lambda: any("SIGABRT" in text for text in made.said), "aborted")
+    assert "Fatal Python error: Aborted" in capfd.readouterr().err
+
+
+def test_a_worker_that_cannot_come_up_halts_instead_of_being_tried_for_ever(rig):
+    made = rig(COMMITTER, mode=native.MODE_SYNC)
+    made.children.start()
+    made.go_until(lambda: made.children.halted, "halted")
+    assert made.children.halted.startswith("the committer cannot start")
+    assert native.load(line(made, COMMITTER), "restarts") == 0
+
+
+def test_a_worker_that_lacks_room_or_descriptors_is_tried_for_as_long_as_it_takes(rig, monkeypatch):
+    """Six times, where five boot failures of another cause halt the engine; and status knows."""
+    monkeypatch.setattr("pyengine.engine.kinds.RESTART_PAUSE_S_STEP", 0.0)
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    real, left = subprocess.Popen, iter(range(6))
+
+    def popen(command, **named):
+        for _ in left:
+            return real([sys.executable, "-c", f"raise SystemExit({int(WorkerExit.NOT_NOW)})"], **named)
+        return real(command, **named)
+
+    monkeypatch.setattr("pyengine.engine.children.subprocess.Popen", popen)
+    os.kill(native.load(line(made), "pid"), signal.SIGKILL)
+    made.go_until(lambda: native.load(line(made), "restarts") == 7, "tried again")
+    assert "exit code 75" in obstacles.read(made.owner.memory.obstacles, native.SUPERVISOR) and not made.children.halted
+    made.go_until(lambda: made.children.all_ready, "ready again")
+    assert obstacles.read(made.owner.memory.obstacles, native.SUPERVISOR) == ""
+
+
+def test_what_a_dead_supervisor_said_of_a_worker_is_cleared_by_its_successor(rig):
+    made = rig(FLUSHER)
+    obstacles.say(made.owner.memory.obstacles, native.SUPERVISOR, "flusher (pid 5) ended with SIGKILL; starting it again")
+    successor = Rig(made.owner, FLUSHER)
+    try:
+        successor.children.start()
+        successor.go_until(lambda: successor.children.all_ready, "ready")
+        successor.children.tick()
+        assert obstacles.read(made.owner.memory.obstacles, native.SUPERVISOR) == ""
+    finally:
+        successor.close()
+
+
+def test_an_old_obstacle_is_not_why_a_worker_cannot_start_now(rig, monkeypatch):
+    """It fails before it attaches, so that it says nothing itself; the line is of a worker before it."""
+    made = rig(FLUSHER)
+    obstacles.say(made.owner.memory.obstacles, native.FLUSHER, "no room for a while")
+    real = subprocess.Popen
+    monkeypatch.setattr("pyengine.engine.children.subprocess.Popen", lambda command, **named: real(
+        [sys.executable, "-c", f"raise SystemExit({int(WorkerExit.BOOT_FAILED)})"], **named))
+    made.children.start()
+    made.go_until(lambda: made.children.halted, "halted")
+    assert made.children.halted == "the flusher cannot start: its message stands in the log above"
+
+
+def test_a_living_worker_of_somebody_else_is_adopted(rig):
+    made = rig(FLUSHER)
+    stranger = made.owner.spawn("pyengine.workers.flusher")
+    made.owner.wait_ready(native.FLUSHER)
+    made.children.start()
+    assert made.children.all_ready and native.load(line(made), "pid") == stranger.pid
+    stranger.kill()
+    stranger.wait()
+    made.go_until(lambda: made.children.all_ready and native.load(line(made), "incarnation") == 2, "replaced")
+    assert "an unknown code" in made.said[0]
+
+
+def test_a_twin_that_was_first_is_adopted(rig):
+    """Both start at once; the loser says so with its own exit code, the winner is watched."""
+    made = rig(FLUSHER)
+    made.children.start()
+    stranger = made.owner.spawn("pyengine.workers.flusher")
+    made.go_until(lambda: made.children.all_ready or stranger.poll() is not None, "one of them is up")
+    made.go_until(lambda: made.children.all_ready, "and watched")
+    assert native.load(line(made), "incarnation") == 1
+
+
+def test_stop_reports_what_does_not_finish_and_kills_it(rig):
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    assert made.children.stop(made.pump, time.monotonic()) == ["the flusher did not finish in time"]
+    assert not made.owner.lock.kind_taken(native.FLUSHER)
+
+
+def test_a_worker_that_stands_still_is_let_go_on_to_finish(rig):
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    os.kill(pid := native.load(line(made), "pid"), signal.SIGSTOP)
+    eventually(lambda: is_stopped(pid), "it stands still")
+    assert made.children.stop(made.pump, time.monotonic() + 60) == []
+    assert native.load(line(made), "state") == native.WORKER_ABSENT and "SIGCONT" in made.said[0]
+
+
+def test_an_adopted_worker_that_stands_still_is_let_go_on_and_its_silence_forgiven(rig):
+    made = rig(FLUSHER, overrides={"flush_interval_commit_log_ms": "50"})
+    worker = made.owner.spawn("pyengine.workers.flusher")
+    eventually(lambda: native.load(line(made), "state") == native.WORKER_READY, "it is up")
+    os.kill(worker.pid, signal.SIGSTOP)
+    eventually(lambda: is_stopped(worker.pid), "it stands still")
+    native.store(line(made), "heartbeat_ns", 1)
+    made.children.start()
+    made.go_until(lambda: native.load(line(made), "heartbeat_ns") > 1, "it goes round")
+    assert made.children.all_ready and worker.poll() is None and native.load(line(made), "incarnation") == 1
+    assert len(made.said) == 1 and "SIGCONT" in made.said[0]
+
+
+def test_a_worker_that_dies_while_it_is_to_finish_is_started_once_more(rig, monkeypatch):
+    monkeypatch.setattr("pyengine.engine.children.is_stopped", lambda pid: False)
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    first = native.load(line(made), "pid")
+    os.kill(first, signal.SIGSTOP)
+
+    victims = [first]
+
+    def pump(seconds):
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+        victims.clear()
+        made.pump(seconds)
+
+    assert made.children.stop(pump, time.monotonic() + 60) == []
+    assert native.load(line(made), "incarnation") == 2 and native.load(line(made), "state") == native.WORKER_ABSENT
+
+
+def test_a_halting_engine_does_not_wait_long_for_who_never_came_up(rig, monkeypatch):
+    real = subprocess.Popen
+    monkeypatch.setattr("pyengine.engine.children.HALTED_PATIENCE_S", 0.1)
+    monkeypatch.setattr("pyengine.engine.children.subprocess.Popen", lambda command, **named: real(["sleep", "3600"], **named))
+    made = rig(FLUSHER)
+    made.children.start()
+    made.children.halted = "not up after 60 s: flusher"
+    assert made.children.stop(made.pump, NEVER_S) == ["the flusher did not come up"]
+
+
+def test_a_system_without_processes_to_give_is_asked_again(rig, monkeypatch):
+    made = rig(FLUSHER)
+    real, refusals = subprocess.Popen, iter([OSError(11, "Resource temporarily unavailable")])
+
+    def popen(*arguments, **named):
+        for refusal in refusals:
+            raise refusal
+        return real(*arguments, **named)
+
+    monkeypatch.setattr("pyengine.engine.children.SPAWN_RETRY_S", 0.05)
+    monkeypatch.setattr("pyengine.engine.children.subprocess.Popen", popen)
+    made.children.start()
+    assert "temporarily unavailable" in made.said[0] and not made.children.all_ready
+    made.go_until(lambda: made.children.all_ready, "started after all")
+
+
+def test_without_a_descriptor_to_watch_it_a_worker_is_started_again_later_and_not_left_alone(rig, monkeypatch):
+    made = rig(FLUSHER)
+    real, refusals, started = os.pidfd_open, iter([OSError(24, "Too many open files")]), []
+
+    def pidfd_open(pid):
+        started.append(pid)
+        for refusal in refusals:
+            raise refusal
+        return real(pid)
+
+    monkeypatch.setattr("pyengine.engine.children.SPAWN_RETRY_S", 0.05)
+    monkeypatch.setattr("pyengine.engine.children.os.pidfd_open", pidfd_open)
+    made.children.start()
+    assert "Too many open files" in obstacles.read(made.owner.memory.obstacles, native.SUPERVISOR)
+    made.go_until(lambda: made.children.all_ready, "started after all")
+    assert len(started) == 2 and not os.path.exists(f"/proc/{started[0]}")
+
+
+def test_children_find_these_packages_from_anywhere(tmp_path):
+    """Also where the current directory holds packages of the same names."""
+    for name in ("workers", "pyengine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the wrong package')\n")
+    done = subprocess.run([sys.executable, "-P", "-m", "pyengine.workers.flusher", "--help"], cwd=tmp_path, env=child_environment(),
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert str(CHECKOUT) in child_environment()["PYTHONPATH"].split(os.pathsep)[0]

@@ -1,0 +1,218 @@
+"""A start with dispatch_at=replicated: `confirm` and dispatch go on where they were noted, whatever queues hold."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+
+import pytest
+
+import pyengine
+from fix_engine import SMALL
+from pyengine.cli.promote import _promote_stopped
+from pyengine.config import load_config
+from pyengine.errors import CorruptionError, UsageError
+from pyengine.ipc import attach_count, shared_objects
+from pyengine.ipc.live_reader import open_store
+from pyengine.ipc.store_lock import StoreLock
+from pyengine.native import control as native
+from pyengine.native import queue_table
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from pyengine.engine import bring_up as bring_up_module
+from pyengine.engine.bring_up import FIRST_GENERATION, bring_up
+
+MASTER = {"broker_role": "SYNC_MASTER", "dispatch_at": "replicated"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("confirmed") / "store"
+    with pyengine.Engine(root, **SMALL) as engine, engine.connect() as producer:
+        places = [producer.put("T", bytes([number]) * 100) for number in range(3)]
+        size = places[1].physical_offset - places[0].physical_offset
+    return root, [place.physical_offset + size for place in places]
+
+
+@pytest.fixture
+def store(made, tmp_path):
+    """(root, ends of its three records), stopped in order; everything is in its queue."""
+    root, ends = made
+    return shutil.copytree(root, tmp_path / "store"), ends
+
+
+@contextlib.contextmanager
+def brought_up(root, **settings):
+    """The memory of an engine without workers, as a start leaves it."""
+    config = load_config(root, settings, {})
+    with StoreLock(root, create=True) as lock:
+        lock.own()
+        memory = bring_up(root, config, lock).memory
+        try:
+            yield memory
+        finally:
+            semaphore, folder = memory.identity.sysv_semaphore_id, memory.folder
+            memory.close()
+            attach_count.remove(semaphore)
+            folder.sweep()
+
+
+def position(memory, name):
+    return native.load_position(getattr(memory.control, name))
+
+
+def seen(root):
+    with open_store(root) as reader:
+        return reader.queue_range("T", 0)[1]
+
+
+@pytest.mark.parametrize(("beyond", "visible"), [(0, 1), (7, 1), (-1, 0)])
+def test_what_was_not_confirmed_stays_unseen_although_recovery_has_dispatched_it(store, beyond, visible):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("SYNC_MASTER", ends[0] + beyond))
+    assert seen(root) == 3
+    with brought_up(root, **MASTER) as memory:
+        assert position(memory, "confirm") == ends[0] + beyond
+        assert position(memory, "reput_from") == ([0] + ends)[visible], "at the border of a record"
+        assert position(memory, "wrote") == ends[2]
+        assert seen(root) == visible
+        native.store_position(memory.control.reput_from, ends[2])
+        assert seen(root) == visible, "not even where queues were written on"
+    assert seen(root) == visible, "nor without an engine"
+
+
+def test_a_store_that_nobody_has_confirmed_shows_nothing(store):
+    root, _ = store
+    with brought_up(root, **MASTER) as memory:
+        assert (position(memory, "confirm"), position(memory, "reput_from"), seen(root)) == (0, 0, 0)
+    assert ReplicationStateFile(root).read().state == ReplicationState("SYNC_MASTER", 0)
+
+
+def test_a_sync_master_that_lost_what_slaves_confirmed_does_not_start_over_it(store):
+    root, ends = store
+    noted = ReplicationState("SYNC_MASTER", ends[2] + 1000)
+    ReplicationStateFile(root).write(noted)
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="1,000 bytes are lost here.*pyengine promote"), \
+                brought_up(root, broker_role="SYNC_MASTER"):
+            pass
+        assert ReplicationStateFile(root).read().state == noted, "the proof stays"
+    with brought_up(root, broker_role="SYNC_MASTER", ha_cut="any") as memory:
+        assert position(memory, "confirm") == position(memory, "reput_from") == ends[2]
+        assert ReplicationStateFile(root).read().state == ReplicationState("SYNC_MASTER", ends[2])
+
+
+@pytest.mark.parametrize("settings", [{}, {"ha_listen_port": "10999"}])
+def test_an_async_master_says_so_and_never_calls_other_bytes_confirmed(store, settings):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("ASYNC_MASTER", ends[2] + 1000))
+    with brought_up(root, **settings) as memory:
+        assert position(memory, "confirm") == (ends[2] if settings else 0)
+    # Durable before anybody puts: what comes next there is confirmed by nobody.
+    assert ReplicationStateFile(root).read().state == ReplicationState("ASYNC_MASTER", ends[2])
+
+
+@pytest.mark.parametrize("role", ["ASYNC_MASTER", "SYNC_MASTER"])
+def test_a_slave_becomes_a_master_by_promotion_alone(store, role):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("SLAVE", ends[2]))
+    with pytest.raises(UsageError, match="pyengine promote"), brought_up(root, broker_role=role):
+        pass
+    with brought_up(root, broker_role="SLAVE"):
+        pass
+
+
+@pytest.mark.parametrize("spoilt", ["{", "", None])
+def test_nobody_becomes_a_master_for_want_of_a_readable_role(store, spoilt):
+    """What stands in for the file is older: the store may have become a slave since."""
+    root, ends = store
+    file = ReplicationStateFile(root)
+    file.write(ReplicationState("SYNC_MASTER", ends[2]))
+    file.write(ReplicationState("SLAVE", ends[2]))
+    file.path.unlink() if spoilt is None else file.path.write_text(spoilt)
+    before = tree(root)
+    for role in ("ASYNC_MASTER", "SYNC_MASTER"):
+        with pytest.raises(UsageError, match=r"replication\.json .* pyengine promote"), brought_up(root, broker_role=role):
+            pass
+    assert tree(root) == before
+    with brought_up(root, broker_role="SLAVE"):
+        pass
+    _promote_stopped(root, {}, "SYNC_MASTER", False, [])
+    with brought_up(root):
+        assert ReplicationStateFile(root).read() == (ReplicationState("SYNC_MASTER", ends[2]), "")
+
+
+def tree(root):
+    return {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and path.name != "lock"}
+
+
+def test_a_slave_that_lost_what_it_had_reported_reports_what_it_has(store):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("SLAVE", ends[2] + 1000, master_end=ends[2] + 2000))
+    with brought_up(root, broker_role="SLAVE", ha_master_address="127.0.0.1:9") as memory:
+        assert position(memory, "confirm") == ends[2]
+        assert native.load(memory.control.replicator, "master_end") == ends[2] + 2000, "what is missing is not forgotten"
+    assert ReplicationStateFile(root).read().state.confirm == ends[2]
+
+
+def test_what_the_dead_engine_knew_counts_more_than_what_it_had_noted(store):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("SYNC_MASTER", ends[0]))
+    config = load_config(root, MASTER, {})
+    with StoreLock(root, create=True) as lock:
+        lock.own()
+        memory = bring_up(root, config, lock).memory
+        native.store_position(memory.control.confirm, ends[1])
+        attach_count.remove(memory.identity.sysv_semaphore_id)
+        memory.close()  # as kill -9 leaves it: nobody said that it is over
+    with brought_up(root, **MASTER) as memory:
+        assert position(memory, "confirm") == position(memory, "reput_from") == ends[1]
+
+
+def test_with_the_setting_gone_everything_is_seen_again(store):
+    root, ends = store
+    with brought_up(root, **MASTER):
+        assert seen(root) == 0
+    with brought_up(root, broker_role="SYNC_MASTER") as memory:
+        assert position(memory, "reput_from") == ends[2] and seen(root) == 3
+    assert seen(root) == 3
+
+
+@pytest.mark.parametrize("settings", [{}, {"broker_role": "SLAVE"}])
+def test_without_replication_nothing_is_noted_and_nothing_bounded(store, settings):
+    root, ends = store
+    with brought_up(root, **settings) as memory:
+        assert (position(memory, "confirm"), position(memory, "reput_from")) == (0, ends[2])
+    assert not ReplicationStateFile(root).path.exists()
+
+
+def test_behind_entries_that_have_moved_up_no_number_is_given_twice(store):
+    root, _ = store
+    (file,) = (root / "consumequeue" / "T" / "0").iterdir()
+    entries = file.read_bytes()
+    file.write_bytes(entries[20:] + bytes(20))
+    with brought_up(root) as memory, memory.folder.attach(shared_objects.queues_name(FIRST_GENERATION)) as shared:
+        assert seen(root) == 2
+        assert queue_table.get_offset(queue_table.view(shared.memory), "T", 0) == 3
+
+
+@pytest.mark.parametrize("step", ["_set_positions", "set_confirmed"])
+def test_a_start_that_fails_on_the_way_leaves_no_semaphore_and_no_memory(store, monkeypatch, step):
+    root, _ = store
+    made = []
+    real = attach_count.make
+
+    def make():
+        made.append(real())
+        return made[-1]
+
+    def fail(*arguments):
+        raise OSError(28, "no room")
+
+    monkeypatch.setattr(bring_up_module.attach_count, "make", make)
+    monkeypatch.setattr(bring_up_module, step, fail)
+    config = load_config(root, MASTER, {})
+    with StoreLock(root, create=True) as lock:
+        lock.own()
+        with pytest.raises(OSError, match="no room"):
+            bring_up(root, config, lock)
+    assert made and attach_count.count(made[0]) is None

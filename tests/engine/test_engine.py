@@ -1,0 +1,187 @@
+"""An engine embedded in a Python process: it ends with it, in order, however that ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import pyengine
+from fix_engine import SMALL
+from fix_owner import CHECKOUT
+from pyengine.engine.embedded import Engine, supervisor_pid
+from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError
+from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
+from waiting import eventually
+from pyengine.engine.kinds import kinds_for
+
+
+def bodies(root):
+    with pyengine.open_store(root) as store:
+        return [message.body for message in store.get_message("T", 0, 0, level="committed").messages]
+
+
+@pytest.fixture
+def root(make_engine):
+    """A path whose remains are swept."""
+    return make_engine().root
+
+
+def test_an_embedded_engine_runs_inside_its_block(root):
+    with pyengine.Engine(root, **SMALL) as engine:
+        assert engine.state == "running" and engine.pid == supervisor_pid(root)
+        with engine.connect() as producer:
+            assert producer.put("T", b"one").ok
+        with engine.open_store() as store:
+            assert eventually(lambda: store.get_message("T", 0, 0, level="committed").messages, "visible")[0].body == b"one"
+        with pytest.raises(StoreBusyError):
+            Engine(root).start()
+        with pytest.raises(UsageError, match="already"):
+            engine.start()
+    assert engine.pid is None and living_kinds(root) == [] and not (root / "abort").exists()
+    engine.stop()
+    with engine:
+        assert engine.state == "running"
+    assert bodies(root) == [b"one"]
+
+
+def test_the_engine_stops_in_order_when_the_block_raises(root):
+    with pytest.raises(ZeroDivisionError), pyengine.Engine(root, **SMALL):
+        raise ZeroDivisionError
+    assert living_kinds(root) == [] and not (root / "abort").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_it_ends_in_order_with_the_process_that_embeds_it(root, number):
+    script = ("import sys, time, pyengine\n"
+              f"with pyengine.Engine(sys.argv[1], **{SMALL!r}) as engine:\n"
+              "    with engine.connect() as producer:\n"
+              "        assert producer.put('T', b'one').ok\n"
+              "    print('up', flush=True)\n"
+              "    time.sleep(600)\n")
+    child = subprocess.Popen([sys.executable, "-c", script, str(root)], stdout=subprocess.PIPE, text=True,
+                             stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
+    assert child.stdout.readline() == "up\n"
+    child.send_signal(number)
+    child.wait(timeout=60)
+    child.stdout.close()
+    eventually(lambda: living_kinds(root) == [], "the engine is gone")
+    assert not (root / "abort").exists() and bodies(root) == [b"one"]
+
+
+# How a program may fork without an exec: as Python does, and as a library does, past Python's hooks.
+FORKS = {"python": "os.fork", "library": "ctypes.CDLL(None).fork"}
+EMBEDDER = """
+import ctypes, os, signal, sys, time
+import pyengine
+with pyengine.Engine(sys.argv[1], **{settings}) as engine:
+    child = {fork}()
+    if child == 0:
+        signal.pause()
+    print(child, flush=True)
+    sys.stdin.readline()
+    {then}
+"""
+
+
+@pytest.fixture
+def embed(root):
+    """embed(fork, then) -> a process that embeds an engine, has forked a child, and does `then` after the next line."""
+    processes, helpers = [], []
+
+    def start(fork, then):
+        script = EMBEDDER.format(settings=repr(SMALL), fork=FORKS[fork], then=then)
+        processes.append(subprocess.Popen([sys.executable, "-c", script, str(root)], stdin=subprocess.PIPE, text=True,
+                                          stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}))
+        helpers.append(int(processes[-1].stdout.readline()))
+        return processes[-1]
+
+    yield start
+    for pid in helpers:
+        os.kill(pid, signal.SIGKILL)
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_an_embedded_engine_stops_although_a_forked_child_lives(root, embed, fork):
+    embedder = embed(fork, "pass")
+    embedder.stdin.write("\n")
+    embedder.stdin.flush()
+    assert embedder.wait(30) == 0
+    assert living_kinds(root) == [] and not (root / "abort").exists()
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_an_embedded_engine_ends_with_a_killed_embedder_although_a_forked_child_lives(root, embed, fork):
+    embed(fork, "pass").kill()
+    eventually(lambda: living_kinds(root) == [], "the engine is gone")
+    assert not (root / "abort").exists()
+
+
+def test_an_embedded_engine_ends_when_its_embedder_becomes_another_program(root, embed):
+    embedder = embed("python", "os.execvp('sleep', ['sleep', '600'])")
+    embedder.stdin.write("\n")
+    embedder.stdin.flush()
+    eventually(lambda: living_kinds(root) == [], "the engine is gone")
+    assert embedder.poll() is None and not (root / "abort").exists()
+
+
+def test_a_forked_child_does_not_stop_its_parents_engine(root):
+    with pyengine.Engine(root, **SMALL) as engine:
+        pid = engine.pid
+        child = os.fork()
+        if child == 0:
+            engine.stop()
+            os._exit(engine.pid is not None or engine.state != "stopped")
+        assert os.waitpid(child, 0)[1] == 0
+        assert engine.pid == supervisor_pid(root) == pid and engine.state == "running"
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_the_workers_first(root):
+    """A terminal signals a whole process group; supervisor and workers are in others."""
+    with pyengine.Engine(root, **SMALL) as engine:
+        groups = {os.getpgid(pid) for pid in (engine.pid, *(int(line.split()[0]) for line in children_of(engine.pid)))}
+        assert os.getpgrp() not in groups and len(groups) == 1 + len(kinds_for(native.MODE_MAPPED, False))
+
+
+def children_of(pid):
+    return [entry for entry in open(f"/proc/{pid}/task/{pid}/children").read().split()]
+
+
+def test_settings_are_typed_or_text(root):
+    with pyengine.Engine(root, **SMALL, flushDiskType="SYNC_FLUSH", message_index_enable=False) as engine:
+        with engine.connect() as producer:
+            assert producer.put("T", b"one", keys="k").ok
+        assert engine.state == "running"
+    assert not list((root / "index").glob("*"))
+    with pytest.raises(UsageError, match="did you mean"):
+        Engine(root, flush_dsk_type="x").start()
+
+
+def test_an_engine_that_loses_its_supervisor_says_so_at_the_end_and_is_recovered(root):
+    engine = Engine(root, **SMALL).start()
+    with engine.connect() as producer:
+        assert producer.put("T", b"one").ok
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match="exit code -9"):
+        engine.stop()
+    with pyengine.Engine(root) as again, again.connect() as producer:  # adopts the living workers
+        assert producer.put("T", b"two").ok
+    assert living_kinds(root) == [] and bodies(root) == [b"one", b"two"]
+
+
+def test_without_engine_connect_says_how_to_start_one(root):
+    with pytest.raises(EngineUnavailableError, match="pyengine start"):
+        pyengine.connect(root)
+    with pyengine.Engine(root, **SMALL):
+        pass
+    with pytest.raises(EngineUnavailableError, match="pyengine start"):
+        pyengine.connect(root)
+    assert find_folder(root).names() == []

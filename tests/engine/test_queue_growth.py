@@ -1,0 +1,73 @@
+"""A larger queue table is offered when asked for, once, whatever died before."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyengine.ipc import shared_objects
+from pyengine.native import control as native
+from pyengine.native import queue_table
+from pyengine.engine import queue_growth
+from pyengine.engine.queue_growth import grow_queue_table
+
+
+@pytest.fixture
+def owner(make_owner):
+    made = make_owner()
+    with made.folder.create(shared_objects.queues_name(1), queue_table.table_bytes(64)) as shared:
+        queue_table.format_table(queue_table.view(shared.memory), 64, 1)
+    native.store(made.control.state, "queue_table_generation_offered", 1)
+    made.publish()
+    return made
+
+
+def offered(owner):
+    return native.load(owner.control.state, "queue_table_generation_offered")
+
+
+def want(owner, slots):
+    native.store(owner.control.writer, "queue_table_wanted", slots)
+
+
+def test_nothing_is_made_until_it_is_asked_for(owner):
+    assert grow_queue_table(owner.memory) == "" and offered(owner) == 1
+    want(owner, 64)
+    assert grow_queue_table(owner.memory) == "" and offered(owner) == 1
+
+
+def test_a_table_of_the_next_power_of_two_is_offered_once_and_the_writer_woken(owner):
+    want(owner, 200)
+    latch = owner.memory.latch(native.WRITER)
+    latch.arm()
+    assert grow_queue_table(owner.memory) == ""
+    assert offered(owner) == 2 and latch.wait(10)
+    shared, table = owner.memory.open_queue_table(2)
+    with shared:
+        assert (table.slots, table.generation, table.used) == (256, 2, 0)
+    assert grow_queue_table(owner.memory) == "" and offered(owner) == 2
+
+
+def test_the_half_made_table_of_a_dead_supervisor_is_replaced(owner):
+    owner.folder.create(shared_objects.queues_name(2), 4096).close()
+    want(owner, 128)
+    assert grow_queue_table(owner.memory) == ""
+    shared, table = owner.memory.open_queue_table(2)
+    with shared:
+        assert table.slots == 128
+
+
+@pytest.mark.parametrize(("field", "value"), [("slots", 0), ("slots", 65), ("slots", 1 << 31), ("magic", 7)])
+def test_a_table_that_somebody_scribbled_over_is_a_sentence_and_no_search_without_end(owner, field, value):
+    with owner.folder.attach(shared_objects.queues_name(1)) as shared:
+        setattr(queue_table.view(shared.memory), field, value)
+    want(owner, 128)
+    assert "the table of queues" in grow_queue_table(owner.memory) and offered(owner) == 1
+
+
+def test_too_many_queues_and_no_room_are_sentences(owner, monkeypatch):
+    want(owner, queue_growth.SLOTS_MAX * 2)
+    assert "more than an engine can hold" in grow_queue_table(owner.memory)
+    monkeypatch.setattr(queue_growth, "SLOTS_MAX", 1 << 60)
+    want(owner, 1 << 30)
+    assert "no room" in grow_queue_table(owner.memory)
+    assert offered(owner) == 1

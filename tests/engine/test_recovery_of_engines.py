@@ -1,0 +1,160 @@
+"""Recovery of a real engine's store after kill -9 of every process: what was acknowledged is there, and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+
+import pytest
+
+import pyengine
+from damage import flip
+from fix_owner import eventually
+from pyengine.cli.engine_status import engine_status
+from pyengine.cli.recover import recover_alone
+from pyengine.config import load_config
+from pyengine.errors import ExitCode
+from pyengine.ipc.live_check import check_now
+from pyengine.ipc.owned_rebuild import rebuild_alone
+from pyengine.ipc.shared_objects import find_folder
+from pyengine.results import PutStatus
+from pyengine.storage.check.check import check
+from pyengine.storage.engine_id import engine_id_path
+from pyengine.storage.recovery.report import RecoveryState
+from pyengine.storage.watermark import read_watermark
+
+
+def put_and_list(engine, path, count):
+    """Acknowledged puts, and the list of them that `check --acked` reads."""
+    with pyengine.connect(engine.root) as producer, open(path, "a") as acked:
+        for number in range(count):
+            body = b"%d " % number * (number % 50 + 1)
+            result = producer.put(f"T{number % 3}", body, queue_id=number % 2, keys=f"k{number}")
+            assert result.status is PutStatus.PUT_OK
+            acked.write(json.dumps({
+                "topic": f"T{number % 3}", "queue_id": number % 2, "queue_offset": result.queue_offset,
+                "physical_offset": result.physical_offset, "body_sha256": hashlib.sha256(body).hexdigest()}) + "\n")
+
+
+def recovered_and_checked(engine, acked, count):
+    config = load_config(engine.root, {})
+    report = recover_alone(engine.root, config)
+    assert report.exit_code is ExitCode.OK, report.sentence
+    found = check(engine.root, config.geometry, acked=acked)
+    # A crash leaves the allocator's files whole, so nothing at all is to be found.
+    assert [finding for finding in found.findings] == []
+    assert (found.acked, found.acked_missing, found.messages, found.index_keys) == (count, 0, count, count)
+    return report
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+def test_with_shared_memory_queues_and_index_stay_and_the_pool_is_drained(make_engine, tmp_path, mode):
+    engine = make_engine(mode)
+    engine.start()
+    if mode == "pool":
+        engine.kill("committer", signal.SIGSTOP)
+    put_and_list(engine, tmp_path / "acked", 300)
+    engine.kill_all()
+    report = recovered_and_checked(engine, tmp_path / "acked", 300)
+    assert report.shared_state == "used"
+    assert (report.drained_bytes > 0) == (mode == "pool")
+    assert report.index_files_removed == 0
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_without_shared_memory_the_files_alone_are_enough(make_engine, tmp_path, mode):
+    engine = make_engine(mode)
+    engine.start()
+    put_and_list(engine, tmp_path / "acked", 300)
+    eventually(lambda: engine.positions()["reput_from"] == engine.positions()["wrote"], "all of it is in the index")
+    engine.kill_all()
+    find_folder(engine.root).sweep()
+    report = recovered_and_checked(engine, tmp_path / "acked", 300)
+    assert report.shared_state == "none"
+    assert report.index_files_removed == 1
+
+
+def copy_while_it_runs(engine, to) -> int:
+    """The log as it is now, then everything else after more was put; the end of the log that was copied."""
+    shutil.copytree(engine.root / "commitlog", to / "commitlog")
+    with pyengine.open_store(engine.root) as store:
+        copied_end = store.max_physical_offset("committed")
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put_many("later", [b"x" * 1000] * 200).ok
+    eventually(lambda: (found := read_watermark(engine.root).watermark) and found.flushed > copied_end, "the watermark moves on")
+    for path in engine.root.iterdir():
+        if path.is_dir() and path.name != "commitlog":
+            shutil.copytree(path, to / path.name)
+        elif path.is_file():
+            shutil.copy2(path, to)
+    return copied_end
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_copy_that_was_taken_while_the_engine_ran_starts_and_says_where_its_log_ends(make_engine, tmp_path, mode):
+    engine, copy = make_engine(mode), make_engine(mode, "copy")
+    engine.start()
+    put_and_list(engine, tmp_path / "acked", 300)
+    end = copy_while_it_runs(engine, copy.root)
+    named = read_watermark(copy.root).watermark.flushed
+    said = f"its log ends at {end}, and the watermark that came with it names {named}"
+    before = engine_status(copy.root, {})
+    assert said in before["reason"] and before["positions"]["flushed"] == end
+    found = check_now(copy.root, load_config(copy.root, {}), tmp_path / "acked")
+    assert (found.exit_code, found.acked_missing) == (ExitCode.OK, 0) and any(said in one.text for one in found.findings)
+    ready = copy.start()
+    assert ready["state"] == "running" and said in ready["recovery"]
+    assert said in engine_status(copy.root, {})["reason"] and not engine_status(copy.root, {})["read_only"]
+    assert copy.positions()["wrote"] == end
+    copy.stop()
+    found = check(copy.root, load_config(copy.root, {}).geometry, acked=tmp_path / "acked")
+    assert (found.findings, found.acked_missing, found.messages) == ([], 0, 300)
+    assert copy.start()["state"] == "running" and engine_status(copy.root, {})["reason"] == "", "it is said once"
+    copy.stop()
+    assert read_watermark(engine.root).watermark.uuid != read_watermark(copy.root).watermark.uuid
+    engine.stop()
+
+
+def test_recover_and_rebuild_make_a_copy_a_store_of_its_own_too(make_engine, tmp_path):
+    engine = make_engine("sync")
+    engine.start()
+    put_and_list(engine, tmp_path / "acked", 300)
+    end = copy_while_it_runs(engine, tmp_path / "copy")
+    shutil.copytree(tmp_path / "copy", tmp_path / "again")
+    config = load_config(tmp_path / "copy", {})
+    first, second = recover_alone(tmp_path / "copy", config), recover_alone(tmp_path / "copy", config)
+    assert (first.state, first.end_offset, first.is_copy) == (RecoveryState.RECOVERED, end, True)
+    assert "This is a copy" in first.sentence and "copy" not in second.sentence
+    assert rebuild_alone(tmp_path / "again", config).state is RecoveryState.RECOVERED
+    engine.stop()
+
+
+def test_a_copy_that_was_damaged_later_is_degraded_as_its_original_would_be(make_engine, tmp_path):
+    engine = make_engine("sync")
+    engine.start()
+    put_and_list(engine, tmp_path / "acked", 300)
+    engine.stop()
+    shutil.copytree(engine.root, tmp_path / "copy")
+    segment = tmp_path / "copy" / "commitlog" / ("0" * 20)
+    flip(segment, segment.read_bytes().index(b"30 30 30"))
+    report = recover_alone(tmp_path / "copy", load_config(tmp_path / "copy", {}))
+    assert report.state is RecoveryState.DEGRADED and report.watermark == read_watermark(engine.root).watermark.flushed
+
+
+def test_a_store_whose_device_has_another_number_is_no_copy(make_engine, tmp_path):
+    engine = make_engine("sync")
+    engine.start()
+    put_and_list(engine, tmp_path / "acked", 300)
+    engine.stop()
+    path = engine_id_path(engine.root)
+    document = json.loads(path.read_bytes())
+    with open(path, "r+b") as file:  # the inode stays, as it does over a remount
+        file.write(json.dumps(document | {"device": document["device"] + 1}).encode().ljust(len(path.read_bytes())))
+    segments = sorted((engine.root / "commitlog").iterdir())
+    with open(segments[0], "r+b") as file:
+        file.seek(2000)
+        file.write(bytes(len(segments[0].read_bytes()) - 2000))
+    report = recover_alone(engine.root, load_config(engine.root, {}))
+    assert (report.state, report.is_copy) == (RecoveryState.DEGRADED, False)

@@ -1,0 +1,328 @@
+"""A slave engine and its master: byte-equal logs whatever breaks, and never a report of what is not there."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+
+import pytest
+
+from logs import LogBuilder
+from pyengine.config import load_config
+from pyengine.errors import EngineError
+from pyengine.ipc.replication import Replication
+from pyengine.native import control as native
+from pyengine.native.failpoint import VARIABLE
+from pyengine.storage.check.check import check
+from pyengine.storage.replication_state import ReplicationStateFile
+from scripted_master import OURS, ROCKETMQ, ScriptedMaster
+from waiting import eventually
+
+SEGMENT = 1 << 16
+QUICK = {"mapped_file_size_commit_log_bytes": SEGMENT, "ha_send_heartbeat_interval_ms": 100}
+
+
+class Growing:
+    """A log that grows with random records; equal seeds give equal logs."""
+
+    def __init__(self, seed, first_offset=0):
+        self.log = LogBuilder(SEGMENT, first_offset)
+        self.rng = random.Random(seed)
+
+    def more(self, records):
+        self.log.append_varied(self.rng, records, ("A", "topic-1", "T"))
+        return self.content
+
+    @property
+    def content(self):
+        return b"".join(bytes(each) for each in self.log.segments)[: self.log.end - self.log.first_offset]
+
+    @property
+    def borders(self):
+        return ({message.physical_offset for message in self.log.messages} | {self.log.end, 1}
+                | {message.physical_offset + message.size_bytes for message in self.log.messages}
+                | set(range(0, self.log.end, SEGMENT)))
+
+
+@pytest.fixture
+def scripted():
+    """scripted(content, manner, **named) -> a running ScriptedMaster."""
+    running = []
+
+    def make(content=b"", manner=ROCKETMQ, **named):
+        running.append(ScriptedMaster(content, SEGMENT, manner, **named))
+        return running[-1]
+
+    yield make
+    for each in running:
+        each.close()
+
+
+def slave_of(make_engine, master, mode="async", **settings):
+    return make_engine(mode, **{**QUICK, "broker_role": "SLAVE", "ha_master_address": master.address, "sync_from": "first",
+                                **settings})
+
+
+def log_of(root, end):
+    """The bytes of the log's files up to `end`."""
+    files = sorted((root / "commitlog").iterdir())
+    start = int(files[0].name)
+    return b"".join(path.read_bytes() for path in files)[: end - start]
+
+
+def wait_equal(slave, master):
+    def reached():
+        with slave.memory() as memory:
+            return min(native.load_position(memory.control.reput_from), native.load_position(memory.control.committed),
+                       native.load_position(memory.control.confirm)) == master.end and master.last_report == master.end
+    eventually(reached, f"the slave has all up to {master.end} and said so", 60)
+    assert log_of(slave.root, master.end) == master.content
+
+
+def grow(master, source, records):
+    """New bytes at once, so that no frame ends where the old ones did."""
+    master.content[:] = source.more(records)
+
+
+def assert_whole(slave):
+    assert slave.stop()
+    report = check(slave.root, load_config(slave.root, {}).geometry)
+    assert report.exit_code == 0 and not report.findings, report.sentence
+
+
+@pytest.mark.parametrize("mode", ["async", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("sync", "pool"))])
+def test_it_follows_through_cuts_corruption_and_kills(make_engine, scripted, rng, mode):
+    source = Growing(rng.random())
+    breaks = {"left": 0, "corrupt": 0}
+
+    def breaking(master, connected, offset, body):
+        if breaks["left"] and rng.random() < 0.2:
+            breaks["left"] -= 1
+            connected.sendall(offset.to_bytes(8, "big") + len(body).to_bytes(4, "big") + body[: rng.randrange(len(body))])
+            connected.shutdown(socket.SHUT_RDWR)
+            raise ConnectionResetError
+        if breaks["corrupt"]:
+            hit = next((message for message in source.log.messages if len(message.body) > 40
+                        and offset <= message.physical_offset and message.physical_offset + 160 < offset + len(body)), None)
+            if hit is not None:
+                breaks["corrupt"] -= 1
+                wrong = bytearray(body)
+                wrong[hit.physical_offset - offset + 130] ^= 4  # inside the body, whatever the hosts' lengths
+                connected.sendall(offset.to_bytes(8, "big") + len(body).to_bytes(4, "big") + wrong)
+                return True
+        return False
+
+    master = scripted(source.more(300), frame_bytes=3000, script=breaking)
+    slave = slave_of(make_engine, master, mode, ha_compare_bytes=5000)
+    slave.start()
+    wait_equal(slave, master)
+    assert master.end > 1.5 * SEGMENT / 2
+    breaks["left"] = 3
+    grow(master, source, 400)
+    wait_equal(slave, master)
+    breaks["left"] = 0
+    for kind in ("replicator", "writer"):
+        grow(master, source, 100)
+        incarnation = slave.incarnation(kind)
+        slave.kill(kind)
+        grow(master, source, 200)
+        wait_equal(slave, master)
+        slave.wait_back(kind, incarnation)
+    breaks["corrupt"] = 1
+    grow(master, source, 200)
+    wait_equal(slave, master)
+    assert breaks["corrupt"] == 0 and "is no record" in slave.log()
+    grow(master, source, 100)
+    slave.kill_all()
+    grow(master, source, 100)
+    slave.start()
+    wait_equal(slave, master)
+    for connection in master.reports:
+        assert connection == sorted(connection), "a report went back"
+        assert set(connection) <= source.borders, "a report that is no border between records"
+    assert_whole(slave)
+    assert ReplicationStateFile(slave.root).read().state.confirm == master.end
+
+
+def test_nothing_is_reported_before_it_is_flushed_and_nothing_is_skipped_on_a_full_disk(make_engine, scripted, rng):
+    source = Growing(rng.random())
+    master = scripted(source.more(100), OURS)
+    slave = slave_of(make_engine, master, ack_level="flushed", flush_interval_commit_log_ms=20)
+    slave.start()
+    wait_equal(slave, master)
+    with slave.memory(writable=True) as memory:
+        control = memory.control
+        os.kill(slave.pid("flusher"), signal.SIGSTOP)
+        grow(master, source, 100)
+        eventually(lambda: native.load_position(control.wrote) == master.end, "all is written")
+        flushed = native.load_position(control.flushed)
+        count = len(master.reports[-1])
+        eventually(lambda: len(master.reports[-1]) > count + 2, "heartbeats of the slave")
+        assert flushed < master.end and master.last_report <= flushed
+        assert native.load_position(control.confirm) <= flushed
+        os.kill(slave.pid("flusher"), signal.SIGCONT)
+        wait_equal(slave, master)
+
+        os.kill(slave.pid("cleaner"), signal.SIGSTOP)  # it would find that there is room
+        native.refuse_puts(control, native.REFUSE_DISK_FULL)
+        before = master.end
+        grow(master, source, 100)
+        eventually(lambda: native.load_position(control.received) == master.end, "all is received")
+        count = len(master.reports[-1])
+        eventually(lambda: len(master.reports[-1]) > count + 2, "heartbeats of the slave")
+        assert master.last_report == before == native.load_position(control.wrote)
+        with Replication(memory.folder) as replication:
+            (link,) = replication.links()
+            assert "disk is too full" in link.said and link.state == "transfer"
+        os.kill(slave.pid("cleaner"), signal.SIGCONT)
+        native.refuse_puts(control, native.REFUSE_DISK_FULL, on=False)
+        wait_equal(slave, master)
+        assert len(master.reports) == 2, "the connection stood all the time (the first was of the start)"
+
+        before = master.end
+        native.freeze(control, native.FLUSHER, 5, "a disk that fails")
+        grow(master, source, 100)
+        count = len(master.reports[-1])
+        eventually(lambda: len(master.reports[-1]) > count + 2, "heartbeats of the slave")
+        assert master.last_report == before == native.load_position(control.wrote)
+        assert native.load_position(control.confirm) == before
+
+
+@pytest.mark.long
+def test_ahead_of_its_master_it_says_so_and_cuts_what_was_confirmed_only_when_that_is_allowed(make_engine, scripted, rng):
+    seed = rng.random()
+    source, other = Growing(seed), Growing(seed)
+    border = len(other.more(150))
+    other.rng = rng  # from here on it is another log
+    master = scripted(source.more(200), ROCKETMQ)
+    slave = slave_of(make_engine, master)
+    slave.start()
+    wait_equal(slave, master)
+    whole = bytes(master.content)
+    assert whole[:border] == other.content
+    master.content[:] = other.content
+    master.drop()
+    eventually(lambda: f"ends at {border}" in slave.log() and "promote this slave" in slave.log(), "it says what is wrong")
+    with slave.memory() as memory:
+        assert native.load_position(memory.control.wrote) == len(whole) and not native.load(memory.control.replicator, "linked")
+    assert slave.stop()
+    with pytest.raises(EngineError, match="ha_cut=any"):
+        slave.start()
+    assert log_of(slave.root, len(whole)) == whole and not (slave.root / "quarantine").exists()
+    slave.start(ha_cut="any")
+    wait_equal(slave, master)
+    (kept,) = [path for path in (slave.root / "quarantine").iterdir() if path.suffix != ".json"]
+    assert kept.read_bytes().rstrip(b"\0") == whole[border:].rstrip(b"\0")
+    grow(master, other, 50)
+    wait_equal(slave, master)
+    assert_whole(slave)
+
+
+def test_a_new_slave_whose_master_is_away_does_not_start(make_engine, scripted):
+    master = scripted()
+    master.close()
+    slave = slave_of(make_engine, master)
+    with pytest.raises(EngineError, match="where to begin"):
+        slave.start()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("manner", [ROCKETMQ, OURS])
+def test_a_master_that_deletes_what_was_to_be_compared_is_followed_on(make_engine, scripted, rng, manner):
+    source = Growing(rng.random())
+    master = scripted(source.more(520), manner)
+    assert 1.1 * SEGMENT < master.end < 2 * SEGMENT
+    slave = slave_of(make_engine, master)
+    slave.start()
+    wait_equal(slave, master)
+    del master.content[:SEGMENT]
+    master.min_offset = SEGMENT
+    master.drop()
+    source.more(100)
+    master.content[:] = source.content[SEGMENT:]
+    with slave.memory() as memory:
+        eventually(lambda: native.load_position(memory.control.reput_from) == master.end == master.last_report, "it follows")
+    assert log_of(slave.root, master.end) == source.content
+    assert_whole(slave)
+
+
+@pytest.mark.long
+def test_a_new_slave_that_is_killed_when_it_has_its_first_segment_begins_there_again(make_engine, scripted, rng, monkeypatch):
+    source = Growing(rng.random())
+    master = scripted(source.more(700))
+    origin = master.end - master.end % SEGMENT
+    assert origin > 0
+    slave = slave_of(make_engine, master, sync_from="last")
+    monkeypatch.setenv(VARIABLE, "origin_made@supervisor:1:kill")
+    with pytest.raises(EngineError):
+        slave.start()
+    assert [path.name for path in (slave.root / "commitlog").iterdir()] == [f"{origin:020d}"]
+    monkeypatch.delenv(VARIABLE)
+    slave.start()
+    with slave.memory() as memory:
+        eventually(lambda: native.load_position(memory.control.reput_from) == master.end == master.last_report, "it follows")
+        assert native.load_position(memory.control.min_offset) == origin
+    assert log_of(slave.root, master.end) == master.content[origin:]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+def test_a_new_slave_that_is_killed_before_its_first_byte_begins_where_it_was_to_begin(make_engine, scripted, rng, mode):
+    source = Growing(rng.random())
+
+    def heartbeats_only(master, connected, offset, body):
+        connected.sendall(offset.to_bytes(8, "big") + bytes(4))
+        raise ConnectionResetError
+
+    master = scripted(source.more(700), script=heartbeats_only)
+    origin = master.end - master.end % SEGMENT
+    assert origin > 0
+    slave = slave_of(make_engine, master, mode, sync_from="last")
+    for stop in (slave.kill_all, slave.stop, slave.kill_all):
+        slave.start()
+        assert slave.positions()["wrote"] == origin
+        stop()
+    master.script = None
+    slave.start()
+    with slave.memory() as memory:
+        eventually(lambda: native.load_position(memory.control.reput_from) == master.end == master.last_report, "it follows")
+        assert native.load_position(memory.control.min_offset) == origin
+    assert log_of(slave.root, master.end) == master.content[origin:]
+    assert_whole(slave)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+def test_a_storm_of_kills_and_stops_leaves_an_equal_log(make_engine, scripted, rng, mode):
+    source = Growing(rng.random())
+
+    def breaking(master, connected, offset, body):
+        if rng.random() < 0.01:
+            connected.sendall(offset.to_bytes(8, "big") + len(body).to_bytes(4, "big") + body[: rng.randrange(len(body))])
+            raise ConnectionResetError
+        return False
+
+    master = scripted(source.more(100), frame_bytes=2000, script=breaking)
+    slave = slave_of(make_engine, master, mode, ha_compare_bytes=20_000)
+    slave.start()
+    kinds = [kind for kind in slave.pids() if kind != "supervisor"]
+    for _ in range(40):
+        grow(master, source, 60)
+        what = rng.choice([*kinds, "replicator", "replicator", "writer", "all", "stop"])
+        if what == "all":
+            slave.kill_all()
+            slave.start()
+        elif what == "stop":
+            pid = slave.pid("replicator")
+            os.kill(pid, signal.SIGSTOP)
+            grow(master, source, 60)
+            os.kill(pid, signal.SIGCONT)
+        else:
+            incarnation = slave.incarnation(what)
+            slave.kill(what)
+            slave.wait_back(what, incarnation)
+    wait_equal(slave, master)
+    assert all(connection == sorted(connection) for connection in master.reports)
+    assert_whole(slave)

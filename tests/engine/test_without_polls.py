@@ -1,0 +1,125 @@
+"""Every wake-up is given: a build in which sleeps that a wake-up should end last for an hour (faults/mutants/without_polls.toml).
+
+Elsewhere a lost wake-up costs 50 to 500 ms and no test notices. Here whoever waits for one waits for ever, and the test's
+own deadline ends it. The flusher keeps its timer where flushing goes by time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from faults.mutants import WITHOUT_POLLS, environment
+from pyengine.errors import DiskError
+from pyengine.native import control as native
+from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.results import PutStatus
+from pyengine.services.freeze import freeze
+from waiting import eventually
+
+PUTS, PUTS_LONG = 150, 20_000
+BY_TIME = {"async": (native.FLUSHER,), "sync": (), "pool": (native.FLUSHER,)}
+MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
+ALL = (native.ALLOCATOR, native.WRITER, native.FLUSHER, native.COMMITTER, native.REPUTTER)
+# argv: store, puts, bytes of a body, "each" to wait until each one is dispatched, or "stream". In the pool a body is
+# larger than what is committed by time.
+PRODUCER = """
+import sys
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.session_client import open_session
+from pyengine.ipc.shared_objects import SharedFolder
+from pyengine.native import control as native, sequence
+from pyengine.client.producer import Producer
+from pyengine.storage.engine_id import read_engine_id
+root, puts, body, each = sys.argv[1], int(sys.argv[2]), bytes(int(sys.argv[3])), sys.argv[4] == "each"
+memory = EngineMemory.attach(SharedFolder.of(read_engine_id(root)), writable=False)
+control = memory.control
+
+def dispatched(end):
+    while True:
+        seen = sequence.load(control.arrival_seq)
+        if native.load_position(control.reput_from) >= end:
+            return
+        sequence.wait(control.arrival_seq, seen, 3000)
+
+with Producer(lambda limit_s: open_session(root)) as producer:
+    for _ in range(puts):
+        result = producer.put("T", body, timeout_s=3000)
+        if result.status != 0:
+            sys.exit(f"{result.status.name}: {result.reason}")
+        if each:
+            dispatched(result.physical_offset + result.size_bytes)
+    dispatched(result.physical_offset + result.size_bytes)
+"""
+# Only that build knows the steps of the C code.
+ARM = """
+import sys
+from pyengine.native.failpoint import Board
+Board(sys.argv[1]).arm("latch_arming", 1, "stop", "writer")
+"""
+
+
+@pytest.fixture
+def make_sleepers(make_parts, broken_build):
+    """make_sleepers(mode) -> Parts with a reputter, and the environment, in which nothing looks again by itself."""
+
+    def make(mode: str):
+        environ = environment(broken_build, *WITHOUT_POLLS)
+        parts = make_parts(more=(native.REPUTTER,), environments={kind: environ for kind in ALL if kind not in BY_TIME[mode]},
+                           **MODES[mode])
+        parts.owner.environment = environ
+        return parts
+
+    return make
+
+
+def run(parts, puts: int, body_bytes: int, how: str) -> subprocess.Popen[str]:
+    return parts.owner.spawn("", str(puts), str(body_bytes), how, script=PRODUCER)
+
+
+@pytest.mark.parametrize("how", ["each", "stream"])
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_waits_for_ever_for_a_wake_up(make_sleepers, request, mode, how):
+    """Put, commit, flush and dispatch, over many rolls; each sleeps before each put, or all the time something comes."""
+    parts = make_sleepers(mode)
+    puts = PUTS_LONG if request.config.run_long else PUTS
+    child = run(parts, puts, 20_000 if mode == "pool" else 2000, how)
+    _, said = child.communicate(timeout=120 if puts == PUTS else 1800)
+    assert (child.returncode, said) == (0, "")
+    assert native.load_position(parts.control.wrote) > 3 * 65536
+
+
+def test_what_comes_between_the_last_look_and_the_arming_of_a_latch_is_seen(make_parts, broken_build, tmp_path):
+    board = Board(tmp_path / "board")
+    environ = environment(broken_build, *WITHOUT_POLLS) | {VARIABLE: str(tmp_path / "board")}
+    parts = make_parts(environments={native.WRITER: environ})
+    with parts.producer() as producer:
+        assert producer.put("T", b"1").ok
+        subprocess.run([sys.executable, "-P", "-c", ARM, board.path], env=environ, check=True)
+        assert producer.put("T", b"2").ok
+        eventually(lambda: board.struck_pid == parts.workers[native.WRITER].pid, "stopped before it arms")
+        future = producer.put_async("T", b"3")
+        os.kill(board.struck_pid, signal.SIGCONT)
+        assert future.result(60).ok
+
+
+def test_a_freeze_ends_every_wait_for_a_sync(make_sleepers):
+    parts = make_sleepers("sync")
+    parts.kill(native.FLUSHER)
+    child = run(parts, 1, 100, "stream")
+    eventually(lambda: native.load_position(parts.control.wrote) > 0, "appended")
+    asleep = [False] * 30  # at 30 looks on end: it has looked at `frozen` before, and waits
+
+    def is_asleep() -> bool:
+        asleep.append(psutil.Process(child.pid).status() == psutil.STATUS_SLEEPING)
+        return all(asleep[-30:])
+
+    eventually(is_asleep, "the put waits for the sync")
+    freeze(parts.owner.memory, parts.owner.root, native.SUPERVISOR, DiskError("the disk failed", errno=5))
+    _, said = child.communicate(timeout=120)
+    assert child.returncode == 1 and PutStatus.PUT_OK.name not in said and "nput/output" in said, said

@@ -1,0 +1,264 @@
+"""The common part of every worker: who may start, what ends it, what it leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from waiting import eventually
+from pyengine.config import config_path, set_in_file
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
+from pyengine.native import obstacles
+from pyengine.engine import notify
+from pyengine.engine.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
+from pyengine.engine.worker import say
+
+KIND = native.CLEANER
+# A worker whose service counts rounds and drains three times; it fails as the second argument says.
+SCRIPT = """
+import sys
+from pyengine.engine import worker
+from pyengine.errors import DiskError
+how = sys.argv.pop() if sys.argv[-1].startswith("fail") else ""
+class Service:
+    def __init__(self, attached):
+        if how == "fail-boot":
+            raise DiskError("no disk today")
+        if how == "fail-boot-full":
+            raise DiskError("no room today", errno=28)
+        self.left = 3
+    def work(self):
+        if how == "fail-work":
+            raise ValueError("a defect")
+        if how == "fail-work-files":
+            raise OSError(24, "Too many open files", "somewhere")
+        self.obstacle = "something in the way" if how == "fail-slow" else ""
+        return False
+    def pause_s(self):
+        return 0.05
+    def drain(self):
+        self.left -= 1
+        return self.left >= 0
+    def close(self):
+        print("closed", self.left, file=sys.stderr, flush=True)
+sys.exit(worker.main(7, "A worker for tests.", Service, sys.argv[1:]))
+"""
+
+
+def test_a_worker_goes_round_until_sigterm_then_drains_and_leaves(make_owner):
+    owner = make_owner()
+    owner.publish()
+    child = owner.spawn("", script=SCRIPT)
+    owner.wait_ready(KIND)
+    line = owner.worker(KIND)
+    assert (line.pid, line.incarnation) == (child.pid, 1)
+    assert living_kinds(owner.root) == [native.SUPERVISOR, KIND]
+    first = native.load(line, "heartbeat_ns")
+    eventually(lambda: native.load(line, "heartbeat_ns") > first, "a heartbeat on an idle worker")
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(timeout=30) == WorkerExit.CLEAN
+    assert "closed -1" in child.stderr.read()
+    assert native.load(line, "state") == native.WORKER_ABSENT
+    assert living_kinds(owner.root) == [native.SUPERVISOR]
+
+
+def test_a_worker_runs_with_the_settings_of_its_engine_whatever_is_set_since(make_owner, monkeypatch):
+    monkeypatch.setenv("PYENGINE_DELETE_WHEN", "09")
+    owner = make_owner()
+    owner.config = dataclasses.replace(owner.config, file_reserved_time_hours=77)
+    owner.make_rest()
+    owner.publish()
+    set_in_file(config_path(owner.root), {"file_reserved_time_hours": 5})
+    told = SCRIPT.replace("        self.left = 3\n", "        self.left = attached.config.file_reserved_time_hours, attached.config.delete_when\n"
+                          "        raise DiskError(str(self.left))\n")
+    worker = owner.spawn("", script=told)
+    assert "(77, '04')" in worker.communicate(timeout=60)[1]
+
+
+def test_a_killed_worker_frees_its_byte_and_the_next_is_another_incarnation(make_owner):
+    owner = make_owner()
+    owner.publish()
+    child = owner.spawn("", script=SCRIPT)
+    owner.wait_ready(KIND)
+    child.kill()
+    child.wait()
+    assert living_kinds(owner.root) == [native.SUPERVISOR]
+    owner.spawn("", script=SCRIPT)
+    owner.wait_ready(KIND, incarnation=2)
+
+
+def test_a_twin_is_refused_with_its_own_code(make_owner):
+    owner = make_owner()
+    owner.publish()
+    owner.spawn("", script=SCRIPT)
+    owner.wait_ready(KIND)
+    twin = owner.spawn("", script=SCRIPT)
+    assert twin.wait(timeout=30) == WorkerExit.TWIN
+    assert "living worker of this kind" in twin.stderr.read()
+
+
+def test_a_retired_engine_ends_its_workers(make_owner):
+    owner = make_owner()
+    owner.publish()
+    child = owner.spawn("", script=SCRIPT)
+    owner.wait_ready(KIND)
+    owner.memory.retire()
+    assert child.wait(timeout=30) == WorkerExit.CLEAN
+    assert "closed 3" in child.stderr.read(), "nothing is drained into a store that has another owner"
+
+
+@pytest.mark.parametrize(("how", "code", "says", "state"), [
+    ("fail-boot", WorkerExit.BOOT_FAILED, "cannot start: no disk today", native.WORKER_FAILED),
+    ("fail-work", 1, "a defect", native.WORKER_FAILED),
+    ("fail-boot-full", WorkerExit.NOT_NOW, "cannot start: no room today", native.WORKER_FAILED),
+    ("fail-work-files", WorkerExit.NOT_NOW, "Too many open files: somewhere", native.WORKER_FAILED),
+])
+def test_a_worker_that_fails_says_why(make_owner, how, code, says, state):
+    owner = make_owner()
+    owner.publish()
+    child = owner.spawn("", how, script=SCRIPT)
+    assert child.wait(timeout=30) == code
+    said = child.stderr.read()
+    assert says in said and ("Traceback" in said) == (code == 1)
+    assert native.load(owner.worker(KIND), "state") == state
+    assert says in obstacles.read(owner.memory.obstacles, KIND)
+
+
+def test_under_a_service_manager_a_worker_that_fails_at_once_ends_a_while_later(make_owner, monkeypatch, tmp_path):
+    """The manager would start it again at once; elsewhere its supervisor makes the pauses."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    owner = make_owner()
+    owner.publish()
+    child = owner.spawn("", "fail-boot-full", script="import time\ntime.sleep = lambda s: print('waits', s, file=sys.stderr)\n" + SCRIPT)
+    assert child.wait(timeout=30) == WorkerExit.NOT_NOW
+    assert "waits 5.0" in child.stderr.read()
+    waited = []
+    monkeypatch.setattr(notify.time, "sleep", waited.append)
+    monkeypatch.setattr(notify.signal, "signal", lambda number, handler: None)
+    notify.pause_before_restart(notify.SHORT_LIFE_S)
+    assert waited == []
+    notify.pause_before_restart(1.0)
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    notify.pause_before_restart(1.0)
+    assert waited == [notify.RESTART_PAUSE_S]
+
+
+def test_a_worker_says_what_keeps_it_from_its_work(make_owner):
+    owner = make_owner()
+    owner.publish()
+    owner.spawn("", "fail-slow", script=SCRIPT)
+    eventually(lambda: obstacles.read(owner.memory.obstacles, KIND) == "something in the way", "said")
+
+
+def test_a_log_that_cannot_be_written_stops_nobody(monkeypatch):
+    asked = []
+
+    class Full:
+        def write(self, text):
+            asked.append(text)
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    say(KIND, "the disk is full")
+    assert asked
+
+
+def untouched(owner):
+    return owner.worker(KIND).incarnation == 0 and living_kinds(owner.root) in ([], [native.SUPERVISOR])
+
+
+@pytest.mark.parametrize("state", [native.STATE_RECOVERING, native.STATE_DEGRADED, native.STATE_STOPPED])
+def test_a_worker_waits_bounded_for_a_store_that_is_not_served(make_owner, state):
+    owner = make_owner()
+    owner.publish(state)
+    child = owner.spawn("", "--wait", "0.1", script=SCRIPT)
+    assert child.wait(timeout=30) == WorkerExit.BOOT_FAILED
+    assert "waited 0.1 s" in child.stderr.read()
+    assert untouched(owner)
+
+
+def test_a_worker_started_early_begins_when_the_owner_is_ready(make_owner):
+    owner = make_owner()
+    child = owner.spawn("", script=SCRIPT)
+    owner.publish(native.STATE_RECOVERING)
+    native.store(owner.control.state, "state", native.STATE_RUNNING)
+    owner.wait_ready(KIND)
+    assert child.poll() is None
+
+
+def test_a_worker_never_serves_the_remains_of_a_dead_engine(make_owner):
+    """The control block says running, but nobody owns the store."""
+    owner = make_owner()
+    owner.publish()
+    owner.lock.close()
+    child = owner.spawn("", "--wait", "0.1", script=SCRIPT)
+    assert child.wait(timeout=30) == WorkerExit.BOOT_FAILED
+    assert "no supervisor is running" in child.stderr.read()
+    assert untouched(owner)
+
+
+def test_a_worker_keeps_off_old_memory_while_a_new_owner_comes_up(make_owner):
+    """The new supervisor holds its byte already, the block is still its dead predecessor's."""
+    owner = make_owner()
+    owner.publish()
+    owner.worker(native.SUPERVISOR).start_time_ms -= 10
+    child = owner.spawn("", "--wait", "0.1", script=SCRIPT)
+    assert child.wait(timeout=30) == WorkerExit.BOOT_FAILED
+    assert "dead engine" in child.stderr.read()
+    assert untouched(owner)
+
+
+@pytest.mark.parametrize(("arguments", "code", "says"), [
+    ((), 2, "STORE"),
+    (("STORE", "--bogus"), 2, "bogus"),
+    (("STORE", "--set", "flush_dsk_type=x", "--wait", "0"), WorkerExit.USAGE, "flush_disk_type"),
+    (("STORE", "--wait", "0"), WorkerExit.BOOT_FAILED, "no engine has ever run"),
+])
+def test_wrong_arguments_get_one_sentence(tmp_path, arguments, code, says):
+    arguments = [str(tmp_path) if word == "STORE" else word for word in arguments]
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code and says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_says_what_the_worker_does():
+    done = subprocess.run([sys.executable, "-c", SCRIPT, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "A worker for tests." in done.stdout
+
+
+def test_the_service_manager_is_told(make_owner, tmp_path):
+    owner = make_owner()
+    owner.publish()
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    channel.bind(str(tmp_path / "notify"))
+    channel.settimeout(30)
+    script = f"import os; os.environ.update(NOTIFY_SOCKET={str(tmp_path / 'notify')!r}, WATCHDOG_USEC='100000')\n" + SCRIPT
+    child = owner.spawn("", script=script)
+    try:
+        assert channel.recv(100) == b"READY=1"
+        assert channel.recv(100) == b"WATCHDOG=1"
+        child.send_signal(signal.SIGTERM)
+        told = b"WATCHDOG=1"
+        while told == b"WATCHDOG=1":
+            told = channel.recv(100)
+        assert told == b"STOPPING=1"
+    finally:
+        channel.close()
+
+
+def test_the_table_of_kinds_is_whole():
+    assert len({kind.number for kind in KINDS}) == len(KINDS) == len({kind.stop_rank for kind in KINDS})
+    assert [kind.name for kind in sorted(KINDS, key=lambda kind: kind.stop_rank)] == [
+        "cleaner", "writer", "committer", "replicator", "flusher", "reputter", "allocator", "checkpointer", "scheduler"]
+    assert "committer" in {kind.name for kind in kinds_for(native.MODE_POOL, False)}
+    assert "committer" not in {kind.name for kind in kinds_for(native.MODE_SYNC, False)} | {
+        kind.name for kind in kinds_for(native.MODE_MAPPED, False)}
+    assert "replicator" in {kind.name for kind in kinds_for(native.MODE_POOL, True)}
+    assert "replicator" not in {kind.name for kind in kinds_for(native.MODE_POOL, False)}
+    assert [restart_pause_s(crashes) for crashes in (1, 2, 3, 4, 9, 10**6)] == [0, 0.1, 0.2, 0.4, 10, 10]

@@ -1,0 +1,145 @@
+"""A slave's replicator driven by the test: what it says to its master, and how it leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from ready_store import SEGMENT, store_with_writer
+from pyengine.config import EngineConfig
+from pyengine.ipc import replication
+from pyengine.native import control as native
+from pyengine.services.replication.ha_client import HaClient
+from pyengine.services.replication.ha_link import LinkLostError
+from pyengine.storage.replication_state import ReplicationStateFile
+from scripted_master import OURS, ROCKETMQ, ScriptedMaster
+from waiting import eventually
+
+SLAVE = 2
+
+
+class NoWriter:
+    """A session whose writer is never given anything."""
+
+    entry_limit = 8 << 20
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Rig:
+    """A slave whose log has what `PlainWriter` put, and its replicator, over a master of the test's."""
+
+    def __init__(self, make_owner, manner, monkeypatch, **settings) -> None:
+        self.owner, self.writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, role=SLAVE, replicates=1)
+        while self.writer.end < 5000:
+            self.writer.put(b"x" * 900)
+        replication.create_replication(self.owner.folder, 1)
+        native.store(self.owner.control.replicator, "linked", 1)  # of a replicator that was killed
+        self.master = ScriptedMaster(bytes(self.writer.log), SEGMENT, manner)
+        self.now_ns = 10**12
+        self.said: list[str] = []
+        self.session = NoWriter()
+        config = EngineConfig(broker_role="SLAVE", ha_master_address=self.master.address, **settings)
+
+        def begin_session(client):
+            client._session = client._writer = self.session
+
+        monkeypatch.setattr(HaClient, "_begin_session", begin_session)
+        self.client = HaClient(self.owner.memory, self.owner.root, config, lambda ring_bytes: None,
+                               replication.Replication(self.owner.folder, writable=True), self.said.append,
+                               lambda: self.now_ns)
+
+    def until(self, condition, what) -> None:
+        eventually(lambda: self.client.work() and condition(), what)
+
+    def listen(self) -> list[int]:
+        """What the slave reports on this connection from now on."""
+        said = []
+        report = self.client._link.report
+        self.client._link.report = lambda offset: said.append(offset) or report(offset)
+        return said
+
+    @property
+    def reports(self) -> list[int]:
+        return self.master.reports[-1] if self.master.reports else []
+
+    def close(self) -> None:
+        self.client.close()
+        self.master.close()
+
+
+@pytest.fixture
+def make_rig(make_owner, monkeypatch):
+    rigs = []
+
+    def make(manner=OURS, **settings):
+        rigs.append(Rig(make_owner, manner, monkeypatch, **settings))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+def test_a_master_that_breaks_off_during_an_orderly_stop_is_no_failure(make_rig):
+    rig = make_rig()
+    rig.until(lambda: rig.client._acked == rig.writer.end, "it follows")
+
+    def broken(offset):
+        raise LinkLostError("the connection broke: on purpose")
+
+    rig.writer.put(b"one more")
+    rig.client._stream.drop(rig.writer.end)
+    rig.client._stream.position = rig.writer.end
+    rig.client._link.report = broken
+    assert rig.client.drain() is False
+    assert rig.session.closed and rig.client._link is None
+    assert "on purpose" in rig.said[-1]
+
+
+def test_the_successor_of_a_killed_replicator_is_linked_when_it_has_compared_and_not_before(make_rig):
+    rig = make_rig()
+    linked = native.loader(rig.owner.control.replicator, "linked")
+    assert not linked()
+    rig.until(lambda: rig.client._acked == rig.writer.end, "it follows")
+    assert linked() and any("follows from" in said for said in rig.said)
+    with replication.Replication(rig.owner.folder) as links:
+        assert [link.state for link in links.links()] == ["transfer"]
+
+
+def test_a_slave_is_known_for_one_from_its_first_moment(make_rig):
+    rig = make_rig()
+    assert ReplicationStateFile(rig.owner.root).read().state.role == "SLAVE"
+
+
+def test_nothing_is_said_again_before_the_master_has_said_anything(make_rig):
+    rig = make_rig(ROCKETMQ, ha_compare_bytes=2000)
+    rig.master.is_silent = True
+    rig.until(lambda: rig.reports, "it has reported")
+    (begin,) = rig.reports
+    assert begin < rig.writer.end
+    waits, said = [], rig.listen()
+    wait = rig.client._link.wait
+    rig.client._link.wait = lambda timeout_s: waits.append(timeout_s) or wait(timeout_s)
+    for _ in range(3):
+        rig.now_ns += 5 * 10**9
+        rig.client.work()
+    assert said == [] and min(waits) > 0, "and it sleeps meanwhile"
+    rig.master.is_silent = False
+    rig.until(lambda: rig.reports == [begin, rig.writer.end], "what it has compared")
+
+
+def test_a_slave_that_is_at_its_masters_end_speaks_once_the_master_has(make_rig):
+    rig = make_rig(ROCKETMQ, ha_compare_bytes=0)
+    rig.master.is_silent = True
+    rig.until(lambda: rig.reports == [rig.writer.end], "it has reported")
+    said = rig.listen()
+    rig.now_ns += 5 * 10**9
+    rig.client.work()
+    assert said == []
+    rig.master.is_silent = False
+    rig.until(lambda: len(rig.reports) > 1, "a heartbeat for a heartbeat")
+    assert set(rig.reports) == {rig.writer.end}

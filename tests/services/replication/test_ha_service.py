@@ -1,0 +1,592 @@
+"""A master and its slaves over real sockets: who is served, what is confirmed, who is turned away."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import random
+import signal
+import socket
+
+import pytest
+
+from fix_slave import WireSlave
+from fix_writer import PlainWriter
+from waiting import eventually
+from pyengine.config import EngineConfig
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc import replication
+from pyengine.native import control as native
+from pyengine.native import obstacles
+from pyengine.services.allocate_mapped_file import AllocateMappedFileService
+from pyengine.services.replication.ha_lines import HostLines
+from pyengine.services.replication.ha_service import HAService, count_slaves
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from pyengine.engine.kinds import WorkerExit
+
+SEGMENT = 65536
+SYNC_MASTER = 1
+
+
+class Rig:
+    """An owner with a log, a master's replicator that the test drives, and slaves on the wire."""
+
+    def __init__(self, owner, segments: int = 8, **settings) -> None:
+        self.owner = owner
+        owner.position(0, ready_end=0)
+        owner.publish()
+        replication.create_replication(owner.folder, 1)
+        native.store(owner.control.writer, "wanted_end", segments * SEGMENT)
+        allocator = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+        while native.load(owner.control.allocator, "ready_end") < segments * SEGMENT:
+            assert allocator.work()
+        allocator.close()
+        self.writer = PlainWriter(owner)
+        self.config = EngineConfig(broker_role="SYNC_MASTER", **settings)
+        self.said: list[str] = []
+        self.now_ns = 10**9
+        self.slaves: list[WireSlave] = []
+        self.service = self.new_service()
+
+    def new_service(self) -> HAService:
+        shared = replication.Replication(self.owner.folder, writable=True)
+        return HAService(self.owner.memory, self.owner.root, self.config, shared, self.said.append, port=0,
+                         clock_ns=lambda: self.now_ns)
+
+    def slave(self, *reports: int) -> WireSlave:
+        self.slaves.append(WireSlave(self.service.port))
+        if reports:
+            self.slaves[-1].say(*reports)
+        return self.slaves[-1]
+
+    def fill(self, end: int) -> None:
+        while self.writer.end < end:
+            self.writer.put(b"x" * 900)
+
+    def turn(self) -> None:
+        self.service.turn()
+        while self.service.work():
+            pass
+        for slave in self.slaves:
+            if slave.socket.fileno() >= 0:
+                slave.take()
+
+    def until(self, condition, what: str) -> None:
+        def step():
+            self.turn()
+            return condition()
+        eventually(step, what)
+
+    @property
+    def confirm(self) -> int:
+        return native.load_position(self.owner.control.confirm)
+
+    @property
+    def connected(self) -> int:
+        return native.load(self.owner.control.replicator, "slaves_connected")
+
+    def close(self) -> None:
+        for slave in self.slaves:
+            slave.close()
+        self.service.close()
+
+
+@pytest.fixture
+def make_rig(make_owner):
+    rigs = []
+
+    def make(identity=None, **settings) -> Rig:
+        rigs.append(Rig(make_owner(f"store{len(rigs)}", role=SYNC_MASTER, replicates=1, **(identity or {})), **settings))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+@pytest.mark.parametrize("mode", [native.MODE_MAPPED, native.MODE_SYNC])
+def test_slaves_get_the_log_byte_for_byte_as_it_grows(make_rig, mode):
+    rig = make_rig({"mode": mode})
+    rig.fill(SEGMENT + 5000)
+    first = rig.slave(1)
+    rig.until(lambda: first.heartbeats, "all of it was sent")
+    late = rig.slave(0)
+    rig.until(lambda: rig.connected == 2, "positioned")
+    rig.fill(3 * SEGMENT)
+    rig.until(lambda: first.end == late.end == rig.writer.end, "both have everything")
+    assert bytes(first.log) == bytes(rig.writer.log[1:])
+    assert late.start == SEGMENT
+    assert bytes(late.log) == bytes(rig.writer.log[SEGMENT:])
+
+
+def test_only_what_is_committed_is_sent(make_rig):
+    rig = make_rig()
+    slave = rig.slave(1)
+    rig.fill(5000)
+    rig.until(lambda: slave.end == rig.writer.end, "what is committed arrived")
+    end = rig.writer.end
+    native.store_position(rig.owner.control.wrote, end + 1000)
+    for _ in range(10):
+        rig.turn()
+    assert slave.end == end
+
+
+def test_any_one_slave_confirms(make_rig):
+    rig = make_rig()
+    rig.fill(5000)
+    one, two = rig.slave(1), rig.slave(1)
+    rig.until(lambda: rig.connected == 2 and one.heartbeats and two.heartbeats, "both are positioned")
+    assert rig.confirm == 0
+    before = native.load(rig.owner.control.confirm_seq, "value")
+    one.say(4000)
+    rig.until(lambda: rig.confirm == 4000, "the first report behind the positioning one confirms")
+    assert native.load(rig.owner.control.confirm_seq, "value") != before
+    two.say(3000)
+    rig.turn()
+    assert rig.confirm == 4000
+    two.say(rig.writer.end)
+    rig.until(lambda: rig.confirm == rig.writer.end, "the other confirms more")
+
+
+def test_with_two_replicas_the_second_best_counts(make_rig):
+    rig = make_rig({"min_in_sync_replicas": 2}, ha_slaves_share_hosts=True)
+    rig.fill(5000)
+    slaves = [rig.slave(1) for _ in range(3)]
+    rig.until(lambda: all(slave.heartbeats for slave in slaves), "all are positioned")
+    slaves[0].say(5000)
+    for _ in range(5):
+        rig.turn()
+    assert rig.confirm == 0
+    slaves[1].say(3000)
+    rig.until(lambda: rig.confirm == 3000, "two have it")
+    slaves[2].say(4000)
+    rig.until(lambda: rig.confirm == 4000, "another two have it")
+
+
+def test_two_links_of_one_host_are_one_slave_where_two_are_asked_for(make_rig):
+    """The old link of a slave that came back may stand until it has been silent for 20 s."""
+    rig = make_rig({"min_in_sync_replicas": 2})
+    rig.fill(5000)
+    old, new = rig.slave(1), rig.slave(1)
+    rig.until(lambda: old.heartbeats and new.heartbeats, "both are positioned")
+    assert rig.connected == 1
+    old.say(4000)
+    new.say(5000)
+    for _ in range(5):
+        rig.turn()
+    assert rig.confirm == 0 and rig.connected == 1
+    other = WireSlave(rig.service.port, source="127.0.0.2")
+    rig.slaves.append(other)
+    other.say(1)
+    rig.until(lambda: other.heartbeats and rig.connected == 2, "another host")
+    other.say(4500)
+    rig.until(lambda: rig.confirm == 4500, "two hosts have it")
+
+
+def test_of_one_host_the_best_link_counts():
+    links = [("a", 5), ("b", 3), ("a", 9), ("a", -1)]
+    assert sorted(count_slaves(links, by_host=True)) == [3, 9]
+    assert sorted(count_slaves(links, by_host=False)) == [-1, 3, 5, 9]
+
+
+def test_a_slave_that_is_gone_takes_nothing_back_and_counts_no_more(make_rig):
+    rig = make_rig()
+    rig.fill(5000)
+    slave = rig.slave(1)
+    rig.until(lambda: slave.heartbeats, "positioned")
+    slave.say(4000)
+    rig.until(lambda: rig.confirm == 4000, "confirmed")
+    slave.close()
+    rig.until(lambda: rig.connected == 0, "seen to be gone")
+    assert rig.confirm == 4000
+    assert "is gone" in rig.said[-1]
+    again = rig.slave(2000)
+    rig.until(lambda: again.heartbeats, "positioned again")
+    again.say(2500)
+    rig.until(lambda: rig.service._replication.links()[0].acked == 2500, "its report came")
+    assert rig.confirm == 4000
+
+
+def test_dispatch_that_waits_for_slaves_is_woken(make_rig):
+    rig = make_rig({"dispatch_at": 1})
+    latch = rig.owner.memory.latch(native.REPUTTER)
+    rig.fill(1000)
+    slave = rig.slave(1)
+    rig.until(lambda: slave.heartbeats, "positioned")
+    latch.arm()
+    slave.say(900)
+    rig.until(lambda: rig.confirm == 900, "confirmed")
+    assert latch.wait(0)
+
+
+def test_there_are_no_more_slaves_than_allowed(make_rig):
+    rig = make_rig(ha_connections_max=2)
+    rig.fill(1000)
+    one, two = rig.slave(1), rig.slave(1)
+    rig.until(lambda: rig.connected == 2, "two are served")
+    three = rig.slave(1)
+    rig.until(lambda: not three.take(), "the third is turned away")
+    one.close()
+    rig.until(lambda: rig.connected == 1, "one left")
+    four = rig.slave(1)
+    rig.until(lambda: rig.connected == 2, "there is room again")
+    assert four.take() and two.take()
+    assert rig.service._replication.look().refused == 1
+
+
+def test_garbage_on_the_port_disturbs_nobody(make_rig):
+    rig = make_rig()
+    rig.fill(2 * SEGMENT)
+    good = rig.slave(1)
+    for seed in range(20):
+        rng = random.Random(seed)
+        bad = rig.slave()
+        bad.socket.sendall(rng.choice((b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", rng.randbytes(rng.randrange(1, 3000)), bytes(8) + b"\xff" * 64)))
+        if rng.random() < 0.5:
+            bad.close()
+        rig.turn()
+    rig.now_ns += 3 * 10**9  # the farewells are over
+    rig.fill(3 * SEGMENT)
+    rig.until(lambda: good.end == rig.writer.end, "the good slave has everything")
+    assert bytes(good.log) == bytes(rig.writer.log[1:])
+    assert rig.confirm <= rig.writer.end
+
+
+def test_a_slave_that_reads_nothing_keeps_nobody_waiting(make_rig):
+    rig = make_rig(segments=160)
+    slow = WireSlave(rig.service.port, receive_buffer_bytes=131072)
+    rig.slaves.append(slow)
+    slow.say(1)
+    slow.take = lambda: True
+    fast = rig.slave(1)
+    rig.fill(150 * SEGMENT)
+    rig.until(lambda: fast.end == rig.writer.end, "the fast one has everything")
+    fast.say(rig.writer.end)
+    rig.until(lambda: rig.confirm == rig.writer.end, "and confirms")
+    looks = rig.service._replication.links()
+    assert min(look.sent for look in looks) < rig.writer.end
+    del slow.take
+    rig.until(lambda: slow.end == rig.writer.end, "the slow one catches up")
+    assert bytes(slow.log) == bytes(rig.writer.log[1:])
+
+
+def test_silence_and_heartbeats_by_the_clock(make_rig):
+    rig = make_rig()
+    rig.fill(1000)
+    talks, silent = rig.slave(1), rig.slave(1)
+    rig.until(lambda: talks.heartbeats and silent.heartbeats, "positioned")
+    for _ in range(4):
+        rig.now_ns += 5_100_000_000
+        before = len(talks.heartbeats)
+        talks.say(rig.writer.end)
+        rig.until(lambda: len(talks.heartbeats) > before, "a heartbeat")
+    rig.until(lambda: not silent.take(), "the silent one is closed")
+    assert talks.take() and rig.connected == 1
+
+
+def test_a_heartbeat_that_the_socket_does_not_take_goes_out_when_it_does(make_rig):
+    rig = make_rig()
+    rig.fill(1000)
+    slave = rig.slave(1)
+    rig.until(lambda: slave.heartbeats, "positioned")
+    (connection,) = rig.service._by_descriptor.values()
+    real = connection.socket
+
+    class FullSocket:
+        fileno, recv, close = real.fileno, real.recv, real.close
+
+        def send(self, data):
+            raise BlockingIOError
+
+    connection.socket = FullSocket()
+    rig.now_ns += 5_100_000_000
+    rig.service.turn()
+    assert connection.blocked
+    connection.socket = real
+    rig.until(lambda: len(slave.heartbeats) == 2, "the heartbeat")
+    rig.writer.put(b"more")
+    rig.until(lambda: slave.end == rig.writer.end, "and the log goes on")
+
+
+def test_segments_that_are_deleted_end_the_slave_that_needs_them(make_rig):
+    rig = make_rig()
+    rig.fill(4 * SEGMENT)
+    os.unlink(rig.owner.root / "commitlog" / f"{0:020}")
+    native.store_position(rig.owner.control.min_offset, SEGMENT)
+    slave = rig.slave(1)
+    rig.until(lambda: not slave.take(), "turned away")
+    assert slave.heartbeats == [SEGMENT] and slave.log == b""
+    slave = rig.slave(SEGMENT)
+    rig.until(lambda: slave.end == rig.writer.end, "served from where the log begins")
+
+
+def test_a_segment_that_vanishes_under_a_slave_sends_no_zeros(make_rig):
+    rig = make_rig()
+    rig.fill(4 * SEGMENT)
+    read = rig.service._source.read
+
+    def deleted_meanwhile(offset, views):
+        native.store_position(rig.owner.control.min_offset, SEGMENT)  # by the cleaner, between the copy and the sending
+        return read(offset, views)
+
+    rig.service._source.read = deleted_meanwhile
+    slave = rig.slave(1)
+    rig.until(lambda: not slave.take(), "closed")
+    assert slave.log == b""
+    assert "deleted before it was sent" in rig.said[-1]
+
+
+def test_what_is_confirmed_and_the_role_are_noted(make_rig):
+    rig = make_rig()
+    rig.fill(5000)
+    rig.service.start()
+    slave = rig.slave(1)
+    file = ReplicationStateFile(rig.owner.root)
+    assert file.read().state == ReplicationState("SYNC_MASTER", 0)
+    eventually(lambda: rig.service.work() or (slave.take() and slave.heartbeats), "positioned")
+    slave.say(4000)
+    eventually(lambda: file.read().state == ReplicationState("SYNC_MASTER", 4000), "noted while it runs")
+    slave.say(4500)
+    eventually(lambda: rig.confirm == 4500, "confirmed")
+    rig.service.close()
+    assert file.read().state == ReplicationState("SYNC_MASTER", 4500)
+    rig.service = rig.new_service()
+    assert rig.confirm == 4500
+
+
+def test_an_orderly_stop_waits_for_the_slaves(make_rig):
+    rig = make_rig()
+    rig.fill(2000)
+    slave = rig.slave(1)
+    rig.until(lambda: slave.heartbeats, "positioned")
+    rig.writer.put(b"last")
+    assert rig.service.drain()
+    eventually(lambda: slave.take() and slave.end == rig.writer.end, "the last bytes arrived")
+    assert rig.service.drain()
+    slave.say(rig.writer.end)
+    rig.until(lambda: rig.confirm == rig.writer.end, "acknowledged")
+    assert not rig.service.drain()
+
+
+def test_an_orderly_stop_waits_for_a_slave_so_long_and_no_longer(make_rig):
+    rig = make_rig()
+    rig.fill(2000)
+    rig.slave(1)
+    rig.until(lambda: rig.connected == 1, "positioned")
+    assert rig.service.drain()
+    rig.now_ns += rig.config.slave_timeout_ms * 1_000_000
+    assert not rig.service.drain()
+
+
+def test_a_taken_port_is_told(make_rig):
+    rig = make_rig()
+    with pytest.raises(EngineUnavailableError, match="cannot listen for slaves.*set ha_listen_host and ha_listen_port"):
+        HAService(rig.owner.memory, rig.owner.root, rig.config, replication.Replication.private(), rig.said.append,
+                  port=rig.service.port)
+
+
+def test_a_port_that_a_later_replicator_cannot_have_is_tried_again(make_rig):
+    rig = make_rig()
+    rig.fill(1000)
+    holder, rig.service = rig.service, None
+    service = rig.service = HAService(rig.owner.memory, rig.owner.root, rig.config, replication.Replication.private(),
+                                      rig.said.append, port=holder.port, must_listen=False, clock_ns=lambda: rig.now_ns)
+    assert "cannot listen for slaves" in service.obstacle and "in use" in service.obstacle
+    for _ in range(3):
+        rig.now_ns += 10**9
+        rig.turn()
+    assert service.obstacle and len([said for said in rig.said if "cannot listen" in said]) == 1
+    port = holder.port
+    holder.close()
+    rig.turn()
+    assert service.obstacle, "not before its time"
+    rig.now_ns += 10**9
+    rig.turn()
+    assert not service.obstacle and service.port == port
+    slave = rig.slave(1)
+    rig.until(lambda: slave.end == rig.writer.end, "served")
+
+
+def no_such_name(*arguments, **named):
+    raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "a-name", "a..b"])
+def test_an_address_that_cannot_be_had_is_told_or_tried_again(make_rig, monkeypatch, host):
+    rig = make_rig()
+    if host == "a-name":
+        monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
+    config = dataclasses.replace(rig.config, ha_listen_host=host)
+    arguments = rig.owner.memory, rig.owner.root, config, replication.Replication.private(), rig.said.append
+    with pytest.raises(EngineUnavailableError, match="cannot listen for slaves"):
+        HAService(*arguments, port=0)
+    service = HAService(*arguments, port=0, must_listen=False, clock_ns=lambda: rig.now_ns)
+    rig.now_ns += 10**9
+    service.turn()
+    assert "cannot listen for slaves" in service.obstacle
+    service.close()
+
+
+def test_without_descriptors_the_listener_is_left_alone_for_a_second(make_rig):
+    rig = make_rig()
+    rig.fill(1000)
+    slave = rig.slave(1)
+    real, tries = rig.service._listener, []
+
+    class NoDescriptors:
+        fileno, close = real.fileno, real.close
+
+        def accept(self):
+            tries.append(rig.now_ns)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    rig.service._listener = NoDescriptors()
+    for _ in range(5):
+        rig.service.turn()
+    assert len(tries) == 1 and rig.service.obstacle == "cannot take slaves: Too many open files"
+    rig.now_ns += 10**9
+    for _ in range(5):
+        rig.service.turn()
+    assert len(tries) == 2
+    assert rig.said == ["cannot take slaves: Too many open files"]
+    rig.service._listener = real
+    rig.now_ns += 10**9
+    rig.until(lambda: slave.end == rig.writer.end, "served")
+    assert not rig.service.obstacle
+
+
+def test_peers_that_only_look_whether_somebody_is_there_are_not_told(make_rig):
+    rig = make_rig()
+    for _ in range(20):
+        slave = rig.slave()
+        slave.close()
+    rig.until(lambda: rig.service._replication.look().closed == 20, "they came and went")
+    assert rig.said == []
+
+
+def test_a_peer_that_comes_again_and_again_does_not_fill_the_log(make_rig):
+    rig = make_rig()
+    rig.fill(1000)
+    for number in range(1, 21):
+        slave = rig.slave(1)
+        rig.until(lambda: rig.connected == 1, "positioned")
+        slave.close()
+        rig.until(lambda number=number: rig.service._replication.look().closed == number, "gone")
+    assert len(rig.said) == 6
+    rig.now_ns += 60 * 10**9
+    rig.turn()
+    assert rig.said[6:] == ["127.0.0.1: 34 more lines like those above within a minute"]
+    slave = rig.slave(1)
+    rig.until(lambda: rig.connected == 1, "positioned")
+    assert "follows from" in rig.said[7]
+
+
+def test_lines_are_few_however_many_hosts_there_are():
+    said = []
+    lines = HostLines(said.append)
+    for number in range(1000):
+        lines.say(f"host-{number}", "a line", 0)
+    assert len(said) == 64 + 6
+    lines.tick(60 * 10**9)
+    assert said[70:] == ["other hosts: 930 more lines like those above within a minute"]
+
+
+def test_deleted_segments_are_let_go_on_a_busy_link(make_rig):
+    rig = make_rig()
+    rig.fill(3 * SEGMENT)
+    slave = rig.slave(1)
+    rig.until(lambda: slave.end == rig.writer.end, "all was sent")
+    native.store_position(rig.owner.control.min_offset, 2 * SEGMENT)
+    rig.now_ns += 10**9
+    slave.say(rig.writer.end)
+    before = rig.confirm
+    rig.until(lambda: rig.confirm > before, "a turn with an event")
+    assert min(rig.service._source._open) == 2 * SEGMENT
+
+
+def test_a_failure_of_the_slaves_thread_ends_the_worker(make_rig):
+    rig = make_rig()
+
+    def fail(wait_s=0.0):
+        raise RuntimeError("broken on purpose")
+
+    rig.service.turn = fail
+    rig.service.start()
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        eventually(rig.service.work, "the failure is told")
+
+
+def test_the_worker_is_killed_and_the_next_one_serves(make_owner):
+    owner = make_owner(role=SYNC_MASTER, replicates=1)
+    rig = Rig(owner)
+    rig.service.close()
+    rig.fill(SEGMENT + 100)
+    settings = ["--set", "broker_role=SYNC_MASTER", "--set", f"ha_listen_port={rig.service.port}"]
+    with replication.Replication(owner.folder) as shared:
+        for incarnation in (1, 2):
+            child = owner.spawn("pyengine.workers.replicator", *settings)
+            owner.wait_ready(native.REPLICATOR, incarnation)
+            assert shared.look().listening_port == rig.service.port
+            slave = WireSlave(rig.service.port)
+            slave.say(1)
+            eventually(lambda: slave.take() and slave.heartbeats, "everything was sent")
+            slave.say(rig.writer.end)
+            eventually(lambda: rig.confirm == rig.writer.end, "confirmed")
+            rig.writer.put(b"one more")
+            owner.memory.wake(native.REPLICATOR)
+            eventually(lambda: slave.take() and slave.end == rig.writer.end, "woken by the latch")
+            assert bytes(slave.log) == bytes(rig.writer.log[1:])
+            child.send_signal(signal.SIGKILL if incarnation == 1 else signal.SIGTERM)
+            slave.close()
+            assert child.wait() == (-signal.SIGKILL if incarnation == 1 else 0)
+        assert shared.links() == []
+
+
+def test_a_port_that_is_taken_while_the_replicator_is_down_halts_nobody(make_owner):
+    owner = make_owner(role=SYNC_MASTER, replicates=1)
+    rig = Rig(owner)
+    rig.service.close()
+    rig.fill(1000)
+    port = rig.service.port
+    settings = ["--set", "broker_role=SYNC_MASTER", "--set", f"ha_listen_port={port}"]
+    holder = socket.create_server(("127.0.0.1", port))
+    first = owner.spawn("pyengine.workers.replicator", *settings)
+    assert first.wait(30) == WorkerExit.BOOT_FAILED, "the engine's start says so"
+    child = owner.spawn("pyengine.workers.replicator", *settings)
+    owner.wait_ready(native.REPLICATOR, 2)
+    eventually(lambda: "cannot listen for slaves" in obstacles.read(owner.memory.obstacles, native.REPLICATOR), "it says so")
+    holder.close()
+    with replication.Replication(owner.folder) as shared:
+        eventually(lambda: shared.look().listening_port == port, "it listens")
+    slave = WireSlave(port)
+    slave.say(1)
+    eventually(lambda: slave.take() and slave.end == rig.writer.end, "and serves")
+    eventually(lambda: not obstacles.read(owner.memory.obstacles, native.REPLICATOR), "nothing is wrong any more")
+    slave.close()
+    child.terminate()
+    assert child.wait(30) == 0
+
+
+def test_a_replicator_has_the_role_of_its_engine_whatever_settings_it_is_started_with(make_owner):
+    owner = make_owner(role=SYNC_MASTER, replicates=1)
+    owner.position(0, ready_end=0)
+    owner.publish()
+    replication.create_replication(owner.folder, 1)
+    native.store(owner.control.replicator, "slaves_connected", 3)
+    child = owner.spawn("pyengine.workers.replicator", "--set", "broker_role=SLAVE", "--set", "ha_master_address=127.0.0.1:1",
+                        "--set", "ha_listen_port=0")
+    owner.wait_ready(native.REPLICATOR)
+    eventually(lambda: native.load(owner.control.replicator, "slaves_connected") == 0, "it serves, and no slave has come")
+    child.terminate()
+    assert child.wait(30) == 0
+
+
+def test_no_replicator_comes_up_beside_an_engine_without_replication(make_owner):
+    owner = make_owner()
+    owner.position(0, ready_end=0)
+    owner.publish()
+    replication.create_replication(owner.folder, 1)
+    child = owner.spawn("pyengine.workers.replicator", "--set", "ha_listen_port=1")
+    assert child.wait(30) == WorkerExit.BOOT_FAILED
+    assert "without replication" in child.stderr.read()

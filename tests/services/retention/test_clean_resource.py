@@ -1,0 +1,459 @@
+"""The cleaner's rounds on a store whose other workers are played by hand; the clock and the disk are the test's."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from dying import run_and_die_at
+from ready_store import SEGMENT, store_with_writer
+from waiting import eventually
+
+from pyengine.config import EngineConfig
+from pyengine.errors import DiskError
+from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.ipc.cleaning import Cleaning, SegmentHolds, create_cleaning, held_segments
+from pyengine.native import control as native
+from pyengine.services.retention import clean_commit_log
+from pyengine.services.retention.clean_resource import CleanResourceService
+from pyengine.services.retention.clean_rules import HOUR_MS, CleanRules
+from pyengine.services.retention.cleaning_clock import CleaningClock
+from pyengine.services.retention.disk_space import DiskSpaceProbe, DiskSpaceWatch
+from pyengine.services.flush_consume_queue import FlushConsumeQueueService
+from pyengine.services.reput_message import ReputMessageService
+from pyengine.storage import file_removal
+from pyengine.storage.check.check import check
+from pyengine.storage.disk_use import DiskUse
+from pyengine.storage.store_reader import open_store
+
+NOW_MS = 1_800_000_000_000
+OLD_MS = NOW_MS - 73 * HOUR_MS
+
+
+class FakeClock(CleaningClock):
+    def __init__(self) -> None:
+        self.ms = NOW_MS
+        self.hour_now = 12
+        self.ns = 10**12
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def hour(self) -> int:
+        return self.hour_now
+
+    def monotonic_ns(self) -> int:
+        return self.ns
+
+
+class Rig:
+    """`segments` full segments and one that has begun, all of it durable and dispatched."""
+
+    def __init__(self, make_owner, segments: int = 6, **settings) -> None:
+        self.owner, self.writer = store_with_writer(make_owner, segments=segments + 2)
+        self.root = self.owner.root
+        self.control = self.owner.control
+        sizes = {name: getattr(self.owner.config, name) for name in (
+            "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num", "max_index_num")}
+        self.config = EngineConfig(**sizes, flush_interval_consume_queue_ms=1, **settings)
+        create_cleaning(self.owner.folder, 1)
+        self.cleaning = Cleaning(self.owner.folder)
+        self.clock = FakeClock()
+        self.percent = 10
+        self.said: list[str] = []
+        self.paused_s: list[float] = []
+        number = 0
+        while self.writer.end < segments * SEGMENT + 1000:
+            self.writer.put(b"%06d" % number * 100, queue_id=number % 2, properties=f"KEYS\x01k{number}")
+            number += 1
+        self.reputter = ReputMessageService(self.owner.memory, self.root, self.config)
+        self.checkpointer = FlushConsumeQueueService(self.owner.memory, self.root, self.config)
+        self.flush()
+        self.dispatch()
+        self.checkpoint()
+        for segment in self.segments():
+            self.age(segment, OLD_MS)
+        self.service = self.make()
+
+    def make(self) -> CleanResourceService:
+        return CleanResourceService(self.owner.memory, self.cleaning.block, self.root, self.config, self.measure,
+                                    self.said.append, self.clock)
+
+    def measure(self) -> list[DiskUse]:
+        return [DiskUse("/log", self.percent, 1 << 30), DiskUse("/queues", 10, 1 << 30)]
+
+    def flush(self) -> None:
+        native.publish_flushed(self.control, self.writer.end, self.writer.clock_ms)
+
+    def dispatch(self) -> None:
+        while self.reputter.work():
+            pass
+
+    def checkpoint(self) -> None:
+        self.checkpointer._due_ns = 0
+        self.checkpointer.work()
+
+    def age(self, segment: int, modified_ms: int) -> None:
+        os.utime(StorePaths(self.root).commit_log_segment(segment), ns=(modified_ms * 10**6,) * 2)
+
+    def segments(self) -> list[int]:
+        return sorted(map(int, os.listdir(StorePaths(self.root).commit_log)))
+
+    def round(self) -> int:
+        """One whole round, its pauses included; how many segments it deleted."""
+        before = len(self.segments())
+        self.clock.ns = max(self.clock.ns, self.service._due_ns)
+        self.service.work()
+        while self.service._steps is not None:
+            self.paused_s.append((self.service._resume_ns - self.clock.ns) / 1e9)
+            self.clock.ns = max(self.clock.ns, self.service._resume_ns)
+            self.service.work()
+        return before - len(self.segments())
+
+    def count(self, name: str) -> int:
+        return native.load(self.cleaning.block, name)
+
+    def ask(self, reserved_ms: int = -1, percent: int = 0) -> None:
+        block = self.cleaning.block
+        native.store(block, "asked_reserved_ms", reserved_ms)
+        native.store(block, "asked_used_percent", percent)
+        native.store(block, "asked", self.count("answered") + 1)
+
+    def close(self) -> None:
+        self.service.close()
+        self.reputter.close()
+        self.cleaning.close()
+
+
+@pytest.fixture
+def make_rig(make_owner):
+    rigs = []
+
+    def make(**settings) -> Rig:
+        rigs.append(Rig(make_owner, **settings))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+def test_at_the_hour_old_segments_go_oldest_first_and_the_last_one_stays(make_rig):
+    rig = make_rig()
+    assert rig.round() == 0
+    rig.clock.hour_now = 4
+    rig.age(3 * SEGMENT, NOW_MS)
+    assert rig.round() == 3  # the fourth is young: the older ones behind it stay too
+    assert rig.segments()[0] == native.load_position(rig.control.min_offset) == 3 * SEGMENT
+    rig.clock.ms += 73 * HOUR_MS
+    assert rig.round() == 3
+    assert rig.segments() == [6 * SEGMENT, 7 * SEGMENT]  # the one with the newest messages, and the one that stands ready
+    assert (rig.count("removed_segments"), rig.count("removed_bytes")) == (6, 6 * SEGMENT)
+    assert rig.count("rounds") == 3
+
+
+def test_readers_see_the_new_minimum_and_the_store_checks_clean(make_rig):
+    rig = make_rig()
+    with open_store(rig.root) as store:
+        before = store.queue_range("T", 0)
+        rig.clock.hour_now = 4
+        assert rig.round() == 6
+        low, high = store.queue_range("T", 0)
+        assert before[0] == 0 < low < high == before[1]
+        assert store.get_message("T", 0, 0).next_begin_offset == low
+        assert [message.queue_offset for message in store.get_message("T", 0, low).messages][0] == low
+        assert store.query_message("T", "k0") == []
+    assert check(rig.root, rig.config.geometry).findings == []
+
+
+def test_the_minimum_has_moved_before_the_room_of_a_segment_is_given_back(make_rig, monkeypatch):
+    rig = make_rig()
+    give_back, seen = clean_commit_log.give_back, []
+
+    def look(descriptor):
+        first = min(int(path.name) for path in (rig.root / "commitlog").iterdir())
+        seen.append((native.load_position(rig.owner.control.min_offset), first))
+        return give_back(descriptor)
+
+    monkeypatch.setattr(clean_commit_log, "give_back", look)
+    rig.clock.hour_now = 4
+    rig.round()
+    assert seen and all(told == first for told, first in seen)
+
+
+def test_queue_and_index_files_follow_the_log(make_rig):
+    rig = make_rig()
+    paths = StorePaths(rig.root)
+
+    def starts(queue_id: int) -> list[int]:
+        return sorted(map(int, os.listdir(paths.queue_folder("T", queue_id))))
+
+    queue_files, index_files = starts(0), sorted(os.listdir(paths.index))
+    assert len(index_files) > 1
+    rig.clock.hour_now = 4
+    rig.round()
+    assert starts(0)[-1] == queue_files[-1]
+    assert sorted(os.listdir(paths.index)) == index_files[-len(os.listdir(paths.index)):]
+    assert rig.count("removed_index_files") == len(index_files) - len(os.listdir(paths.index)) > 0
+    assert rig.count("removed_queue_files") == 2 * (len(queue_files) - len(starts(0)))
+
+
+def test_a_batch_is_a_limit_and_segments_are_paused_between(make_rig):
+    rig = make_rig(delete_files_batch_max=2, delete_commit_log_files_interval_ms=700)
+    rig.clock.hour_now = 4
+    assert [rig.round() for _ in range(4)] == [2, 2, 2, 0]
+    assert rig.paused_s.count(0.7) == 3
+    before_ns = rig.clock.ns
+    assert not rig.service.work() and rig.service.pause_s() > 0  # until the next round
+    assert rig.service._due_ns - before_ns == rig.config.clean_resource_interval_ms * 10**6
+
+
+def test_a_full_disk_deletes_young_segments_only_until_there_is_room(make_rig, monkeypatch):
+    rig = make_rig()
+    for segment in rig.segments():
+        rig.age(segment, NOW_MS)
+    rig.percent = 88
+    real = clean_commit_log.unlink_durably
+
+    def unlink(path):
+        rig.percent -= 1
+        return real(path)
+
+    monkeypatch.setattr(clean_commit_log, "unlink_durably", unlink)
+    assert rig.round() == 3 and rig.percent == 85
+    assert rig.round() == 0  # over 75 % only what is old enough goes
+    rig.clock.ms += 73 * HOUR_MS
+    assert rig.round() == 3  # and then whatever the hour
+
+
+@pytest.mark.parametrize("name", ["committed", "flushed", "reput_from"])
+def test_what_is_not_committed_flushed_or_dispatched_stays(make_rig, name):
+    rig = make_rig()
+    native.store_position(getattr(rig.control, name), 2 * SEGMENT + 5)
+    rig.ask(reserved_ms=0)
+    assert rig.round() == 2
+
+
+def test_what_the_checkpointer_has_yet_to_read_stays(make_rig):
+    rig = make_rig()
+    native.store(rig.control.workers[native.CHECKPOINTER], "position", SEGMENT)
+    rig.ask(reserved_ms=0)
+    assert rig.round() == 1
+    rig.checkpoint()  # reads from there on
+    assert rig.control.workers[native.CHECKPOINTER].error_count == 0
+
+
+def test_a_frozen_store_is_left_as_it_is(make_rig):
+    rig = make_rig()
+    native.freeze(rig.control, native.FLUSHER, errno.EIO, "gone")
+    rig.ask(reserved_ms=0)
+    assert rig.round() == 0 and rig.count("rounds") == 0
+
+
+def test_a_store_that_freezes_within_a_round_keeps_the_rest(make_rig):
+    rig = make_rig()
+    rig.ask(reserved_ms=0)
+    rig.service.work()  # the first segment has lost its name
+    assert rig.segments()[0] == SEGMENT and rig.service._steps is not None
+    native.freeze(rig.control, native.FLUSHER, errno.EIO, "gone")
+    rig.round()
+    assert rig.segments()[0] == SEGMENT
+    assert [rig.count(name) for name in ("removed_queue_files", "removed_index_files", "answered")] == [0, 0, 0]
+
+
+def test_a_request_by_hand_is_done_at_once_and_answered(make_rig):
+    rig = make_rig(delete_files_batch_max=1)
+    assert not rig.service.work()
+    rig.ask()
+    assert rig.service.work() or rig.service._steps is not None  # not due, but asked
+    assert rig.round() + 1 >= 5 and rig.segments()[0] == 6 * SEGMENT
+    assert (rig.count("answered"), rig.count("answer_segments"), rig.count("answer_bytes")) == (1, 6, 6 * SEGMENT)
+    rig.ask(reserved_ms=0)
+    assert rig.round() == 0 and rig.count("answered") == 2 and rig.count("answer_segments") == 0
+
+
+@pytest.mark.parametrize("reserved_ms, percent", [(-2, 0), (0, 101), (5, -1)])
+def test_a_request_that_makes_no_sense_deletes_nothing(make_rig, reserved_ms, percent):
+    rig = make_rig()
+    rig.ask(reserved_ms, percent)
+    assert rig.round() == 0 and rig.count("answered") == 1
+    native.store(rig.cleaning.block, "asked", 77)  # scribbled, not asked
+    assert rig.round() == 0 and rig.count("answered") == 1
+
+
+def test_a_held_segment_waits_and_goes_when_it_is_given_back(make_rig):
+    rig = make_rig(delete_when="04")
+    holds = SegmentHolds(rig.owner.folder)
+    assert holds.hold(0) and holds.hold(0)
+    rig.clock.hour_now = 4
+    assert rig.round() == 0
+    assert f"process {os.getpid()} holds it" in rig.said[-1] and rig.count("waited_for_holds") == 1
+    assert not SegmentHolds(rig.owner.folder).hold(0)  # its turn has come: nobody else gets one
+    assert held_segments(rig.cleaning.block) == [(0, os.getpid())]
+    holds.release(0)
+    assert rig.round() == 0  # held twice
+    holds.release(0)
+    assert rig.round() == 6 and rig.count("forced_holds") == 0
+    holds.close()
+
+
+def test_a_held_segment_is_tried_again_after_the_hour_and_forced_at_last(make_rig):
+    rig = make_rig(redelete_hanged_file_interval_ms=30_000, destroy_mapped_file_interval_forcibly_ms=120_000)
+    holds = SegmentHolds(rig.owner.folder)
+    assert holds.hold(0)
+    rig.clock.hour_now = 4
+    assert rig.round() == 0
+    rig.clock.hour_now = 12  # nothing asks for a deletion any more, but its turn had come
+    began_ns, tries = rig.clock.ns, rig.count("waited_for_holds")
+    rounds = 0
+    while rig.round() == 0:
+        rounds += 1
+        assert rounds < 100
+    assert 120e9 <= rig.clock.ns - began_ns <= 151e9
+    assert tries + 3 <= rig.count("waited_for_holds") <= tries + 5  # each 30 s, not each round
+    assert rig.segments()[0] == SEGMENT and rig.count("forced_holds") == 1
+    assert "although process" in rig.said[-1]
+    holds.close()
+
+
+def test_since_when_a_segment_is_held_outlives_the_cleaner(make_rig):
+    rig = make_rig(destroy_mapped_file_interval_forcibly_ms=50_000)
+    holds = SegmentHolds(rig.owner.folder)
+    assert holds.hold(0)
+    rig.clock.hour_now = 4
+    assert rig.round() == 0
+    rig.clock.ns += 40 * 10**9
+    rig.service = rig.make()  # a new incarnation
+    assert rig.round() >= 1 or rig.round() >= 1
+    assert rig.count("forced_holds") == 1
+    holds.close()
+
+
+def test_a_dead_readers_hold_is_reaped(make_rig):
+    rig = make_rig()
+    reader = subprocess.run([sys.executable, "-c", (
+        "import sys; from pyengine.ipc.cleaning import SegmentHolds; from pyengine.ipc.shared_objects import SharedFolder\n"
+        "import os, signal\n"
+        "assert SegmentHolds(SharedFolder(sys.argv[1])).hold(0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"), rig.owner.folder.path])
+    assert reader.returncode == -9 and len(held_segments(rig.cleaning.block)) == 1
+    rig.clock.hour_now = 4
+    assert rig.round() == 6 and held_segments(rig.cleaning.block) == [] and rig.said == []
+
+
+def test_holds_are_of_one_process_and_one_engine(make_rig):
+    rig = make_rig()
+    holds = SegmentHolds(rig.owner.folder)
+    assert holds.hold(SEGMENT)
+    child = os.fork()
+    if child == 0:  # a fork has none of its parent's holds, and cannot give them back
+        holds.release(SEGMENT)
+        os._exit(0 if holds.hold(SEGMENT) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sorted(segment for segment, _ in held_segments(rig.cleaning.block)) == [SEGMENT, SEGMENT]
+    holds.close()
+    assert [pid for _, pid in held_segments(rig.cleaning.block)] == [child]
+    rig.round()
+    assert held_segments(rig.cleaning.block) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_once_and_tried_again(make_rig, monkeypatch):
+    rig = make_rig()
+    real = clean_commit_log.unlink_durably
+
+    def refuse(path):
+        raise DiskError("cannot delete it: Read-only file system", errno=errno.EROFS)
+
+    monkeypatch.setattr(clean_commit_log, "unlink_durably", refuse)
+    rig.clock.hour_now = 4
+    assert [rig.round(), rig.round()] == [0, 0]
+    assert len(rig.said) == 1 and "Read-only file system; trying again each 10 s" in rig.said[0]
+    rig.ask()
+    rig.round()
+    assert (rig.count("answered"), rig.count("answer_errno")) == (1, errno.EROFS)
+    monkeypatch.setattr(clean_commit_log, "unlink_durably", real)
+    assert rig.round() == 6 and rig.said[-1] == "old files can be deleted again"
+
+
+def test_a_stop_interrupts_a_deletion_and_leaves_the_rest(make_rig):
+    rig = make_rig()
+    rig.ask(reserved_ms=0)
+    rig.service.work()
+    assert rig.service._steps is not None
+    rig.service.close()
+    assert rig.count("answered") == 0  # asked still: the next one does it
+    assert not rig.service.drain()
+    rig.service = rig.make()
+    assert rig.round() > 0 and rig.segments()[0] == 6 * SEGMENT
+
+
+def test_the_probe_is_not_blocked_by_a_deletion_that_hangs(make_rig, monkeypatch):
+    rig = make_rig()
+    hanging, over = threading.Event(), threading.Event()
+
+    def hang(path):
+        hanging.set()
+        assert over.wait(30)
+        return -1
+
+    monkeypatch.setattr(clean_commit_log, "unlink_durably", hang)
+    watch = DiskSpaceWatch(DiskSpaceProbe(rig.owner.memory, rig.cleaning.block, CleanRules.of(rig.config), rig.measure), 0.001)
+    watch.start()
+    rig.ask(reserved_ms=0)
+    deletion = threading.Thread(target=rig.service.work)
+    deletion.start()
+    assert hanging.wait(30)
+    rig.percent = 95
+    eventually(lambda: native.load(rig.control.state, "refuse_puts") == native.REFUSE_DISK_FULL, "the full disk is seen")
+    rig.percent = 50
+    eventually(lambda: native.load(rig.control.state, "refuse_puts") == 0, "the room is seen")
+    assert deletion.is_alive()
+    over.set()
+    deletion.join()
+    watch.close()
+
+
+def test_the_queues_are_gone_through_once_and_then_only_when_the_log_has_moved(make_rig, monkeypatch):
+    rig = make_rig()
+    looked = []
+    monkeypatch.setattr("pyengine.services.retention.clean_consume_queue.queue_folders",
+                        lambda paths: looked.append(paths) or iter(()))
+    rig.round()
+    assert looked == []  # the log begins at 0: nothing can be expired
+    rig.clock.hour_now = 4
+    rig.round()
+    rig.round()
+    assert len(looked) == 1
+    rig.service = rig.make()  # what a killed one may have left
+    rig.round()
+    assert len(looked) == 2
+
+
+def test_killed_at_any_step_the_next_one_finishes_and_the_store_is_whole(make_rig):
+    """Every deletion is cut short before each of its system calls."""
+    rig = make_rig(segments=4)
+    rig.clock.hour_now = 4
+    def one_round() -> None:
+        rig.service = rig.make()
+        rig.round()
+
+    for step in itertools.cycle(range(9)):  # every second round begins where the one before was cut short
+        over = run_and_die_at(step, one_round, ("unlink", "fsync"), [(file_removal, "punch")])
+        segments = rig.segments()
+        assert segments == list(range(segments[0], segments[-1] + SEGMENT, SEGMENT))  # no gap
+        for queue_id in (0, 1):
+            starts = sorted(map(int, os.listdir(StorePaths(rig.root).queue_folder("T", queue_id))))
+            size = rig.config.mapped_file_size_consume_queue_bytes
+            assert starts == list(range(starts[0], starts[-1] + size, size))
+        assert check(rig.root, rig.config.geometry).findings == []
+        if over:
+            break
+    one_round()
+    assert rig.segments()[0] == 4 * SEGMENT and check(rig.root, rig.config.geometry).findings == []
+    assert native.load_position(rig.control.min_offset) == 4 * SEGMENT
+    assert segment_name(4 * SEGMENT) in os.listdir(StorePaths(rig.root).commit_log)

@@ -1,0 +1,122 @@
+"""What leaves the log stands in quarantine first, once, with its note."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pyengine.errors import DiskError, DiskFullError
+from pyengine.storage.recovery import quarantine as module
+from pyengine.storage.recovery.quarantine import Quarantine
+
+SEGMENT = "00000000000000016384"
+
+
+def make_segment(root: Path) -> Path:
+    path = root / "commitlog" / SEGMENT
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"kept" * 25 + b"removed-\0-bytes" + bytes(4096))
+    return path
+
+
+def test_bytes_are_copied_without_the_zeros_behind_them(tmp_path):
+    segment = make_segment(tmp_path)
+    before = segment.read_bytes()
+    quarantine = Quarantine(tmp_path)
+    quarantine.keep_bytes(segment, 16384, 16484, 16384 + len(before), "a test")
+    (piece,) = quarantine.pieces
+    assert piece.path.read_bytes() == b"removed-\0-bytes"
+    assert (piece.physical_offset, piece.size_bytes, piece.reason) == (16484, 15, "a test")
+    note = json.loads(piece.path.with_name(piece.path.name + ".json").read_text())
+    assert (note["from"], note["physical_offset"], note["size_bytes"], note["reason"]) == (SEGMENT, 16484, 15, "a test")
+    assert segment.read_bytes() == before
+
+
+def test_nothing_but_zeros_is_nothing_to_keep(tmp_path):
+    segment = make_segment(tmp_path)
+    quarantine = Quarantine(tmp_path)
+    quarantine.keep_bytes(segment, 16384, 16384 + 115, 16384 + 4211, "a test")
+    assert quarantine.pieces == []
+    assert not (tmp_path / "quarantine").exists()
+
+
+def test_the_same_bytes_are_kept_once_and_other_bytes_beside_them(tmp_path):
+    segment = make_segment(tmp_path)
+    for _ in range(2):
+        Quarantine(tmp_path).keep_bytes(segment, 16384, 16484, 16499, "a test")
+    assert len(os.listdir(tmp_path / "quarantine")) == 2
+    segment.write_bytes(b"kept" * 25 + b"another-\0-piece" + bytes(4096))
+    quarantine = Quarantine(tmp_path)
+    quarantine.keep_bytes(segment, 16384, 16484, 16499, "a test")
+    assert len(os.listdir(tmp_path / "quarantine")) == 4
+    assert quarantine.pieces[0].path.read_bytes() == b"another-\0-piece"
+
+
+def test_a_copy_that_a_crash_left_without_its_note_is_made_again(tmp_path):
+    segment = make_segment(tmp_path)
+    (tmp_path / "quarantine").mkdir()
+    (tmp_path / "quarantine" / f"commitlog-{16484:020d}-15").write_bytes(b"half")
+    quarantine = Quarantine(tmp_path)
+    quarantine.keep_bytes(segment, 16384, 16484, 16499, "a test")
+    assert quarantine.pieces[0].path.read_bytes() == b"removed-\0-bytes"
+    assert len(os.listdir(tmp_path / "quarantine")) == 2
+
+
+def test_a_file_is_moved_and_a_second_one_of_its_name_stands_beside_it(tmp_path):
+    for turn in range(2):
+        segment = make_segment(tmp_path / str(turn))
+        content = segment.read_bytes()
+        quarantine = Quarantine(tmp_path)
+        quarantine.keep_file(segment, 16384, "a test")
+        assert not segment.exists()
+        assert quarantine.pieces[0].path.read_bytes() == content
+    assert sorted(os.listdir(tmp_path / "quarantine")) == [
+        f"commitlog-{SEGMENT}", f"commitlog-{SEGMENT}.1", f"commitlog-{SEGMENT}.1.json", f"commitlog-{SEGMENT}.json"]
+
+
+def test_a_folder_can_be_moved_too(tmp_path):
+    folder = tmp_path / "consumequeue"
+    (folder / "T" / "0").mkdir(parents=True)
+    (folder / "T" / "0" / SEGMENT).write_bytes(b"x" * 20)
+    quarantine = Quarantine(tmp_path)
+    quarantine.keep_file(folder, 0, "the log is gone", kind="derived")
+    assert not folder.exists()
+    assert (quarantine.pieces[0].path / "T" / "0" / SEGMENT).read_bytes() == b"x" * 20
+
+
+def test_across_file_systems_a_file_is_copied_before_it_goes(tmp_path, monkeypatch):
+    segment = make_segment(tmp_path)
+    content = segment.read_bytes()
+    real = os.rename
+
+    def rename(source, target):
+        if Path(source) == segment:
+            raise OSError(errno.EXDEV, "another device")
+        real(source, target)
+
+    monkeypatch.setattr(module.os, "rename", rename)
+    quarantine = Quarantine(tmp_path)
+    quarantine.keep_file(segment, 16384, "a test")
+    assert not segment.exists()
+    assert quarantine.pieces[0].path.read_bytes() == content
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_where_the_copy_fails_nothing_is_left_and_the_log_is_untouched(tmp_path, monkeypatch, code):
+    segment = make_segment(tmp_path)
+    before = segment.read_bytes()
+
+    def fail(_descriptor):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(module.os, "fsync", fail)
+    quarantine = Quarantine(tmp_path)
+    with pytest.raises(DiskFullError if code == errno.ENOSPC else DiskError):
+        quarantine.keep_bytes(segment, 16384, 16484, 16499, "a test")
+    assert quarantine.pieces == []
+    assert not list((tmp_path / "quarantine").glob("*"))
+    assert segment.read_bytes() == before

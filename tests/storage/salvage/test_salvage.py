@@ -1,0 +1,285 @@
+"""Salvage: every whole record of a damaged store stands in the new one, in order, and the old one is untouched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+
+import pytest
+
+import pyengine
+from damage import flip
+from fix_golden import CLEAN
+from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, UsageError
+from pyengine.formats.json_config import decode_config
+from pyengine.formats.message import decode_record
+from pyengine.storage.salvage import log as salvage_log
+from pyengine.storage.check.check import check
+from pyengine.storage.geometry import discover
+from pyengine.storage.inspect import inspect
+from pyengine.storage.recovery.recover import RecoveryOptions, recover
+from pyengine.storage.recovery.marker import write_kept_from
+from pyengine.storage.salvage.salvage import MISSING_LISTED_MAX, salvage
+from pyengine.storage.watermark import DurableWatermark, watermark_path, write_watermark
+
+
+@pytest.fixture
+def stopped(build_store):
+    store = build_store(60)
+    recover(store.root, store.geometry)
+    return store
+
+
+def bodies(root, geometry):
+    """(topic, queue id, body digest) of every message of a store, in log order."""
+    return [(record["topic"], record["queueId"], record["bodySha"]) for record in inspect(root)["records"]
+            if "blank" not in record]
+
+
+def put_bodies(records):
+    messages = [decode_record(record.data) for record in records]
+    return [(message.topic, message.queue_id, hashlib.sha256(message.body).hexdigest()) for message in messages]
+
+
+def assert_whole(root, geometry, records):
+    """A store with exactly these messages, in order, queues without gaps, nothing wrong."""
+    assert bodies(root, geometry) == put_bodies(records)
+    report = check(root, geometry)
+    assert [finding for finding in report.findings] == []
+    assert (report.messages, report.queue_entries, report.index_keys) == (len(records),) * 3
+
+
+def test_an_undamaged_store_is_copied_as_it_is(stopped, tmp_path):
+    before = stopped.tree()
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert (report.exit_code, report.records, report.skipped, report.moved_queues) == (ExitCode.OK, 60, (), {})
+    assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
+    for path in sorted((stopped.root / "commitlog").iterdir())[:-1]:
+        assert (tmp_path / "new" / "commitlog" / path.name).read_bytes() == path.read_bytes()
+    assert stopped.tree() == before
+
+
+@pytest.mark.parametrize("lost", [[0], [20], [59], [3, 4, 5], [10, 12, 14], [0, 59, 30], list(range(60))])
+def test_each_lost_record_costs_itself_only(stopped, tmp_path, lost, rng):
+    for number in lost:
+        record = stopped.records[number]
+        stopped.flip(record.start + 88 + rng.randrange(3))
+    before = stopped.tree()
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    kept = [record for number, record in enumerate(stopped.records) if number not in lost]
+    assert_whole(tmp_path / "new", stopped.geometry, kept)
+    assert (report.exit_code, report.records) == (ExitCode.REPAIRED, len(kept))
+    covered = [number for number, record in enumerate(stopped.records)
+               if any(piece.start <= record.start and record.end <= piece.end for piece in report.skipped)]
+    assert covered == sorted(lost)
+    assert stopped.tree() == before
+
+
+def test_records_between_two_that_lost_their_heads_are_found(stopped, tmp_path):
+    for number in (20, 22):
+        stopped.poke(stopped.records[number].start, b"\xff" * 60)
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert [(piece.start, piece.end, piece.reason) for piece in report.skipped] == [
+        (stopped.records[number].start, stopped.records[number].end, "foreign") for number in (20, 22)]
+    assert report.records == 58
+
+
+def test_zeroed_missing_short_and_empty_segments(stopped, tmp_path):
+    hole = stopped.records[5]
+    stopped.poke(hole.start, bytes(len(hole.data)))
+    stopped.segment(4096).unlink()
+    short = stopped.segment(8192)
+    kept_to = stopped.boundary_before(8192 + 2000)
+    short.write_bytes(short.read_bytes()[:2000])
+    (stopped.root / "commitlog" / f"{1 << 20:020d}").write_bytes(b"")
+    (stopped.root / "commitlog" / "notes.txt").write_text("x")
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    kept = [record for record in stopped.records if record.start != hole.start and not 4096 <= record.start < 8192
+            and not kept_to <= record.start < 12288]
+    assert_whole(tmp_path / "new", stopped.geometry, kept)
+    assert 4096 in report.missing_segments
+    assert report.exit_code is ExitCode.REPAIRED
+
+
+def test_a_file_whose_name_is_beyond_any_offset_is_no_segment(stopped, tmp_path):
+    segment = min((stopped.root / "commitlog").iterdir())
+    (segment.parent / "18446744073709551616").write_bytes(segment.read_bytes())
+    assert salvage(stopped.root, tmp_path / "new", stopped.geometry).records == 60
+    assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
+
+
+def test_stale_records_of_another_place_are_not_taken(stopped, tmp_path):
+    """A record that names another offset is some older life of these bytes."""
+    stale = stopped.records[1]
+    stopped.poke(stopped.end, stale.data)
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert report.records == 60
+    assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
+    assert [(piece.start, piece.reason) for piece in report.skipped] == [(stopped.end, "offset_mismatch")]
+
+
+def test_queue_offsets_move_up_behind_a_loss_and_consumers_with_them(stopped, tmp_path):
+    queue = [record for record in stopped.records if (record.topic, record.queue_id) == ("topic-0", 0)]
+    for lost in (queue[2], queue[3]):
+        stopped.flip(lost.start + 88)
+    (stopped.root / "config" / "consumerOffset.json").write_text(
+        '{"offsetTable":{"topic-0@g":{0:5,1:1},"topic-0@slow":{0:3},"topic-0@new":{0:0},"topic-0@done":{0:%d},"other@g":{0:7}}}'
+        % len(queue))
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert report.moved_queues == {("topic-0", 0): 2}
+    table = decode_config((tmp_path / "new" / "config" / "consumerOffset.json").read_text())["offsetTable"]
+    assert table == {"topic-0@g": {"0": 3, "1": 1}, "topic-0@slow": {"0": 2}, "topic-0@new": {"0": 0},
+                     "topic-0@done": {"0": len(queue) - 2}, "other@g": {"0": 0}}, "no queue, so the next offset is 0"
+    assert json.loads((tmp_path / "new" / "config" / "consumerOffset.json").read_text())
+
+
+def test_the_old_engines_identity_stays_behind_and_unreadable_config_is_named(stopped, tmp_path):
+    config = stopped.root / "config"
+    (config / "engine-id").write_text("x")
+    write_kept_from(stopped.root, 4096)  # an offset of the old log
+    (config / "topics.json").write_text("{}")
+    (config / "topics.json.bak").write_text("{}")
+    (config / "consumerOffset.json").write_text("not JSON")
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert sorted(path.name for path in (tmp_path / "new" / "config").iterdir()) == ["topics.json"]
+    assert "consumerOffset.json" in report.notes[0]
+
+
+@pytest.mark.parametrize("name", [name for name in CLEAN if name not in ("empty",)])
+def test_stores_of_rocketmq_can_be_salvaged(golden, tmp_path, name):
+    store = golden(name)
+    geometry = discover(store.root, store.sizes)
+    report = salvage(store.root, tmp_path / "new", geometry)
+    wide = [record for record in store.manifest["records"] if len(record.get("topic", "").encode()) > 127]
+    expected = [(record["topic"], record["queueId"], record["bodySha"]) for record in store.manifest["records"]
+                if "blank" not in record and record not in wide]
+    assert bodies(tmp_path / "new", geometry) == expected
+    assert report.records == len(expected)
+    assert [finding for finding in check(tmp_path / "new", geometry).findings] == []
+
+
+def test_transactions_still_point_to_their_prepared_message(golden, tmp_path):
+    store = golden("tx")
+    geometry = discover(store.root, store.sizes)
+    records = store.manifest["records"]
+    damaged = next(record for record in records if "blank" not in record)
+    segment = sorted((store.root / "commitlog").iterdir())[0]
+    flip(segment, damaged["phy"] + 90)
+    salvage(store.root, tmp_path / "new", geometry)
+    new = [record for record in inspect(tmp_path / "new")["records"] if "blank" not in record]
+    old = [record for record in records if "blank" not in record and record is not damaged]
+    place = {was["phy"]: now["phy"] for was, now in zip(old, new, strict=True)}
+    pointed = [(was["prepared"], now["prepared"]) for was, now in zip(old, new) if was["prepared"]]
+    assert pointed and all(now == place.get(was, 0) for was, now in pointed)
+
+
+@pytest.mark.parametrize("wrong", ["full", "a file", "inside"])
+def test_a_destination_that_cannot_be_is_refused_and_left_alone(stopped, tmp_path, wrong):
+    destination = tmp_path / "new"
+    if wrong == "full":
+        destination.mkdir()
+        (destination / "x").write_text("x")
+    elif wrong == "a file":
+        destination.write_text("x")
+    else:
+        destination = stopped.root / "new"
+    before = stopped.tree()
+    with pytest.raises(UsageError, match="new"):
+        salvage(stopped.root, destination, stopped.geometry)
+    assert stopped.tree() == before
+    assert wrong != "full" or [path.name for path in destination.iterdir()] == ["x"]
+
+
+def test_no_store_is_told_so(tmp_path, stopped):
+    with pytest.raises(NotAStoreError):
+        salvage(tmp_path / "nowhere", tmp_path / "new", stopped.geometry)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_leaves_nothing_at_the_destination(stopped, tmp_path, monkeypatch):
+    def full(*_args, **_named):
+        raise DiskFullError("injected", errno=28)
+
+    monkeypatch.setattr(salvage_log, "create_file", full)
+    with pytest.raises(DiskFullError):
+        salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("watermark", ["absent", "damaged", "whole"])
+def test_what_is_missing_behind_the_last_record_is_known_by_the_watermark_alone(stopped, tmp_path, watermark):
+    watermark_path(stopped.root).unlink(missing_ok=True)
+    if watermark != "absent":
+        write_watermark(stopped.root, DurableWatermark("u", 1, stopped.end))
+    if watermark == "damaged":
+        flip(watermark_path(stopped.root), 10)
+    last = stopped.records[-1]
+    stopped.poke(last.start, bytes(len(last.data)))
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert report.records == 59 and report.end_offset == last.start
+    said = [note for note in report.notes if "is unknown" in note]
+    if watermark == "whole":
+        assert (report.lost_behind_end, said, report.exit_code) == (len(last.data), [], ExitCode.REPAIRED)
+    else:
+        assert report.lost_behind_end is None and report.to_dict()["lost_behind_end"] is None
+        assert len(said) == 1 and f"behind {last.start:,}," in said[0] and "watermark" in said[0]
+
+
+@pytest.mark.parametrize("kept", [0, 1000])
+def test_zeros_between_records_are_told_though_nothing_stands_there(stopped, tmp_path, kept):
+    """An older copy of a segment, put back: it ends in zeros where records and a blank had followed."""
+    start = max(8192, stopped.boundary_before(8192 + kept))
+    stopped.poke(start, bytes(12288 - start))
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert [(piece.start, piece.end, piece.reason) for piece in report.skipped] == [(start, 12288, "zeroes")]
+    assert report.exit_code is ExitCode.REPAIRED
+    assert_whole(tmp_path / "new", stopped.geometry, [r for r in stopped.records if not start <= r.start < 12288])
+
+
+def test_a_log_that_ends_before_what_had_been_synced_is_told(stopped, tmp_path):
+    last = stopped.records[-1]
+    stopped.poke(last.start, bytes(len(last.data)))
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert [(piece.start, piece.end, piece.reason) for piece in report.skipped] == [(last.start, last.end, "lost")]
+    assert report.exit_code is ExitCode.REPAIRED
+
+
+def test_a_segment_with_a_name_far_away_leaves_no_endless_list(stopped, tmp_path):
+    stopped.segment(8192).rename(stopped.segment(8192).with_name(f"{1 << 50:020d}"))
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert 8192 in report.missing_segments and len(report.missing_segments) <= 1 + MISSING_LISTED_MAX
+    assert any("segments are missing before" in note for note in report.notes)
+    assert_whole(tmp_path / "new", stopped.geometry, [r for r in stopped.records if not 8192 <= r.start < 12288])
+
+
+@pytest.mark.parametrize("names, offsets, rot", [
+    ("%LMQ%a,archive", "{0},{0}", b""),
+    ("%LMQ%a,,archive", "{0},0,{0}", b""),       # a pair that names nothing stays one
+    ("%LMQ%a,archive", "{0},{0}", b"\xff\xfe"),   # what the body's checksum does not cover
+])  # fmt: skip
+def test_numbers_in_light_queues_move_up_behind_a_loss_too(builder, tmp_path, names, offsets, rot):
+    put = []
+    for number in range(12):
+        properties = {"INNER_MULTI_DISPATCH": names, "INNER_MULTI_QUEUE_OFFSET": offsets.format(number), "x": "yyyy"}
+        put.append(builder.put("T", b"%d" % number, queue_id=2, properties=properties))
+    builder.write_log(b"\xff" * 8, at=put[3].physical_offset)
+    builder.write_log(rot, at=put[6].physical_offset + put[6].size_bytes - 3)
+    options = RecoveryOptions(enable_multi_dispatch=True)
+    assert salvage(builder.root, tmp_path / "new", builder.geometry, options=options).records == 11
+    assert check(tmp_path / "new", builder.geometry).findings == []
+    kept = [b"%d" % number for number in range(12) if number != 3]
+    with pyengine.open_store(tmp_path / "new", **asdict(builder.geometry)) as reader:
+        for topic, queue_id in (("T", 2), ("%LMQ%a", 0), ("archive", 2)):
+            found = [reader.get_message(topic, queue_id, number).messages[0] for number in range(11)]
+            assert [message.body for message in found] == kept
+        assert found[-1].properties["INNER_MULTI_QUEUE_OFFSET"] == offsets.format(10) and found[-1].properties["x"] == "yyyy"
+
+
+def test_a_new_log_that_is_not_whole_is_told(builder, tmp_path, monkeypatch):
+    """Whatever salvage itself might do wrong."""
+    for number in range(3):
+        builder.put("T", b"%d" % number)
+    monkeypatch.setattr(salvage_log.SalvagedLog, "end_offset", 1 << 20)
+    report = salvage(builder.root, tmp_path / "new", builder.geometry)
+    assert report.exit_code is ExitCode.REPAIRED and "the new log was written to 1,048,576" in report.notes[0]
