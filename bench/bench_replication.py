@@ -46,7 +46,7 @@ REAL_SIZES = {"mappedFileSizeCommitLog": SEGMENT_BYTES, "mappedFileSizeConsumeQu
 BODY_BYTES = 1024
 WARM_UP = 3000  # puts; a JVM has compiled what it needs by then
 STEP_S = 0.005
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # of the judge in tests, which is started often
 
 
@@ -110,7 +110,7 @@ class Real:
         store.mkdir(exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(dir=store.parent))
         self._judge = judges.Judge(needs.java_command(), self._scratch)
-        self._judge.ha_open(store, REAL_SIZES | settings, master).result(PATIENCE_S)
+        self._judge.ha_open(store, REAL_SIZES | settings, master).result(TIMEOUT_S)
 
     @classmethod
     def master(cls, store: Path, port: int, role: str) -> Real:
@@ -127,7 +127,7 @@ class Real:
         return int(self._judge.ha_look(self.store)["maxPhy"])
 
     def puts(self, count: int) -> dict[str, Any]:
-        return self._judge.ha_put(self.store, count, body_bytes=BODY_BYTES).result(PATIENCE_S)
+        return self._judge.ha_put(self.store, count, body_bytes=BODY_BYTES).result(TIMEOUT_S)
 
     def close(self) -> None:
         self._judge.ha_close(self.store)
@@ -144,10 +144,10 @@ def cpu_seconds(pid: int) -> float:
 
 def wait_until(what: str, condition) -> float:
     """When it became true; SystemExit if it does not."""
-    deadline = time.perf_counter() + PATIENCE_S
+    deadline = time.perf_counter() + TIMEOUT_S
     while not condition():
         if time.perf_counter() > deadline:
-            raise SystemExit(f"{what}: not within {PATIENCE_S:g} s")
+            raise SystemExit(f"{what}: not within {TIMEOUT_S:g} s")
         time.sleep(STEP_S)
     return time.perf_counter()
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 START_S = 120.0
 STOP_S = 20.0
-LOOK_S = 0.1
+POLL_INTERVAL_S = 0.1
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 LOG4J = """\
@@ -65,7 +65,7 @@ class Daemon:
             if has_ended or time.monotonic() > deadline_s:
                 end = "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
                 raise ClusterError(f"the {self.what} {'ended' if has_ended else 'is not ready'}; its log ends:\n{end}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def stop(self) -> None:
         """Ask it to end, and see to it that it does."""

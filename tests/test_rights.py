@@ -41,7 +41,7 @@ from pyengine.native import control as native
 from pyengine.services.replication.ha_service import HAService
 from pyengine.services.replication.ha_stream import BadStreamError, LogsDifferError, RecordStream
 from pyengine.storage import offset_by_time, tag_filter  # noqa: F401
-from pyengine.storage.own_log import OwnLog
+from pyengine.storage.local_log import LocalLog
 
 NOBODY = 65534
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
@@ -442,7 +442,7 @@ def test_a_false_master_adds_whole_records_or_nothing(tmp_path, rng):
 
     def hear(offset: int, data: bytes) -> list[int]:
         """Where the runs end that would be appended, of a slave that begins at its own first byte."""
-        stream, ends = RecordStream(0, own.end, OwnLog(tmp_path, 65536), 65536, 1 << 20), []
+        stream, ends = RecordStream(0, own.end, LocalLog(tmp_path, 65536), 65536, 1 << 20), []
         try:
             stream.take(offset, memoryview(data))
             while run := stream.whole():

@@ -32,7 +32,7 @@ def make_service(attached: worker.Worker) -> Service:
     identity = attached.memory.identity
     if not identity.replicates:
         raise EngineUnavailableError("the engine was started without replication: no replicator belongs to it")
-    cpu.be_prompt()  # puts wait for it, the master's for a slave's too
+    cpu.schedule_interactive()  # puts wait for it, the master's for a slave's too
     replication = Replication(attached.memory.folder, writable=True)
     if identity.role == native.SLAVE:
         return HaClient(attached.memory, attached.root, attached.config,

@@ -23,12 +23,12 @@ def write_json(document: Any) -> None:
     sys.stdout.write(json_text(document) + "\n")
 
 
-def tell_report(report: Any, as_json: bool, print_report: Callable[[Any], None]) -> ExitCode:
+def print_report(report: Any, as_json: bool, show: Callable[[Any], None]) -> ExitCode:
     """The report of a command that repairs, for programs or people; what it refused on stderr too. Its exit code."""
     if as_json:
         write_json(report.to_dict())
     else:
-        print_report(report)
+        show(report)
     if report.exit_code is ExitCode.CORRUPTION:
         print(f"error: {report.sentence}", file=sys.stderr)
     return report.exit_code

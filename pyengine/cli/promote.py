@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.how_started import Start, StartedBy, how_started
+from pyengine.cli.launch_settings import Start, StartedBy, launch_settings
 from pyengine.cli.options import existing_store, store_command
 from pyengine.config import config_path, load_config, set_in_file
 from pyengine.errors import EngineError, ExitCode, StoreBusyError
@@ -24,7 +24,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 SLAVE = "SLAVE"
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 STILL_S = 0.5          # a slave that gets nothing for so long, although it is linked, has everything
 UNLINKED_WAIT_S = 1.0  # for the writer to append what had arrived before the master was lost
 OF_A_SLAVE = ("broker_role", "ha_master_address")
@@ -95,7 +95,7 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
     with EngineMemory.attach(find_folder(root), writable=False) as memory:
         if ROLE_NAMES[memory.identity.role] != SLAVE:
             raise EngineError(f"{root} is a master already ({ROLE_NAMES[memory.identity.role]})")
-        start = how_started(root, memory)
+        start = launch_settings(root, memory)
         if start.by is not StartedBy.BACKGROUND:
             raise StoreBusyError(_by_hand(root, start, role))
         kept = {name: value for name, value in start.settings.items() if name not in OF_A_SLAVE} | settings
@@ -144,7 +144,7 @@ def _wait_until_caught_up(control: Any, timeout_s: float) -> Standing:
         still = not standing.linked or now_s - still_since_s >= STILL_S
         if (not standing.missing_bytes and still) or now_s - began_s >= limit_s:
             return standing
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
         before, standing = standing, _standing(control)
         if (standing.end, standing.master_end) != (before.end, before.master_end):
             still_since_s = time.monotonic()

@@ -42,7 +42,7 @@ BODY_BYTES_MAX = 4000
 MOMENT_S_MAX = 0.2       # from "acknowledgements move" to the kill
 HANG_S = 60.0            # no acknowledgement for so long is a failure
 LOG_BYTES_MAX = 1 << 30  # of one mode's store: then its turn is over
-LOOK_S = 0.01
+POLL_INTERVAL_S = 0.01
 EVERYTHING = "everything"
 
 
@@ -125,11 +125,11 @@ class _Torture:
                         body = rng.randbytes(rng.randrange(BODY_BYTES_MAX))
                         self._note(producer.put("prove", body, queue_id=rng.randrange(QUEUES), timeout_s=HANG_S / 4), body)
             except EngineError:
-                self.ending.wait(LOOK_S)  # between two engines
+                self.ending.wait(POLL_INTERVAL_S)  # between two engines
 
     def _note(self, result, body: bytes) -> None:
         if not result.ok:
-            self.ending.wait(LOOK_S)
+            self.ending.wait(POLL_INTERVAL_S)
             return
         row = {"topic": result.topic, "queue_id": result.queue_id, "queue_offset": result.queue_offset,
                "physical_offset": result.physical_offset, "body_sha256": hashlib.sha256(body).hexdigest()}
@@ -178,7 +178,7 @@ class _Torture:
         while not condition():
             if time.monotonic() > deadline_s:
                 raise EngineError(f"{self.store}: waited {HANG_S:g} s in vain until {what}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def _pids(self) -> dict[str, int]:
         """Process of each kind that lives now."""

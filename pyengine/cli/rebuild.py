@@ -60,7 +60,7 @@ def rebuild(
             from pyengine.spark.store_rebuild import rebuild as rebuild_in_workers
 
             report = rebuild_in_workers(spark, store, config=config, progress=show)
-        return output.tell_report(report, as_json, print_report)
+        return output.print_report(report, as_json, print_report)
     from pyengine.ipc.owned_rebuild import rebuild_alone
     from pyengine.storage.recovery.rebuild import Selection
 
@@ -69,7 +69,7 @@ def rebuild(
     config = load_config(store, settings)
     with byte_bar("rebuild", None) as show:
         report = rebuild_alone(store, config, selection, progress=show)
-    return output.tell_report(report, as_json, print_report)
+    return output.print_report(report, as_json, print_report)
 
 
 def print_report(report: RebuildReport) -> None:

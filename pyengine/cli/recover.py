@@ -42,7 +42,7 @@ def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: b
     config = load_config(store, settings)
     with byte_bar("recover", None) as show:
         report = recover_alone(store, config, progress=show, accept_loss=accept_loss)
-    return output.tell_report(report, as_json, print_report)
+    return output.print_report(report, as_json, print_report)
 
 
 def recover_alone(
@@ -52,7 +52,7 @@ def recover_alone(
 
     StoreBusyError while any process has it open.
     """
-    from pyengine.ipc.left_memory import left_memory
+    from pyengine.ipc.crashed_engine_memory import left_memory
     from pyengine.ipc.store_lock import Ownership, StoreLock
     from pyengine.storage.engine_id import raise_epoch, renew_copied_id
     from pyengine.storage.recovery.recover import RecoveryOptions

@@ -28,7 +28,7 @@ from pyengine.ipc.live_reader import FLUSH_STEP_S, open_store
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.client.group_lag import QueueLag, queue_lags
 from pyengine.client.group_session import BEAT_S, GroupSession, HistoryChangedError
-from pyengine.client.held_queue import HeldQueue
+from pyengine.client.assigned_queue import AssignedQueue
 from pyengine.client.start_offset import Start, check_start, start_offset
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.read_level import StoreUse, store_use
@@ -37,7 +37,7 @@ from pyengine.storage.tag_filter import parse_subscription
 if TYPE_CHECKING:
     from pyengine.ipc.group_members import Claim
 
-LOOK_S = BEAT_S       # how soon a member sees that another has come, gone or given a queue back
+POLL_INTERVAL_S = BEAT_S       # how soon a member sees that another has come, gone or given a queue back
 FETCH_MESSAGES = 32
 NOTES_MAX = 100
 _LOG = logging.getLogger("pyengine.client.consumer")
@@ -113,12 +113,12 @@ class Consumer:
         self._commit_interval_s = commit_interval_s
         self._session_timeout_s = session_timeout_s
         self._queues = None if queues is None else _queue_ids(queues)
-        self._held: dict[int, HeldQueue] = {}
+        self._held: dict[int, AssignedQueue] = {}
         self._outstanding: set[int] = set()
         self._turn = 0
         self._asker = -1
         self._first_look = True
-        self._trouble: BaseException | None = None
+        self._background_error: BaseException | None = None
         self._commit_due_s = time.monotonic() + commit_interval_s
         self._closing = threading.Event()
         self._is_closed = False
@@ -139,7 +139,7 @@ class Consumer:
                 self._session.close()
             self._reader.close()
             raise
-        self._keeper = threading.Thread(target=self._keep, name=f"pyengine-consumer-{topic}", daemon=True)
+        self._keeper = threading.Thread(target=self._heartbeat_loop, name=f"pyengine-consumer-{topic}", daemon=True)
         self._keeper.start()
 
     # -- ask for messages ---------------------------------------------------------
@@ -161,7 +161,7 @@ class Consumer:
                 messages, has_moved = self._next(max_messages)
                 if messages:
                     return messages
-                left_s = LOOK_S if deadline_s is None else deadline_s - time.monotonic()
+                left_s = POLL_INTERVAL_S if deadline_s is None else deadline_s - time.monotonic()
                 if has_moved:
                     continue
                 if left_s <= 0:
@@ -187,7 +187,7 @@ class Consumer:
             messages, has_moved = self._next(max_messages)
             if messages:
                 return messages
-            left_s = LOOK_S if deadline_s is None else deadline_s - time.monotonic()
+            left_s = POLL_INTERVAL_S if deadline_s is None else deadline_s - time.monotonic()
             if has_moved:
                 await asyncio.sleep(0)
                 continue
@@ -318,14 +318,14 @@ class Consumer:
                 if held.leaving_since_s is not None:
                     continue
                 if held.claim is not None and not self._session.holds(held.claim):
-                    self._lose(held)
+                    self._revoke(held)
                     continue
                 has_moved = self._hand_out(held, max_messages, messages) or has_moved
                 if len(messages) >= max_messages:
                     break
             return messages, has_moved
 
-    def _in_turn(self) -> list[HeldQueue]:
+    def _in_turn(self) -> list[AssignedQueue]:
         """The queues, each first in its turn; a turn lasts until what was fetched of the queue is handed out."""
         queues = [self._held[queue_id] for queue_id in sorted(self._held)]
         if not queues:
@@ -335,7 +335,7 @@ class Consumer:
             self._turn = at = (at + 1) % len(queues)
         return queues[at:] + queues[:at]
 
-    def _hand_out(self, held: HeldQueue, max_messages: int, messages: list[Message]) -> bool:
+    def _hand_out(self, held: AssignedQueue, max_messages: int, messages: list[Message]) -> bool:
         """Add messages of one queue up to the count; whether its position moved."""
         before = held.position
         while len(messages) < max_messages:
@@ -347,7 +347,7 @@ class Consumer:
                 messages += given
         return held.position != before
 
-    def _fetch(self, held: HeldQueue) -> bool:
+    def _fetch(self, held: AssignedQueue) -> bool:
         """Fetch the next messages of a queue into its buffer; whether there were any. Passes over what is filtered."""
         try:
             found = self._reader.get_message(
@@ -373,13 +373,13 @@ class Consumer:
         held.settle()
         return bool(messages)
 
-    def _pass_over(self, held: HeldQueue, numbers: set[int]) -> None:
+    def _pass_over(self, held: AssignedQueue, numbers: set[int]) -> None:
         """Entries of the queue that lead to no message of it: removed at this moment, or damaged."""
         self.missed += len(numbers)
         self._note(f"queue {held.queue_id}: {len(numbers)} messages from {min(numbers)} on cannot be read: "
                    f"removed just now, or damaged (`pyengine check` tells)")
 
-    def _behind_the_end(self, held: HeldQueue) -> int:
+    def _behind_the_end(self, held: AssignedQueue) -> int:
         """Where to go on with a position behind the end: it stays if that is only not to be read yet at this level."""
         _, end = self._reader.queue_range(self.topic, held.queue_id, ReadLevel.WRITTEN)
         if held.position <= end:
@@ -410,7 +410,7 @@ class Consumer:
     def _wait(self, timeout_s: float, seen: int) -> None:
         level = self._level or self._reader.default_level
         is_announced = level in (ReadLevel.WRITTEN, ReadLevel.COMMITTED)
-        self._reader.wait_for_arrival(min(timeout_s, LOOK_S if is_announced else FLUSH_STEP_S), seen)
+        self._reader.wait_for_arrival(min(timeout_s, POLL_INTERVAL_S if is_announced else FLUSH_STEP_S), seen)
 
     def _wait_alone(self, timeout_s: float, seen: int) -> None:
         with self._pulling:
@@ -419,8 +419,8 @@ class Consumer:
 
     # -- the keeper's part: who holds what ----------------------------------------
 
-    def _keep(self) -> None:
-        while not self._closing.wait(LOOK_S):
+    def _heartbeat_loop(self) -> None:
+        while not self._closing.wait(POLL_INTERVAL_S):
             self._keep_once()
 
     def _keep_once(self) -> None:
@@ -429,7 +429,7 @@ class Consumer:
         except StoreBusyError as error:  # recovered, or a broker has it: it may come back
             self._note(str(error))
         except Exception as error:  # whatever it is, the program is told, and it is tried again
-            self._trouble = error
+            self._background_error = error
 
     def _look(self) -> None:
         """Show life, follow the store's history and the members, commit what is due."""
@@ -462,7 +462,7 @@ class Consumer:
         with self._state:
             for held in list(self._held.values()):
                 if not self._session.holds(held.claim):
-                    self._lose(held)
+                    self._revoke(held)
                 elif held.queue_id in wanted:
                     held.leaving_since_s = None
                 elif held.leaving_since_s is None:
@@ -475,7 +475,7 @@ class Consumer:
         if missing:
             self._take(missing)
 
-    def _may_leave(self, held: HeldQueue) -> bool:
+    def _may_leave(self, held: AssignedQueue) -> bool:
         """Whether a queue may go to its next member: nothing of it is in the program's hands, or, where only
         commit() tells, the program has had a session's time to call it."""
         waited_s = time.monotonic() - held.leaving_since_s
@@ -487,7 +487,7 @@ class Consumer:
         for queue_id, (claim, stored) in self._session.take(wanted).items():
             position = firsts[queue_id] if stored is None else stored
             with self._state:
-                self._held[queue_id] = HeldQueue(queue_id, claim, position, -1 if stored is None else stored)
+                self._held[queue_id] = AssignedQueue(queue_id, claim, position, -1 if stored is None else stored)
 
     def _take_all(self, queue_ids: Iterable[int]) -> None:
         start = self._from if self._first_look else "first"  # a queue that came later is all new
@@ -496,9 +496,9 @@ class Consumer:
             if queue_id not in self._held:
                 position = start_offset(self._reader, self.topic, queue_id, start)
                 with self._state:
-                    self._held[queue_id] = HeldQueue(queue_id, None, position)
+                    self._held[queue_id] = AssignedQueue(queue_id, None, position)
 
-    def _give_back(self, queues: Iterable[HeldQueue]) -> None:
+    def _give_back(self, queues: Iterable[AssignedQueue]) -> None:
         """Remember the offsets of these queues and release them."""
         with self._state:
             offsets = {held.claim: held.done for held in queues}
@@ -531,7 +531,7 @@ class Consumer:
                         if claim.queue_id in kept:
                             held.committed = offset
                         else:
-                            self._lose(held)
+                            self._revoke(held)
             return
 
     def _within_the_log(self, offsets: dict[Claim, int]) -> dict[Claim, int]:
@@ -544,7 +544,7 @@ class Consumer:
                     raise HistoryChangedError
         return offsets
 
-    def _lose(self, held: HeldQueue) -> None:
+    def _revoke(self, held: AssignedQueue) -> None:
         """Another member, or a reset, has ended the hold on a queue."""
         self._note(f"queue {held.queue_id} was taken over: what was not committed comes again where it is held now")
         self._session.drop(held.claim)
@@ -570,7 +570,7 @@ class Consumer:
         if self._session is not None:
             self._session.epoch = epoch
 
-    def _has_same_history(self, held: HeldQueue) -> bool:
+    def _has_same_history(self, held: AssignedQueue) -> bool:
         """Whether the last message that was read still stands where it stood."""
         if held.last is None:
             return False
@@ -588,7 +588,7 @@ class Consumer:
             raise UsageError("this consumer was made before a fork: make a new one in the child")
 
     def _raise_trouble(self) -> None:
-        trouble, self._trouble = self._trouble, None
+        trouble, self._background_error = self._background_error, None
         if trouble is not None:
             raise trouble
 

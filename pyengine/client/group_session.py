@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pyengine.ipc.group_members import Claim, GroupMembers
 from pyengine.client.allocate_message_queue import allocate_averagely
-from pyengine.services.stillness import Stillness
+from pyengine.services.liveness_tracker import LivenessTracker
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 from pyengine.storage.engine_id import read_epoch
 
@@ -48,7 +48,7 @@ class GroupSession:
         self._only = None if queue_ids is None else sorted(set(queue_ids))
         self._clock = clock
         self._beaten_s = float("-inf")
-        self._stillness = Stillness(session_timeout_s, clock)
+        self._liveness = LivenessTracker(session_timeout_s, clock)
         self._silent: set[int] = set()  # incarnations of members that were passed over in the last share()
         self._offsets = ConsumerOffsets(root, while_waiting=self.beat)
         self.epoch = read_epoch(root)  # before any offset is read
@@ -126,7 +126,7 @@ class GroupSession:
             let_go()
             raise
         for queue_id in claims:
-            self._stillness.forget(("queue", queue_id))
+            self._liveness.forget(("queue", queue_id))
         return {queue_id: (claim, row.get(queue_id)) for queue_id, claim in claims.items()}
 
     def holds(self, claim: Claim) -> bool:
@@ -194,7 +194,7 @@ class GroupSession:
 
     def _is_silent(self, slot: int) -> bool:
         record = self._members.record_of(slot)
-        if not self._stillness.is_still(("member", slot), record):
+        if not self._liveness.is_expired(("member", slot), record):
             return False
         self._silent.add(record.incarnation)
         return True
@@ -202,10 +202,10 @@ class GroupSession:
     def _is_overdue(self, queue_id: int) -> bool:
         """Whether the queue is claimed, but whoever claims it has shown no sign of life."""
         if not self._members.is_claimed(queue_id):
-            self._stillness.forget(("queue", queue_id))
+            self._liveness.forget(("queue", queue_id))
             return False
         record = self._members.record(queue_id)
         if record.incarnation in self._silent:
             return True
         holder = next((one for one in self._members.members().values() if one.incarnation == record.incarnation), None)
-        return self._stillness.is_still(("queue", queue_id), (record, holder))
+        return self._liveness.is_expired(("queue", queue_id), (record, holder))

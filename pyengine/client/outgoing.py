@@ -48,7 +48,7 @@ class BatchMessage:
     flag: int = 0
 
 
-class Refused(Exception):
+class PutRefusedError(Exception):
     """A message that must not be submitted: RocketMQ's status and the sentence."""
 
     def __init__(self, status: PutStatus, reason: str) -> None:
@@ -58,20 +58,20 @@ class Refused(Exception):
 
 
 def topic_bytes(topic: str) -> bytes:
-    """The topic in UTF-8, or Refused."""
+    """The topic in UTF-8, or PutRefusedError."""
     try:
         data = arguments.text(topic, "topic").encode()
     except UnicodeEncodeError:
-        raise Refused(PutStatus.MESSAGE_ILLEGAL, "the topic holds a lone surrogate: give it as valid text") from None
+        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic holds a lone surrogate: give it as valid text") from None
     if not data:
-        raise Refused(PutStatus.MESSAGE_ILLEGAL, "the topic is empty: name one")
+        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic is empty: name one")
     if len(data) > TOPIC_BYTES_MAX:
-        raise Refused(PutStatus.MESSAGE_ILLEGAL,
+        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
                       f"the topic has {len(data)} bytes in UTF-8, {TOPIC_BYTES_MAX} are possible: shorten it")
     if topic in (".", "..") or "/" in topic:
-        raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} cannot be a folder's name: leave out '/', '.' and '..'")
+        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the topic {topic!r} cannot be a folder's name: leave out '/', '.' and '..'")
     if any(mark in topic for mark in _FORBIDDEN):
-        raise Refused(PutStatus.MESSAGE_ILLEGAL, "the topic holds a character 0, 1 or 2: leave it out")
+        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "the topic holds a character 0, 1 or 2: leave it out")
     return data
 
 
@@ -86,41 +86,41 @@ def body_bytes(body: bytes | bytearray | memoryview) -> bytes:
 
 def _value(name: str, value: str, what: str) -> str:
     if any(mark in arguments.text(value, what) for mark in _FORBIDDEN):
-        raise Refused(PutStatus.MESSAGE_ILLEGAL,
+        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
                       f"{what} holds a character 0, 1 or 2, which separate properties on disk: leave it out")
     if name and len(name) + 1 + len(value) < PROPERTY_PIECE_CHARS_MIN or not value:
-        raise Refused(PutStatus.MESSAGE_ILLEGAL, f"{what} is empty: readers of the format would drop it; leave it away")
+        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{what} is empty: readers of the format would drop it; leave it away")
     return value
 
 
 def _light_queues(names: str) -> None:
-    """Refused unless every name of INNER_MULTI_DISPATCH can be a queue's."""
+    """PutRefusedError unless every name of INNER_MULTI_DISPATCH can be a queue's."""
     for name in names.split(MULTI_DISPATCH_SEPARATOR):
         try:
             topic_bytes(name)
-        except Refused as refused:
-            raise Refused(refused.status, f"a queue in {PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}") from None
+        except PutRefusedError as refused:
+            raise PutRefusedError(refused.status, f"a queue in {PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}") from None
 
 
 def property_value(value: str, what: str) -> str:
-    """A value that can stand in the property text, or Refused naming `what`."""
+    """A value that can stand in the property text, or PutRefusedError naming `what`."""
     return _value(what, value, what)
 
 
 def _user_property(name: str, value: str) -> str:
     if not arguments.text(name, "a property's name") or any(mark in name for mark in _FORBIDDEN):
-        raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the property name {name!r} is empty or holds a character 0, 1 or 2")
+        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the property name {name!r} is empty or holds a character 0, 1 or 2")
     if name == PROPERTY_INNER_MULTI_DISPATCH:
         _light_queues(value)
     elif name in _RESERVED:
-        raise Refused(PutStatus.MESSAGE_ILLEGAL,
+        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
                       f"the property name {name} is reserved by RocketMQ: use the argument for it, or another name")
     return f"{name}{NAME_VALUE_SEPARATOR}{_value(name, value, f'the property {name}')}"
 
 
 def properties_text(tags: str | None, keys: str | Iterable[str] | None, properties: Mapping[str, str] | None,
                     unique_key: str | None = None) -> str:
-    """The property text, user properties first, in the order given; Refused when a part of it is illegal."""
+    """The property text, user properties first, in the order given; PutRefusedError when a part of it is illegal."""
     pieces = []
     if properties:
         pieces += [_user_property(name, value) for name, value in arguments.mapping(properties, "properties").items()]
@@ -140,14 +140,14 @@ def properties_text(tags: str | None, keys: str | Iterable[str] | None, properti
 def properties_bytes(text: str) -> bytes:
     """The property text in UTF-8. RocketMQ counts characters first, then bytes, with two statuses."""
     if len(text) > PROPERTIES_BYTES_MAX:
-        raise Refused(PutStatus.MESSAGE_ILLEGAL,
+        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
                       f"the properties have {len(text)} characters, {PROPERTIES_BYTES_MAX} are possible: store less in them")
     try:
         data = text.encode()
     except UnicodeEncodeError:
-        raise Refused(PutStatus.MESSAGE_ILLEGAL, "a property holds a lone surrogate: give it as valid text") from None
+        raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "a property holds a lone surrogate: give it as valid text") from None
     if len(data) > PROPERTIES_BYTES_MAX:
-        raise Refused(PutStatus.PROPERTIES_SIZE_EXCEEDED,
+        raise PutRefusedError(PutStatus.PROPERTIES_SIZE_EXCEEDED,
                       f"the properties have {len(data)} bytes in UTF-8, {PROPERTIES_BYTES_MAX} are possible: store less in them")
     return data
 

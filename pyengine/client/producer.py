@@ -49,7 +49,7 @@ from pyengine.ipc.store_lock import KIND_BYTE
 from pyengine.native import control as control_native
 from pyengine.native import producer as native
 from pyengine.native.flush import monotonic_ns
-from pyengine.client.outgoing import BatchMessage, Refused
+from pyengine.client.outgoing import BatchMessage, PutRefusedError
 from pyengine.client.pending_puts import LOOK_NS, LaterPuts, PendingPuts, PutAnswer, PutFuture
 from pyengine.client.put_outcome import PutContext, busy_refusal, outcome, refusal, unknown_fate
 from pyengine.results import PutManyResult, PutResult, PutStatus
@@ -249,7 +249,7 @@ class Producer:
         try:
             topic, queue_id, name, text, body = self._prepare(topic, body, queue_id, tags, keys, properties, delay_level,
                                                               unique_key, flag)
-        except Refused as refused:
+        except PutRefusedError as refused:
             return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
         if keys is None and properties is None and unique_key is None and not delay_level and len(self._prefixes) < 10_000:
             self._prefixes[topic, queue_id, tags, flag] = self._native.prefix(name, text, queue_id, flag)
@@ -260,7 +260,7 @@ class Producer:
     def _prepare(
         self, topic, body, queue_id, tags, keys, properties, delay_level, unique_key, flag
     ) -> tuple[str, int, bytes, bytes, bytes]:
-        """Topic and queue (of the delay schedule, if it is put off), encoded topic and properties, body; or Refused."""
+        """Topic and queue (of the delay schedule, if it is put off), encoded topic and properties, body; or PutRefusedError."""
         name = self._topic_bytes(topic)
         plain = keys is None and properties is None and unique_key is None
         if tags is not None:
@@ -293,7 +293,7 @@ class Producer:
         try:
             topic, queue_id, name, text, body = self._prepare(topic, body, queue_id, tags, keys, properties, delay_level,
                                                               unique_key, flag)
-        except Refused as refused:
+        except PutRefusedError as refused:
             return _resolved(PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason))
         header = self._header(native.PUT, name, text, len(body), queue_id, flag)
         context = PutContext(native.PUT, topic, queue_id, self._store_host, self._waits if wait else 0)
@@ -323,15 +323,15 @@ class Producer:
             if not isinstance(bodies, (list, tuple)):
                 bodies = list(bodies)
             if not bodies:
-                raise Refused(PutStatus.MESSAGE_ILLEGAL, "put_many got no bodies: give at least one")
+                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "put_many got no bodies: give at least one")
             self._refuse_sizes(0, queue_id, flag)
             try:
                 lengths, joined = native.pack_many(bodies)
             except TypeError:
                 lengths, joined = native.pack_many([outgoing.body_bytes(body) for body in bodies])
             if len(lengths) + len(joined) > native.SIDE_BYTES_MAX - 131072:
-                raise Refused(PutStatus.MESSAGE_ILLEGAL, "put_many takes at most 256 MiB at once: split it")
-        except Refused as refused:
+                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "put_many takes at most 256 MiB at once: split it")
+        except PutRefusedError as refused:
             result = PutManyResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
             return _resolved(result) if asynchronous else result
         header = self._header(native.MANY, name, text, len(lengths) + len(joined), queue_id, flag, len(bodies))
@@ -359,8 +359,8 @@ class Producer:
                 outgoing.properties_bytes(text)
                 members.append(BatchMember(outgoing.body_bytes(each.body), each.flag, text))
             if not members:
-                raise Refused(PutStatus.MESSAGE_ILLEGAL, "put_batch got no messages: give at least one")
-        except Refused as refused:
+                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "put_batch got no messages: give at least one")
+        except PutRefusedError as refused:
             return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
         header = self._header(native.BATCH, name, shared, 0, queue_id, 0, len(members))
         return self._put_members(header, name, shared, members, topic, queue_id, self._store_host, wait, timeout_s)
@@ -397,7 +397,7 @@ class Producer:
         try:
             transaction = sys_flag & SYS_FLAG_TRANSACTION_MASK
             if len(topic) > 127:
-                raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the topic has {len(topic)} characters, 127 are possible: shorten it")
+                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the topic has {len(topic)} characters, 127 are possible: shorten it")
             if delay_level > 0 and transaction in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT):
                 outgoing.properties_bytes(properties_text)
                 topic, queue_id, properties_text = outgoing.delayed(
@@ -405,7 +405,7 @@ class Producer:
             name = outgoing.topic_bytes(topic)
             text = outgoing.properties_bytes(properties_text)
             self._refuse_sizes(len(body), queue_id, flag)
-        except Refused as refused:
+        except PutRefusedError as refused:
             result = PutResult(refused.status, topic=topic, queue_id=queue_id, reason=refused.reason)
             return _resolved(result) if asynchronous else result
         store = encode_host(store_host) if store_host else self._store_host
@@ -423,10 +423,10 @@ class Producer:
         """A batch with every field given by hand. RocketMQ: MessageExtBatch."""
         try:
             if sys_flag & SYS_FLAG_TRANSACTION_MASK or delay_level > 0:
-                raise Refused(PutStatus.MESSAGE_ILLEGAL, "a batch holds no transaction and no delayed messages: put them singly")
+                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "a batch holds no transaction and no delayed messages: put them singly")
             name = outgoing.topic_bytes(topic)
             shared = outgoing.properties_bytes(properties_text)
-        except Refused as refused:
+        except PutRefusedError as refused:
             return PutResult(refused.status, topic=topic, queue_id=queue_id, reason=refused.reason)
         store = encode_host(store_host) if store_host else self._store_host
         header = self._raw_header(native.BATCH, name, shared, 0, queue_id, 0, sys_flag, born_timestamp_ms,
@@ -464,13 +464,13 @@ class Producer:
 
     def _refuse_sizes(self, body_size: int, queue_id: int, flag: int) -> None:
         if body_size > self._max_message_bytes:
-            raise Refused(PutStatus.MESSAGE_ILLEGAL,
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
                           f"the body has {body_size} bytes, {self._max_message_bytes} are possible: split it or raise "
                           "max_message_size_bytes")
         if not 0 <= arguments.integer(queue_id, "queue_id") <= _INT32_MAX:
-            raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the queue id {queue_id} is not in 0 .. {_INT32_MAX}")
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the queue id {queue_id} is not in 0 .. {_INT32_MAX}")
         if not -_INT32_MAX - 1 <= arguments.integer(flag, "flag") <= _INT32_MAX:
-            raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the flag {flag} is not in {-_INT32_MAX - 1} .. {_INT32_MAX}")
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the flag {flag} is not in {-_INT32_MAX - 1} .. {_INT32_MAX}")
 
     def _limit_s(self, timeout_s: float | None) -> float:
         return min(self._timeout_s if timeout_s is None else arguments.number(timeout_s, "timeout_s"), _TIMEOUT_S_MAX)
@@ -493,7 +493,7 @@ class Producer:
 
     def _delay(self, topic: str, queue_id: int, text: str, level: int) -> tuple[str, int, str]:
         if arguments.integer(level, "delay_level") < 0:
-            raise Refused(PutStatus.MESSAGE_ILLEGAL, f"delay_level {level} is negative: give 1 to {self._delay_levels}, or 0")
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"delay_level {level} is negative: give 1 to {self._delay_levels}, or 0")
         return outgoing.delayed(topic, queue_id, text, level, self._delay_levels)
 
     def _header(self, kind: int, name: bytes, text: bytes, payload_bytes: int, queue_id: int, flag: int, count: int = 1):

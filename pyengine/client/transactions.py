@@ -41,7 +41,7 @@ from pyengine.formats.message import Message
 from pyengine.formats.message_id import decode_message_id
 from pyengine.formats.properties import encode_properties
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.client.outgoing import Refused
+from pyengine.client.outgoing import PutRefusedError
 from pyengine.results import PutResult, PutStatus, ReadLevel
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Transactions:
             for name, value in ((PROPERTY_TRANSACTION_PREPARED, "true"), (PROPERTY_PRODUCER_GROUP, group)):
                 pieces.append(f"{name}{NAME_VALUE_SEPARATOR}{outgoing.property_value(value, name)}")
             data = outgoing.body_bytes(body)
-        except Refused as refused:
+        except PutRefusedError as refused:
             return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
         return self._producer.put_raw(
             topic, data, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=flag,
@@ -101,9 +101,9 @@ class Transactions:
             if result is not None:
                 if done == outcome:
                     return result
-                raise Refused(PutStatus.MESSAGE_ILLEGAL,
+                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
                               f"the transaction of {msg_id} has ended by {done} already, at offset {result.physical_offset}")
-        except Refused as refused:
+        except PutRefusedError as refused:
             return PutResult(refused.status, reason=refused.reason)
         except EngineError as error:  # a store that cannot be read now
             return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=str(error))
@@ -140,19 +140,19 @@ class Transactions:
         return self._reader
 
     def _prepared(self, msg_id: str) -> Message:
-        """The prepared message of this id, or Refused."""
+        """The prepared message of this id, or PutRefusedError."""
         try:
             _, offset = decode_message_id(msg_id)
         except FormatError as error:
-            raise Refused(PutStatus.MESSAGE_ILLEGAL, f"{msg_id!r} is no message id: {error}") from None
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id!r} is no message id: {error}") from None
         reader = self._open_reader()
         deadline_s = time.monotonic() + COMMITTED_WAIT_S
         while (message := reader.message(msg_id, ReadLevel.COMMITTED)) is None:
             if offset < reader.max_physical_offset(ReadLevel.COMMITTED) or time.monotonic() >= deadline_s:
-                raise Refused(PutStatus.MESSAGE_ILLEGAL, f"the store has no message {msg_id}")
+                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the store has no message {msg_id}")
             time.sleep(COMMITTED_STEP_S)
         if message.sys_flag & SYS_FLAG_TRANSACTION_MASK != SYS_FLAG_TRANSACTION_PREPARED:
-            raise Refused(PutStatus.MESSAGE_ILLEGAL, f"{msg_id} is not a prepared message")
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id} is not a prepared message")
         return message
 
     def _found_committed(self, prepared: Message) -> tuple[str, PutResult | None]:

@@ -23,7 +23,7 @@ from pyengine.ipc import attach_count, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
 from pyengine.ipc.control_block import POOL_NOT_MADE, EngineMemory, Identity, boot_ns, now_ms
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
-from pyengine.ipc.left_memory import left_memory
+from pyengine.ipc.crashed_engine_memory import left_memory
 from pyengine.ipc.replication import create_replication
 from pyengine.ipc.run_settings import write_run_settings
 from pyengine.ipc.shared_objects import SharedFolder, note_run

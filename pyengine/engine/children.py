@@ -33,10 +33,10 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.engine.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
 
 BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
-ABORT_PATIENCE_S = 5.0    # from SIGABRT to SIGKILL
+ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL
 BYTE_STEP_S = 0.01
 SPAWN_RETRY_S = 1.0
-HALTED_PATIENCE_S = 5.0   # for a worker that is coming up while the engine halts
+HALTED_TIMEOUT_S = 5.0   # for a worker that is coming up while the engine halts
 NEVER_S = float("inf")
 
 
@@ -91,10 +91,10 @@ class Children:
         child.process = None
         if not self._watch(child, pid):
             return False
-        self._let_go_on(child)
+        self._resume(child)
         return True
 
-    def _let_go_on(self, child: _Child) -> None:
+    def _resume(self, child: _Child) -> None:
         if is_stopped(child.pid):
             self._say(f"the {child.kind.name} (pid {child.pid}) was stopped by a signal; it is let go on (SIGCONT)")
             child.resumed_s = time.monotonic()
@@ -140,14 +140,14 @@ class Children:
         code = child.process.wait() if child.process else None
         lived_s = time.monotonic() - child.born_s
         pid, child.pid, child.pidfd, child.exit_code = child.pid, 0, -1, code
-        if code == WorkerExit.TWIN and self._adopt(child):
+        if code == WorkerExit.ALREADY_RUNNING and self._adopt(child):
             return
         name = child.kind.name
         if not self._restarting:
             if code:
                 self._say(f"{name} (pid {pid}) ended with {_why(code)}")
             return
-        if code in (WorkerExit.BOOT_FAILED, WorkerExit.USAGE) or code == WorkerExit.NOT_NOW and not child.was_ready:
+        if code in (WorkerExit.BOOT_FAILED, WorkerExit.USAGE) or code == WorkerExit.TEMPFAIL and not child.was_ready:
             child.boot_failures += 1
             if not child.was_ready or child.boot_failures >= BOOT_FAILURES_MAX:
                 why = self._why_not_started(child, pid)
@@ -188,7 +188,7 @@ class Children:
             if child.due_s <= now_s and self._restarting:
                 child.due_s = NEVER_S
                 self._start(child)
-            elif child.pid and slept_s < ABORT_PATIENCE_S:  # else all of us were asleep, not just that one
+            elif child.pid and slept_s < ABORT_TIMEOUT_S:  # else all of us were asleep, not just that one
                 self._look_at_heart(child, now_s)
 
     def _look_at_heart(self, child: _Child, now_s: float) -> None:
@@ -197,14 +197,14 @@ class Children:
             return  # it has not attached yet
         if native.load(line, "state") == native.WORKER_READY:
             child.was_ready = True
-        silent_s = min((monotonic_ns() - native.load(line, "heartbeat_ns")) / 1e9, now_s - child.resumed_s)
-        if silent_s < child.kind.silent_s:
+        heartbeat_age_s = min((monotonic_ns() - native.load(line, "heartbeat_ns")) / 1e9, now_s - child.resumed_s)
+        if heartbeat_age_s < child.kind.heartbeat_timeout_s:
             child.aborted_s = NEVER_S
         elif child.aborted_s == NEVER_S:
             child.aborted_s = now_s
-            self._say(f"{child.kind.name} (pid {child.pid}) has made no progress for {silent_s:.0f} s: aborting it")
+            self._say(f"{child.kind.name} (pid {child.pid}) has made no progress for {heartbeat_age_s:.0f} s: aborting it")
             self._signal(child, signal.SIGABRT)
-        elif now_s >= child.aborted_s + ABORT_PATIENCE_S:
+        elif now_s >= child.aborted_s + ABORT_TIMEOUT_S:
             self._signal(child, signal.SIGKILL)
 
     def next_due_s(self) -> float:
@@ -249,9 +249,9 @@ class Children:
             if not child.pid:
                 self._start(child)
             in_vain = bool(self.halted) or not self.may_start
-            up_by_s = min(deadline_s, time.monotonic() + HALTED_PATIENCE_S) if in_vain else deadline_s
+            up_by_s = min(deadline_s, time.monotonic() + HALTED_TIMEOUT_S) if in_vain else deadline_s
             while child.pid and not self._is_ready(child) and time.monotonic() < up_by_s:
-                self._let_go_on(child)
+                self._resume(child)
                 pump(0.02)
             if self._is_ready(child):
                 self._signal(child, signal.SIGTERM)
@@ -259,7 +259,7 @@ class Children:
             elif child.pid and in_vain:
                 return f"the {child.kind.name} did not come up"
             while child.pid and time.monotonic() < deadline_s:
-                self._let_go_on(child)
+                self._resume(child)
                 pump(0.1)
             if child.pid:
                 return f"the {child.kind.name} did not finish in time"

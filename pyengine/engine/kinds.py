@@ -17,9 +17,9 @@ class WorkerExit(enum.IntEnum):
 
     CLEAN = 0        # asked to, or its memory was replaced
     USAGE = 2        # wrong arguments, or a setting that it refuses
-    TWIN = 5         # another worker of its kind is alive
+    ALREADY_RUNNING = 5         # another worker of its kind is alive
     BOOT_FAILED = 70  # it could not come up; the supervisor halts instead of restarting it for ever
-    NOT_NOW = 75      # it could not come up for want of something that may come back (room, descriptors, memory)
+    TEMPFAIL = 75      # it could not come up for want of something that may come back (room, descriptors, memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Kind:
     `number` stands in shared memory and in the lock byte. `modes` are the write paths
     in which it runs; `replicating`: only where there is a master or a slave. `stop_rank`: orderly stops go up this rank, each kind finishing
     what the ones before it have published. A worker whose heartbeat is older than
-    `silent_s` is killed and restarted; disks may stall, so those that sync are given longer.
+    `heartbeat_timeout_s` is killed and restarted; disks may stall, so those that sync are given longer.
     """
 
     number: int
     stop_rank: int
-    silent_s: float = 30.0
+    heartbeat_timeout_s: float = 30.0
     modes: frozenset[int] = EVERY_MODE
     replicating: bool = False
 
@@ -53,15 +53,15 @@ class Kind:
 
 # In the order of starting. The supervisor itself is not in it: nobody restarts that.
 KINDS = (
-    Kind(native.FLUSHER, stop_rank=4, silent_s=120.0),
+    Kind(native.FLUSHER, stop_rank=4, heartbeat_timeout_s=120.0),
     Kind(native.WRITER, stop_rank=1),
-    Kind(native.COMMITTER, stop_rank=2, silent_s=120.0, modes=frozenset((native.MODE_POOL,))),
-    Kind(native.REPUTTER, stop_rank=5, silent_s=120.0),
-    Kind(native.ALLOCATOR, stop_rank=6, silent_s=120.0),
-    Kind(native.CHECKPOINTER, stop_rank=7, silent_s=120.0),
-    Kind(native.SCHEDULER, stop_rank=8, silent_s=120.0),  # puts are refused by then: what it noted last is durable
-    Kind(native.CLEANER, stop_rank=0, silent_s=120.0),
-    Kind(native.REPLICATOR, stop_rank=3, silent_s=120.0, replicating=True),  # slaves get the last bytes, too
+    Kind(native.COMMITTER, stop_rank=2, heartbeat_timeout_s=120.0, modes=frozenset((native.MODE_POOL,))),
+    Kind(native.REPUTTER, stop_rank=5, heartbeat_timeout_s=120.0),
+    Kind(native.ALLOCATOR, stop_rank=6, heartbeat_timeout_s=120.0),
+    Kind(native.CHECKPOINTER, stop_rank=7, heartbeat_timeout_s=120.0),
+    Kind(native.SCHEDULER, stop_rank=8, heartbeat_timeout_s=120.0),  # puts are refused by then: what it noted last is durable
+    Kind(native.CLEANER, stop_rank=0, heartbeat_timeout_s=120.0),
+    Kind(native.REPLICATOR, stop_rank=3, heartbeat_timeout_s=120.0, replicating=True),  # slaves get the last bytes, too
 )
 
 RESTART_PAUSE_S_FIRST = 0.0

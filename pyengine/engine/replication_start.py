@@ -20,7 +20,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.own_log import OwnLog
+from pyengine.storage.local_log import LocalLog
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 SLAVE = "SLAVE"
@@ -84,5 +84,5 @@ def set_confirmed(memory: EngineMemory, root: str | os.PathLike[str], confirm: i
         native.store(control.replicator, "master_end", noted.master_end if noted else 0)
     if identity.dispatch_at and confirm < end:
         start = max(confirm, native.load_position(control.min_offset))
-        with contextlib.closing(OwnLog(root, identity.segment_bytes)) as log:
-            native.store_position(control.reput_from, log.border_below(start))
+        with contextlib.closing(LocalLog(root, identity.segment_bytes)) as log:
+            native.store_position(control.reput_from, log.record_boundary(start))

@@ -129,13 +129,13 @@ def _worker_unit(kind: Kind) -> tuple[str, str]:
         condition = f"ExecCondition=@PYTHON@ -P -m pyengine.engine.unit_files --runs {kind.name} {STORE}\n"
     text = _service(
         kind.name, f"Message log %i: {kind.name}", "", f"After={after}\n",
-        f"@PYTHON@ -P -m {kind.module} {STORE}", kind.silent_s,
+        f"@PYTHON@ -P -m {kind.module} {STORE}", kind.heartbeat_timeout_s,
         f"{condition}TimeoutStartSec=90\nTimeoutStopSec={WORKER_STOP_S}\nRestartPreventExitStatus={int(WorkerExit.USAGE)}\n",
         NETWORK_HARDENING if kind.replicating else HARDENING)
     return worker_unit(kind), text
 
 
-def _service(name: str, description: str, why: str, order: str, command: str, silent_s: float, times: str,
+def _service(name: str, description: str, why: str, order: str, command: str, heartbeat_timeout_s: float, times: str,
              hardening: str) -> str:
     return f"""{MADE}{why}
 [Unit]
@@ -160,7 +160,7 @@ SyslogIdentifier=pyengine-{name}
 Restart=always
 RestartSec=200ms
 {times}# Fed by each round of its loop: one that hangs, or is stopped, is aborted with a trace, then killed.
-WatchdogSec={silent_s:g}
+WatchdogSec={heartbeat_timeout_s:g}
 TimeoutAbortSec={ABORT_S}
 LimitMEMLOCK=infinity
 LimitNOFILE=1048576

@@ -45,12 +45,12 @@ from pyengine.engine.notify import notify, pause_before_restart, watchdog_interv
 # Levels of what is said, as syslog and the journal number them.
 ERROR, WARNING, INFO = 3, 4, 6
 OWNER_WAIT_S = 30.0
-LOOK_STEP_S = 0.02
+POLL_STEP_S = 0.02
 NAMES_STEP_S = 1.0   # between two looks at the names in shared memory
 PAUSE_S_MAX = 5.0    # longest sleep of a worker, whatever the interval of its work: it has to look at names, and to beat
 # While stopping too: the supervisor starts a worker that died once more, to finish.
 # Causes that may be gone at the next try.
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 SERVING_STATES = (native.STATE_RUNNING, native.STATE_READ_ONLY, native.STATE_STOPPING)
 
 
@@ -213,7 +213,7 @@ def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float = O
         except EngineUnavailableError as error:
             if time.monotonic() >= deadline_s:
                 raise EngineUnavailableError(f"waited {wait_s:g} s for the owner of {root}: {error}") from None
-        time.sleep(LOOK_STEP_S)
+        time.sleep(POLL_STEP_S)
 
 
 def _attach_now(kind: int, root: Path, settings: Mapping[str, str]) -> Worker:
@@ -268,7 +268,7 @@ def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[st
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # settings are read at a start only
     began_s = time.monotonic()
     code = _run(kind, what, serve, argv)
-    if code == WorkerExit.NOT_NOW:
+    if code == WorkerExit.TEMPFAIL:
         pause_before_restart(time.monotonic() - began_s)
     return code
 
@@ -281,7 +281,7 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
         worker = attach(kind, arguments.store.resolve(), settings, arguments.wait)
     except StoreBusyError as error:
         say(kind, str(error), ERROR)
-        return WorkerExit.TWIN
+        return WorkerExit.ALREADY_RUNNING
     except (EngineError, OSError) as error:
         if not may_pass(error) and not isinstance(error, EngineError):
             raise
@@ -289,7 +289,7 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
         say(kind, f"cannot start: {why}", ERROR)
         if isinstance(error, ConfigError) and error.__cause__ is None:  # else the file could not be read
             return WorkerExit.USAGE
-        return WorkerExit.NOT_NOW if may_pass(error) else WorkerExit.BOOT_FAILED
+        return WorkerExit.TEMPFAIL if may_pass(error) else WorkerExit.BOOT_FAILED
     served = False
     try:
         serve(worker)
@@ -297,14 +297,14 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
     except BootFailedError as error:
         worker.say_obstacle(f"cannot start: {error}")
         say(kind, f"cannot start: {error}", ERROR)
-        return WorkerExit.NOT_NOW if may_pass(error) else WorkerExit.BOOT_FAILED
+        return WorkerExit.TEMPFAIL if may_pass(error) else WorkerExit.BOOT_FAILED
     except Exception as error:
         why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
         worker.say_obstacle(f"it ended and is started again: {why}")
         if not may_pass(error):
             raise
         say(kind, why, ERROR)
-        return WorkerExit.NOT_NOW
+        return WorkerExit.TEMPFAIL
     finally:
         worker.close(failed=not served)
     return WorkerExit.CLEAN
@@ -314,7 +314,7 @@ def may_pass(error: BaseException) -> bool:
     """Whether the cause of an error is something that may be gone at the next try: no room, no descriptor, no memory."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, (OSError, DiskError)) and cause.errno in PASSING:
+        if isinstance(cause, (OSError, DiskError)) and cause.errno in TRANSIENT_ERRNOS:
             return True
         cause = cause.__cause__ or cause.__context__
     return False

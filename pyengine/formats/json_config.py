@@ -13,7 +13,7 @@ from pyengine.errors import FormatError
 
 # A string (left alone), or an unquoted integer key behind { or , and before a colon.
 # What reading a document can end with that somebody made up: no JSON, other kinds of values, nesting or numbers without end.
-NOT_UNDERSTOOD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
 
 

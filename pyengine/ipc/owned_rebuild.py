@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyengine.config import EngineConfig, keep_sizes
 from pyengine.errors import StoreBusyError
-from pyengine.ipc.left_memory import left_memory
+from pyengine.ipc.crashed_engine_memory import left_memory
 from pyengine.ipc.store_lock import Ownership, StoreLock
 from pyengine.storage.engine_id import raise_epoch, renew_copied_id
 from pyengine.storage.log_files import look_at_log

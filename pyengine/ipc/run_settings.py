@@ -11,7 +11,7 @@ import json
 
 from pyengine.config import DEFAULT, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError, EngineUnavailableError
-from pyengine.formats.json_config import NOT_UNDERSTOOD
+from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.ipc.shared_objects import SETTINGS as OBJECT
 from pyengine.ipc.shared_objects import SharedFolder
 
@@ -31,7 +31,7 @@ def read_run_settings(folder: SharedFolder) -> EngineConfig:
             document = json.loads(shared.memory[:])
             return EngineConfig(**{name: value for name, (value, _) in document.items()},
                                 origins={name: str(origin) for name, (_, origin) in document.items()})
-        except (ConfigError, *NOT_UNDERSTOOD) as error:
+        except (ConfigError, *PARSE_ERRORS) as error:
             raise EngineUnavailableError(f"{folder.path / OBJECT} is damaged ({error}): stop the engine, then start it") from None
 
 

@@ -10,7 +10,7 @@ One JSON line each way, the objects as descriptors beside the answer (SCM_RIGHTS
 
 The peer's credentials are checked: only the engine's own user or root. Nothing a peer
 does blocks the supervisor: sockets never block, a line is at most LINE_BYTES_MAX long,
-and a peer that is silent for PATIENCE_S is dropped; of more than PEERS_MAX the one that
+and a peer that is silent for TIMEOUT_S is dropped; of more than PEERS_MAX the one that
 was silent for longest, so that nobody is kept out (open_session() tries again).
 """
 
@@ -25,14 +25,14 @@ import struct
 import time
 
 from pyengine.errors import EngineError
-from pyengine.formats.json_config import NOT_UNDERSTOOD
+from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.ipc.control_block import STATE_NAMES, EngineMemory
 from pyengine.ipc.sessions import Sessions, SlotsDrainingError
 from pyengine.ipc.shared_objects import CONTROL, semaphore_name
 from pyengine.native import control as native
 
 LINE_BYTES_MAX = 4096
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 PEERS_MAX = 64
 _CREDENTIALS = struct.Struct("3i")
 
@@ -43,7 +43,7 @@ class _Peer:
         self.pid = pid
         self.uid = uid
         self.line = b""
-        self.until_s = time.monotonic() + PATIENCE_S
+        self.until_s = time.monotonic() + TIMEOUT_S
 
 
 class SessionServer:
@@ -107,7 +107,7 @@ class SessionServer:
             return
         while b"\n" in peer.line and peer in self._peers:
             line, _, peer.line = peer.line.partition(b"\n")
-            peer.until_s = time.monotonic() + PATIENCE_S
+            peer.until_s = time.monotonic() + TIMEOUT_S
             self._serve(peer, line)
 
     def _serve(self, peer: _Peer, line: bytes) -> None:
@@ -127,7 +127,7 @@ class SessionServer:
             answer = {"error": str(error)}
         except OSError as error:  # descriptors are short, or somebody removed the engine's folder
             answer = {"error": f"no session can be opened: {error}"}
-        except NOT_UNDERSTOOD as error:
+        except PARSE_ERRORS as error:
             answer = {"error": f"not understood: {error}"}
         try:
             sent = self._answer(peer, answer, descriptors)

@@ -37,7 +37,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError
-from pyengine.formats.json_config import NOT_UNDERSTOOD
+from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_engine_id
@@ -316,7 +316,7 @@ def find_folder(root: str | os.PathLike[str]) -> SharedFolder:
     if engine_id is None:
         raise EngineUnavailableError(f"no engine has ever run on {root}: start it with `pyengine start {root}`")
     directory = DEFAULT_SHM_DIRECTORY
-    with contextlib.suppress(OSError, *NOT_UNDERSTOOD):
+    with contextlib.suppress(OSError, *PARSE_ERRORS):
         directory = str(json.loads(read_small_file(engine_run_path(root)))["shm_directory"])
     return SharedFolder.of(engine_id, directory)
 

@@ -40,7 +40,7 @@ OWNER_BYTE = 0
 KIND_BYTE = 16
 KINDS_MAX = 10
 WORKER_LOOKS = 25
-LOOK_STEP_S = 0.02
+POLL_STEP_S = 0.02
 # No such file, nothing that could be locked, or another user's.
 _NO_LOCK_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM)
 _OFD_PID = -1  # what the kernel says of a lock that belongs to no process, as ours do; 0 is one of another container
@@ -122,7 +122,7 @@ class StoreLock:
             if self._set(OWNER_BYTE, fcntl.F_WRLCK):
                 self._write_letters()
                 return Ownership.EXCLUSIVE
-            time.sleep(LOOK_STEP_S)
+            time.sleep(POLL_STEP_S)
         return None
 
     def share(self) -> bool:

@@ -331,7 +331,7 @@ _TABLE = (
         _("batch_dispatched", "a batch is in queues and index, reput_from lags"),
         _("reput_from_moved", "reput_from moved, consumers are not woken"),
     ),
-    *_steps("pyengine/ipc/left_memory.py", "recover",
+    *_steps("pyengine/ipc/crashed_engine_memory.py", "recover",
         _("left_memory_retired", "producers are told that their engine is over, recovery has not begun", scene=RECOVERY),
     ),
     *_steps("pyengine/ipc/shared_objects.py", "supervisor",

@@ -7,7 +7,7 @@ import time
 from pyengine._native import ffi, lib
 
 
-def until_above(position, value: int, timeout_ns: int, nap_ns: int) -> bool:
+def poll_until_above(position, value: int, timeout_ns: int, nap_ns: int) -> bool:
     """True as soon as the `struct ms_position` is above `value`, False after the timeout."""
     return lib.ms_nap_until_above(ffi.addressof(position), value, timeout_ns, nap_ns) == 1
 

@@ -8,7 +8,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexLayout
 
 
-def fitting_entries(
+def count_matching_entries(
     view, base_offset: int, limit: int, topic: str, queue_id: int, first_queue_offset: int, entries,
     *, after: int, check_tags: bool,
 ) -> int:
@@ -31,7 +31,7 @@ def broken_chain(file, layout: IndexLayout, count: int) -> int:
     return lib.ms_check_chains(data, layout.max_hash_slot_num, count, heads)
 
 
-def first_unfounded_key(view, base_offset: int, limit: int, file, layout: IndexLayout, first: int, end: int) -> int:
+def first_orphan_key(view, base_offset: int, limit: int, file, layout: IndexLayout, first: int, end: int) -> int:
     """The first entry of [first, end) of an index file that no record of [base_offset, limit) has a key for, or `end`."""
     log = _log(view, base_offset, base_offset, limit)
     data = ffi.from_buffer("uint8_t[]", file)

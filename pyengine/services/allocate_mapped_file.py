@@ -29,7 +29,7 @@ from pyengine.native import cpu
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.page_warmer import PageWarmer
-from pyengine.storage.derived_room import leave_room
+from pyengine.storage.derived_room import reserve_dispatch_space
 from pyengine.storage.log_files import new_segment_folder
 from pyengine.storage.new_file import create_file, make_folders, sync_folder
 
@@ -63,7 +63,7 @@ class AllocateMappedFileService:
         self._retry_ns = 0
         self.obstacle = ""
         self._wrote = -1
-        cpu.step_behind()
+        cpu.schedule_batch()
         self._moved_ns = 0
         self._paused = 0, 0  # when, and where the log ended then
 
@@ -116,7 +116,7 @@ class AllocateMappedFileService:
             path = new_segment_folder(self._root, start, self._segment_bytes) / path.name
             make_folders(path.parent)
             undispatched_bytes = start + self._segment_bytes - native.load_position(self._control.reput_from)
-            leave_room(path.parent, self._segment_bytes, undispatched_bytes)
+            reserve_dispatch_space(path.parent, self._segment_bytes, undispatched_bytes)
         try:
             os.close(create_file(path.parent, path.name, self._segment_bytes))
         except DiskError as error:

@@ -33,7 +33,7 @@ from pyengine.native import nap, scan
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns, pwrite_all
 from pyengine.services.freeze import freeze
-from pyengine.services.pace import Pace
+from pyengine.services.stream_detector import StreamDetector
 
 PIECE_BYTES = 1 << 20
 SMALL_BYTES = 64 << 10
@@ -58,7 +58,7 @@ class CommitRealTimeService:
         self._base = NO_SEGMENT
         self._descriptor = -1
         self._path = ""
-        self._pace = Pace(NAP_NS, QUIET_NS)
+        self._stream = StreamDetector(NAP_NS, QUIET_NS)
         self._committed = native.load_position(self._control.committed)
         self._line = self._control.workers[native.COMMITTER]
         native.store(self._line, "error_number", 0)
@@ -72,12 +72,12 @@ class CommitRealTimeService:
         if native.load(self._control.state, "frozen") or monotonic_ns() < self._retry_ns:
             return False
         wrote = native.load_position(self._control.wrote)
-        if wrote - self._committed < SMALL_BYTES and self._pace.busy or wrote <= self._committed:
-            if not self._pace.next_is_there(self._control.wrote, self._committed):
+        if wrote - self._committed < SMALL_BYTES and self._stream.busy or wrote <= self._committed:
+            if not self._stream.next_is_there(self._control.wrote, self._committed):
                 return False
             wrote = native.load_position(self._control.wrote)
         done = self._commit(wrote)
-        self._pace.worked()
+        self._stream.worked()
         return done
 
     def _commit(self, wrote: int) -> bool:

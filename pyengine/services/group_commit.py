@@ -36,7 +36,7 @@ class GroupCommitService:
             self._control, memory.latch(native.FLUSHER).semaphore, memory.latch(native.WRITER).semaphore,
             memory.identity.segment_bytes, self.incarnation, memory.counters)
         self._group.use(self._segments.descriptors)
-        cpu.be_prompt()
+        cpu.schedule_interactive()
 
     def _follow(self) -> None:
         ready_end = max(native.load(self._control.allocator, "ready_end"),

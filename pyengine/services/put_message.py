@@ -47,7 +47,7 @@ RUN_NS = 100_000_000        # housekeeping at least this often
 SEGMENT_WAIT_S = 5.0        # RocketMQ waits as long for a mapped file (AllocateMappedFileService)
 QUEUE_TABLE_WAIT_S = 5.0
 QUEUE_TABLE_GROW_AT = 0.6   # ask for a larger table well before the native limit of 3/4
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 ROOM_RETRY_NS = 500_000_000
 ROOM_PROBE_BYTES = 65536
 WAKES = (native.COMMITTER, native.FLUSHER, native.REPUTTER)
@@ -90,7 +90,7 @@ class PutMessageService:
         if config.enable_multi_dispatch:
             self._writer.enable_multi_dispatch(lmq=config.enable_lmq, lmq_max=config.max_lmq_consume_queue_num)
         self._writer.open()
-        cpu.be_prompt()
+        cpu.schedule_interactive()
         self._attach_segments_at_start()
         session_guard.install(ffi.addressof(self._control.writer, "bus_errors"))
         self._look_at_sessions()
@@ -222,7 +222,7 @@ class PutMessageService:
                 break
             waited_for_pool |= not short
             self._beat()
-            self._latch.wait(LOOK_S)
+            self._latch.wait(POLL_INTERVAL_S)
         if waited_for_pool:
             native.store(self._control.writer, "pool_waits", native.load(self._control.writer, "pool_waits") + 1)
 
@@ -346,7 +346,7 @@ class PutMessageService:
                 return
             self._latch.arm()
             self._beat()
-            self._latch.wait(LOOK_S)
+            self._latch.wait(POLL_INTERVAL_S)
 
     # ---- durability -------------------------------------------------------------
 
@@ -430,7 +430,7 @@ class PutMessageService:
         """Passes for up to RUN_NS, or one errand; whether entries were executed."""
         if self._writer.pointer.no_room and not self._look_for_room():
             self._latch.arm()
-            self._latch.wait(LOOK_S)
+            self._latch.wait(POLL_INTERVAL_S)
             return False
         before = native.load_position(self._control.slot_pass)
         why = self._writer.run(flush.monotonic_ns() + RUN_NS)

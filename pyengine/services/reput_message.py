@@ -1,7 +1,7 @@
 """DefaultMessageStore.ReputMessageService: from the log to queues and index, behind the writer.
 
 RocketMQ's polls each millisecond. Here the writer (with the pool the committer) rings a
-latch; in a stream of puts it goes on by itself (services/pace.py).
+latch; in a stream of puts it goes on by itself (services/detector.py).
 
 Order: entries and keys first, then `reput_from`, then the arrival sequence that consumers
 sleep on. After a crash everything from `reput_from` on is dispatched again, which changes
@@ -24,7 +24,7 @@ from pyengine.native import control as native
 from pyengine.native import nap, sequence, store_stats
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
-from pyengine.services.pace import Pace
+from pyengine.services.stream_detector import StreamDetector
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.segment_files import map_read_only
 
@@ -70,9 +70,9 @@ class ReputMessageService:
         self._retry_ns = 0
         self.obstacle = ""
         if memory.identity.mode == native.MODE_SYNC or memory.identity.role in (native.SYNC_MASTER, native.SLAVE):
-            self._pace = Pace(SYNC_NAP_NS, SYNC_QUIET_NS)
+            self._stream = StreamDetector(SYNC_NAP_NS, SYNC_QUIET_NS)
         else:
-            self._pace = Pace(NAP_NS, QUIET_NS)
+            self._stream = StreamDetector(NAP_NS, QUIET_NS)
         nap.precisely()
 
     def work(self) -> bool:
@@ -80,7 +80,7 @@ class ReputMessageService:
         if not self._advance():
             return False
         leave_ns = monotonic_ns() + ROUND_NS
-        while monotonic_ns() < leave_ns and self._pace.next_is_there(self._limit, self._reput_from, behind=self._behind):
+        while monotonic_ns() < leave_ns and self._stream.next_is_there(self._limit, self._reput_from, behind=self._behind):
             if not self._advance():
                 break
         return True
@@ -123,7 +123,7 @@ class ReputMessageService:
         self._told = reached
         sequence.raise_(self._control.arrival_seq)
         self._behind = reached - start >= BEHIND_BYTES
-        self._pace.worked()
+        self._stream.worked()
         self._count(end - start)
         return True
 

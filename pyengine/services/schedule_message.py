@@ -44,7 +44,7 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.client.pending_puts import PutFuture
 from pyengine.client.producer import Producer
 from pyengine.results import PutResult, PutStatus, ReadLevel
-from pyengine.services.standing_clock import StandingClock
+from pyengine.services.stalled_clock import StalledClock
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.queue_reader import QueueReader
 from pyengine.storage.store_reader import StoreReader
@@ -142,7 +142,7 @@ class ScheduleMessageService:
         self._drain_until_ns = 0
         self._queues: dict[int, QueueReader] = {}
         self._levels = [] if self._is_idle else self._load(config)
-        self._standing = StandingClock(max((level.delay_ms or 0 for level in self._levels), default=0) * 1_000_000)
+        self._standing = StalledClock(max((level.delay_ms or 0 for level in self._levels), default=0) * 1_000_000)
 
     def _load(self, config: EngineConfig) -> list[_Level]:
         """The levels of the table, and those that have a queue in the store beyond it."""

@@ -27,7 +27,7 @@ Part = LogRange | QueuePart
 Work = Callable[[int, Part], "Iterator[pyarrow.RecordBatch]"]
 
 SKIPPED_SCHEMA = "physicalOffset BIGINT, bytes BIGINT, reason STRING"
-_LOOK_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
 
 def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None,
@@ -65,7 +65,7 @@ def watched(spark: SparkSession, total_bytes: int, progress: Callable[[int, int]
 
     def watch() -> None:
         furthest = 0
-        while not over.wait(_LOOK_S):
+        while not over.wait(_POLL_INTERVAL_S):
             stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
             for stage in filter(None, stages):  # the workers' stage, then perhaps a short one that puts sums together
                 furthest = max(furthest, total_bytes * stage.numCompletedTasks // stage.numTasks)

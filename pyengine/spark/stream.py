@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyengine.spark.stream_queues import QueueStream
 
 Offset = dict[str, Any]
-PATIENCE_S = 30.0  # recovery of a log in the page cache takes seconds
+TIMEOUT_S = 30.0  # recovery of a log in the page cache takes seconds
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -75,7 +75,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch, `start` itself when there is nothing. Spark 4.0 and 4.1 give neither argument.
 
         While an engine starts again nobody can tell how far it is, or the files tell less
-        than was seen: for PATIENCE_S that is no news, then it is an error.
+        than was seen: for TIMEOUT_S that is no news, then it is an error.
         """
         stream = self._opened()
         try:
@@ -138,7 +138,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now_s = monotonic()
         if self._waiting_since_s is None:
             self._waiting_since_s = now_s
-        return now_s - self._waiting_since_s < PATIENCE_S
+        return now_s - self._waiting_since_s < TIMEOUT_S
 
     def _opened(self) -> LogStream | QueueStream:
         if self._stream is None:

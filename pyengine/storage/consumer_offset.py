@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
-from pyengine.formats.json_config import NOT_UNDERSTOOD, decode_config, encode_config
+from pyengine.formats.json_config import PARSE_ERRORS, decode_config, encode_config
 from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
 from pyengine.formats.sealed_text import check_seal, seal
 from pyengine.formats.small_file import read_small_file
 from pyengine.storage.later_format import require_known_format
-from pyengine.storage.offset_lock import PATIENCE_S, LockPassedOnError, OffsetLock, Writer
+from pyengine.storage.offset_lock import TIMEOUT_S, LockPassedOnError, OffsetLock, Writer
 from pyengine.storage.read_level import StoreUse, store_use
 
 SEPARATOR = "@"
@@ -50,12 +50,12 @@ class ConsumerOffsets:
     """The groups' offsets of one store. Holds nothing open between calls; threads and processes may share it."""
 
     def __init__(
-        self, root: str | os.PathLike[str], *, patience_s: float = PATIENCE_S, while_waiting: Callable[[], object] | None = None,
+        self, root: str | os.PathLike[str], *, timeout_s: float = TIMEOUT_S, while_waiting: Callable[[], object] | None = None,
     ) -> None:
         self._root = Path(root)
         folder = StorePaths(root).config
         self._path = folder / FILE_NAME
-        self._lock = OffsetLock(self._path, folder / "consumers", patience_s=patience_s, while_waiting=while_waiting)
+        self._lock = OffsetLock(self._path, folder / "consumers", timeout_s=timeout_s, while_waiting=while_waiting)
 
     def table(self) -> OffsetTable:
         """Everybody's offsets as they stand now, with notes about damage. Takes no lock: the file is always whole."""
@@ -171,7 +171,7 @@ def decode_offsets(content: bytes) -> Table:
         table = document["offsetTable"]
         return {_text(key): {_queue_id(queue_id): _offset(offset) for queue_id, offset in offsets.items()}
                 for key, offsets in table.items()}
-    except NOT_UNDERSTOOD as error:
+    except PARSE_ERRORS as error:
         raise FormatError(f"it is no offset table: {error}") from error
 
 

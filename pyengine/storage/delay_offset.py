@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyengine.errors import FormatError
-from pyengine.formats.json_config import NOT_UNDERSTOOD, decode_config, encode_config
+from pyengine.formats.json_config import PARSE_ERRORS, decode_config, encode_config
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.config_file import read_config
 from pyengine.storage.new_file import write_config
@@ -46,7 +46,7 @@ def decode_delay_offsets(text: str) -> dict[int, int]:
     document: Any = decode_config(text)
     try:
         table = {int(level): int(offset) for level, offset in document["offsetTable"].items()}
-    except NOT_UNDERSTOOD as error:
+    except PARSE_ERRORS as error:
         raise FormatError(f"no table of delay offsets: {error!r}") from error
     if not all(level >= 1 and 0 <= offset <= _INT64_MAX for level, offset in table.items()):
         raise FormatError("a level below 1, or an offset that no queue has")

@@ -31,7 +31,7 @@ def free_bytes(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def leave_room(folder: Path, wanted_bytes: int, undispatched_bytes: int) -> None:
+def reserve_dispatch_space(folder: Path, wanted_bytes: int, undispatched_bytes: int) -> None:
     """DiskFullError if `wanted_bytes` more on `folder`'s file system leave too little for what is to be dispatched."""
     free, kept = free_bytes(folder), derived_room_bytes(undispatched_bytes)
     if wanted_bytes + kept > free:

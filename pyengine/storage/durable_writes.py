@@ -110,7 +110,7 @@ def sync_file(path: Path, *, is_synced: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def being_written(paths: Sequence[Path]) -> Iterator[None]:
+def start_writeback(paths: Sequence[Path]) -> Iterator[None]:
     """Inside the block the kernel begins to write what is dirty in these files, so that sync_file waits less later.
 
     Not a sync: nothing is durable by it, and an error of the disk is left for the sync to tell.

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.errors import DiskError
-from pyengine.formats.json_config import NOT_UNDERSTOOD
+from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.small_file import open_regular, read_small_file
 from pyengine.storage.new_file import FILE_MODE, make_folders, sync_folder, write_config
 
@@ -122,7 +122,7 @@ def _read(path: Path) -> tuple[EngineId, int] | None:
         copied_from = tuple(str(document.get("copy_of", "")).split())
         identity = EngineId(uuid.UUID(document["uuid"]), status.st_dev, status.st_ino, copied_from, is_copy)
         return identity, int(document["device"])
-    except (FileNotFoundError, NotADirectoryError, *NOT_UNDERSTOOD):
+    except (FileNotFoundError, NotADirectoryError, *PARSE_ERRORS):
         return None
     except OSError as error:
         raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error

@@ -3,7 +3,7 @@
 `config/consumers/lock` holds a generation and a ticket; the writer holds an exclusive
 open-file-description lock on the byte of that generation, which the kernel drops when it
 dies. A writer that neither dies nor goes on (SIGSTOP, a stalled disk) is passed over
-after PATIENCE_S: whoever waits takes the byte of the next generation and writes that
+after TIMEOUT_S: whoever waits takes the byte of the next generation and writes that
 number down. Why the old one can do no harm when it wakes:
 
     writer     makes its unfinished file, named after its generation
@@ -37,7 +37,7 @@ from pathlib import Path
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.storage.new_file import make_folders, sync_folder
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 _NAP_FIRST_S, _NAP_LAST_S = 0.0005, 0.02
 _STATE = struct.Struct("<QQ")  # generation, ticket of the present writer
 _GENERATIONS = 1 << 40
@@ -57,12 +57,12 @@ class OffsetLock:
     """
 
     def __init__(
-        self, target: Path, folder: Path, *, patience_s: float = PATIENCE_S, while_waiting: Callable[[], object] | None = None,
+        self, target: Path, folder: Path, *, timeout_s: float = TIMEOUT_S, while_waiting: Callable[[], object] | None = None,
     ) -> None:
         self._target = target
         self._folder = folder
         self._path = folder / "lock"
-        self._patience_s = patience_s
+        self._patience_s = timeout_s
         self._while_waiting = while_waiting or (lambda: None)
 
     @contextlib.contextmanager

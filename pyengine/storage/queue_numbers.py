@@ -18,7 +18,7 @@ from pyengine.storage.recovery.queues import QueueState
 from pyengine.storage.segment_files import mapped
 
 
-def numbers_given(log: LogView, queues: Sequence[QueueState], start: int, end: int) -> dict[tuple[str, int], int]:
+def next_offsets_from_log(log: LogView, queues: Sequence[QueueState], start: int, end: int) -> dict[tuple[str, int], int]:
     """The next number of each queue that ends sooner than its last message says, as far as that lies in [start, end).
 
     The range was read a moment ago, so its pages are in memory; of a queue that is right only a number is looked at.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
-from pyengine.formats.json_config import NOT_UNDERSTOOD, decode_config, encode_config
+from pyengine.formats.json_config import PARSE_ERRORS, decode_config, encode_config
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.config_file import read_config
 from pyengine.storage.later_format import require_known_format
@@ -168,7 +168,7 @@ def decode_topics(text: str) -> TopicTable:
         version = document.get("dataVersion") or {}
         topics = {name: _config(name, fields) for name, fields in document["topicConfigTable"].items()}
         return TopicTable(topics, int(version.get("counter", 0)), int(version.get("timestamp", 0)))
-    except NOT_UNDERSTOOD as error:
+    except PARSE_ERRORS as error:
         raise FormatError(f"no table of topics: {error!r}") from error
 
 

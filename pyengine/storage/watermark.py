@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pyengine.errors import DiskError
-from pyengine.formats.json_config import NOT_UNDERSTOOD
+from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
@@ -94,7 +94,7 @@ def read_watermark(root: Path | str) -> WatermarkReading:
         fields = json.loads(content)
         watermark = DurableWatermark(str(fields["uuid"]), int(fields["epoch"]), int(fields["flushed"]),
                                      int(fields.get("verified_from", 0)))
-    except NOT_UNDERSTOOD:
+    except PARSE_ERRORS:
         return WatermarkReading(None, f"{path} is not readable; it counts as absent")
     if content != _pack(watermark) or not 0 <= watermark.verified_from <= watermark.flushed:
         return WatermarkReading(None, f"{path} does not match its checksum; it counts as absent")
@@ -156,7 +156,7 @@ def read_sync_failure(root: Path | str) -> SyncFailure | None:
     try:
         fields = json.loads(content)
         failure = SyncFailure(str(fields["boot_id"]), int(fields["flushed"]), str(fields["file"]), str(fields["cause"]))
-    except NOT_UNDERSTOOD:
+    except PARSE_ERRORS:
         failure = None
     if failure is None or content != _pack(failure):
         return SyncFailure("", 0, "", "the note about it is damaged")

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crash.report import add_common_options, ended_in_order, finish
-from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
+from crash.rounds import COMMAND_TIMEOUT_S, CrashRun, Summary
 from crash.watch import EngineWatch, HangError
 from pyengine.cli.replay import MODES
 from pyengine.errors import ExitCode
@@ -34,7 +34,7 @@ MET_AS_SUCH = {"clean_file_forcibly_enable": False, "file_reserved_time_hours": 
                "disk_space_clean_forcibly_ratio": 100, "disk_max_used_space_ratio": 95}
 PIECE_BYTES = 64 << 10
 QUIET_S = 0.5       # no acknowledgement for so long: the disk is met
-FULL_PATIENCE_S = 60.0
+FULL_TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -114,7 +114,7 @@ class DiskFullRun(CrashRun):
 
     def wait_until_full(self) -> None:
         """Acknowledgements stand still: what had been made ahead is used up."""
-        deadline_s = time.monotonic() + FULL_PATIENCE_S
+        deadline_s = time.monotonic() + FULL_TIMEOUT_S
         bytes_before, since_s = -1, time.monotonic()
         while time.monotonic() - since_s < QUIET_S:
             if self.acked_bytes() != bytes_before:
@@ -129,7 +129,7 @@ class DiskFullRun(CrashRun):
         with EngineWatch(self.store) as watch:
             self.kill_all(watch)
         command = [sys.executable, "-P", "-m", "pyengine", "recover", str(self.store)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_PATIENCE_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
         if done.returncode == ExitCode.OK:
             self.summary.without_room += 1
         elif "room" not in done.stderr and "full" not in done.stderr or "Traceback" in done.stderr:

@@ -22,7 +22,7 @@ import pyengine
 from crash.acked_producer import make_body
 from crash.failpoint_rounds import SUPERVISOR, FailpointRun, NotReachedError
 from crash.replicas import ReplicatorRun, free_port
-from crash.rounds import COMMAND_PATIENCE_S, DEATHS_SEEN_MAX
+from crash.rounds import COMMAND_TIMEOUT_S, DEATHS_SEEN_MAX
 from crash.watch import EngineWatch, HangError, kill, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode
@@ -116,7 +116,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
 
     def start_slave(self) -> dict[str, object]:
         settings = self.slave_settings | {"ha_master_address": f"127.0.0.1:{self.ports[self.store]}"}
-        return start_engine(self.slave, settings, timeout_s=COMMAND_PATIENCE_S)
+        return start_engine(self.slave, settings, timeout_s=COMMAND_TIMEOUT_S)
 
     def in_life(self, point: Failpoint, way: str, nth: int) -> None:
         """Some steps depend on where the slave's log ends: at the beginning of a segment nothing of one is copied."""
@@ -180,17 +180,17 @@ class PromotedRun(FailpointRun, ReplicatorRun):
         if point.process == PROMOTE:
             self.start_slave()  # whose master is away
             self.board.arm(point.name, 1, "kill", PROMOTE)
-        done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_PATIENCE_S)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
         was_struck = done.returncode == -signal.SIGKILL and self.board.struck_pid != 0
         self.board.disarm()
         if was_struck:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_PATIENCE_S)
+            done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
         finished = was_struck and done.returncode == ExitCode.FAILED and "is no slave" in done.stderr
         if done.returncode and not finished:
             raise EngineError(f"promote ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
         self.settings["ha_listen_port"] = self.ports[self.slave]
         if not living_kinds(self.slave):  # a slave that ran runs again
-            start_engine(self.slave, self.settings, timeout_s=COMMAND_PATIENCE_S)
+            start_engine(self.slave, self.settings, timeout_s=COMMAND_TIMEOUT_S)
         return was_struck
 
     def return_old_master(self, point: Failpoint) -> bool:

@@ -31,7 +31,7 @@ from pathlib import Path
 import pyengine
 from crash.acked_producer import make_body
 from crash.report import add_common_options, ended_in_order, finish
-from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
+from crash.rounds import COMMAND_TIMEOUT_S, CrashRun, Summary
 from crash.watch import EngineWatch, HangError, kill, state_of, stopped, wait_for
 from pyengine._native import lib
 from pyengine.cli.replay import MODES
@@ -274,7 +274,7 @@ class FailpointRun(CrashRun):
         self.spoil(point)
         self.board.arm(point.name, nth, "kill", "recover")
         command = [sys.executable, "-P", "-m", "pyengine", "recover", str(self.store)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_PATIENCE_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
         if done.returncode != -signal.SIGKILL or not self.board.struck_pid:
             print(f"recover ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}", file=sys.stderr)
             self.start_engine()
@@ -330,7 +330,7 @@ class FailpointRun(CrashRun):
         self.kill_everything_now()
         self.board.arm(point.name, 1, "kill", SUPERVISOR)
         with contextlib.suppress(EngineError):
-            start_engine(self.store, self.settings, timeout_s=COMMAND_PATIENCE_S)
+            start_engine(self.store, self.settings, timeout_s=COMMAND_TIMEOUT_S)
         self.live_on(was_struck=bool(self.board.struck_pid))
 
     def live_on(self, *, was_struck: bool) -> None:

@@ -24,9 +24,9 @@ class InChild:
     reaches the next only where that is 1. With more the arguments are pickled, and close() ends the last child.
     """
 
-    def __init__(self, check: Callable[..., str | None], patience_s: float = 30.0, calls: int = 1) -> None:
+    def __init__(self, check: Callable[..., str | None], timeout_s: float = 30.0, calls: int = 1) -> None:
         self._check = check
-        self._patience_s = patience_s
+        self._patience_s = timeout_s
         self._calls = calls
         self._left = 0
         self._pid = 0

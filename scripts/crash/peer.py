@@ -21,7 +21,7 @@ NAMES = {
     "max_index_num": "maxIndexNum",
     "enable_consume_queue_ext": "enableConsumeQueueExt",
 }
-PATIENCE_S = 600
+TIMEOUT_S = 600
 HEAP_MIB_MAX = 6144
 FAILURES_MAX = 5
 
@@ -45,9 +45,9 @@ def open_with_rocketmq(store: Path, settings: Mapping[str, object], rows: Sequen
     with tempfile.TemporaryDirectory(prefix="pyengine-peer-") as scratch:
         try:
             with Judge(needs.java_command(), Path(scratch), f"{_heap_mib()}m") as judge:
-                found = judge.verify(store, told).result(PATIENCE_S)
+                found = judge.verify(store, told).result(TIMEOUT_S)
         except (JudgeUnavailableError, TimeoutError) as error:
-            raise PeerUnavailableError(str(error) or f"RocketMQ has not read the store within {PATIENCE_S} s") from error
+            raise PeerUnavailableError(str(error) or f"RocketMQ has not read the store within {TIMEOUT_S} s") from error
         except JudgeFailure as error:
             if "OutOfMemoryError" in str(error):
                 raise PeerUnavailableError(f"the {len(rows):,} messages are too many for the memory that is free here") from error

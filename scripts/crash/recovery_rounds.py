@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crash.report import add_common_options, ended_in_order, finish
-from crash.rounds import COMMAND_PATIENCE_S, CrashRun, Summary
+from crash.rounds import COMMAND_TIMEOUT_S, CrashRun, Summary
 from crash.watch import EngineWatch
 from pyengine._native import lib
 from pyengine.cli.replay import MODES
@@ -91,7 +91,7 @@ class RecoveryRun(CrashRun):
         command = [sys.executable, "-P", "-m", "pyengine", "recover", str(self.store)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(self.rng.uniform(0.05, 0.4) if not self.is_armed() else COMMAND_PATIENCE_S)
+            process.wait(self.rng.uniform(0.05, 0.4) if not self.is_armed() else COMMAND_TIMEOUT_S)
         if process.poll() is None:
             process.kill()
         return process.wait() < 0
@@ -100,7 +100,7 @@ class RecoveryRun(CrashRun):
         """The supervisor dies on its way up, or right after; what it had started dies too."""
         is_armed = self.is_armed()
         try:
-            start_engine(self.store, self.settings, timeout_s=COMMAND_PATIENCE_S if is_armed else self.rng.uniform(0.05, 0.4))
+            start_engine(self.store, self.settings, timeout_s=COMMAND_TIMEOUT_S if is_armed else self.rng.uniform(0.05, 0.4))
         except EngineError:
             pass
         died = bool(self.board.struck_pid) or not is_armed

@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 
 from crash.audit import audit, check, read_acked
-from crash.rounds import AIM_SHARE, COMMAND_PATIENCE_S, CrashRun
+from crash.rounds import AIM_SHARE, COMMAND_TIMEOUT_S, CrashRun
 from crash.watch import EngineWatch, kill, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.ipc.store_lock import living_kinds
@@ -43,7 +43,7 @@ class ReplicatorRun(CrashRun):
         return started
 
     def start_slave(self) -> dict[str, object]:
-        return start_engine(self.slave, self.slave_settings, timeout_s=COMMAND_PATIENCE_S)
+        return start_engine(self.slave, self.slave_settings, timeout_s=COMMAND_TIMEOUT_S)
 
     def wait_for_acks(self) -> None:
         """Many, not one: between two kills the slave is to be followed for a while, not only found."""
@@ -79,7 +79,7 @@ class ReplicatorRun(CrashRun):
     def look_over(self, *, final: bool = False) -> None:
         """Both run until the slave has everything, then both are stopped."""
         if not living_kinds(self.store):
-            start_engine(self.store, self.settings, timeout_s=COMMAND_PATIENCE_S)
+            start_engine(self.store, self.settings, timeout_s=COMMAND_TIMEOUT_S)
         if not living_kinds(self.slave):
             self.start_slave()
         try:

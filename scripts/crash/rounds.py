@@ -60,11 +60,11 @@ DELAYS = {"message_delay_level": "0s", "flush_delay_offset_interval_ms": 50, "fl
 PRODUCERS = 2
 AIM_SHARE = 0.5
 AIM_TRIES = 100
-AIM_PATIENCE_S = 0.02
+AIM_TIMEOUT_S = 0.02
 MOMENT_MS_MAX = 60.0
-COMMAND_PATIENCE_S = 120.0
+COMMAND_TIMEOUT_S = 120.0
 DEATHS_SEEN_MAX = 4
-UNDRAINED_PATIENCE_S = 5.0
+UNDRAINED_TIMEOUT_S = 5.0
 POOL_ONLY = ("committer",)
 VICTIMS = (*(kind.name for kind in KINDS), "supervisor", "producer", "all")
 
@@ -140,12 +140,12 @@ class CrashRun:
     # -- the engine
 
     def start_engine(self) -> dict[str, object]:
-        return start_engine(self.store, self.settings, timeout_s=COMMAND_PATIENCE_S)
+        return start_engine(self.store, self.settings, timeout_s=COMMAND_TIMEOUT_S)
 
     def start_successor(self, start: Callable[[], dict[str, object]] | None = None) -> dict[str, object]:
         """Start a supervisor behind a dead one. A worker that it was just starting may hold its lock for a moment."""
         start = start or self.start_engine
-        deadline_s = time.monotonic() + UNDRAINED_PATIENCE_S
+        deadline_s = time.monotonic() + UNDRAINED_TIMEOUT_S
         while True:
             try:
                 return start()
@@ -157,7 +157,7 @@ class CrashRun:
     def recover(self, store: Path | None = None) -> None:
         """As an operator would: the command, which drains what the dead engine left in its buffers."""
         command = [sys.executable, "-P", "-m", "pyengine", "recover", str(store or self.store)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_PATIENCE_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
         if done.returncode not in self.recovered_codes:
             raise EngineError(f"pyengine recover ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
 
@@ -181,7 +181,7 @@ class CrashRun:
             process.terminate()
         for process in self.producers:
             try:
-                process.wait(COMMAND_PATIENCE_S)
+                process.wait(COMMAND_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 raise HangError(f"producer {process.pid} does not end") from None
             if process.returncode not in (0, -signal.SIGTERM):  # the latter: it had not begun yet
@@ -252,7 +252,7 @@ class CrashRun:
         aim = self.rng.random() < self.aim
         for attempt in range(AIM_TRIES):
             if aim:
-                watch.await_work(kind, pid, AIM_PATIENCE_S)
+                watch.await_work(kind, pid, AIM_TIMEOUT_S)
             with stopped(pid):
                 middle = watch.in_the_middle(kind, pid)
                 if middle or not aim or attempt == AIM_TRIES - 1:
@@ -276,7 +276,7 @@ class CrashRun:
                 os.kill(pids["committer"], signal.SIGSTOP)
                 with contextlib.suppress(HangError):
                     wait_for("bytes in the pool", lambda: watch.positions().wrote > watch.positions().committed,
-                             UNDRAINED_PATIENCE_S)
+                             UNDRAINED_TIMEOUT_S)
                     time.sleep(self.rng.uniform(0, 0.02))
             self.aimed_kill(watch, "writer", pids["writer"])
             now = watch.positions()

@@ -17,7 +17,7 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.native import control as native
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 STEP_S = 0.002
 # futex, restart_syscall and the two sleeps: where a worker stands that waits for work.
 WAITING_SYSCALLS = {"x86_64": (202, 219, 35, 230), "aarch64": (98, 128, 101, 115)}.get(platform.machine(), ())
@@ -27,12 +27,12 @@ class HangError(Exception):
     """Something did not come about in time."""
 
 
-def wait_for(what: str, condition: Callable[[], object], patience_s: float = PATIENCE_S) -> object:
+def wait_for(what: str, condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> object:
     """The condition's first true value; HangError names what was waited for."""
-    deadline_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline_s:
-            raise HangError(f"{what}: not within {patience_s:g} s")
+            raise HangError(f"{what}: not within {timeout_s:g} s")
         time.sleep(STEP_S)
     return value
 
@@ -99,9 +99,9 @@ class EngineWatch:
         """Of a slave: whether it follows its master."""
         return bool(native.load(self._memory.control.replicator, "linked"))
 
-    def await_work(self, kind: str, pid: int, patience_s: float) -> None:
+    def await_work(self, kind: str, pid: int, timeout_s: float) -> None:
         """Looks, without a pause, until the worker has begun something; a moment to stop it. Or until patience ends."""
-        deadline_s = time.monotonic() + patience_s
+        deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             if kind == "writer":
                 if native.load(self._memory.control.writer, "pass_started_ms"):
@@ -167,7 +167,7 @@ def kill_all(watch: EngineWatch, others: Sequence[int] = (), rng: random.Random 
     return len(victims) + 1
 
 
-def kill(pid: int, patience_s: float = PATIENCE_S) -> None:
+def kill(pid: int, timeout_s: float = TIMEOUT_S) -> None:
     """SIGKILL, and wait until the whole process, its last thread included, is gone or a zombie."""
     try:
         descriptor = os.pidfd_open(pid)
@@ -176,7 +176,7 @@ def kill(pid: int, patience_s: float = PATIENCE_S) -> None:
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        if not select.select([descriptor], [], [], patience_s)[0]:
-            raise HangError(f"process {pid} does not die within {patience_s:g} s")
+        if not select.select([descriptor], [], [], timeout_s)[0]:
+            raise HangError(f"process {pid} does not die within {timeout_s:g} s")
     finally:
         os.close(descriptor)

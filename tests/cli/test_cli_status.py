@@ -82,19 +82,19 @@ def test_a_full_disk_is_told(owner):
     assert document["read_only"] and "disk is full" in document["reason"]
 
 
-def ready(owner, kind, *, silent_s):
+def ready(owner, kind, *, heartbeat_age_s):
     """The test's own process as a living worker that went round so long ago."""
     owner.lock.take_kind(kind)
     line, mine = owner.worker(kind), owner.worker(native.SUPERVISOR)
     for field in ("pid", "start_time_ms"):
         native.store(line, field, native.load(mine, field))
-    native.store(line, "heartbeat_ns", monotonic_ns() - silent_s * 10**9)
+    native.store(line, "heartbeat_ns", monotonic_ns() - heartbeat_age_s * 10**9)
     native.store(line, "state", native.WORKER_READY)
 
 
 def test_a_disk_that_hangs_is_told_with_what_waits_for_it(owner):
     owner.publish()
-    ready(owner, native.FLUSHER, silent_s=138)
+    ready(owner, native.FLUSHER, heartbeat_age_s=138)
     native.store_position(owner.control.flushed, 1024)
     reason = status(owner)["reason"]
     assert "the flusher" in reason and "has not finished a round for 1" in reason and "disk that does not answer" in reason
@@ -103,7 +103,7 @@ def test_a_disk_that_hangs_is_told_with_what_waits_for_it(owner):
 
 def test_a_pass_that_takes_so_long_that_puts_are_refused_is_told(owner):
     owner.publish()
-    ready(owner, native.WRITER, silent_s=0)
+    ready(owner, native.WRITER, heartbeat_age_s=0)
     native.store(owner.control.writer, "pass_started_ms", now_ms() - 138_000)
     reason = status(owner)["reason"]
     assert "the writer" in reason and "puts are refused (OS_PAGECACHE_BUSY)" in reason and "for 1" in reason
@@ -111,7 +111,7 @@ def test_a_pass_that_takes_so_long_that_puts_are_refused_is_told(owner):
 
 def test_a_worker_that_goes_round_is_no_reason(owner):
     owner.publish()
-    ready(owner, native.FLUSHER, silent_s=0)
+    ready(owner, native.FLUSHER, heartbeat_age_s=0)
     native.store_position(owner.control.flushed, 1024)
     assert status(owner)["reason"] == ""
 

@@ -11,7 +11,7 @@ from pyengine.errors import DiskError
 from pyengine.client import group_session
 from pyengine.client.allocate_message_queue import allocate_averagely
 from pyengine.client.group_session import GroupSession, HistoryChangedError
-from pyengine.services.stillness import Stillness
+from pyengine.services.liveness_tracker import LivenessTracker
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
 
@@ -51,16 +51,16 @@ def test_shares_cover_every_queue_once():
 
 def test_still_is_what_has_not_moved_for_the_timeout():
     clock = Clock()
-    stillness = Stillness(10, clock)
-    assert not stillness.is_still("a", 1)
+    liveness = LivenessTracker(10, clock)
+    assert not liveness.is_expired("a", 1)
     clock.now_s += 9
-    assert not stillness.is_still("a", 1)
+    assert not liveness.is_expired("a", 1)
     clock.now_s += 1
-    assert stillness.is_still("a", 1) and not stillness.is_still("a", 2)
+    assert liveness.is_expired("a", 1) and not liveness.is_expired("a", 2)
     clock.now_s += 10
-    assert stillness.is_still("a", 2)
-    stillness.forget("a")
-    assert not stillness.is_still("a", 2)
+    assert liveness.is_expired("a", 2)
+    liveness.forget("a")
+    assert not liveness.is_expired("a", 2)
 
 
 @pytest.fixture

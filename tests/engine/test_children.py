@@ -92,8 +92,8 @@ def test_a_worker_that_keeps_dying_is_restarted_after_growing_pauses(rig):
 
 def test_a_silent_worker_is_aborted_then_killed_and_replaced(rig, monkeypatch):
     """A stopped process cannot even act on SIGABRT."""
-    monkeypatch.setattr("pyengine.engine.children.ABORT_PATIENCE_S", 0.3)
-    made = rig(replace(FLUSHER, silent_s=0.7), overrides={"flush_interval_commit_log_ms": "50"})
+    monkeypatch.setattr("pyengine.engine.children.ABORT_TIMEOUT_S", 0.3)
+    made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), overrides={"flush_interval_commit_log_ms": "50"})
     made.children.start()
     made.go_until(lambda: made.children.all_ready, "ready")
     first = native.load(line(made), "pid")
@@ -104,8 +104,8 @@ def test_a_silent_worker_is_aborted_then_killed_and_replaced(rig, monkeypatch):
 
 
 def test_a_worker_that_loops_leaves_a_trace(rig, monkeypatch, capfd):
-    made = rig(replace(FLUSHER, silent_s=0.7), overrides={"flush_interval_commit_log_ms": "3600000"})
-    made.children.start()  # an idle flusher with so long an interval is silent for longer than silent_s
+    made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), overrides={"flush_interval_commit_log_ms": "3600000"})
+    made.children.start()  # an idle flusher with so long an interval is silent for longer than heartbeat_timeout_s
     made.go_until(lambda: any("SIGABRT" in text for text in made.said), "aborted")
     assert "Fatal Python error: Aborted" in capfd.readouterr().err
 
@@ -128,7 +128,7 @@ def test_a_worker_that_lacks_room_or_descriptors_is_tried_for_as_long_as_it_take
 
     def popen(command, **named):
         for _ in left:
-            return real([sys.executable, "-c", f"raise SystemExit({int(WorkerExit.NOT_NOW)})"], **named)
+            return real([sys.executable, "-c", f"raise SystemExit({int(WorkerExit.TEMPFAIL)})"], **named)
         return real(command, **named)
 
     monkeypatch.setattr("pyengine.engine.children.subprocess.Popen", popen)
@@ -239,7 +239,7 @@ def test_a_worker_that_dies_while_it_is_to_finish_is_started_once_more(rig, monk
 
 def test_a_halting_engine_does_not_wait_long_for_who_never_came_up(rig, monkeypatch):
     real = subprocess.Popen
-    monkeypatch.setattr("pyengine.engine.children.HALTED_PATIENCE_S", 0.1)
+    monkeypatch.setattr("pyengine.engine.children.HALTED_TIMEOUT_S", 0.1)
     monkeypatch.setattr("pyengine.engine.children.subprocess.Popen", lambda command, **named: real(["sleep", "3600"], **named))
     made = rig(FLUSHER)
     made.children.start()

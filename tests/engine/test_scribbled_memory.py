@@ -17,7 +17,7 @@ from pyengine.cli.engine_status import engine_status
 from pyengine.cli.recover import recover_alone
 from pyengine.config import load_config
 from pyengine.errors import EngineError
-from pyengine.ipc.left_memory import left_memory
+from pyengine.ipc.crashed_engine_memory import left_memory
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native.control import CONTROL_BYTES
@@ -110,7 +110,7 @@ def scribbled_everywhere(engine, rng, count: int) -> list[str]:
         at = rng.randrange(min(size, rng.choice((256, 4096, size))))
         data = rng.choice((rng.randbytes(rng.randrange(1, 64)), b"\xff" * 16, bytes(64)))[: size - at]
         before = scribble(path, at, data)
-        complaint = InChild(look, patience_s=20)(engine.root)
+        complaint = InChild(look, timeout_s=20)(engine.root)
         if complaint:
             bad.append(f"{data.hex()} at {at} of {path.name}: {complaint[-800:]}")
         scribble(path, at, before)

@@ -99,7 +99,7 @@ def test_a_twin_is_refused_with_its_own_code(make_owner):
     owner.spawn("", script=SCRIPT)
     owner.wait_ready(KIND)
     twin = owner.spawn("", script=SCRIPT)
-    assert twin.wait(timeout=30) == WorkerExit.TWIN
+    assert twin.wait(timeout=30) == WorkerExit.ALREADY_RUNNING
     assert "living worker of this kind" in twin.stderr.read()
 
 
@@ -116,8 +116,8 @@ def test_a_retired_engine_ends_its_workers(make_owner):
 @pytest.mark.parametrize(("how", "code", "says", "state"), [
     ("fail-boot", WorkerExit.BOOT_FAILED, "cannot start: no disk today", native.WORKER_FAILED),
     ("fail-work", 1, "a defect", native.WORKER_FAILED),
-    ("fail-boot-full", WorkerExit.NOT_NOW, "cannot start: no room today", native.WORKER_FAILED),
-    ("fail-work-files", WorkerExit.NOT_NOW, "Too many open files: somewhere", native.WORKER_FAILED),
+    ("fail-boot-full", WorkerExit.TEMPFAIL, "cannot start: no room today", native.WORKER_FAILED),
+    ("fail-work-files", WorkerExit.TEMPFAIL, "Too many open files: somewhere", native.WORKER_FAILED),
 ])
 def test_a_worker_that_fails_says_why(make_owner, how, code, says, state):
     owner = make_owner()
@@ -136,7 +136,7 @@ def test_under_a_service_manager_a_worker_that_fails_at_once_ends_a_while_later(
     owner = make_owner()
     owner.publish()
     child = owner.spawn("", "fail-boot-full", script="import time\ntime.sleep = lambda s: print('waits', s, file=sys.stderr)\n" + SCRIPT)
-    assert child.wait(timeout=30) == WorkerExit.NOT_NOW
+    assert child.wait(timeout=30) == WorkerExit.TEMPFAIL
     assert "waits 5.0" in child.stderr.read()
     waited = []
     monkeypatch.setattr(notify.time, "sleep", waited.append)

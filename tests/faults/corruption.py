@@ -46,7 +46,7 @@ Truth = Mapping[tuple[str, int, int], Message]
 UNCOVERED = {"flag", "sys_flag", "born_timestamp_ms", "born_host", "store_timestamp_ms", "store_host", "reconsume_times",
              "prepared_transaction_offset", "raw_properties"}
 PAGE_BYTES = 512
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 NASTY = (0, 1, -1, 7, 8, 19, 20, 21, 90, 91, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFF, -0x80000000,
          0x7FFFFFF0, 1 << 24)
 
@@ -368,7 +368,7 @@ class Outcome:
 
 
 def sweep(damages: Iterable[Damage], judge: Callable[[Damage], str | None], *, until_s: float | None = None,
-          bad_max: int = 20, patience_s: float = PATIENCE_S) -> Outcome:
+          bad_max: int = 20, timeout_s: float = TIMEOUT_S) -> Outcome:
     """Judges them one by one in a forked child; one that crashes or hangs is followed by another child.
 
     Every child makes the damages anew from where it stands, so `damages` must be the same in each: it is iterated in
@@ -386,14 +386,14 @@ def sweep(damages: Iterable[Damage], judge: Callable[[Damage], str | None], *, u
                 os.close(ours)
                 _run_child(damages, judge, line, its, skip, None if until_s is None else began_s + until_s)
             os.close(its)
-            bad, hung = _follow(ours, pid, line, patience_s)
+            bad, hung = _follow(ours, pid, line, timeout_s)
             outcome.bad += bad
             _, status = os.waitpid(pid, 0)
             at, done = struct.unpack_from("=qq", line)
             outcome.cases = at + (0 if done else 1)
             if done or len(outcome.bad) >= bad_max:
                 break
-            how = f"no answer within {patience_s:g} s" if hung else f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(
+            how = f"no answer within {timeout_s:g} s" if hung else f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(
                 status) else f"exit {status}"
             outcome.bad.append(f"case {at}: {how}")
             skip = at + 1
@@ -422,7 +422,7 @@ def _run_child(damages: Iterable[Damage], judge: Callable[[Damage], str | None],
         os._exit(0)
 
 
-def _follow(ours: int, pid: int, line: mmap.mmap, patience_s: float) -> tuple[list[str], bool]:
+def _follow(ours: int, pid: int, line: mmap.mmap, timeout_s: float) -> tuple[list[str], bool]:
     text, hung = b"", False
     at, since_s = -1, time.monotonic()
     with open(ours, "rb", buffering=0) as pipe:
@@ -435,7 +435,7 @@ def _follow(ours: int, pid: int, line: mmap.mmap, patience_s: float) -> tuple[li
             now, = struct.unpack_from("=q", line)
             if now != at:
                 at, since_s = now, time.monotonic()
-            elif time.monotonic() - since_s > patience_s:
+            elif time.monotonic() - since_s > timeout_s:
                 hung = True
                 os.kill(pid, signal.SIGKILL)
                 since_s = time.monotonic()

@@ -140,8 +140,8 @@ def run_engine(store: Path, acks: Path, seed: str, mode: str, company: Collectio
                 command = [sys.executable, "-P", "-m", f"crash.{module}", str(store), str(acks), *options]
                 clients.append(subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL))
                 if module == "acked_consumer":
-                    wait_for("a consumer", lambda: b'"reads"' in acks.read_bytes(), patience_s=120)
-            wait_for("acknowledgements", lambda: has_done_enough(store, acks, company, enough), patience_s=120)
+                    wait_for("a consumer", lambda: b'"reads"' in acks.read_bytes(), timeout_s=120)
+            wait_for("acknowledgements", lambda: has_done_enough(store, acks, company, enough), timeout_s=120)
         for client in clients:
             client.kill()
             client.wait()

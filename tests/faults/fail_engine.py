@@ -66,7 +66,7 @@ FOR_EVER = 1 << 40
 SHORT = -1
 TOPICS = ("disk-a", "disk-b")
 LATE_TOPIC = "disk-late"
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 TRAFFIC_S = 1.5     # so long a call is waited for that does not come (--traffic)
 BEHIND = 5          # puts after the call has failed
 
@@ -219,7 +219,7 @@ class Rig:
             self.work()
         reason = ""
         if plan.failed:
-            until_s = time.monotonic() + PATIENCE_S
+            until_s = time.monotonic() + TIMEOUT_S
             for _ in range(BEHIND if how == "once" else 1):
                 self.work()
             while how == "lasting" and not reason and time.monotonic() < until_s:
@@ -268,10 +268,10 @@ class Rig:
     def look_at_living(self) -> None:
         """It must come back by itself, with everything."""
         try:
-            wait_for("a put is acknowledged again", self.traffic.put, PATIENCE_S)
-            wait_for("all workers are up", self.is_up, PATIENCE_S)
-            wait_for("all is flushed, dispatched and noted", self.is_noted, PATIENCE_S)
-            wait_for("status gives no reason any more", lambda: not self.status()["reason"], PATIENCE_S)
+            wait_for("a put is acknowledged again", self.traffic.put, TIMEOUT_S)
+            wait_for("all workers are up", self.is_up, TIMEOUT_S)
+            wait_for("all is flushed, dispatched and noted", self.is_noted, TIMEOUT_S)
+            wait_for("status gives no reason any more", lambda: not self.status()["reason"], TIMEOUT_S)
             self.traffic.read()
         except HangError as error:
             self.bad.append(f"{error}; last: {self.traffic.last}; status: {self.status()['reason']!r}, workers "
@@ -306,8 +306,8 @@ class Rig:
     def judge(self) -> None:
         """What was acknowledged is there, nothing is torn, doubled or out of order, late messages were delivered."""
         try:
-            wait_for("all is flushed and dispatched", self.is_noted, PATIENCE_S)
-            wait_for("late messages are delivered", self.is_delivered, PATIENCE_S)
+            wait_for("all is flushed and dispatched", self.is_noted, TIMEOUT_S)
+            wait_for("late messages are delivered", self.is_delivered, TIMEOUT_S)
         except HangError as error:
             self.bad.append(str(error))
         rows = self.traffic.acked

@@ -18,7 +18,7 @@ from pathlib import Path
 from crash.audit import audit, check
 from crash.replicas import differences, free_port
 from crash.watch import HangError, wait_for
-from faults.fail_engine import PATIENCE_S, SETTINGS, TOPICS, Plan, Rig, Traffic, options, run
+from faults.fail_engine import TIMEOUT_S, SETTINGS, TOPICS, Plan, Rig, Traffic, options, run
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.replay import MODES
 from pyengine.engine.embedded import start_engine, stop_engine
@@ -90,7 +90,7 @@ class Pair(Rig):
 
     def judge(self) -> None:
         try:
-            wait_for("both have everything", self.is_noted, PATIENCE_S)
+            wait_for("both have everything", self.is_noted, TIMEOUT_S)
         except HangError as error:
             self.bad.append(f"{error}: {[engine_status(root, {})['positions'] for root in self.roots.values()]}")
         for role, root in self.roots.items():

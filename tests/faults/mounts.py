@@ -29,7 +29,7 @@ CLONE_NEWNS = 0x20000
 MS_REC, MS_PRIVATE = 1 << 14, 1 << 18
 MNT_DETACH = 2
 PR_SET_PDEATHSIG = 1
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
@@ -72,7 +72,7 @@ def with_own_mounts(function: Callable[Given, Result], *arguments: Given.args, *
 
 
 def _end(child: multiprocessing.process.BaseProcess) -> None:
-    child.join(PATIENCE_S)
+    child.join(TIMEOUT_S)
     if child.exitcode is None:
         child.kill()
         child.join()
@@ -127,7 +127,7 @@ def mount(descriptor: int, folder: Path, kind: str) -> Iterator[None]:
 def unmount(folder: Path) -> None:
     """Waits for its last user; HangError if somebody stays."""
     try:
-        wait_for(f"{folder} is left", lambda: _libc.umount2(os.fsencode(folder), 0) == 0, PATIENCE_S)
+        wait_for(f"{folder} is left", lambda: _libc.umount2(os.fsencode(folder), 0) == 0, TIMEOUT_S)
     except BaseException:
         detach(folder)
         raise

@@ -106,7 +106,7 @@ def test_a_judge_that_dies_or_hangs_is_a_finding_and_the_next_case_has_its_turn(
             time.sleep(1)
         return "told" if damage.name == "bad" else None
 
-    outcome = sweep([Damage(name) for name in ("good", "dies", "hangs", "bad", "good")], judge, patience_s=1.0)
+    outcome = sweep([Damage(name) for name in ("good", "dies", "hangs", "bad", "good")], judge, timeout_s=1.0)
     assert outcome.cases == 5
     assert outcome.bad == ["case 1: ended by signal 9", "case 2: no answer within 1 s", "case 3: bad: told"]
 

@@ -24,7 +24,7 @@ def test_a_good_check_says_nothing_and_a_bad_one_its_sentence():
 
 def test_an_exception_a_crash_and_a_hang_become_sentences_that_are_no_judgement():
     told = [InChild(lambda: str(int("x")))(), InChild(crash)(),
-            InChild(lambda: str(threading.Event().wait()), patience_s=0.2)()]
+            InChild(lambda: str(threading.Event().wait()), timeout_s=0.2)()]
     assert "ValueError" in told[0] and told[1:] == ["ended by signal 11", "no answer within 0.2 s"]
     assert all(isinstance(sentence, Unjudged) for sentence in told)
 

@@ -32,7 +32,7 @@ from pyengine.native.producer import MANY, PUT, pack_many
 
 WAVES = 3
 ENTRIES = 3  # of each producer in each wave
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 STEP_S = 0.0003
 RIG_FILES = ("csrc/writer.c", "csrc/undo.h", "csrc/log_tail.c", "csrc/record.c", "csrc/queue_table.c", "csrc/latch.c")
 NOBODY_ELSE = ("latch_taken",)  # a writer alone wakes no other worker
@@ -117,7 +117,7 @@ class Case:
     def drained(self, pid: int, arms: list[tuple[str, int]]) -> int:
         """Waits until everything submitted is answered; a writer that dies meanwhile has a successor, whose pid it is."""
         views = [view for _, view in self.rig.sessions.values()]
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while any(view.acked != producer.sequence or producer_sequence(view) < 0
                   for view, producer in zip(views, self.producers)):
             ended, status = os.waitpid(pid, os.WNOHANG)

@@ -25,8 +25,8 @@ from typing import Any
 from pyengine.cli.replay_manifest import Put
 
 SOURCES = Path(__file__).parent / "judge"
-BUILD_PATIENCE_S = 900
-ANSWER_PATIENCE_S = 240
+BUILD_TIMEOUT_S = 900
+ANSWER_TIMEOUT_S = 240
 
 # The store reaches into the JDK to unmap files; it cleans old files by force on a disk that is nearly full.
 JVM_FLAGS = (
@@ -74,7 +74,7 @@ def build() -> Path:
             shutil.copytree(SOURCES, place, ignore=shutil.ignore_patterns("target"))
             command = ["mvn", "-q", "-B", "package", "dependency:copy-dependencies", "-DoutputDirectory=target/lib"]
             try:
-                told = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=BUILD_PATIENCE_S)
+                told = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise JudgeUnavailableError(f"Maven did not build the judge: {error}") from error
             if told.returncode != 0:
@@ -172,11 +172,11 @@ class Judge:
 
     def ha_look(self, store: Path) -> dict[str, Any]:
         """How far an open store is, now."""
-        return self._ask("ha_look", store, {}).result(ANSWER_PATIENCE_S)
+        return self._ask("ha_look", store, {}).result(ANSWER_TIMEOUT_S)
 
     def ha_close(self, store: Path) -> dict[str, Any]:
         """Stops an open store in good order, when its queues have caught up; adds `facts`."""
-        return self._ask("ha_close", store, {}).result(ANSWER_PATIENCE_S)
+        return self._ask("ha_close", store, {}).result(ANSWER_TIMEOUT_S)
 
     @property
     def pid(self) -> int:

@@ -12,7 +12,7 @@ import pytest
 from pyengine._native import ffi
 from pyengine.errors import StoreBusyError
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
-from pyengine.ipc.left_memory import left_memory
+from pyengine.ipc.crashed_engine_memory import left_memory
 from pyengine.native import control as native
 
 
@@ -61,7 +61,7 @@ def test_a_worker_line_says_who_and_how_it_goes():
 
 def test_a_process_that_has_let_go_of_a_store_is_not_taken_for_its_engine(make_owner, monkeypatch):
     """Under systemd a worker that lacks something sleeps a while before it ends, its locks given up."""
-    monkeypatch.setattr("pyengine.ipc.left_memory.DYING_S", 0.0)
+    monkeypatch.setattr("pyengine.ipc.crashed_engine_memory.DYING_S", 0.0)
     owner = make_owner()
     owner.publish()
     line = owner.control.workers[native.FLUSHER]

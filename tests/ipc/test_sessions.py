@@ -257,7 +257,7 @@ def test_nonsense_gets_an_answer_and_harms_nobody(server, line):
 
 
 def test_endless_lines_and_silent_peers_are_dropped(server, monkeypatch):
-    monkeypatch.setattr(session_server, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(session_server, "TIMEOUT_S", 0.05)
     with session_server.connect(server.owner.folder.path, 10) as endless, \
             session_server.connect(server.owner.folder.path, 10) as silent:
         endless.sendall(b"x" * 5000)

@@ -246,7 +246,7 @@ def test_an_engine_that_starts_again_is_no_news_for_a_while(builder, given, monk
         with held_by_a_broker(builder.root):
             assert reader.latestOffset(start, None) == start
             assert reader.partitions({} if given else {"physicalOffset": 0}, start)
-            now_s[0] += module.PATIENCE_S - 1
+            now_s[0] += module.TIMEOUT_S - 1
             assert reader.latestOffset(start, None) == start
             if number:
                 now_s[0] += 1
@@ -257,7 +257,7 @@ def test_an_engine_that_starts_again_is_no_news_for_a_while(builder, given, monk
     ahead = {"A": {"0": 31, "1": 30}} if given else {"physicalOffset": builder.end + 1}
     reader = pickle.loads(pickle.dumps(reader))
     assert reader.latestOffset(ahead, None) == ahead
-    now_s[0] += module.PATIENCE_S
+    now_s[0] += module.TIMEOUT_S
     with pytest.raises(DataLossError, match="what it had read is gone"):
         reader.latestOffset(ahead, None)
     reader.stop()
@@ -273,7 +273,7 @@ def test_a_queue_that_is_gone_for_good_is_waited_for_once(builder, monkeypatch):
     reader = module.LogStreamReader(StructType(), {"path": str(builder.root), "subscribe": "A", "failOnDataLoss": "false"})
     start = {"A": {"0": 0, "1": 30, "9": 5}}
     assert reader.latestOffset(start, None) == start
-    now_s[0] += module.PATIENCE_S
+    now_s[0] += module.TIMEOUT_S
     for _ in range(2):
         assert reader.latestOffset(start, None) == {"A": {"0": 30, "1": 30, "9": 5}}
     reader.stop()

@@ -58,7 +58,7 @@ def test_a_writer_that_is_stopped_anywhere_is_passed_over_and_cannot_undo_the_ne
                                stdout=subprocess.PIPE)
     try:
         eventually(lambda: is_stopped(stopped.pid), "the writer has stopped itself")
-        with lock_of(tmp_path, patience_s=0.2).held() as writer:
+        with lock_of(tmp_path, timeout_s=0.2).held() as writer:
             found = (tmp_path / "file").read_bytes()
             writer.replace(b"of the next", keep_as="bak")
         os.kill(stopped.pid, signal.SIGCONT)
@@ -78,13 +78,13 @@ def test_a_dead_writer_makes_room_at_once(tmp_path):
         with lock_of(tmp_path).held():
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    with lock_of(tmp_path, patience_s=1e9).held() as writer:
+    with lock_of(tmp_path, timeout_s=1e9).held() as writer:
         writer.replace(b"after it", keep_as="bak")
 
 
 def test_who_was_passed_over_changes_nothing(tmp_path):
     with lock_of(tmp_path).held() as slow:
-        with lock_of(tmp_path, patience_s=0.05).held() as fast:
+        with lock_of(tmp_path, timeout_s=0.05).held() as fast:
             fast.replace(b"fast", keep_as="bak")
         with pytest.raises(LockPassedOnError):
             slow.replace(b"slow", keep_as="bak")
@@ -97,7 +97,7 @@ def test_whatever_stands_in_the_lock_file_it_locks(tmp_path, content):
     (tmp_path / "consumers" / "lock").write_bytes(content)
     with lock_of(tmp_path).held() as first:
         first.replace(b"1", keep_as="bak")
-        with lock_of(tmp_path, patience_s=0.05).held() as second:
+        with lock_of(tmp_path, timeout_s=0.05).held() as second:
             second.replace(b"2", keep_as="bak")
         with pytest.raises(LockPassedOnError):
             first.check()
@@ -113,7 +113,7 @@ def test_a_removed_lock_file_is_made_again(tmp_path):
 def test_whoever_waits_is_heard_of_meanwhile(tmp_path):
     heard = []
     with lock_of(tmp_path).held():
-        with lock_of(tmp_path, patience_s=0.05, while_waiting=lambda: heard.append(1)).held():
+        with lock_of(tmp_path, timeout_s=0.05, while_waiting=lambda: heard.append(1)).held():
             assert heard
 
 

@@ -51,7 +51,7 @@ def test_every_kind_is_wanted_and_stops_before_what_finishes_its_work():
         assert unit_files.STORE_UNIT.replace("@.", "@%i.") in after
         for other in KINDS:
             assert (unit_files.worker_unit(other).replace("@.", "@%i.") in after) == (other.stop_rank > kind.stop_rank)
-        assert values(name, "WatchdogSec") == [f"{kind.silent_s:g}"]
+        assert values(name, "WatchdogSec") == [f"{kind.heartbeat_timeout_s:g}"]
     assert values(unit_files.STORE_UNIT, "After") == []
 
 

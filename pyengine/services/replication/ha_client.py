@@ -33,7 +33,7 @@ from pyengine.results import PutStatus
 from pyengine.services.replication.ha_link import LinkLostError, MasterLink
 from pyengine.services.replication.ha_stream import RUN_BYTES, BadStreamError, FrameCutter, LogsDifferError, RecordStream
 from pyengine.services.replication.replication_notes import ReplicationNotes
-from pyengine.storage.own_log import OwnLog
+from pyengine.storage.local_log import LocalLog
 
 RING_BYTES_MIN = 16 << 20
 ENTRY_HEAD_BYTES = 4096
@@ -87,7 +87,7 @@ class HaClient:
         self._silence_ns = config.ha_housekeeping_interval_ms * 1_000_000
         self._acks_flushed = config.acks_flushed
         self._segment_bytes = memory.identity.segment_bytes
-        self._log = OwnLog(root, self._segment_bytes)
+        self._log = LocalLog(root, self._segment_bytes)
         self._notes = ReplicationNotes(memory, root, report)
         self._notes.note()  # from its first moment on the store is known for a slave
         self._notes.start()
@@ -228,7 +228,7 @@ class HaClient:
             return 1 if self._from_byte_1 else 0
         target = max(low, end - self._config.ha_compare_bytes)
         known = self._known_border
-        border = max(low, self._log.border_below(target, known if known is not None and known <= target else None))
+        border = max(low, self._log.record_boundary(target, known if known is not None and known <= target else None))
         self._known_border = border
         return border or 1
 

@@ -29,7 +29,7 @@ from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.replication.ha_link import LinkLostError, MasterLink
 from pyengine.services.replication.ha_stream import BadStreamError, FrameCutter, LogsDifferError, RecordStream
-from pyengine.storage.own_log import OwnLog
+from pyengine.storage.local_log import LocalLog
 from pyengine.storage.replication_state import ReplicationStateFile
 
 STEP_BACK = 8        # each look that finds nothing equal begins so many times as far below the end
@@ -83,7 +83,7 @@ def join(root: str | os.PathLike[str], config: EngineConfig, min_offset: int, en
 def _old_store(root: str | os.PathLike[str], config: EngineConfig, low: int, end_offset: int, remembered: int) -> Join:
     if end_offset == low:
         return Join()  # its origin is known, and there is nothing to compare
-    log = OwnLog(root, config.mapped_file_size_commit_log_bytes)
+    log = LocalLog(root, config.mapped_file_size_commit_log_bytes)
     try:
         cut_at, why = _Comparison(config, log, low, end_offset).run()
     except (LinkLostError, BadStreamError) as error:
@@ -171,7 +171,7 @@ class _Outcome(enum.Enum):
 class _Comparison:
     """Looks at the master's log from one border after the other until it is clear where both part."""
 
-    def __init__(self, config: EngineConfig, log: OwnLog, low: int, end: int) -> None:
+    def __init__(self, config: EngineConfig, log: LocalLog, low: int, end: int) -> None:
         self._config = config
         self._log = log
         self._low = low
@@ -189,7 +189,7 @@ class _Comparison:
             if outcome is _Outcome.EQUAL:
                 return None, ""
             if outcome in (_Outcome.DIFFERS, _Outcome.ENDS):
-                border = self._log.border_below(look.at, begin)
+                border = self._log.record_boundary(look.at, begin)
                 if border > begin:
                     if border == seen:
                         return border, self._why(outcome, look.at)
@@ -231,7 +231,7 @@ class _Comparison:
         return offset
 
     def _border(self, offset: int) -> int:
-        return self._low if offset <= self._low else max(self._low, self._log.border_below(offset))
+        return self._low if offset <= self._low else max(self._low, self._log.record_boundary(offset))
 
     def _why(self, outcome: _Outcome, at: int) -> str:
         if outcome is _Outcome.ENDS:
@@ -267,7 +267,7 @@ class _Look:
         """After first_offset(): whether bytes come, or only the same heartbeat again."""
         return self._has_body or len(next(self._pieces)[1]) > 0
 
-    def compare(self, log: OwnLog, end: int, told_end: int) -> _Outcome:
+    def compare(self, log: LocalLog, end: int, told_end: int) -> _Outcome:
         """Compare the own log up to `end` with what comes. `told_end`: where the master said before that it ends."""
         # Nothing beyond the own end is kept, so that no record is too long.
         stream = RecordStream(self._report, end, log, self._segment_bytes, end)

@@ -216,7 +216,7 @@ class HAService:
 
     def _serve(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the worker's
-        cpu.be_prompt()  # a put waits for the report that this thread reads
+        cpu.schedule_interactive()  # a put waits for the report that this thread reads
         try:
             while self._going:
                 self.turn(self._wait_s())

@@ -21,7 +21,7 @@ from pyengine.formats.ha_wire import HEADER_BYTES, unpack_header
 from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.record_layout import BEGIN
 from pyengine.native.scan import walk
-from pyengine.storage.own_log import OwnLog
+from pyengine.storage.local_log import LocalLog
 
 BUFFER_BYTES_FIRST = 1 << 20
 RUN_BYTES = 1 << 20  # so much at once goes to the writer, and one record more
@@ -106,7 +106,7 @@ class RecordStream:
     byte 0 of a log is always 0. `record_bytes_max`: the longest record or blank that can be appended.
     """
 
-    def __init__(self, begin: int, own_end: int, log: OwnLog, segment_bytes: int, record_bytes_max: int) -> None:
+    def __init__(self, begin: int, own_end: int, log: LocalLog, segment_bytes: int, record_bytes_max: int) -> None:
         self.position = begin
         self.own_end = own_end
         self._log = log

@@ -19,7 +19,7 @@ from pyengine.native import control as native
 from pyengine.services.retention.clean_rules import Request
 from pyengine.services.retention.clean_stopped import Cleaned
 
-LOOK_STEP_S = 0.02
+POLL_STEP_S = 0.02
 _FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 _COUNTERS = ("removed_segments", "removed_bytes", "removed_queue_files", "removed_index_files")
 
@@ -58,7 +58,7 @@ def _wait(memory: EngineMemory, block, number: int, deadline_s: float, tell: Cal
             raise EngineError("the store is frozen after a failed sync: nothing is deleted until it has been recovered")
         if time.monotonic() >= deadline_s:
             raise EngineError("the cleaner has not finished yet and goes on by itself; `pyengine status` shows the minimum")
-        time.sleep(LOOK_STEP_S)
+        time.sleep(POLL_STEP_S)
 
 
 def _lock(descriptor: int) -> None:

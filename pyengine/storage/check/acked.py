@@ -15,7 +15,7 @@ from pathlib import Path
 from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_live
-from pyengine.formats.json_config import NOT_UNDERSTOOD
+from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.message import Message, decode_record
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native.scan import classify
@@ -58,7 +58,7 @@ def _read(acked: Path) -> Iterator[tuple[int, dict]]:
             continue
         try:
             ack = json.loads(line)
-        except NOT_UNDERSTOOD as error:
+        except PARSE_ERRORS as error:
             raise UsageError(f"{acked}, line {number}: no JSON ({error})") from error
         if not isinstance(ack, dict) or any(not isinstance(ack.get(name), kind) for name, kind in _FIELDS.items()):
             raise UsageError(f"{acked}, line {number}: needs {', '.join(_FIELDS)}")

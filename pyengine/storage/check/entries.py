@@ -16,7 +16,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES, SCHEDULE_TOPIC
 from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES, is_filler, is_live
 from pyengine.formats.light_queues import further_offset
 from pyengine.formats.message import decode_record
-from pyengine.native.store_check import fitting_entries
+from pyengine.native.store_check import count_matching_entries
 from pyengine.storage.check.report import Findings, Severity
 from pyengine.storage.check.segments import LogSegments
 from pyengine.storage.file_zeros import used_end
@@ -117,7 +117,7 @@ class _Look:
                 fitting = 0
             else:
                 base, limit, view = segment
-                fitting = fitting_entries(
+                fitting = count_matching_entries(
                     view, base, limit, file.topic, file.queue_id, file.first + at,
                     memoryview(entries)[at * CQ_ENTRY_BYTES :], after=after, check_tags=file.topic != SCHEDULE_TOPIC,
                 )

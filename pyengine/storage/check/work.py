@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pyengine.formats.index_file import IndexLayout, unpack_entry
 from pyengine.formats.walk import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
-from pyengine.native.store_check import broken_chain, count_keys, first_unfounded_key
+from pyengine.native.store_check import broken_chain, count_keys, first_orphan_key
 from pyengine.storage.check.entries import EntriesFound, QueueFile, QueueRules, check_queue_file
 from pyengine.storage.check.report import Findings
 from pyengine.storage.check.segments import LogSegments
@@ -109,7 +109,7 @@ def check_index_part(log: LogSegments, part: IndexPart) -> KeysFound:
             reached = at
             if segment is not None:
                 base, limit, log_view = segment
-                reached = first_unfounded_key(log_view, base, limit, view, part.layout, at, part.end)
+                reached = first_orphan_key(log_view, base, limit, view, part.layout, at, part.end)
             found += reached - at
             if reached == part.end:
                 break

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pyengine.errors import CorruptionError
-from pyengine.formats.json_config import NOT_UNDERSTOOD
+from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.paths import StorePaths
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.config_file import read_note
@@ -64,7 +64,7 @@ def read_cut(root: Path | str) -> Cut | None:
     try:
         fields = json.loads(content)
         cut = Cut(int(fields["at"]), int(fields["end"]), str(fields["reason"]), bool(fields["kept"]))
-    except NOT_UNDERSTOOD:
+    except PARSE_ERRORS:
         cut = None
     if cut is None or content != _pack(cut):
         raise CorruptionError(f"{path} is damaged: a cut of the log was under way. Remove the file to keep what the log holds "

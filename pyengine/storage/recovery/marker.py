@@ -19,7 +19,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pyengine.formats.json_config import NOT_UNDERSTOOD
+from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import read_small_file
 from pyengine.storage.config_file import read_note
@@ -47,7 +47,7 @@ def read_marker(root: Path | str) -> RecoveryMarker | None:
     try:
         fields = json.loads(content)
         return RecoveryMarker(RecoveryPath(fields["path"]), int(fields["scan_from"]), int(fields["dispatch_from"]))
-    except NOT_UNDERSTOOD:
+    except PARSE_ERRORS:
         return RecoveryMarker(RecoveryPath.ABNORMAL, 0, 0)
 
 
@@ -72,7 +72,7 @@ def read_kept_from(root: Path | str) -> int | None:
     """The physical offset in config/recovered; None without the file, or when it is unreadable."""
     try:
         return int(json.loads(read_small_file(StorePaths(root).config / KEPT_NAME))["kept_from"])
-    except (OSError, *NOT_UNDERSTOOD):
+    except (OSError, *PARSE_ERRORS):
         return None
 
 

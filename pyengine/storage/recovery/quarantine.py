@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.errors import DiskError, DiskFullError
-from pyengine.formats.json_config import NOT_UNDERSTOOD
+from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.small_file import open_regular, read_small_file
 from pyengine.native.failpoint import failpoint
@@ -133,7 +133,7 @@ class Quarantine:
             with open(open_regular(self._folder / name), "rb") as copy:
                 size_bytes = os.fstat(copy.fileno()).st_size
                 return note.get("sha256") == digest == _digest(copy, 0, size_bytes)
-        except (OSError, *NOT_UNDERSTOOD):
+        except (OSError, *PARSE_ERRORS):
             return False
 
     def _write_note(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pyengine.errors import DiskError
-from pyengine.formats.json_config import NOT_UNDERSTOOD
+from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import read_small_file
 from pyengine.storage.new_file import sync_folder, write_config
@@ -42,7 +42,7 @@ def read_rebuild_marker(root: Path | str) -> RebuildMarker | None:
     try:
         fields = json.loads(read_small_file(path))
         return RebuildMarker(str(fields["folder"]), tuple(map(str, fields["pieces"])), fields.get("is_made") is True)
-    except (FileNotFoundError, *NOT_UNDERSTOOD):
+    except (FileNotFoundError, *PARSE_ERRORS):
         return None
     except OSError as error:
         raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error

@@ -41,7 +41,7 @@ from pyengine.storage.abort_file import remove_abort_file
 from pyengine.storage.recovery.cut_log import carry_out_cut, read_cut
 from pyengine.storage.recovery.dispatch_start import dispatch_start, queues_between, record_start
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
-from pyengine.storage.durable_writes import MANY_FILES, being_written, rewrite, sync_file, write_at
+from pyengine.storage.durable_writes import MANY_FILES, start_writeback, rewrite, sync_file, write_at
 from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.file_zeros import clear_file_from
 from pyengine.storage.geometry import Geometry
@@ -64,7 +64,7 @@ from pyengine.storage.recovery.offset_clamp import clamp_delay_offsets, clamp_of
 from pyengine.storage.page_cache import forget_cached
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.queue_ext_files import sync_ext
-from pyengine.storage.queue_numbers import numbers_given
+from pyengine.storage.queue_numbers import next_offsets_from_log
 from pyengine.storage.recovery.queues import (
     QueueCut, QueueState, apply_cut, entries_of_nothing, list_queues, measured_from, plan_cut, refuse_foreign_extensions, sync_queue,
 )
@@ -217,7 +217,7 @@ class _Recovery:
         queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes, misplaced)
         if self._options.enable_consume_queue_ext:
             refuse_foreign_extensions(self._root, self._geometry.mapped_file_size_consume_queue_ext_bytes)
-        with being_written(log.unsynced_paths):
+        with start_writeback(log.unsynced_paths):
             plan = self._decide(log, queues, shared)
         self._refuse_later_record(log, plan.log.end_offset)
         if reading.damage:
@@ -279,7 +279,7 @@ class _Recovery:
         """See storage/queue_numbers.py; in RocketMQ's stores a number is its place, whatever the record says."""
         if log.owner is not Owner.OURS:
             return {}
-        given = numbers_given(log, queues, plan.log.scan.scan_from, plan.log.end_offset)
+        given = next_offsets_from_log(log, queues, plan.log.scan.scan_from, plan.log.end_offset)
         for topic, queue_id in sorted(given):
             self._notes.append(f"queue {queue_id} of {topic} lacks entries, for the number in its last message is higher than its "
                                f"place: run `pyengine rebuild STORE --topic {topic} --queue-id {queue_id}`")

@@ -9,7 +9,7 @@ from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.ha_wire import frame_bounds, pack_header
 from pyengine.services.replication import ha_stream
 from pyengine.services.replication.ha_stream import BadStreamError, FrameCutter, LogsDifferError, RecordStream
-from pyengine.storage.own_log import OwnLog
+from pyengine.storage.local_log import LocalLog
 
 SEGMENT = 4096
 
@@ -44,7 +44,7 @@ def cut_anywhere(rng, wire, longest):
 def own_log(tmp_path, log=None):
     if log is not None:
         log.write(tmp_path)
-    return OwnLog(tmp_path, SEGMENT)
+    return LocalLog(tmp_path, SEGMENT)
 
 
 def collected(stream, pieces, cutter=None):
@@ -161,7 +161,7 @@ def test_one_different_byte_is_found_wherever_it_is(tmp_path, rng):
     content = bytes_of(log)
     begin, own_end = log.messages[3].physical_offset, log.messages[45].physical_offset
     log.write(tmp_path)
-    log_read = OwnLog(tmp_path, SEGMENT)
+    log_read = LocalLog(tmp_path, SEGMENT)
     fillers = 0
     for at in range(begin, own_end, 5):
         wrong = bytearray(content)
@@ -182,14 +182,14 @@ def test_one_different_byte_is_found_wherever_it_is(tmp_path, rng):
 def test_the_border_below_any_offset(tmp_path, rng):
     log = make_log(rng, 50)
     log.write(tmp_path)
-    own = OwnLog(tmp_path, SEGMENT)
+    own = LocalLog(tmp_path, SEGMENT)
     starts = sorted({message.physical_offset for message in log.messages} | set(range(0, log.end, SEGMENT)))
     blanks = sorted({base for base in range(SEGMENT, log.end, SEGMENT)})
     last_in_segment = {base: max(m.physical_offset + m.size_bytes for m in log.messages if m.physical_offset < base)
                        for base in blanks}
     starts = sorted(set(starts) | set(last_in_segment.values()) | {log.end})
     for offset in range(0, log.end + 1):
-        assert own.border_below(offset) == max(start for start in starts if start <= offset), offset
+        assert own.record_boundary(offset) == max(start for start in starts if start <= offset), offset
 
 
 # ---- what is refused ----------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyengine.formats.message import encode_blank, encode_record
 from pyengine.native.scan import walk
 from pyengine.storage.recovery import walk_ahead
-from pyengine.storage.durable_writes import being_written
+from pyengine.storage.durable_writes import start_writeback
 from pyengine.storage.recovery.walk_ahead import walk_pieces
 
 BASE = 1 << 40
@@ -88,7 +88,7 @@ def test_without_a_thread_to_be_had_it_is_the_plain_walk(monkeypatch, tmp_path):
 
     monkeypatch.setattr("threading.Thread.start", refuse)
     assert joined(data, pieces, 2, check_crc=True, check_offset=True) == plain
-    with being_written([tmp_path]):
+    with start_writeback([tmp_path]):
         pass
 
 

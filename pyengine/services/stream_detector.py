@@ -15,7 +15,7 @@ CLOSE_NS = 500_000   # work that follows the last within this time belongs to a 
 STREAM_ROUNDS = 8    # so many in a row make one
 
 
-class Pace:
+class StreamDetector:
     """Calm or busy. `nap_ns`: how long to gather in a stream; `quiet_ns`: it ends after so long without work."""
 
     def __init__(self, nap_ns: int, quiet_ns: int) -> None:
@@ -24,7 +24,7 @@ class Pace:
         self.busy = False
         self._rounds = 0
         self._last_ns = 0
-        cpu.be_prompt()
+        cpu.schedule_interactive()
 
     def worked(self, now_ns: int | None = None) -> None:
         """A piece of work was found and done."""
@@ -35,7 +35,7 @@ class Pace:
         self._last_ns = now_ns
         if self._rounds >= STREAM_ROUNDS:
             self.busy = True
-            cpu.step_behind()
+            cpu.schedule_batch()
 
     def next_is_there(self, position, value: int, *, behind: bool = False) -> bool:
         """In a stream: gather, then wait until the position is above `value`; False: there is no stream (any more).
@@ -46,9 +46,9 @@ class Pace:
             return False
         if not behind:
             nap.once(self.nap_ns)
-        if nap.until_above(position, value, self.quiet_ns, self.nap_ns):
+        if nap.poll_until_above(position, value, self.quiet_ns, self.nap_ns):
             return True
         self.busy = False
         self._rounds = 0
-        cpu.be_prompt()
+        cpu.schedule_interactive()
         return False

@@ -26,10 +26,10 @@ from pyengine.storage.recovery.report import SharedState
 
 
 DYING_S = 2.0  # a process that was killed gives up its lock a moment before it is gone
-LOOK_STEP_S = 0.02
+POLL_STEP_S = 0.02
 
 
-class LeftMemory:
+class CrashedEngineMemory:
     """What stands there. `shared` is for recover(); None when there is nothing to believe or to reject."""
 
     def __init__(self, folder: SharedFolder | None) -> None:
@@ -59,7 +59,7 @@ class LeftMemory:
             if time.monotonic() >= deadline_s:
                 raise StoreBusyError(f"an engine still runs on this store, although its file `lock` was removed or replaced: end its "
                                      f"processes ({', '.join(map(str, pids))}), then start again; the next start recovers")
-            time.sleep(LOOK_STEP_S)
+            time.sleep(POLL_STEP_S)
         if self._memory is not None:
             self._memory.retire()
             failpoint("left_memory_retired")
@@ -145,16 +145,16 @@ class LeftMemory:
 
 
 @contextlib.contextmanager
-def left_memory(root: str | os.PathLike[str]) -> Iterator[LeftMemory]:
+def left_memory(root: str | os.PathLike[str]) -> Iterator[CrashedEngineMemory]:
     """The shared memory that the last engine of the store at `root` left, mapped inside the block.
 
     Creates nothing. A store that never had an engine of ours, or was stopped in order, has none.
     """
     engine_id = read_engine_id(root)
     if engine_id is None:
-        yield LeftMemory(None)
+        yield CrashedEngineMemory(None)
         return
-    left = LeftMemory(find_folder(root))
+    left = CrashedEngineMemory(find_folder(root))
     try:
         left._look(root, engine_id)
         yield left

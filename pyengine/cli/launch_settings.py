@@ -40,7 +40,7 @@ class Start:
     settings: dict[str, str]
 
 
-def how_started(root: Path, memory: EngineMemory) -> Start:
+def launch_settings(root: Path, memory: EngineMemory) -> Start:
     """The start of the engine that runs on `root`. EngineUnavailableError where its processes cannot be looked at."""
     pid = supervisor_pid(root)
     if pid is None:

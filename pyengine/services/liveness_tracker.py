@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable
 
 
-class Stillness:
+class LivenessTracker:
     """Remembers when it last saw each thing change. The clock is this process's own, so no clocks are compared;
     a process that was stopped itself sees everything moved when it goes on."""
 
@@ -15,7 +15,7 @@ class Stillness:
         self._clock = clock
         self._seen: dict[Hashable, tuple[object, float]] = {}
 
-    def is_still(self, thing: Hashable, state: object) -> bool:
+    def is_expired(self, thing: Hashable, state: object) -> bool:
         """Whether `thing` has been in this `state` at each look for the timeout."""
         now_s = self._clock()
         seen, since_s = self._seen.get(thing, (None, 0.0))

@@ -13,7 +13,7 @@ from bisect import bisect_right
 LOOK_NS = 1_000_000_000
 
 
-class StandingClock:
+class StalledClock:
     """How far the log reached at which times of a steady clock, as far back as somebody asks."""
 
     def __init__(self, longest_ns: int) -> None:

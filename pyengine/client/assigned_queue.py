@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class HeldQueue:
+class AssignedQueue:
     """Always `done <= handed_end <= position`, but for a moment inside a method.
 
     position     the next entry to fetch

@@ -18,7 +18,7 @@ from pyengine.storage.segment_files import MappingCache
 _MAPPINGS_MAX = 4
 
 
-class OwnLog:
+class LocalLog:
     """The commit log of the store at `root`."""
 
     def __init__(self, root: str | os.PathLike[str], segment_bytes: int) -> None:
@@ -31,7 +31,7 @@ class OwnLog:
         base, view = self._segment(offset)
         return memoryview(view)[offset - base : offset - base + size]
 
-    def border_below(self, offset: int, known: int | None = None) -> int:
+    def record_boundary(self, offset: int, known: int | None = None) -> int:
         """The last border between records at or below `offset`; `known`: one below, or the start of its segment is.
 
         A blank and its filler count as one record. A border in an earlier segment than
@@ -48,8 +48,8 @@ class OwnLog:
         return found.end_offset
 
     def is_filler(self, offset: int, known: int) -> bool:
-        """Whether the byte lies in a blank behind its header, where anything may stand; `known` as in border_below."""
-        start = self.border_below(offset, known if known <= offset else None)
+        """Whether the byte lies in a blank behind its header, where anything may stand; `known` as in record_boundary."""
+        start = self.record_boundary(offset, known if known <= offset else None)
         if start + BEGIN.size > offset:
             return False
         base, view = self._segment(offset)
