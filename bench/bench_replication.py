@@ -25,12 +25,12 @@ from typing import Any, Protocol
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests")]
 
-import needs  # noqa: E402
 import psutil  # noqa: E402
+
+import needs  # noqa: E402
+import pyengine  # noqa: E402
 from interop import judge as judges  # noqa: E402
 from measure import Row, keep, quantile, show  # noqa: E402
-
-import pyengine  # noqa: E402
 from pyengine.engine.embedded import start_engine, stop_engine  # noqa: E402
 from pyengine.ipc.control_block import EngineMemory  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402

@@ -23,10 +23,9 @@ import psutil
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
+import pyengine  # noqa: E402
 import raw  # noqa: E402
 from measure import Row, keep, quantile, show  # noqa: E402
-
-import pyengine  # noqa: E402
 from pyengine.cli.engine_status import engine_status  # noqa: E402
 from pyengine.engine.embedded import supervisor_pid  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402

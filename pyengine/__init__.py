@@ -15,18 +15,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyengine.config import EngineConfig, load_config
     from pyengine.client.consumer import Consumer, consume
     from pyengine.client.consumer_groups import ConsumerGroups
+    from pyengine.client.producer import Producer
+    from pyengine.config import EngineConfig, load_config
     from pyengine.engine.embedded import Engine, connect
     from pyengine.errors import (
-        ConfigError, CorruptionError, DegradedError, DiskError, DiskFullError, EngineError, EngineUnavailableError,
-        ExitCode, FlushError, FormatError, InvariantError, NotAStoreError, PutTimeoutError, StoreBusyError,
-        StoreRefusedError, UsageError,
+        ConfigError,
+        CorruptionError,
+        DegradedError,
+        DiskError,
+        DiskFullError,
+        EngineError,
+        EngineUnavailableError,
+        ExitCode,
+        FlushError,
+        FormatError,
+        InvariantError,
+        NotAStoreError,
+        PutTimeoutError,
+        StoreBusyError,
+        StoreRefusedError,
+        UsageError,
     )
     from pyengine.formats.message import Message
     from pyengine.ipc.live_reader import open_store
-    from pyengine.client.producer import Producer
     from pyengine.results import GetResult, GetStatus, PutManyResult, PutResult, PutStatus, ReadLevel
     from pyengine.storage.store_reader import StoreReader
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from waiting import eventually
 from pyengine.engine.embedded import connect, start_engine, stop_engine
 from pyengine.errors import EngineError
 from pyengine.ipc import attach_count
@@ -18,6 +17,7 @@ from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.results import PutStatus
+from waiting import eventually
 
 MODES = {
     "async": {},

@@ -7,15 +7,15 @@ import threading
 from collections.abc import Mapping
 
 import pytest
-from fix_owner import Owner
 
+from fix_owner import Owner
+from pyengine.client.producer import Producer
 from pyengine.ipc import shared_objects
 from pyengine.ipc.session_client import open_session
 from pyengine.ipc.session_server import SessionServer
 from pyengine.ipc.sessions import Sessions
 from pyengine.native import control as native
 from pyengine.native import queue_table
-from pyengine.client.producer import Producer
 
 QUEUE_SLOTS = 1024
 MODULES = {kind: f"pyengine.workers.{name}" for kind, name in (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import pyengine
-from pyengine.errors import ConfigError, UsageError
 from pyengine.client.outgoing import BatchMessage
+from pyengine.errors import ConfigError, UsageError
 
 WRONG_TYPE, WRONG_VALUE, UNKNOWN = TypeError, UsageError, ConfigError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from fix_golden import RECIPES
 
+from fix_golden import RECIPES
 from pyengine.config import (
     FIXED_NAMES,
     SETTINGS,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 import pytest
-from fix_cli import SOURCES, environment
 
-from waiting import patience
+from fix_cli import SOURCES, environment
 from pyengine.cli.main import main
 from pyengine.config import load_config
+from waiting import patience
 
 NOT_OURS = {".git", ".venv", "build", "target", "node_modules", ".pytest_cache"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from test_docs import Block, blocks_of, reader  # noqa: F401
 
 PAGE = "docs/queues.md"

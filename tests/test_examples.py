@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from fix_cli import SOURCES, environment
 from waiting import patience
 

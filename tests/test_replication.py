@@ -9,13 +9,13 @@ import socket
 from pathlib import Path
 
 import pytest
-from fix_cli import run
-from waiting import eventually
 
 import pyengine
+from fix_cli import run
 from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.log_files import list_log
+from waiting import eventually
 
 SEGMENT_BYTES = 1 << 20
 

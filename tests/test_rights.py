@@ -20,14 +20,12 @@ from pathlib import Path
 
 import psutil  # noqa: F401  loaded before a child that may not read it becomes somebody else
 import pytest
-from fix_slave import WireSlave
-from logs import LogBuilder
-from ready_store import store_with_writer
-from waiting import eventually
 
 import pyengine
-import pyengine.ipc.live_reader
 import pyengine.client.producer
+import pyengine.ipc.live_reader
+from fix_slave import WireSlave
+from logs import LogBuilder
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.metrics import metrics
 from pyengine.engine_config import EngineConfig
@@ -42,6 +40,8 @@ from pyengine.services.replication.ha_service import HAService
 from pyengine.services.replication.ha_stream import BadStreamError, LogsDifferError, RecordStream
 from pyengine.storage import offset_by_time, tag_filter  # noqa: F401
 from pyengine.storage.local_log import LocalLog
+from ready_store import store_with_writer
+from waiting import eventually
 
 NOBODY = 65534
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"

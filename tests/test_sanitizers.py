@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from waiting import patience
 
 ROOT = Path(__file__).parents[1]

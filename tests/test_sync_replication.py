@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pyengine.native import control as native
 from pyengine.client.outgoing import BatchMessage
+from pyengine.native import control as native
 from pyengine.results import PutManyResult, PutStatus
 
 MASTER = {"role": native.SYNC_MASTER, "replicates": 1, "slave_timeout_ms": 20_000, "session_ring_bytes_default": 1 << 20}

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import sys
 
+from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
-from pyengine.engine import worker
 
 
 def make_service(attached: worker.Worker) -> AllocateMappedFileService:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 
+from pyengine.engine import worker
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
@@ -20,7 +21,6 @@ from pyengine.services.retention.clean_rules import CleanRules
 from pyengine.services.retention.disk_space import DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage.disk_use import DiskUse, measure
 from pyengine.storage.log_files import measure_log
-from pyengine.engine import worker
 
 
 class CleanerService(CleanResourceService):

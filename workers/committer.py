@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import sys
 
+from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services.commit_real_time import CommitRealTimeService
-from pyengine.engine import worker
 
 
 def make_service(attached: worker.Worker) -> CommitRealTimeService:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import sys
 
+from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services import Service
 from pyengine.services.flush_real_time import FlushRealTimeService
 from pyengine.services.group_commit import GroupCommitService
-from pyengine.engine import worker
 
 
 def make_service(attached: worker.Worker) -> Service:

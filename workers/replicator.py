@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 
+from pyengine.engine import worker
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.replication import Replication
 from pyengine.ipc.session_client import open_session
@@ -20,7 +21,6 @@ from pyengine.native import cpu
 from pyengine.services import Service
 from pyengine.services.replication.ha_client import HaClient
 from pyengine.services.replication.ha_service import HAService
-from pyengine.engine import worker
 
 SESSION_WAIT_S = 2.0
 

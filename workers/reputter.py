@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 
+from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services.reput_message import ReputMessageService
-from pyengine.engine import worker
 
 
 def make_service(attached: worker.Worker) -> ReputMessageService:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 
+from pyengine.engine import worker
 from pyengine.engine.embedded import connect
 from pyengine.native import control as native
 from pyengine.services.schedule_message import ScheduleMessageService
-from pyengine.engine import worker
 
 SESSION_WAIT_S = 2.0
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 
+from pyengine.engine import worker
 from pyengine.errors import EngineError
 from pyengine.native import control as native
 from pyengine.services.put_message import PutMessageService
-from pyengine.engine import worker
 
 
 def serve(attached: worker.Worker) -> None:

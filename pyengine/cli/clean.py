@@ -78,8 +78,8 @@ def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cle
     from pyengine.results import ReadLevel
     from pyengine.services.retention.clean_stopped import clean_stopped
     from pyengine.storage.abort_file import abort_file_exists
-    from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
     from pyengine.storage.recovery.marker import read_marker
+    from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
     from pyengine.storage.store_reader import open_store
 
     with StoreLock(root, create=True) as lock:

@@ -19,13 +19,13 @@ from pyengine.formats.paths import StorePaths
 from pyengine.ipc import attach_count
 from pyengine.ipc.cleaning import Cleaning, held_segments
 from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, Identity, boot_ns, now_ms
-from pyengine.ipc.heartbeat import is_alive, is_stopped
 from pyengine.ipc.crashed_engine_memory import left_memory
+from pyengine.ipc.heartbeat import is_alive, is_stopped
 from pyengine.ipc.live_watermark import LiveWatermark
 from pyengine.ipc.schedule_figures import schedule_offsets
 from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, find_folder, removed_names
-from pyengine.ipc.statistics import document as document_of
 from pyengine.ipc.statistics import Statistics, put_totals, read_statistics
+from pyengine.ipc.statistics import document as document_of
 from pyengine.ipc.store_lock import living_kinds, look, name_processes
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native

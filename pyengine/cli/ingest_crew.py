@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pyengine.cli.ingest_work import Job, Tally
-from pyengine.errors import EngineError, ExitCode
 from pyengine.engine.children import child_environment
+from pyengine.errors import EngineError, ExitCode
 
 STOP_TIMEOUT_S = 20.0
 

@@ -14,10 +14,10 @@ import psutil
 
 from pyengine.config import FIXED_NAMES
 from pyengine.engine.embedded import supervisor_pid
+from pyengine.engine.supervisor import parse_arguments
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.run_settings import read_run_settings
-from pyengine.engine.supervisor import parse_arguments
 
 _SUPERVISOR = "pyengine.workers.supervisor"
 

@@ -21,15 +21,15 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from pyengine import arguments
+from pyengine.client.assigned_queue import AssignedQueue
+from pyengine.client.group_lag import QueueLag, queue_lags
+from pyengine.client.group_session import BEAT_S, GroupSession, HistoryChangedError
+from pyengine.client.start_offset import Start, check_start, start_offset
 from pyengine.config import check_keywords
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.message import Message
 from pyengine.ipc.live_reader import FLUSH_STEP_S, open_store
 from pyengine.results import GetStatus, ReadLevel
-from pyengine.client.group_lag import QueueLag, queue_lags
-from pyengine.client.group_session import BEAT_S, GroupSession, HistoryChangedError
-from pyengine.client.assigned_queue import AssignedQueue
-from pyengine.client.start_offset import Start, check_start, start_offset
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.read_level import StoreUse, store_use
 from pyengine.storage.tag_filter import parse_subscription

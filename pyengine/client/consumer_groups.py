@@ -9,12 +9,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from pyengine.client.group_lag import QueueLag, queue_lags
+from pyengine.client.start_offset import AtOffset, check_start, start_offset
 from pyengine.config import check_keywords
 from pyengine.errors import DiskError, UsageError
 from pyengine.ipc.group_members import GroupMembers
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
-from pyengine.client.group_lag import QueueLag, queue_lags
-from pyengine.client.start_offset import AtOffset, check_start, start_offset
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 
 

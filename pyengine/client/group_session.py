@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pyengine.ipc.group_members import Claim, GroupMembers
 from pyengine.client.allocate_message_queue import allocate_averagely
+from pyengine.ipc.group_members import Claim, GroupMembers
 from pyengine.services.liveness_tracker import LivenessTracker
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 from pyengine.storage.engine_id import read_epoch

@@ -32,6 +32,9 @@ from typing import TYPE_CHECKING
 
 from pyengine import arguments
 from pyengine.client import outgoing
+from pyengine.client.outgoing import BatchMessage, PutRefusedError
+from pyengine.client.pending_puts import LOOK_NS, LaterPuts, PendingPuts, PutAnswer, PutFuture
+from pyengine.client.put_outcome import PutContext, busy_refusal, outcome, refusal, unknown_fate
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.batch import BatchMember, encode_batch
 from pyengine.formats.constants import (
@@ -49,14 +52,11 @@ from pyengine.ipc.store_lock import KIND_BYTE
 from pyengine.native import control as control_native
 from pyengine.native import producer as native
 from pyengine.native.flush import monotonic_ns
-from pyengine.client.outgoing import BatchMessage, PutRefusedError
-from pyengine.client.pending_puts import LOOK_NS, LaterPuts, PendingPuts, PutAnswer, PutFuture
-from pyengine.client.put_outcome import PutContext, busy_refusal, outcome, refusal, unknown_fate
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
 if TYPE_CHECKING:
-    from pyengine.ipc.session_client import ProducerSession
     from pyengine.client.transactions import Outcome, Transactions
+    from pyengine.ipc.session_client import ProducerSession
 
 _fast_result = partial(tuple.__new__, PutResult)  # of_answer's tuple, without its call
 _TIMEOUT_S_MAX = 1e6

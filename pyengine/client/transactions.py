@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pyengine import arguments
 from pyengine.client import outgoing
+from pyengine.client.outgoing import PutRefusedError
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
     NAME_VALUE_SEPARATOR,
@@ -41,7 +42,6 @@ from pyengine.formats.message import Message
 from pyengine.formats.message_id import decode_message_id
 from pyengine.formats.properties import encode_properties
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.client.outgoing import PutRefusedError
 from pyengine.results import PutResult, PutStatus, ReadLevel
 
 if TYPE_CHECKING:

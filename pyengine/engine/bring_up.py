@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyengine.config import EngineConfig, keep_sizes
+from pyengine.engine.replication_start import check_role, set_confirmed, settle_confirmed
 from pyengine.errors import CorruptionError, DiskFullError, NotAStoreError
 from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import attach_count, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
 from pyengine.ipc.control_block import POOL_NOT_MADE, EngineMemory, Identity, boot_ns, now_ms
-from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.crashed_engine_memory import left_memory
+from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.replication import create_replication
 from pyengine.ipc.run_settings import write_run_settings
 from pyengine.ipc.shared_objects import SharedFolder, note_run
@@ -32,17 +33,16 @@ from pyengine.native import control as native
 from pyengine.native import queue_table
 from pyengine.native.calibrate import spin_us
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.abort_file import create_abort_file
 from pyengine.services.replication.ha_join import join
 from pyengine.services.replication.ha_link import MasterLink
-from pyengine.storage.recovery.cut_log import Cut, intend_cut
+from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.log_files import list_log, look_at_log, new_segment_folder
 from pyengine.storage.new_file import create_file, make_folders
+from pyengine.storage.recovery.cut_log import Cut, intend_cut
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import RecoveryReport, RecoveryState
 from pyengine.storage.store_checkpoint import read_checkpoint
-from pyengine.engine.replication_start import check_role, set_confirmed, settle_confirmed
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
 ROLES = {"ASYNC_MASTER": native.ASYNC_MASTER, "SYNC_MASTER": native.SYNC_MASTER, "SLAVE": native.SLAVE}

@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyengine
+from pyengine.engine.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive, is_stopped
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native import obstacles
 from pyengine.native.flush import monotonic_ns
-from pyengine.engine.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
 
 BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
 ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL

@@ -29,21 +29,27 @@ from typing import TYPE_CHECKING
 from pyengine import arguments
 from pyengine.config import check_keywords, load_config
 from pyengine.errors import (
-    CorruptionError, DegradedError, EngineError, EngineUnavailableError, ExitCode, StoreBusyError, UsageError,
+    CorruptionError,
+    DegradedError,
+    EngineError,
+    EngineUnavailableError,
+    ExitCode,
+    StoreBusyError,
+    UsageError,
 )
 from pyengine.formats.small_file import open_regular
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, look, require_startable
+from pyengine.ipc.store_lock import kind_holder, living_kinds, look, name_processes, require_startable
 from pyengine.native import control as native
 from pyengine.storage.file_system import refuse_shared
 from pyengine.storage.log_files import look_at_log
 
 if TYPE_CHECKING:
+    from pyengine.client.producer import Producer
     from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.ipc.session_client import ProducerSession
-    from pyengine.client.producer import Producer
 
 START_TIMEOUT_S = 3600.0  # recovery of a large store may take long; a dead supervisor is noticed at once
 STOP_TIMEOUT_S = 60.0
@@ -159,9 +165,9 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
     settings (store_host, message_delay_level, session_ring_bytes) comes from its config,
     the environment and `settings`.
     """
+    from pyengine.client.producer import Producer
     from pyengine.ipc.session_client import open_session
     from pyengine.native.session import check_ring_bytes
-    from pyengine.client.producer import Producer
 
     check_keywords(connect, settings)
     arguments.number(timeout_s, "timeout_s")

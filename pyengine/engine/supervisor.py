@@ -31,6 +31,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.config import EngineConfig, load_config, parse_set
+from pyengine.engine.bring_up import bring_up, make_pool_buffer, missing_pool_buffers, prepare_root
+from pyengine.engine.children import Children
+from pyengine.engine.kinds import Kind, kinds_for
+from pyengine.engine.limits import raise_descriptors
+from pyengine.engine.notify import notify, watchdog_interval_s
+from pyengine.engine.queue_growth import grow_queue_table
+from pyengine.engine.worker import ERROR, WARNING, say
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, os_error_sentence
 from pyengine.ipc import attach_count
 from pyengine.ipc.control_block import MODE_NAMES, EngineMemory, Identity, check_block
@@ -47,13 +54,6 @@ from pyengine.services.store_stats import StoreStatsService
 from pyengine.storage.abort_file import remove_abort_file
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.topic_config import TopicConfigs
-from pyengine.engine.bring_up import bring_up, make_pool_buffer, missing_pool_buffers, prepare_root
-from pyengine.engine.children import Children
-from pyengine.engine.kinds import Kind, kinds_for
-from pyengine.engine.limits import raise_descriptors
-from pyengine.engine.notify import notify, watchdog_interval_s
-from pyengine.engine.queue_growth import grow_queue_table
-from pyengine.engine.worker import ERROR, WARNING, say
 
 TICK_S = 1.0
 PRESENCE_TICKS_MAX = 5

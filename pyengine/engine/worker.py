@@ -30,6 +30,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pyengine.config import EngineConfig, load_config, parse_set
+from pyengine.engine.kinds import KINDS, WorkerExit
+from pyengine.engine.notify import notify, pause_before_restart, watchdog_interval_s
 from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
@@ -39,8 +41,6 @@ from pyengine.ipc.store_lock import StoreLock, living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles
 from pyengine.services import Service
-from pyengine.engine.kinds import KINDS, WorkerExit
-from pyengine.engine.notify import notify, pause_before_restart, watchdog_interval_s
 
 # Levels of what is said, as syslog and the journal number them.
 ERROR, WARNING, INFO = 3, 4, 6

@@ -24,7 +24,6 @@ from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_boot_id, read_engine_id, read_epoch
 from pyengine.storage.recovery.report import SharedState
 
-
 DYING_S = 2.0  # a process that was killed gives up its lock a moment before it is gone
 POLL_STEP_S = 0.02
 

@@ -26,7 +26,6 @@ from pyengine.native import session as native_session
 from pyengine.native.failpoint import failpoint
 
 
-
 @dataclass(frozen=True, slots=True)
 class OpenSession:
     """A session just opened. `descriptor` is its object's, read-write; the caller closes it."""

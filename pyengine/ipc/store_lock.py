@@ -31,9 +31,9 @@ from pathlib import Path
 
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
 from pyengine.formats.small_file import open_regular
-from pyengine.storage.later_format import require_known_format
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.storage.file_system import refuse_shared
+from pyengine.storage.later_format import require_known_format
 
 LETTERS = b"lock"
 OWNER_BYTE = 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pyengine._native import ffi, lib
 from pyengine import arguments
+from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError, UsageError
 
 RING_BYTES_MIN = 64 * 1024

@@ -30,10 +30,12 @@ from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 
+from pyengine.client.pending_puts import PutFuture
+from pyengine.client.producer import Producer
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, EngineError, UsageError
-from pyengine.formats.consume_queue import ConsumeQueueEntry, is_ext_address, is_filler
 from pyengine.formats.constants import SCHEDULE_TOPIC
+from pyengine.formats.consume_queue import ConsumeQueueEntry, is_ext_address, is_filler
 from pyengine.formats.delay_level import UNKNOWN_LEVEL_DELAY_MS
 from pyengine.formats.delivery import delivery_of
 from pyengine.formats.message import Message
@@ -41,8 +43,6 @@ from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
-from pyengine.client.pending_puts import PutFuture
-from pyengine.client.producer import Producer
 from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.services.stalled_clock import StalledClock
 from pyengine.storage.delay_offset import DelayOffsets

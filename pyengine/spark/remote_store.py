@@ -27,8 +27,8 @@ from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.log_end import LogEnd
 from pyengine.storage.log_scan import HEAD_BYTES, LogView
 from pyengine.storage.recovery.cases import Owner
-from pyengine.storage.segment_files import SegmentFile
 from pyengine.storage.recovery.walk_ahead import Piece
+from pyengine.storage.segment_files import SegmentFile
 from pyengine.storage.watermark import WatermarkReading, read_watermark
 
 _SMALL_FILES = ("config/watermark", "config/engine.toml", "config/recovery", "config/recovered", "checkpoint", "abort")

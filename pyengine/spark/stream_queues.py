@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX
+from pyengine.formats.consume_queue import ENTRY
 from pyengine.spark.options import EARLIEST, LATEST, ReadOptions
 from pyengine.spark.partitions import QueuePart, QueueSlice, partition_bytes
 from pyengine.spark.plan import REMEDY, DataLossError

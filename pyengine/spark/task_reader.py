@@ -16,11 +16,11 @@ import pyarrow as pa
 from pyengine.errors import CorruptionError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native.columns import ChooseQueue, ColumnScanner, RawBatch
+from pyengine.spark.file_tree import LOG, FileTree, open_tree
 from pyengine.spark.headers import header_column
 from pyengine.spark.options import INT64_MAX, INT64_MIN, ReadOptions
 from pyengine.spark.partitions import LogRange, QueuePart
 from pyengine.spark.plan import REMEDY, DataLossError
-from pyengine.spark.file_tree import LOG, FileTree, open_tree
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
 from pyengine.spark.segment_bytes import FetchedSegment, MappedSegment, Segment
 from pyengine.spark.selection import Selection

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import DiskError
-from pyengine.formats.consume_queue import is_ext_address
 from pyengine.formats.constants import INDEX_HEADER_BYTES, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
+from pyengine.formats.consume_queue import is_ext_address
 from pyengine.formats.hosts import encode_host
 from pyengine.formats.index_file import HEADER, IndexHeader
 from pyengine.formats.message import Message

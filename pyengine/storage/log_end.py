@@ -24,9 +24,9 @@ from pyengine.storage.log_scan import HEAD_BYTES, LogScan, LogView, first_segmen
 from pyengine.storage.recovery.cases import Owner
 from pyengine.storage.recovery.marker import read_kept_from, read_marker
 from pyengine.storage.recovery.report import RecoveryPath
+from pyengine.storage.recovery.walk_ahead import Piece, walk_pieces
 from pyengine.storage.segment_files import SegmentFile, SegmentFolder
 from pyengine.storage.store_checkpoint import read_checkpoint
-from pyengine.storage.recovery.walk_ahead import Piece, walk_pieces
 from pyengine.storage.watermark import DurableWatermark, WatermarkReading, read_watermark
 
 _LOOK_AGAIN_S = 1.0

@@ -22,8 +22,8 @@ from pyengine.formats.walk import WalkResult
 from pyengine.native.scan import classify
 from pyengine.storage.recovery.cases import Owner
 from pyengine.storage.recovery.report import Progress, RecoveryPath
-from pyengine.storage.segment_files import SegmentFile, mapped
 from pyengine.storage.recovery.walk_ahead import Piece, walk_pieces
+from pyengine.storage.segment_files import SegmentFile, mapped
 from pyengine.storage.watermark import DurableWatermark
 
 SLICE_BYTES = 32 << 20            # how much is walked between two calls of `progress`, and by one processor at a time

@@ -33,12 +33,12 @@ from crash.report import add_common_options, as_failure, ended_in_order, finish
 from crash.watch import EngineWatch, HangError, kill, kill_all, stopped, wait_for
 from pyengine.cli.replay import MODES
 from pyengine.engine.embedded import start_engine, stop_engine
+from pyengine.engine.kinds import KINDS
 from pyengine.errors import EngineError, ExitCode, StoreBusyError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.storage.delay_offset import DelayOffsets
-from pyengine.engine.kinds import KINDS
 
 SMALL_FILES = {
     "mapped_file_size_commit_log_bytes": 256 << 10,

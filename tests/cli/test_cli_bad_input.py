@@ -6,6 +6,7 @@ import os
 import shutil
 
 import pytest
+
 from faults.failing_calls import build_shim, preload
 from fix_cli import changes, environment, picture, run, spawn, without_override
 

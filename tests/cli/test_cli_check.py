@@ -6,6 +6,7 @@ import hashlib
 import json
 
 import pytest
+
 from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, picture, run

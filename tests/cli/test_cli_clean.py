@@ -6,10 +6,10 @@ import os
 import time
 
 import pytest
-from broker_lock import held_by_a_broker
-from fix_cli import run
 
 import pyengine
+from broker_lock import held_by_a_broker
+from fix_cli import run
 from pyengine.config import load_config
 from pyengine.ipc import live_check
 from pyengine.ipc.cleaning import Cleaning

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fix_cli import environment, picture, run, spawn
-
 from pyengine.config import SETTINGS
 from pyengine.engine_config import FIXED_NAMES
 

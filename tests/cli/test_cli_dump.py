@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from fix_cli import picture, run
 
+from fix_cli import picture, run
 from pyengine.ipc.control_block import EngineMemory, Identity
 from pyengine.ipc.shared_objects import SharedFolder, note_run
 from pyengine.native import control as native

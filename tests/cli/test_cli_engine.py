@@ -11,11 +11,11 @@ import subprocess
 
 import psutil
 import pytest
-from fix_cli import changes, command_line, environment, picture, run, spawn
-from waiting import eventually
 
+from fix_cli import changes, command_line, environment, picture, run, spawn
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
+from waiting import eventually
 
 MODES = ("async", "sync", "pool")
 

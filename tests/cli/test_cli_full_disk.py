@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from fix_cli import run
 from waiting import eventually
 

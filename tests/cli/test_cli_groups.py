@@ -10,8 +10,8 @@ import pytest
 import pyengine
 from fix_cli import command_line, environment, run
 from fix_store_builder import START_MS
-from waiting import eventually
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from waiting import eventually
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from fix_cli import changes, environment, picture, run
 
 # Runs a command that says "here" and waits when it comes to a certain function.

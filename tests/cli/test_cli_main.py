@@ -7,8 +7,8 @@ import subprocess
 
 import click
 import pytest
-from fix_cli import SOURCES, command_line, environment, run, spawn
 
+from fix_cli import SOURCES, command_line, environment, run, spawn
 from pyengine import errors
 from pyengine.cli import output
 from pyengine.cli.command_table import COMMANDS

@@ -14,12 +14,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from fix_cli import command_line, environment, run
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import pyengine
+from fix_cli import command_line, environment, run
 from pyengine.cli.exposition import Exposition, _replication
 from pyengine.cli.metrics import _serve
 from pyengine.errors import EngineError

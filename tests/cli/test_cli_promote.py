@@ -14,16 +14,15 @@ from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, command_line, environment, picture, run
 from fix_engine import SMALL
-from waiting import eventually
-
 from pyengine.cli.launch_settings import Start, StartedBy, _started_by
 from pyengine.cli.promote import Standing, _by_hand, _judge, _promote_stopped, _wait_until_caught_up
 from pyengine.config import EngineConfig, config_path, keep_sizes, read_file, set_in_file
 from pyengine.engine.embedded import supervisor_pid
+from pyengine.engine.supervisor import parse_arguments
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError
 from pyengine.native import control as native
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from pyengine.engine.supervisor import parse_arguments
+from waiting import eventually
 
 SLAVE = {"broker_role": "SLAVE"}
 

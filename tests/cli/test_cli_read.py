@@ -8,9 +8,9 @@ import signal
 import subprocess
 
 import pytest
+
 from fix_cli import changes, command_line, environment, picture, run, spawn
 from fix_golden import compare_inspect
-
 from pyengine.cli.messages import message_document
 from pyengine.formats.message import Message
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
+
 from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, picture, run
 from fix_golden import compare_inspect
-
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 

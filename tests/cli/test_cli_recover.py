@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+
 from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, picture, run, spawn, without_override
 from fix_golden import compare_inspect
 from fix_owner import eventually
-
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.storage.engine_id import read_epoch

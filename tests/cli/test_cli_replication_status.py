@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fix_cli import run
 
+from fix_cli import run
 from pyengine.cli.replication_status import live_replication
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from damage import flip
 from fix_cli import changes, picture, run
 

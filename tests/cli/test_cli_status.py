@@ -6,9 +6,9 @@ import errno
 import fcntl
 
 import pytest
+
 from broker_lock import held_by_a_broker
 from fix_cli import changes, picture, run, spawn
-
 from pyengine.engine_config import DAY_MS
 from pyengine.ipc import store_lock
 from pyengine.ipc.control_block import now_ms

@@ -14,9 +14,9 @@ import termios
 import time
 
 import pytest
-from fix_cli import command_line, environment, run
 
 import pyengine
+from fix_cli import command_line, environment, run
 from pyengine.cli.engine_status import live_status
 from pyengine.cli.top_look import Look, Watcher, between
 from pyengine.errors import DiskError

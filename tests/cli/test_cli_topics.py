@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import pyengine
 from fix_cli import run
 from waiting import eventually
-import pyengine
 
 
 def rows(root) -> dict[str, dict]:

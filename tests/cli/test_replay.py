@@ -13,7 +13,6 @@ from pyengine.config import load_config
 from pyengine.formats.batch import BatchMember, encode_batch
 from pyengine.results import PutResult, PutStatus
 
-
 TOO_LONG = 64  # of the recipe `batch`: a body of zeros, longer than any message may be
 
 

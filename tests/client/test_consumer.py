@@ -13,10 +13,10 @@ import pytest
 import pyengine
 from broker_lock import held_by_a_broker
 from fix_store_builder import START_MS
-from waiting import eventually
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
+from waiting import eventually
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 import pyengine
 from consuming import Member
 from fix_engine import RunningEngine
-from waiting import eventually
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from waiting import eventually
 
 QUEUES = 4
 

@@ -16,6 +16,10 @@ import time
 
 import pytest
 
+from pyengine.client.outgoing import BatchMessage
+from pyengine.client.pending_puts import LaterPuts, PutFuture
+from pyengine.client.producer import Producer
+from pyengine.engine.children import child_environment
 from pyengine.formats.batch import BatchMember
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.message import Message, decode_record
@@ -24,12 +28,8 @@ from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as native
 from pyengine.native.producer import ProducerSession
-from pyengine.client.outgoing import BatchMessage
-from pyengine.client.pending_puts import LaterPuts, PutFuture
-from pyengine.client.producer import Producer
 from pyengine.results import PutStatus
 from pyengine.storage.engine_id import raise_epoch, read_epoch
-from pyengine.engine.children import child_environment
 from waiting import eventually
 
 ROOMY = {"session_ring_bytes_default": 1 << 20}  # puts that were made before go the short way

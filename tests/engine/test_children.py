@@ -13,12 +13,12 @@ from dataclasses import replace
 import pytest
 
 from fix_owner import CHECKOUT
+from pyengine.engine.children import NEVER_S, Children, child_environment
+from pyengine.engine.kinds import KINDS, WorkerExit
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.native import control as native
 from pyengine.native import obstacles
 from waiting import eventually
-from pyengine.engine.children import NEVER_S, Children, child_environment
-from pyengine.engine.kinds import KINDS, WorkerExit
 
 FLUSHER = next(kind for kind in KINDS if kind.number == native.FLUSHER)
 COMMITTER = next(kind for kind in KINDS if kind.number == native.COMMITTER)

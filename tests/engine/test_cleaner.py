@@ -8,16 +8,16 @@ import sys
 import textwrap
 
 import pytest
-from fix_cli import run
-from fix_engine import RunningEngine
-from waiting import eventually
 
 import pyengine
+from fix_cli import run
+from fix_engine import RunningEngine
 from pyengine.config import load_config
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.check.check import check
+from waiting import eventually
 
 EVERY_HOUR = ";".join(map(str, range(24)))
 EAGER = {"file_reserved_time_hours": 0, "delete_when": EVERY_HOUR, "clean_resource_interval_ms": 20,

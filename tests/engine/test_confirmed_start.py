@@ -11,6 +11,8 @@ import pyengine
 from fix_engine import SMALL
 from pyengine.cli.promote import _promote_stopped
 from pyengine.config import load_config
+from pyengine.engine import bring_up as bring_up_module
+from pyengine.engine.bring_up import FIRST_GENERATION, bring_up
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.ipc import attach_count, shared_objects
 from pyengine.ipc.live_reader import open_store
@@ -18,8 +20,6 @@ from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native import queue_table
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from pyengine.engine import bring_up as bring_up_module
-from pyengine.engine.bring_up import FIRST_GENERATION, bring_up
 
 MASTER = {"broker_role": "SYNC_MASTER", "dispatch_at": "replicated"}
 

@@ -12,9 +12,9 @@ import pytest
 
 import pyengine
 from fix_small_disk import fill
-from waiting import eventually
 from pyengine.cli.engine_status import engine_status
 from pyengine.results import PutStatus
+from waiting import eventually
 
 PUTS = 200
 

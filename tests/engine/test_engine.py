@@ -13,12 +13,12 @@ import pyengine
 from fix_engine import SMALL
 from fix_owner import CHECKOUT
 from pyengine.engine.embedded import Engine, supervisor_pid
+from pyengine.engine.kinds import kinds_for
 from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from waiting import eventually
-from pyengine.engine.kinds import kinds_for
 
 
 def bodies(root):

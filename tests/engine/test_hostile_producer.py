@@ -8,10 +8,10 @@ import sys
 import pytest
 
 import pyengine
-from waiting import eventually
 from pyengine.native import control as native
 from pyengine.native.session import RING_BYTES_MIN, session_bytes
 from pyengine.results import PutStatus
+from waiting import eventually
 
 RING_AT = session_bytes(RING_BYTES_MIN) - RING_BYTES_MIN
 TAIL_AT = 128

@@ -13,9 +13,9 @@ import pytest
 import pyengine
 from fix_cli import spawn
 from fix_engine import SMALL
-from pyengine.errors import EngineError
 from pyengine.engine import limits
 from pyengine.engine.limits import DESCRIPTORS_MIN, raise_descriptors
+from pyengine.errors import EngineError
 
 FEW = 24
 

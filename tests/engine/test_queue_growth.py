@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pyengine.engine import queue_growth
+from pyengine.engine.queue_growth import grow_queue_table
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
 from pyengine.native import queue_table
-from pyengine.engine import queue_growth
-from pyengine.engine.queue_growth import grow_queue_table
 
 
 @pytest.fixture

@@ -7,13 +7,14 @@ import os
 import signal
 
 import pytest
+
+import pyengine
 from fix_cli import run
 from fix_golden import compare_inspect
-from waiting import eventually
-import pyengine
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.native import control as native
 from pyengine.storage.inspect import inspect
+from waiting import eventually
 
 LEVELS = "1s 2s 3s"
 

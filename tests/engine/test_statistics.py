@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from fix_cli import run
-from waiting import eventually
 
 import pyengine
+from fix_cli import run
 from pyengine.cli.engine_status import engine_status
 from pyengine.ipc import statistics
+from waiting import eventually
 
 DOCS = Path(__file__).parents[2] / "docs"
 

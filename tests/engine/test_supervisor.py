@@ -18,11 +18,16 @@ from broker_lock import held_by_a_broker
 from damage import flip
 from fix_engine import put_numbers, stored
 from fix_owner import CHECKOUT
-from waiting import eventually
 from pyengine.config import config_path, load_config, set_in_file
 from pyengine.engine.embedded import start_engine, stop_engine, supervisor_pid
 from pyengine.errors import (
-    CorruptionError, EngineError, EngineUnavailableError, ExitCode, NotAStoreError, StoreBusyError, UsageError,
+    CorruptionError,
+    EngineError,
+    EngineUnavailableError,
+    ExitCode,
+    NotAStoreError,
+    StoreBusyError,
+    UsageError,
 )
 from pyengine.ipc.control_block import MODE_NAMES
 from pyengine.ipc.crashed_engine_memory import left_memory
@@ -34,6 +39,7 @@ from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.results import PutStatus
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.watermark import read_watermark
+from waiting import eventually
 
 WORKERS = {"async": {"writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"},
            "sync": {"writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"},

@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from waiting import eventually
 from pyengine.config import config_path, set_in_file
-from pyengine.ipc.store_lock import living_kinds
-from pyengine.native import control as native
-from pyengine.native import obstacles
 from pyengine.engine import notify
 from pyengine.engine.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
 from pyengine.engine.worker import say
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
+from pyengine.native import obstacles
+from waiting import eventually
 
 KIND = native.CLEANER
 # A worker whose service counts rounds and drains three times; it fails as the second argument says.

@@ -25,9 +25,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import needs
+from faults.after_kill import do
 from faults.engine_power_cut import ACKS, FAILURES_SHOWN, SEGMENT_BYTES, PowerCutRun, judge_states, main, run_engine
 from faults.flushed_watch import FlushedWatch
-from faults.after_kill import do
 from faults.logged_disk import FILE_SYSTEMS, BlockDisk, FileSystem, LoggedDisk, build_server, logged_disk
 from faults.memory_folder import memory_folder
 from faults.mounts import own_mounts

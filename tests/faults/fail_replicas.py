@@ -18,7 +18,7 @@ from pathlib import Path
 from crash.audit import audit, check
 from crash.replicas import differences, free_port
 from crash.watch import HangError, wait_for
-from faults.fail_engine import TIMEOUT_S, SETTINGS, TOPICS, Plan, Rig, Traffic, options, run
+from faults.fail_engine import SETTINGS, TIMEOUT_S, TOPICS, Plan, Rig, Traffic, options, run
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.replay import MODES
 from pyengine.engine.embedded import start_engine, stop_engine

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import select
 import random
+import select
 import signal
 import stat
 import subprocess

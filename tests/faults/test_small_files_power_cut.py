@@ -16,8 +16,8 @@ import pytest
 
 from faults.power_cut import build_shim, explore, read_journal, shim_environment
 from pyengine.formats.paths import segment_name
-from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.watermark import read_watermark
 

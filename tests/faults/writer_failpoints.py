@@ -22,7 +22,6 @@ from pathlib import Path
 
 from fix_writer_rig import WriterRig, submit
 from native.test_writer_kill import PRODUCERS, QUEUES, producer_sequence, verify
-
 from pyengine.native import control as control_native
 from pyengine.native import flush
 from pyengine.native import writer as writer_native

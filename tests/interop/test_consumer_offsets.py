@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from waiting import patience
 import pyengine
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from waiting import patience
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 

@@ -14,10 +14,10 @@ import pyengine
 from fix_replication import Load, free_port, log_bytes
 from ha_proxy import CLEAN, FaultProxy, Faults
 from interop.judge import Judge, JudgeFailure
-from waiting import eventually, patience
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
 from pyengine.results import PutStatus
+from waiting import eventually, patience
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 

@@ -19,9 +19,9 @@ from crash.watch import EngineWatch, kill_all
 from fix_cli import run
 from fix_golden import GOLDEN, compare_inspect, load_verify, unpack
 from interop.compare_stores import index_differences, log_differences, queue_differences
-from waiting import patience
 from pyengine.cli.replay import MODES, ReplayReport, engine_for, replay_puts, settings_of
 from pyengine.cli.replay_manifest import Manifest, load_manifest
+from waiting import patience
 
 RECIPES = (
     "basic", "roll", "tx", "batch", "ipv6", "bigmsg", "pool", "pool-roll", "syncflush", "multi-index", "keyclash",

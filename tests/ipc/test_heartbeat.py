@@ -11,8 +11,8 @@ import pytest
 
 from pyengine._native import ffi
 from pyengine.errors import StoreBusyError
-from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
 from pyengine.ipc.crashed_engine_memory import left_memory
+from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
 from pyengine.native import control as native
 
 

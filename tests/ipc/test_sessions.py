@@ -15,7 +15,6 @@ import threading
 import pytest
 
 from fix_owner import CHECKOUT
-from waiting import eventually
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import attach_count, session_server
 from pyengine.ipc.session_client import open_session
@@ -23,6 +22,7 @@ from pyengine.ipc.session_server import PEERS_MAX, SessionServer
 from pyengine.ipc.sessions import Sessions
 from pyengine.native import control as native
 from pyengine.native import session as native_session
+from waiting import eventually
 
 PRODUCER = """
 import sys

@@ -7,8 +7,8 @@ import signal
 import time
 
 import pytest
-from fix_writer_rig import WriterRig, answer_of, submit
 
+from fix_writer_rig import WriterRig, answer_of, submit
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.message import decode_record
 from pyengine.native import queue_table

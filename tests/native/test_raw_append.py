@@ -7,8 +7,8 @@ import random
 import struct
 
 import pytest
-from fix_writer_rig import RING_BYTES, WriterRig, answer_of, submit
 
+from fix_writer_rig import RING_BYTES, WriterRig, answer_of, submit
 from pyengine._native import ffi, lib
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.native import control as control_native

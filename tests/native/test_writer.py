@@ -7,8 +7,8 @@ import random
 import struct
 
 import pytest
-from fix_writer_rig import HOST, WriterRig, answer_of, header, submit
 
+from fix_writer_rig import HOST, WriterRig, answer_of, header, submit
 from pyengine._native import ffi, lib
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.message import decode_record, encode_record

@@ -13,8 +13,8 @@ import traceback
 from collections import Counter
 
 import pytest
-from fix_writer_rig import WriterRig, submit
 
+from fix_writer_rig import WriterRig, submit
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.message import decode_record
 from pyengine.native import control as control_native

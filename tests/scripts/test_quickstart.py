@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+
 from waiting import patience
 
 STEPS = Path(__file__).parents[2] / "scripts" / "quickstart_steps"

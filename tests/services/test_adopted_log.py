@@ -10,7 +10,6 @@ from pyengine.errors import DiskError, FlushError
 from pyengine.services import adopted_log
 from pyengine.services.adopted_log import AdoptedLog
 
-
 BODY_AT = 88
 
 

@@ -10,7 +10,6 @@ import pytest
 from fix_owner import Owner
 from fix_small_disk import resize
 from fix_writer import PlainWriter
-from waiting import eventually
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, DiskFullError
 from pyengine.formats.paths import StorePaths, segment_name
@@ -19,6 +18,7 @@ from pyengine.services import allocate_mapped_file, page_warmer
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.page_warmer import PageWarmer
 from pyengine.storage.derived_room import derived_room_bytes, free_bytes
+from waiting import eventually
 
 SEGMENT = 65536
 

@@ -7,8 +7,6 @@ import os
 
 import pytest
 
-from waiting import eventually
-from ready_store import SEGMENT, store_with_writer
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.formats.checkpoint import Checkpoint
@@ -20,6 +18,8 @@ from pyengine.services.reput_message import ReputMessageService
 from pyengine.storage.durable_writes import MANY_FILES
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import read_watermark
+from ready_store import SEGMENT, store_with_writer
+from waiting import eventually
 
 
 class Rig:

@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from waiting import eventually
 from fix_writer import PlainWriter
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskFullError, InvariantError
@@ -18,6 +17,7 @@ from pyengine.native import control as native
 from pyengine.services import commit_real_time
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.commit_real_time import CommitRealTimeService
+from waiting import eventually
 
 SEGMENT = 65536
 

@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from waiting import eventually
 from fix_writer import PlainWriter
 from pyengine.config import EngineConfig
 from pyengine.native import control as native
@@ -16,6 +15,7 @@ from pyengine.services import flush_real_time
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.flush_real_time import FlushRealTimeService
 from pyengine.services.group_commit import GroupCommitService
+from waiting import eventually
 
 SEGMENT = 65536
 EVERY_TIME = EngineConfig(flush_interval_commit_log_ms=1)

@@ -7,18 +7,18 @@ import os
 
 import pytest
 
-from waiting import eventually
-from ready_store import SEGMENT, store_with_writer
 from pyengine.errors import DiskFullError
 from pyengine.formats.paths import StorePaths
-from pyengine.ipc.live_reader import open_store as open_live_store
 from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.live_reader import open_store as open_live_store
 from pyengine.native import control as native
 from pyengine.native import sequence
 from pyengine.services import reput_message
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import DispatchedWatermark
 from pyengine.storage.store_reader import open_store
+from ready_store import SEGMENT, store_with_writer
+from waiting import eventually
 
 
 def reput_from(owner):

@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from waiting import eventually
+from pyengine.client.pending_puts import PutFuture
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskFullError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.hosts import encode_host
 from pyengine.native import control as native
-from pyengine.client.pending_puts import PutFuture
 from pyengine.results import PutResult, PutStatus
 from pyengine.services import schedule_message
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import LOOK_NS_MAX, PAUSE_S_MAX, RETRY_NS, ScheduleMessageService
 from pyengine.storage.store_reader import open_store
+from waiting import eventually
 
 LEVELS = "1m 2m 1h"
 HOUR_MS = 3_600_000

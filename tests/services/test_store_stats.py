@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fix_writer_rig import WriterRig, submit
-from ready_store import store_with_writer
-from waiting import eventually
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
@@ -15,6 +13,8 @@ from pyengine.native import store_stats, topic_stats
 from pyengine.native.producer import PUT
 from pyengine.results import PutStatus
 from pyengine.services.reput_message import ReputMessageService
+from ready_store import store_with_writer
+from waiting import eventually
 
 MODES = pytest.mark.parametrize("mode", (native.MODE_MAPPED, native.MODE_POOL, native.MODE_SYNC))
 

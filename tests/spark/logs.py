@@ -12,9 +12,9 @@ from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import LogRange
 from pyengine.spark.plan import plan
+from pyengine.spark.schema import chosen_columns
 from pyengine.spark.selection import select
 from pyengine.spark.task_reader import arrow_schema, read_partition
-from pyengine.spark.schema import chosen_columns
 
 SEGMENT_BYTES = 4096
 

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from damage import flip
 from dying import run_and_die_at
-
 from fix_cli import run
 from fix_golden import CLEAN, RECIPES, unpack
 from pyengine.config import load_config

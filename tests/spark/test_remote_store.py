@@ -16,8 +16,8 @@ from pyengine.spark.file_tree import open_tree, uri_of
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import cut
 from pyengine.spark.plan import DataLossError, plan
-from pyengine.spark.schema import all_names
 from pyengine.spark.queue_view import read_view_options
+from pyengine.spark.schema import all_names
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 from spark import oracle, ranged
 from spark.logs import SEGMENT_BYTES, end_of, rows, write_log

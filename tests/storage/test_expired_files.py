@@ -7,9 +7,8 @@ import pytest
 from pyengine.formats.consume_queue import FILLER, pack_entry
 from pyengine.formats.consume_queue_ext import encode_ext_address
 from pyengine.formats.index_file import IndexHeader, pack_header
-from pyengine.formats.paths import segment_name
+from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.storage.expired_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
-from pyengine.formats.paths import StorePaths
 
 SIZE = 60  # three entries
 

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from dying import run_and_die_at
 
+from dying import run_and_die_at
 from pyengine.errors import DiskError
 from pyengine.storage import file_removal
 from pyengine.storage.file_removal import give_back, unlink_durably

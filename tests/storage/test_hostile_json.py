@@ -7,22 +7,22 @@ import tracemalloc
 
 import pytest
 
+from pyengine.config import load_config
 from pyengine.engine.embedded import open_log
 from pyengine.errors import DiskError, EngineError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.small_file import read_small_file
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import StoreLock, living_kinds, look
-from pyengine.config import load_config
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.recovery.cut_log import read_cut
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.inspect import raw_checkpoint
 from pyengine.storage.read_level import store_use
-from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
+from pyengine.storage.recovery.cut_log import read_cut
 from pyengine.storage.recovery.marker import read_marker
+from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
 from pyengine.storage.replication_state import ReplicationStateFile
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.topic_config import TopicConfigs

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from fix_cli import environment
-from waiting import eventually
 from pyengine.storage.offset_lock import LockPassedOnError, OffsetLock
+from waiting import eventually
 
 # Stops itself, by SIGSTOP, at the system call named, in the middle of replacing the file.
 STOPS = """

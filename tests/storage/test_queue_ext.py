@@ -6,9 +6,9 @@ import os
 import shutil
 
 import pytest
+
 from dying import run_and_die_at
 from logs import Log, files_below
-
 from pyengine.errors import DiskFullError, StoreRefusedError
 from pyengine.formats.consume_queue import ENTRY, is_ext_address
 from pyengine.formats.consume_queue_ext import decode_ext_address, pack_ext_unit, unpack_ext_unit

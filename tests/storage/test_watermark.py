@@ -17,7 +17,13 @@ from pyengine.storage.abort_file import abort_file_exists, create_abort_file, re
 from pyengine.storage.engine_id import ensure_engine_id, read_engine_id, renew_copied_id
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import (
-    DurableWatermark, forget_sync_failure, note_sync_failure, read_sync_failure, read_watermark, sync_failure_path, watermark_path,
+    DurableWatermark,
+    forget_sync_failure,
+    note_sync_failure,
+    read_sync_failure,
+    read_watermark,
+    sync_failure_path,
+    watermark_path,
     write_watermark,
 )
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from pyengine.native import control as native
 from pyengine.engine import unit_files
 from pyengine.engine.kinds import KINDS, kinds_for
+from pyengine.native import control as native
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1]

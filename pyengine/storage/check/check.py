@@ -24,17 +24,17 @@ from pyengine.storage.check.queues import QueueCheck
 from pyengine.storage.check.report import CheckProgress, CheckReport, Finding, Findings, Severity
 from pyengine.storage.check.segments import LogSegments
 from pyengine.storage.check.work import CheckWork
-from pyengine.storage.recovery.cut_log import cut_path
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.recovery.index import list_index_files
 from pyengine.storage.later_format import later_things, queues_are_elsewhere
 from pyengine.storage.log_end import find_end, own_watermark
 from pyengine.storage.log_files import list_log, log_exists, shown
 from pyengine.storage.log_scan import LogScan, LogView
+from pyengine.storage.recovery.cut_log import cut_path
+from pyengine.storage.recovery.index import list_index_files
+from pyengine.storage.recovery.marker import read_marker
 from pyengine.storage.recovery.queues import list_queues
 from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
 from pyengine.storage.recovery.recover import lost_messages, would_refuse
-from pyengine.storage.recovery.marker import read_marker
 from pyengine.storage.recovery.report import copy_note
 from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.watermark import read_sync_failure, read_watermark

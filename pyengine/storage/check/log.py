@@ -24,9 +24,9 @@ from pyengine.storage.check.segments import LogSegments
 from pyengine.storage.check.work import CheckWork
 from pyengine.storage.file_zeros import used_end
 from pyengine.storage.log_files import shown
-from pyengine.storage.recovery.log import tail_content
 from pyengine.storage.log_scan import LogScan
 from pyengine.storage.recovery.cases import Content, End, Owner, TailDecision, tail_case
+from pyengine.storage.recovery.log import tail_content
 from pyengine.storage.segment_files import SegmentFile, mapped
 from pyengine.storage.watermark import DurableWatermark
 

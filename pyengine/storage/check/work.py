@@ -23,8 +23,8 @@ from pyengine.storage.check.report import Findings
 from pyengine.storage.check.segments import LogSegments
 from pyengine.storage.log_scan import SLICE_BYTES
 from pyengine.storage.recovery.queues import QueueState
-from pyengine.storage.segment_files import SegmentFile, mapped
 from pyengine.storage.recovery.walk_ahead import walk_pieces
+from pyengine.storage.segment_files import SegmentFile, mapped
 
 
 @dataclass(frozen=True, slots=True)

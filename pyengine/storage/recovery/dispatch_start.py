@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync, walk
-from pyengine.storage.recovery.index import IndexPlan
 from pyengine.storage.log_scan import LogView
+from pyengine.storage.recovery.index import IndexPlan
 from pyengine.storage.recovery.queues import QueueCut
 from pyengine.storage.recovery.report import RecoveryPath
 from pyengine.storage.segment_files import mapped

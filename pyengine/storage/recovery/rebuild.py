@@ -32,9 +32,9 @@ from pyengine.storage.geometry import Geometry
 from pyengine.storage.log_end import own_watermark
 from pyengine.storage.log_files import look_at_log
 from pyengine.storage.log_scan import LogView, scan_log
+from pyengine.storage.recovery.marker import RecoveryMarker, read_marker, write_marker
 from pyengine.storage.recovery.rebuild_marker import RebuildMarker, read_rebuild_marker, write_rebuild_marker
 from pyengine.storage.recovery.recover import OnStep, RecoveryOptions, recover
-from pyengine.storage.recovery.marker import RecoveryMarker, read_marker, write_marker
 from pyengine.storage.recovery.report import (
     GrowingProgress,
     Progress,

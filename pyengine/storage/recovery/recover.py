@@ -38,13 +38,22 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import remove_abort_file
-from pyengine.storage.recovery.cut_log import carry_out_cut, read_cut
-from pyengine.storage.recovery.dispatch_start import dispatch_start, queues_between, record_start
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
-from pyengine.storage.durable_writes import MANY_FILES, start_writeback, rewrite, sync_file, write_at
+from pyengine.storage.durable_writes import MANY_FILES, rewrite, start_writeback, sync_file, write_at
 from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.file_zeros import clear_file_from
 from pyengine.storage.geometry import Geometry
+from pyengine.storage.later_format import refuse_later_record
+from pyengine.storage.log_end import find_end, own_watermark, where_to_read
+from pyengine.storage.log_files import list_log, log_exists, look_at_log, new_segment_folder, shown
+from pyengine.storage.log_scan import MISSING_SEGMENT, LogView, first_after_orderly_stop, scan_before, scan_log
+from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
+from pyengine.storage.page_cache import forget_cached
+from pyengine.storage.queue_ext_files import sync_ext
+from pyengine.storage.queue_numbers import next_offsets_from_log
+from pyengine.storage.recovery.cases import SPARE, End, FileDecision, Owner, TailDecision
+from pyengine.storage.recovery.cut_log import carry_out_cut, read_cut
+from pyengine.storage.recovery.dispatch_start import dispatch_start, queues_between, record_start
 from pyengine.storage.recovery.index import (
     IndexPlan,
     delete_index_files,
@@ -54,25 +63,24 @@ from pyengine.storage.recovery.index import (
     read_index_header,
     synced_index_time_ms,
 )
-from pyengine.storage.later_format import refuse_later_record
-from pyengine.storage.log_end import find_end, own_watermark, where_to_read
-from pyengine.storage.log_files import list_log, log_exists, look_at_log, new_segment_folder, shown
 from pyengine.storage.recovery.log import LogPlan, plan_log
-from pyengine.storage.log_scan import MISSING_SEGMENT, LogView, first_after_orderly_stop, scan_before, scan_log
-from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
+from pyengine.storage.recovery.marker import RecoveryMarker, read_marker, remove_marker, write_kept_from, write_marker
 from pyengine.storage.recovery.offset_clamp import clamp_delay_offsets, clamp_offsets
-from pyengine.storage.page_cache import forget_cached
 from pyengine.storage.recovery.quarantine import Quarantine
-from pyengine.storage.queue_ext_files import sync_ext
-from pyengine.storage.queue_numbers import next_offsets_from_log
-from pyengine.storage.recovery.queues import (
-    QueueCut, QueueState, apply_cut, entries_of_nothing, list_queues, measured_from, plan_cut, refuse_foreign_extensions, sync_queue,
-)
 from pyengine.storage.recovery.queue_times import restore_queue_times
+from pyengine.storage.recovery.queues import (
+    QueueCut,
+    QueueState,
+    apply_cut,
+    entries_of_nothing,
+    list_queues,
+    measured_from,
+    plan_cut,
+    refuse_foreign_extensions,
+    sync_queue,
+)
 from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker, remove_rebuild_marker
 from pyengine.storage.recovery.rebuild_moves import move_away
-from pyengine.storage.recovery.cases import SPARE, End, FileDecision, Owner, TailDecision
-from pyengine.storage.recovery.marker import RecoveryMarker, read_marker, remove_marker, write_kept_from, write_marker
 from pyengine.storage.recovery.report import (
     GrowingProgress,
     Progress,
@@ -84,8 +92,15 @@ from pyengine.storage.recovery.report import (
 from pyengine.storage.segment_files import SegmentFile, mapped
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import (
-    DurableWatermark, SyncFailure, WatermarkReading, forget_sync_failure, note_sync_failure, read_sync_failure, read_watermark,
-    sync_failure_path, write_watermark,
+    DurableWatermark,
+    SyncFailure,
+    WatermarkReading,
+    forget_sync_failure,
+    note_sync_failure,
+    read_sync_failure,
+    read_watermark,
+    sync_failure_path,
+    write_watermark,
 )
 
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ from pyengine.formats.paths import StorePaths
 from pyengine.formats.record_case import CaseLabel
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.later_format import later_things
-from pyengine.storage.salvage.log_carver import Run, Skipped, carve, list_damaged_segments
 from pyengine.storage.log_files import log_exists
 from pyengine.storage.new_file import make_folders
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import Progress, RecoveryReport
 from pyengine.storage.salvage.config import copy_config
 from pyengine.storage.salvage.log import SalvagedLog
+from pyengine.storage.salvage.log_carver import Run, Skipped, carve, list_damaged_segments
 from pyengine.storage.watermark import read_watermark
 
 LOST = "lost"  # a reason beside formats.record_case: nothing is there, though it had been synced

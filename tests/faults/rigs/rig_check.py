@@ -10,10 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rig_producer import TOPIC
+
 import pyengine
 from crash.audit import recover_and_audit
 from pyengine.errors import EngineError
-from rig_producer import TOPIC
 
 
 def check(folder: str, acked: int) -> str | None:

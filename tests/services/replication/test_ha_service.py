@@ -13,8 +13,8 @@ import pytest
 
 from fix_slave import WireSlave
 from fix_writer import PlainWriter
-from waiting import eventually
 from pyengine.config import EngineConfig
+from pyengine.engine.kinds import WorkerExit
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import replication
 from pyengine.native import control as native
@@ -23,7 +23,7 @@ from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.replication.ha_lines import HostLines
 from pyengine.services.replication.ha_service import HAService, count_slaves
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from pyengine.engine.kinds import WorkerExit
+from waiting import eventually
 
 SEGMENT = 65536
 SYNC_MASTER = 1

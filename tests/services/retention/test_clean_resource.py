@@ -10,26 +10,26 @@ import sys
 import threading
 
 import pytest
-from dying import run_and_die_at
-from ready_store import SEGMENT, store_with_writer
-from waiting import eventually
 
+from dying import run_and_die_at
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc.cleaning import Cleaning, SegmentHolds, create_cleaning, held_segments
 from pyengine.native import control as native
+from pyengine.services.flush_consume_queue import FlushConsumeQueueService
+from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.retention import clean_commit_log
 from pyengine.services.retention.clean_resource import CleanResourceService
 from pyengine.services.retention.clean_rules import HOUR_MS, CleanRules
 from pyengine.services.retention.cleaning_clock import CleaningClock
 from pyengine.services.retention.disk_space import DiskSpaceProbe, DiskSpaceWatch
-from pyengine.services.flush_consume_queue import FlushConsumeQueueService
-from pyengine.services.reput_message import ReputMessageService
 from pyengine.storage import file_removal
 from pyengine.storage.check.check import check
 from pyengine.storage.disk_use import DiskUse
 from pyengine.storage.store_reader import open_store
+from ready_store import SEGMENT, store_with_writer
+from waiting import eventually
 
 NOW_MS = 1_800_000_000_000
 OLD_MS = NOW_MS - 73 * HOUR_MS

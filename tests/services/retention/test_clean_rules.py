@@ -8,7 +8,15 @@ from pyengine.config import EngineConfig
 from pyengine.errors import ConfigError
 from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
 from pyengine.services.retention.clean_rules import (
-    HOUR_MS, NOTHING, CleanRules, Decision, Request, decide, deletable_end, next_to_go, refusal,
+    HOUR_MS,
+    NOTHING,
+    CleanRules,
+    Decision,
+    Request,
+    decide,
+    deletable_end,
+    next_to_go,
+    refusal,
 )
 from pyengine.storage.disk_use import UNKNOWN_PERCENT, DiskUse, used_percent
 

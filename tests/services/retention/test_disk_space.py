@@ -6,7 +6,6 @@ import os
 import threading
 
 import pytest
-from waiting import eventually
 
 from pyengine.config import EngineConfig
 from pyengine.ipc.cleaning import Cleaning, create_cleaning
@@ -15,6 +14,7 @@ from pyengine.native import control as native
 from pyengine.services.retention.clean_rules import CleanRules
 from pyengine.services.retention.disk_space import DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage.disk_use import UNKNOWN_PERCENT, DiskUse, measure
+from waiting import eventually
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.consume_queue import pack_entry
 from pyengine.formats.message import decode_record, encode_record
-from pyengine.storage.check import log as check_log, report as check_report
 from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.check import log as check_log
+from pyengine.storage.check import report as check_report
 from pyengine.storage.check.check import check
 from pyengine.storage.check.grades import KINDS, Grade
 from pyengine.storage.check.report import FINDINGS_PER_KIND_MAX, Severity

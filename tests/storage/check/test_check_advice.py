@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fix_cli import run
 from damaged_stores import OURS, RECIPES, THEIRS, damaged_stores
+from fix_cli import run
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.recovery.recover import recover

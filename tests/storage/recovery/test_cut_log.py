@@ -8,8 +8,8 @@ import pytest
 
 from dying import run_and_die_at
 from pyengine.errors import CorruptionError, ExitCode
-from pyengine.storage.recovery import cut_log
 from pyengine.storage.check.check import check
+from pyengine.storage.recovery import cut_log
 from pyengine.storage.recovery.cut_log import Cut, cut_path, intend_cut, read_cut
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.recover import recover

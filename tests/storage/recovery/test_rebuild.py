@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from damage import flip
 from dying import run_and_die_at
-
 from fix_golden import CLEAN, compare_inspect
 from pyengine.errors import ExitCode, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.storage.abort_file import create_abort_file

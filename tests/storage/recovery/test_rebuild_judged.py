@@ -7,11 +7,11 @@ import shutil
 import pytest
 
 from fix_golden import compare_inspect, load_manifest, load_verify, size_settings, unpack
-from waiting import patience
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
 from pyengine.storage.recovery.rebuild import Selection, rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions
+from waiting import patience
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fix_golden import HALTED, compare_inspect, load_manifest, load_verify, size_settings, unpack
-from waiting import patience
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
 from pyengine.storage.recovery.recover import recover
+from waiting import patience
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 

@@ -14,12 +14,12 @@ from fix_golden import CLEAN
 from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, UsageError
 from pyengine.formats.json_config import decode_config
 from pyengine.formats.message import decode_record
-from pyengine.storage.salvage import log as salvage_log
 from pyengine.storage.check.check import check
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
-from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.marker import write_kept_from
+from pyengine.storage.recovery.recover import RecoveryOptions, recover
+from pyengine.storage.salvage import log as salvage_log
 from pyengine.storage.salvage.salvage import MISSING_LISTED_MAX, salvage
 from pyengine.storage.watermark import DurableWatermark, watermark_path, write_watermark
 
