@@ -1,0 +1,58 @@
+"""MessageStore: paths, sizes and state files of a store, as one value that can be sent to another process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+
+from pyengine.formats.checkpoint import Checkpoint
+from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
+from pyengine.storage.geometry import DEFAULTS, Geometry
+from pyengine.storage.message_store import MessageStore
+from pyengine.storage.segment_files import MappingCache
+from pyengine.storage.store_checkpoint import write_checkpoint
+from pyengine.storage.watermark import DurableWatermark, write_watermark
+
+SIZES = Geometry(mapped_file_size_commit_log_bytes=4096, mapped_file_size_consume_queue_bytes=2000)
+
+
+def make_log(store: MessageStore, starts: tuple[int, ...]) -> None:
+    store.commit_log.mkdir(parents=True)
+    for start in starts:
+        store.commit_log_segment(start).write_bytes(bytes(4096))
+
+
+def test_sizes_come_from_the_configuration_or_from_the_files(tmp_path):
+    make_log(MessageStore(tmp_path), (0, 4096))
+    for store in (MessageStore(tmp_path, SIZES), MessageStore(str(tmp_path))):
+        assert store.segment_bytes == 4096
+        assert [segment.start_offset for segment in store.list_log()] == [0, 4096]
+        assert [segment.start_offset for segment in store.look_at_log()] == [0, 4096]
+        assert store.open_log(MappingCache()).starts() == [0, 4096]
+    assert MessageStore(tmp_path, SIZES).queue_file_bytes == 2000
+    assert MessageStore(tmp_path).geometry.max_index_num == DEFAULTS.max_index_num
+
+
+def test_it_is_a_value(tmp_path):
+    store = MessageStore(tmp_path, SIZES)
+    with pytest.raises(AttributeError):
+        store.root = tmp_path / "other"
+    again = pickle.loads(pickle.dumps(store))
+    assert (again, again.geometry, hash(again)) == (store, SIZES, hash(store))
+    assert MessageStore(store).root == tmp_path and os.fspath(store) == str(store) == str(tmp_path)
+
+
+def test_the_state_files(tmp_path):
+    store = MessageStore(tmp_path)
+    assert (store.read_watermark().watermark, store.read_checkpoint(), store.read_engine_id(), store.read_epoch(),
+            store.abort_exists()) == (None, Checkpoint(), None, 0, False)
+    watermark, checkpoint = DurableWatermark("u", 1, 4096), Checkpoint(3, 2, 1)
+    write_watermark(store, watermark)
+    write_checkpoint(store, checkpoint)
+    create_abort_file(store)
+    assert raise_epoch(store) == store.read_epoch() == 1
+    assert ensure_engine_id(store) == store.read_engine_id()
+    assert (store.read_watermark().watermark, store.read_checkpoint(), store.abort_exists()) == (watermark, checkpoint, True)
