@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyengine.results import GetResult, GetStatus, PutManyResult, PutResult, PutStatus, ReadLevel
     from pyengine.storage.store_reader import StoreReader
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "pyengine.config": ("EngineConfig", "load_config"),

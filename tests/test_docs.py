@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+import pyengine
 from fix_cli import SOURCES, environment
 from pyengine.cli.main import main
 from pyengine.config import load_config
@@ -56,6 +57,23 @@ def test_links_lead_somewhere(page):
         assert path.exists(), target
         if fragment:
             assert fragment in {anchor(heading) for heading in headings(path.read_text(encoding="utf-8"))}, target
+
+
+def test_the_index_has_every_page_of_docs():
+    """docs/README.md links each page of docs/, or the index of the page's folder."""
+    linked = {target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text_of("docs/README.md"))}
+    for page in PAGES:
+        if page.parts[0] == "docs" and page != Path("docs/README.md"):
+            below = page.relative_to("docs")
+            wanted = str(below) if len(below.parts) == 1 else f"{below.parent}/README.md"
+            assert wanted in linked, f"docs/README.md has no link to {wanted}"
+
+
+def test_the_newest_version_of_the_change_log_is_the_packages():
+    """Its section is dated; `pyproject.toml` and `pyengine.__version__` name the same version."""
+    newest = headings(text_of("CHANGELOG.md"))[1]
+    assert re.fullmatch(re.escape(pyengine.__version__) + r" - \d{4}-\d\d-\d\d", newest)
+    assert f'\nversion = "{pyengine.__version__}"\n' in text_of("pyproject.toml")
 
 
 @IN_ORDER
