@@ -14,42 +14,66 @@ if TYPE_CHECKING:
 
 
 class PutStatus(enum.IntEnum):
-    """PutMessageStatus of RocketMQ 4.9; the numbers are ours and stand in shared memory."""
+    """PutMessageStatus of RocketMQ 4.9. The numbers are pyengine's own: they are in shared memory."""
 
     PUT_OK = 0
+    """Stored, as durable as the flush mode and the broker role promise."""
     FLUSH_DISK_TIMEOUT = 1
+    """Stored, but not synced within sync_flush_timeout_ms."""
     FLUSH_SLAVE_TIMEOUT = 2
+    """Stored, but not confirmed by the slaves within slave_timeout_ms."""
     SLAVE_NOT_AVAILABLE = 3
+    """Stored, but too few slaves are connected, or they are too far behind (min_in_sync_replicas)."""
     SERVICE_NOT_AVAILABLE = 4
+    """Refused: the engine cannot be reached, the disk is full or the store is read-only."""
     CREATE_MAPEDFILE_FAILED = 5
+    """Refused: the next segment could not be created in time."""
     MESSAGE_ILLEGAL = 6
+    """Refused: topic, body, queue id or a property is not allowed."""
     PROPERTIES_SIZE_EXCEEDED = 7
+    """Refused: the properties are longer than 32,767 bytes."""
     OS_PAGECACHE_BUSY = 8
+    """Refused: the writer has been busy for longer than os_page_cache_busy_timeout_ms."""
     UNKNOWN_ERROR = 9
+    """Submitted without an answer in time: `indeterminate` is True."""
     LMQ_CONSUME_QUEUE_NUM_EXCEEDED = 10
+    """Refused: the store has max_lmq_consume_queue_num light queues already."""
 
 
 class GetStatus(enum.IntEnum):
     """GetMessageStatus of RocketMQ 4.9 (DefaultMessageStore.getMessage)."""
 
     FOUND = 0
+    """There are messages."""
     NO_MATCHED_MESSAGE = 1
+    """Messages were looked at, and none has one of the tags."""
     MESSAGE_WAS_REMOVING = 2
+    """The messages were deleted in this moment."""
     OFFSET_FOUND_NULL = 3
+    """The queue file with this offset is gone; go on at `next_begin_offset`."""
     OFFSET_OVERFLOW_BADLY = 4
+    """The offset is beyond the end of the queue."""
     OFFSET_OVERFLOW_ONE = 5
+    """The offset is the end of the queue: nothing new yet."""
     OFFSET_TOO_SMALL = 6
+    """The messages at this offset were deleted; `next_begin_offset` is the first that exists."""
     NO_MATCHED_LOGIC_QUEUE = 7
+    """Never given by pyengine: an unknown queue is NO_MESSAGE_IN_QUEUE."""
     NO_MESSAGE_IN_QUEUE = 8
+    """The queue has no messages, or does not exist."""
 
 
 class ReadLevel(enum.Enum):
-    """How far a reader looks (docs/promises.md, 4)."""
+    """Up to which position a reader reads (docs/promises.md, 4)."""
 
     WRITTEN = "written"
+    """All complete records; with the pool, as `committed`."""
     COMMITTED = "committed"
+    """What is in the files' page cache: survives the death of any process."""
     FLUSHED = "flushed"
+    """What survives a power cut."""
     REPLICATED = "replicated"
+    """What the slaves have confirmed; on a slave, what it has confirmed."""
 
     @classmethod
     def of(cls, level: ReadLevel | str) -> ReadLevel:
@@ -113,6 +137,7 @@ class PutResult(_PutAnswer, tuple):
 
     @property
     def status(self) -> PutStatus:
+        """PUT_OK, or why not."""
         return PutStatus(self[0][5])
 
     @property
@@ -127,14 +152,17 @@ class PutResult(_PutAnswer, tuple):
 
     @property
     def physical_offset(self) -> int:
+        """Where the record begins in the commit log, -1 if nothing was stored."""
         return self[0][1]
 
     @property
     def queue_offset(self) -> int:
+        """The message's number in its queue, -1 if nothing was stored."""
         return self[0][3]
 
     @property
     def store_timestamp_ms(self) -> int:
+        """The store time: the writer's clock, ms since 1970."""
         return self[0][4]
 
     @property
@@ -148,9 +176,13 @@ class PutResult(_PutAnswer, tuple):
         return self[0][8]
 
     topic: str = property(operator.itemgetter(1))
+    """The topic of the put; of a delayed message the schedule's."""
     queue_id: int = property(operator.itemgetter(2))
+    """The queue of the put; of a delayed message the schedule's."""
     reason: str = property(operator.itemgetter(4))
+    """Why it is not PUT_OK and what to change, in one sentence; empty for PUT_OK."""
     indeterminate: bool = property(operator.itemgetter(5))
+    """Whether the message was submitted and it is not known if it is stored."""
 
     @property
     def msg_id(self) -> str:
@@ -190,15 +222,23 @@ class PutManyResult(_PutAnswer):
     """The answer to put_many: all of the messages are stored, with contiguous queue offsets, or none."""
 
     status: PutStatus
+    """PUT_OK, or why not."""
     count: int = 0
+    """How many messages were stored; 0 if it was refused."""
     first_queue_offset: int = -1
+    """The first message's number in the queue; the others follow it."""
     first_physical_offset: int = -1
+    """Where the first record begins in the commit log."""
     end_physical_offset: int = -1
+    """Where the last record ends."""
     store_timestamp_ms: int = 0
+    """The store time of the first message, ms since 1970."""
     topic: str = ""
     queue_id: int = 0
     reason: str = ""
+    """Why it is not PUT_OK and what to change, in one sentence."""
     indeterminate: bool = False
+    """Whether the messages were submitted and it is not known if they are stored."""
 
     @property
     def stored(self) -> bool:
@@ -217,12 +257,16 @@ class GetResult:
     status: GetStatus
     messages: list[Message] = field(default_factory=list)
     next_begin_offset: int = 0
+    """The queue offset to ask for next, whatever the status."""
     min_offset: int = 0
+    """The first offset of the queue that can be read."""
     max_offset: int = 0
+    """The offset after the queue's last message at this level."""
     queue_offsets: list[int] = field(default_factory=list)
+    """The number of each message in the queue that was asked."""
 
     def placed(self, queue_id: int) -> list[Message]:
-        """The messages with their places in the queue `queue_id` that was asked, whatever their own records say."""
+        """The messages with `queue_id` and `queue_offset` of the queue that was asked, for messages of light queues too."""
         return [
             message if message.queue_offset == offset and message.queue_id == queue_id
             else replace(message, queue_id=queue_id, queue_offset=offset)

@@ -59,47 +59,61 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A record as it stands in the log.
+    """One record of the commit log.
 
-    `size_bytes` is the whole record's; `body` is as stored (compressed if sys_flag says
-    so). Hosts are text, `1.2.3.4:10911` or `[2001:db8::1]:10911`.
+    Hosts are text, `1.2.3.4:10911` or `[2001:db8::1]:10911`. Times are ms since 1970.
     """
 
     topic: str
     body: bytes
+    """As stored: compressed if sys_flag says so."""
     queue_id: int
     queue_offset: int
+    """Its number in its queue."""
     physical_offset: int
+    """Where the record begins in the commit log."""
     size_bytes: int
+    """Of the whole record."""
     raw_properties: str = ""
+    """The properties as stored; `properties` has them parsed."""
     flag: int = 0
+    """The producer's own number."""
     sys_flag: int = 0
+    """RocketMQ's flags: compression, transaction type, kinds of hosts."""
     born_timestamp_ms: int = 0
+    """The producer's clock."""
     born_host: str = "127.0.0.1:0"
     store_timestamp_ms: int = 0
+    """The store time: the writer's clock, never decreasing."""
     store_host: str = "127.0.0.1:10911"
     reconsume_times: int = 0
+    """How often it was delivered again."""
     prepared_transaction_offset: int = 0
+    """Of a commit or rollback: where the prepared record begins."""
     body_crc: int = 0
+    """The checksum of the body as stored."""
     _properties: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def properties(self) -> dict[str, str]:
-        """Name -> value, parsed at the first look."""
+        """Name -> value."""
         if self._properties is None:
             object.__setattr__(self, "_properties", decode_properties(self.raw_properties))
         return self._properties  # type: ignore[return-value]
 
     @property
     def tags(self) -> str | None:
+        """The tag, None without one."""
         return self.properties.get(PROPERTY_TAGS)
 
     @property
     def keys(self) -> str | None:
+        """The words to find it by, separated by spaces; None without any."""
         return self.properties.get(PROPERTY_KEYS)
 
     @property
     def uniq_key(self) -> str | None:
+        """The unique key that the producer gave, None without one."""
         return self.properties.get(PROPERTY_UNIQ_KEY)
 
     @property
