@@ -16,9 +16,8 @@ from pyengine.engine import worker
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
-from pyengine.services.retention.clean_resource import CleanResourceService
+from pyengine.services.retention.clean_resource import CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
 from pyengine.services.retention.clean_rules import CleanRules
-from pyengine.services.retention.disk_space import DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage.disk_use import DiskUse, measure
 from pyengine.storage.log_files import measure_log
 

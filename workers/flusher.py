@@ -14,8 +14,7 @@ import sys
 from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services import Service
-from pyengine.services.flush_real_time import FlushRealTimeService
-from pyengine.services.group_commit import GroupCommitService
+from pyengine.services.flush_commit_log import FlushRealTimeService, GroupCommitService
 
 
 def make_service(attached: worker.Worker) -> Service:

@@ -15,8 +15,8 @@ from pyengine.errors import EngineError, StoreBusyError
 
 if TYPE_CHECKING:
     from pyengine.config import EngineConfig
+    from pyengine.services.retention.clean_by_hand import Cleaned
     from pyengine.services.retention.clean_rules import Request
-    from pyengine.services.retention.clean_stopped import Cleaned
 
 
 @click.command()
@@ -64,7 +64,7 @@ def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float,
     from pyengine.ipc.control_block import EngineMemory
     from pyengine.ipc.shared_objects import find_folder
     from pyengine.ipc.store_lock import living_kinds
-    from pyengine.services.retention.clean_request import ask_to_clean
+    from pyengine.services.retention.clean_by_hand import ask_to_clean
 
     if living_kinds(root):
         with EngineMemory.attach(find_folder(root)) as memory:
@@ -76,7 +76,7 @@ def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cle
     """Clean a store that nobody has open. StoreBusyError while any process has it; EngineError if it needs recovery."""
     from pyengine.ipc.store_lock import Ownership, StoreLock
     from pyengine.results import ReadLevel
-    from pyengine.services.retention.clean_stopped import clean_stopped
+    from pyengine.services.retention.clean_by_hand import clean_stopped
     from pyengine.storage.abort_file import abort_file_exists
     from pyengine.storage.recovery.marker import read_marker
     from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pyengine.client.allocate_message_queue import allocate_averagely
 from pyengine.ipc.group_members import Claim, GroupMembers
-from pyengine.services.liveness_tracker import LivenessTracker
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 from pyengine.storage.engine_id import read_epoch
 
@@ -209,3 +208,29 @@ class GroupSession:
             return True
         holder = next((one for one in self._members.members().values() if one.incarnation == record.incarnation), None)
         return self._liveness.is_expired(("queue", queue_id), (record, holder))
+
+
+class LivenessTracker:
+    """Remembers when it last saw each thing change, and so which process is dead or stopped.
+
+    The clock is this process's own, so no clocks are compared; a process that was stopped itself sees everything
+    moved when it resumes.
+    """
+
+    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._seen: dict[Hashable, tuple[object, float]] = {}
+
+    def is_expired(self, thing: Hashable, state: object) -> bool:
+        """Whether `thing` has been in this `state` at each look for the timeout."""
+        now_s = self._clock()
+        seen, since_s = self._seen.get(thing, (None, 0.0))
+        if thing not in self._seen or seen != state:
+            self._seen[thing] = (state, now_s)
+            return False
+        return now_s - since_s >= self._timeout_s
+
+    def forget(self, thing: Hashable) -> None:
+        """Start measuring it anew."""
+        self._seen.pop(thing, None)

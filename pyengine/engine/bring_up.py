@@ -34,7 +34,7 @@ from pyengine.native import queue_table
 from pyengine.native.calibrate import spin_us
 from pyengine.native.failpoint import failpoint
 from pyengine.services.replication.ha_join import join
-from pyengine.services.replication.ha_link import MasterLink
+from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.log_files import list_log, look_at_log, new_segment_folder

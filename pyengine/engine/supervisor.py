@@ -46,11 +46,11 @@ from pyengine.ipc.run_settings import asked_otherwise, overrides_of, read_run_se
 from pyengine.ipc.session_server import SessionServer
 from pyengine.ipc.sessions import Sessions
 from pyengine.ipc.shared_objects import SOCKET, find_folder, pool_name, removed_names
+from pyengine.ipc.statistics import StoreStatsService
 from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, living_kinds, name_processes, require_startable
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
-from pyengine.services.replication.ha_link import MasterLink
-from pyengine.services.store_stats import StoreStatsService
+from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.abort_file import remove_abort_file
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.topic_config import TopicConfigs

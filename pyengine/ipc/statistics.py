@@ -1,13 +1,12 @@
 """A running engine's figures, read from outside: StoreStatsService's and BrokerStatsManager's (docs/statistics.md).
 
 Counters are totals since the engine's start. Rates come from the supervisor's samples,
-latencies of the last minute from its snapshots of the buckets. Nothing here writes, waits
-or wakes anybody.
+latencies of the last minute from its snapshots of the buckets. Reading writes nothing and waits for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,9 @@ from pyengine.native.store_stats import Latency, Sample, Snapshot
 from pyengine.native.topic_stats import TopicCount
 from pyengine.results import PutStatus
 
+SAMPLE_NS = 1_000_000_000      # StoreStatsService.FREQUENCY_OF_SAMPLING
+SNAPSHOT_NS = 10_000_000_000
+EARLY_NS = 50_000_000          # a round comes a little early now and then: that is the second's sample all the same
 WINDOWS_S = (10, 60, 600)
 RECENT_S = 60
 # StoreStatsService.PUT_MESSAGE_ENTIRE_TIME_MAX_DESC: ranges of whole milliseconds.
@@ -230,3 +232,32 @@ def _whole_ms(value: float | None) -> float | None:
 
 def _by_window(found: dict[int, float | None]) -> dict[str, float | None]:
     return {f"{window_s}s": None if value is None else round(value, 1) for window_s, value in found.items()}
+
+
+class StoreStatsService:
+    """Samples the counters: the totals once a second, the latency buckets once in ten seconds, into shared memory.
+
+    RocketMQ samples in the broker's own process and prints; here the reader of the samples (`pyengine
+    status`, `top`, `metrics`) works out the rates, so a look costs the workers nothing. The supervisor runs this
+    in its round; it has no thread and no wake-up of its own. A successor appends to the samples of the dead one.
+    """
+
+    def __init__(self, memory: EngineMemory, clock_ns: Callable[[], int] = monotonic_ns) -> None:
+        self._memory = memory
+        self._clock_ns = clock_ns
+        self._stats = memory.counters
+        before = store_stats.samples(self._stats)
+        taken = store_stats.snapshots(self._stats)
+        self._due_ns = before[-1].at_ns + SAMPLE_NS if before else 0
+        self._snapshot_due_ns = taken[-1].at_ns + SNAPSHOT_NS if taken else 0
+
+    def tick(self) -> None:
+        """Take what is due; cheap when nothing is."""
+        now_ns = self._clock_ns()
+        if now_ns + EARLY_NS < self._due_ns:
+            return
+        self._due_ns = now_ns + SAMPLE_NS
+        store_stats.take_sample(self._stats, totals(self._memory.control, self._stats, now_ns))
+        if now_ns + EARLY_NS >= self._snapshot_due_ns:
+            self._snapshot_due_ns = now_ns + SNAPSHOT_NS
+            store_stats.take_snapshot(self._stats, now_ns)

@@ -7,7 +7,7 @@ Once in flush_interval_consume_queue_ms:
     3 sync the index files that were filled since
     4 write `checkpoint` (three store times) and `config/watermark` (flushed)
 
-In a store that another program wrote, slices of its log are read in between (services/adopted_log.py).
+In a store that another program wrote, AdoptedLog reads slices of its log in between.
 
 Everything written in 4 was read before 2 and 3 and is durable by then, so no value is
 ever ahead. A queue's round costs a sync per touched file (or one of the file system, where many
@@ -21,6 +21,7 @@ full ones; so does this: its slots are dirtied all over.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
 
@@ -32,11 +33,12 @@ from pyengine.formats.consume_queue import is_ext_address, unpack_entry
 from pyengine.formats.consume_queue_ext import decode_ext_address
 from pyengine.formats.index_file import unpack_header
 from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.record_case import CaseLabel
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import check_written, fdatasync, monotonic_ns, sync_file_system
-from pyengine.services.adopted_log import AdoptedLog
+from pyengine.native.scan import walk
 from pyengine.services.freeze import freeze
 from pyengine.storage.dispatcher import touched_queues
 from pyengine.storage.durable_writes import MANY_FILES
@@ -48,6 +50,8 @@ from pyengine.storage.watermark import DurableWatermark, read_watermark, write_w
 WATERMARK_INTERVAL_NS = 1_000_000_000
 SHARE = 10  # a round that took long is followed by a pause this many times as long
 INDEX_HEADER_BYTES = 40
+SLICE_BYTES = 8 << 20
+RETRY_NS = 1_000_000_000
 
 
 class FlushConsumeQueueService:
@@ -262,3 +266,107 @@ class FlushConsumeQueueService:
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+
+class AdoptedLog:
+    """Reads the log that is older than this engine, so that the watermark covers nothing unread.
+
+    A store of RocketMQ, or one whose watermark is lost, is ready after the check of its tail. The rest is
+    read here, segment by segment, the newest first: synced, then every record checked as `check` does.
+    Each whole segment moves `verified_from` to its start; at the log's beginning it is 0 and the work is
+    done. At damage it stays: what is below it was damaged before, is still served as RocketMQ would,
+    and is nothing that recovery may stop for later.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], segment_bytes: int, verified_from: int, min_offset: Callable[[], int],
+                 report: Callable[[str], None] = lambda text: None) -> None:
+        """`min_offset` tells where the log begins now; `report` gets a sentence at the end of the work."""
+        self.verified_from = verified_from if verified_from > min_offset() else 0
+        self.obstacle = ""  # the damage, or why nothing can be read at present
+        self._is_over = not self.verified_from
+        self._paths = StorePaths(root)
+        self._segment_bytes = segment_bytes
+        self._min_offset = min_offset
+        self._report = report
+        self._at = -1  # the next record of the segment that is being read; -1 between two
+        self._due_ns = 0
+
+    def work(self) -> None:
+        """Read a slice, if it is time: as long a pause follows as it took. Raises FlushError."""
+        if self.pause_s() > 0:
+            return
+        began_ns = monotonic_ns()
+        try:
+            self._read()
+        except FlushError:
+            self._is_over = True
+            raise
+        except DiskError as error:
+            if self.obstacle != str(error):
+                self.obstacle = str(error)
+                self._report(f"what was there before this engine is not read: {error}; trying again each {RETRY_NS / 1e9:g} s")
+            self._due_ns = monotonic_ns() + RETRY_NS
+        else:
+            if not self._is_over:
+                self.obstacle = ""
+            self._due_ns = 2 * monotonic_ns() - began_ns
+
+    def pause_s(self) -> float:
+        """Until there is work; infinite when there is none any more."""
+        return math.inf if self._is_over else max(0.0, (self._due_ns - monotonic_ns()) / 1e9)
+
+    def _read(self) -> None:
+        top = self.verified_from
+        base = (top - 1) // self._segment_bytes * self._segment_bytes
+        path = self._paths.commit_log_segment(base)
+        try:
+            if self._is_deleted(base):
+                return
+            if self._at < 0:
+                self._sync(str(path))
+                self._at = base
+            with mapped(path) as view:
+                found = walk(view, base, self._at, min(self._at + SLICE_BYTES, top), limit=top)
+            self._at = found.end_offset
+            if found.reason == CaseLabel.RANGE_END and self._at < top:
+                return
+            is_whole = found.reason in (CaseLabel.RANGE_END, CaseLabel.BLANK)
+            why = f"damaged at {self._at} ({found.reason})"
+        except FileNotFoundError:
+            is_whole, why = False, f"not whole: {path} is missing"
+        if is_whole:
+            failpoint("adopted_segment_read")
+            self._move_to(base)
+        elif not self._is_deleted(base):
+            self._is_over = True
+            self.obstacle = (
+                f"the log is {why}, in what was there before this engine; everything from {top} on was read and is whole. "
+                "Restore that segment from a copy and start again, or make a store without the damage: stop, then "
+                "`pyengine salvage STORE DEST`")
+            self._report(self.obstacle)
+
+    def _is_deleted(self, base: int) -> bool:
+        """Whether the cleaner has taken the segment: its bytes read as zeros then. All that is left is read."""
+        if base >= self._min_offset():
+            return False
+        self._move_to(base)
+        return True
+
+    def _move_to(self, base: int) -> None:
+        self._at = -1
+        self.verified_from = base if base > self._min_offset() else 0
+        if not self.verified_from:
+            self._is_over = True
+            self._report("the log that was there before this engine is read and whole: the watermark covers all of it")
+
+    def _sync(self, path: str) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=path) from error
+        try:
+            fdatasync(descriptor, path)
+        finally:
+            os.close(descriptor)

@@ -35,8 +35,8 @@ from pyengine.native import cpu, flush, queue_table, session, session_guard, sto
 from pyengine.native import writer as pass_
 from pyengine.native.failpoint import failpoint
 from pyengine.native.writer import Segment, Writer
+from pyengine.services.flush_commit_log import UnflushedSegments
 from pyengine.services.freeze import freeze
-from pyengine.services.unflushed_segments import UnflushedSegments
 from pyengine.storage.file_system import copies_on_write
 from pyengine.storage.watermark import note_sync_failure
 

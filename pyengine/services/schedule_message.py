@@ -16,7 +16,7 @@ last write of the file (flush_delay_offset_interval_ms) is delivered again after
 
 Time is the store's: the wall clock, but never behind the newest store time, from which due
 times are counted. While that one is ahead and stands, because the wall clock was set back,
-waiting is measured by a steady clock (services/standing_clock.py): deliveries may be late then, never
+waiting is measured by a steady clock (StalledClock): deliveries may be late then, never
 early. A due time that lies further ahead than its level's delay is taken for a mistake, as
 RocketMQ takes it, and is due at once. An engine that replays a clock (`replay_clock`) delivers nothing, and a
 slave nothing: its master does.
@@ -25,6 +25,7 @@ slave nothing: its master does.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -44,7 +45,6 @@ from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import PutResult, PutStatus, ReadLevel
-from pyengine.services.stalled_clock import StalledClock
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.queue_reader import QueueReader
 from pyengine.storage.store_reader import StoreReader
@@ -61,6 +61,7 @@ DRAIN_NS = 2_000_000_000       # an orderly stop waits so long for the last deli
 DRAIN_STEP_S = 0.02
 NEVER_NS = (1 << 63) - 1
 _NEVER_POSSIBLE = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
+LOOK_NS = 1_000_000_000
 
 
 class DispatchedWatermark:
@@ -463,3 +464,35 @@ class ScheduleMessageService:
         self._written = table
         self._unsaved = ""
         return True
+
+
+class StalledClock:
+    """Measures how long messages have waited while the store's clock is stalled.
+
+    The store's clock never goes back. Where the wall clock was ahead and is set right, each record bears the time of
+    the last one until the wall clock has passed it, after a year perhaps, and due times say nothing until then. But
+    what the log held when this process looked has waited since, and a steady clock measures that: never too
+    long; too short by LOOK_NS at most, and for what was there before this process by the time before it.
+    """
+
+    def __init__(self, longest_ns: int) -> None:
+        """`longest_ns` is the longest wait that is ever asked for."""
+        self._longest_ns = longest_ns
+        self._seen: list[tuple[int, int]] = []  # (time, end of the log), once in LOOK_NS
+
+    def look(self, stands: bool, now_ns: int, end: int) -> None:
+        """Whether the store's clock stands now, and how far the log reaches."""
+        if not stands:
+            self._seen.clear()
+        elif not self._seen or now_ns >= self._seen[-1][0] + LOOK_NS:
+            self._seen.append((now_ns, end))
+            # One that is older than the longest wait answers for all before it.
+            del self._seen[: max(0, self._number_until(now_ns - self._longest_ns) - 1)]
+
+    def waited_end(self, now_ns: int, wait_ns: int) -> int:
+        """Records that begin below this offset have waited at least `wait_ns`; 0 where none is known to have."""
+        number = self._number_until(now_ns - wait_ns)
+        return self._seen[number - 1][1] if number else 0
+
+    def _number_until(self, time_ns: int) -> int:
+        return bisect_right(self._seen, time_ns, key=lambda seen: seen[0])

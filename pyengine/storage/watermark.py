@@ -3,7 +3,7 @@
 `config/watermark`: below this physical offset our own engine has synced every byte.
 
 In a store that another program made (RocketMQ, or a copy) it covers only what this engine wrote, or
-has read and checked since: from `verified_from` on (services/adopted_log.py).
+has read and checked since: from `verified_from` on (services/flush_consume_queue.py).
 
 Only our engine writes it (RocketMQ's stores have none), the checkpointer at most
 once a second and at stop. It may lag behind what is durable and is never ahead of

@@ -9,9 +9,8 @@ import pytest
 
 from pyengine.client import group_session
 from pyengine.client.allocate_message_queue import allocate_averagely
-from pyengine.client.group_session import GroupSession, HistoryChangedError
+from pyengine.client.group_session import GroupSession, HistoryChangedError, LivenessTracker
 from pyengine.errors import DiskError
-from pyengine.services.liveness_tracker import LivenessTracker
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
 

@@ -9,10 +9,10 @@ import pytest
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import shared_objects, statistics
 from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.statistics import StoreStatsService
 from pyengine.native import control as native
 from pyengine.native import store_stats
 from pyengine.native.store_stats import Latency, Sample, Snapshot
-from pyengine.services.store_stats import StoreStatsService
 
 S = 1_000_000_000
 

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from pyengine.errors import DiskError, FlushError
-from pyengine.services import adopted_log
-from pyengine.services.adopted_log import AdoptedLog
+from pyengine.services import flush_consume_queue
+from pyengine.services.flush_consume_queue import AdoptedLog
 
 BODY_AT = 88
 
@@ -42,7 +42,7 @@ def test_segments_are_read_the_newest_first_until_all_is_covered(build_store):
 
 def test_slices_come_to_the_same(build_store, monkeypatch):
     store = build_store(40, ours=False, spare=False)
-    monkeypatch.setattr(adopted_log, "SLICE_BYTES", 100)
+    monkeypatch.setattr(flush_consume_queue, "SLICE_BYTES", 100)
     log, _ = adopt(store)
     assert read_all(log)[-1] == 0
 
@@ -86,9 +86,9 @@ def test_a_segment_that_vanishes_is_told(build_store):
 def test_each_segment_is_synced_before_it_is_read(build_store, monkeypatch):
     store = build_store(40, ours=False, spare=False)
     order: list[str] = []
-    real_walk = adopted_log.walk
-    monkeypatch.setattr(adopted_log, "fdatasync", lambda descriptor, path: order.append(os.path.basename(path)))
-    monkeypatch.setattr(adopted_log, "walk", lambda *given, **named: (order.append("read"), real_walk(*given, **named))[1])
+    real_walk = flush_consume_queue.walk
+    monkeypatch.setattr(flush_consume_queue, "fdatasync", lambda descriptor, path: order.append(os.path.basename(path)))
+    monkeypatch.setattr(flush_consume_queue, "walk", lambda *given, **named: (order.append("read"), real_walk(*given, **named))[1])
     read_all(adopt(store)[0])
     assert order[::2] == sorted((path.name for path in (store.root / "commitlog").iterdir()), reverse=True)
     assert set(order[1::2]) == {"read"}
@@ -100,7 +100,7 @@ def test_a_failed_sync_ends_it_and_goes_to_the_caller(build_store, monkeypatch):
     def fail(descriptor, path):
         raise FlushError("no", errno=5, path=path)
 
-    monkeypatch.setattr(adopted_log, "fdatasync", fail)
+    monkeypatch.setattr(flush_consume_queue, "fdatasync", fail)
     log, _ = adopt(store)
     with pytest.raises(FlushError):
         log.work()
@@ -109,16 +109,16 @@ def test_a_failed_sync_ends_it_and_goes_to_the_caller(build_store, monkeypatch):
 
 def test_what_cannot_be_read_now_is_tried_again(build_store, monkeypatch):
     store = build_store(40, ours=False, spare=False)
-    real = adopted_log.mapped
+    real = flush_consume_queue.mapped
 
     def fail(path):
         raise DiskError("no descriptor")
 
-    monkeypatch.setattr(adopted_log, "mapped", fail)
+    monkeypatch.setattr(flush_consume_queue, "mapped", fail)
     log, said = adopt(store)
     log.work()
     assert "no descriptor" in log.obstacle and 0 < log.pause_s() <= 1
-    monkeypatch.setattr(adopted_log, "mapped", real)
+    monkeypatch.setattr(flush_consume_queue, "mapped", real)
     log._due_ns = 0
     assert read_all(log)[-1] == 0 and log.obstacle == ""
 

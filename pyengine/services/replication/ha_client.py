@@ -30,8 +30,15 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.writer import REFUSALS, REFUSED_OFFSET, REFUSED_RAW
 from pyengine.results import PutStatus
-from pyengine.services.replication.ha_link import LinkLostError, MasterLink
-from pyengine.services.replication.ha_stream import RUN_BYTES, BadStreamError, FrameCutter, LogsDifferError, RecordStream
+from pyengine.services.replication.ha_stream import (
+    RUN_BYTES,
+    BadStreamError,
+    FrameCutter,
+    LinkLostError,
+    LogsDifferError,
+    MasterLink,
+    RecordStream,
+)
 from pyengine.services.replication.replication_notes import ReplicationNotes
 from pyengine.storage.local_log import LocalLog
 

@@ -14,19 +14,24 @@ The object owns a socket that never blocks and does nothing by itself: its owner
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyengine.errors import DiskError, FormatError
 from pyengine.formats import ha_wire
+from pyengine.formats.paths import StorePaths
+from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Link
+from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER
-from pyengine.services.replication.transfer_source import TransferSource
 
 BUFFER_BYTES = 512 << 10  # so many bytes of frames go in one system call
 FAREWELL_NS = 2_000_000_000  # so long a slave may take to read why it is not served
 _READ_BYTES = 4096
+SEGMENTS_OPEN_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,3 +276,74 @@ class HAConnection:
         with contextlib.suppress(OSError):
             self.socket.close()
         self._link.close(self.ended)
+
+
+class TransferSource:
+    """Reads one store's log for its slaves: raw bytes below `committed`. Used by one thread at a time.
+
+    They are copied before they are sent, and the log's minimum is read after copying, as every short reader
+    does: a segment that is deleted while a slave is fed from it yields zeros, and none of those may leave this
+    process. Reading through a descriptor costs one system call for many frames, no page faults, and a file that
+    was shortened is an error instead of a signal.
+    """
+
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str]) -> None:
+        self._load_committed = native.loader(memory.control.committed, "value")
+        self._load_min_offset = native.loader(memory.control.min_offset, "value")
+        self._paths = StorePaths(root)
+        self.segment_bytes = memory.identity.segment_bytes
+        self._open: dict[int, int] = {}
+
+    def end(self) -> int:
+        """Everything below is in the files, and may be sent."""
+        return self._load_committed()
+
+    def min_offset(self) -> int:
+        """Everything below is deleted."""
+        return self._load_min_offset()
+
+    def read(self, offset: int, views: Sequence[memoryview]) -> bool:
+        """Fill the views with the bytes from `offset` on, all of one segment and below end().
+
+        False when they are deleted by now, whatever the views hold. Raises DiskError.
+        """
+        base = offset - offset % self.segment_bytes
+        wanted = sum(len(view) for view in views)
+        try:
+            descriptor = self._open.get(base)
+            if descriptor is None:
+                descriptor = self._open_segment(base)
+            got = os.preadv(descriptor, views, offset - base)
+            failpoint("source_read")
+        except OSError as error:
+            if self.min_offset() > offset:
+                return False
+            raise DiskError(f"cannot read {self._paths.commit_log_segment(base)}: {error.strerror}",
+                            errno=error.errno or 0, path=str(self._paths.commit_log_segment(base))) from error
+        if self.min_offset() > offset:
+            return False
+        if got != wanted:
+            raise DiskError(f"{self._paths.commit_log_segment(base)} is shorter than a segment: {got} bytes instead of "
+                            f"{wanted} at {offset}", path=str(self._paths.commit_log_segment(base)))
+        return True
+
+    def _open_segment(self, base: int) -> int:
+        if len(self._open) >= SEGMENTS_OPEN_MAX:
+            self._close(next(iter(self._open)))
+        descriptor = os.open(self._paths.commit_log_segment(base), os.O_RDONLY | os.O_CLOEXEC)
+        failpoint("source_opened")
+        self._open[base] = descriptor
+        return descriptor
+
+    def forget_deleted(self) -> None:
+        """Close what is deleted, or its blocks stay taken."""
+        min_offset = self.min_offset()
+        for base in [base for base in self._open if base < min_offset]:
+            self._close(base)
+
+    def _close(self, base: int) -> None:
+        os.close(self._open.pop(base))
+
+    def close(self) -> None:
+        for base in list(self._open):
+            self._close(base)

@@ -27,8 +27,14 @@ from dataclasses import dataclass, field, replace
 from pyengine.config import EngineConfig
 from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError
 from pyengine.native.flush import monotonic_ns
-from pyengine.services.replication.ha_link import LinkLostError, MasterLink
-from pyengine.services.replication.ha_stream import BadStreamError, FrameCutter, LogsDifferError, RecordStream
+from pyengine.services.replication.ha_stream import (
+    BadStreamError,
+    FrameCutter,
+    LinkLostError,
+    LogsDifferError,
+    MasterLink,
+    RecordStream,
+)
 from pyengine.storage.local_log import LocalLog
 from pyengine.storage.replication_state import ReplicationStateFile
 

@@ -30,6 +30,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from pyengine.config import EngineConfig
 from pyengine.errors import EngineUnavailableError
@@ -40,10 +41,8 @@ from pyengine.native import cpu
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINKS_MAX
-from pyengine.services.replication.ha_connection import HAConnection, LinkLimits
-from pyengine.services.replication.ha_lines import HostLines
+from pyengine.services.replication.ha_connection import HAConnection, LinkLimits, TransferSource
 from pyengine.services.replication.replication_notes import ReplicationNotes
-from pyengine.services.replication.transfer_source import TransferSource
 
 PAUSE_S = 0.5
 TICK_S_MAX = 1.0
@@ -56,6 +55,10 @@ _DISPATCH_AT_REPLICATED = 1
 _GONE_ALREADY = (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO)  # of accept(): the peer's matter, not ours
 _WATCHED = select.EPOLLIN | select.EPOLLRDHUP
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
+WINDOW_NS = 60_000_000_000
+LINES_MAX = 6       # of one host in a window; the rest are counted, and the count is a line
+HOSTS_MAX = 64      # with a limit of their own; all others share one
+_OTHERS = "other hosts"
 
 
 class ConfirmedPosition:
@@ -402,3 +405,38 @@ class FairLock:
 
     def __exit__(self, *exception: object) -> None:
         self._lock.release()
+
+
+@dataclass(slots=True)
+class _Said:
+    until_ns: int
+    lines: int = 0
+    left_out: int = 0
+
+
+class HostLines:
+    """Reports lines about slaves that come and go, so many a minute: a peer on the port must not fill the disk with the log."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._hosts: dict[str, _Said] = {}
+
+    def say(self, host: str, text: str, now_ns: int) -> None:
+        """A sentence about a host."""
+        said = self._hosts.get(host)
+        if said is None:
+            if len(self._hosts) >= HOSTS_MAX:
+                host = _OTHERS
+            said = self._hosts.setdefault(host, _Said(now_ns + WINDOW_NS))
+        if said.lines < LINES_MAX:
+            said.lines += 1
+            self._report(text)
+        else:
+            said.left_out += 1
+
+    def tick(self, now_ns: int) -> None:
+        """Now and then: what was counted in minutes that are over."""
+        for host, said in [(host, said) for host, said in self._hosts.items() if now_ns >= said.until_ns]:
+            del self._hosts[host]
+            if said.left_out:
+                self._report(f"{host}: {said.left_out:,} more lines like those above within a minute")

@@ -1,31 +1,38 @@
-"""The cleaner's rounds: DefaultMessageStore.cleanFilesPeriodically, and what is asked by hand.
+"""The cleaner's rounds: DefaultMessageStore.cleanFilesPeriodically, and what is asked by hand; and the probe of the disk.
 
 A round each clean_resource_interval_ms: the log first, then what follows it. It is one
 chain of small steps with pauses in between, so deletion never takes the disk for itself,
 the heart beats, and a stop interrupts it anywhere. A request by hand (`pyengine clean`)
-starts a round at once and is answered when nothing is left to do.
+starts a round at once and is answered when nothing is left to do. A frozen store is left as it is:
+recovery must find what was there.
 
-A frozen store is left as it is: recovery must find what was there.
+DiskSpaceProbe is DefaultMessageStore.isSpaceFull: is there room, and can the folders be written? It runs in
+a thread of its own, since RocketMQ's is blocked by a mass deletion just when it matters. Each second it asks
+the file systems of log and queues, which writes nothing, and sets or clears two bits of `refuse_puts`: the
+writer then answers SERVICE_NOT_AVAILABLE with a reason, and goes on by itself afterwards.
+After a crash the bits stay as they are until the next cleaner's first look.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskError
 from pyengine.ipc.cleaning import reap_dead
 from pyengine.ipc.control_block import EngineMemory
+from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
-from pyengine.services.retention.clean_commit_log import CleanCommitLogService
-from pyengine.services.retention.clean_consume_queue import CleanConsumeQueueService
-from pyengine.services.retention.clean_rules import CleanRules, Decision, Request, decide
-from pyengine.services.retention.cleaning_clock import CleaningClock
+from pyengine.services.retention.clean_files import CleanCommitLogService, CleanConsumeQueueService, CleaningClock
+from pyengine.services.retention.clean_rules import CleanRules, Decision, Request, decide, refusal
 from pyengine.storage.disk_use import DiskUse
 
 PAUSE_S_MAX = 1.0  # the heart beats at least this often
+PROBE_INTERVAL_S = 1.0
+_OURS = native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE
 
 
 class CleanResourceService:
@@ -140,3 +147,63 @@ class CleanResourceService:
         if self._steps is not None:
             self._steps.close()
             self._steps = None
+
+
+class DiskSpaceProbe:
+    """Looks, publishes what it saw, and refuses puts or takes them again."""
+
+    def __init__(self, memory: EngineMemory, cleaning, rules: CleanRules, measure: Callable[[], Sequence[DiskUse]],
+                 report: Callable[[str], None] = lambda text: None) -> None:
+        """`cleaning`: its `struct ms_cleaning *`; `measure` gives the use of the log's and the queues' file system."""
+        self._control = memory.control
+        self._cleaning = cleaning
+        self._rules = rules
+        self._measure = measure
+        self._report = report
+        self._refusing = 0
+        self._obstacles: list[str] = []
+
+    def look(self) -> bool:
+        """One look; whether puts are taken."""
+        uses = self._measure()
+        line = self._cleaning
+        log, queues = uses[0], uses[-1]
+        native.store(line, "usable_bytes", log.usable_bytes)
+        native.store(line, "used_percent", log.used_percent)
+        native.store(line, "queue_used_percent", queues.used_percent)
+        bits, why = refusal(self._rules, uses)
+        if bits:
+            native_cleaning.set_reason(line, why)
+        native.store(line, "refusing", bits)
+        native.refuse_puts(self._control, bits)
+        native.refuse_puts(self._control, _OURS & ~bits, on=False)
+        if not bits:
+            native_cleaning.set_reason(line, "")
+        native.store(line, "probes", native.load(line, "probes") + 1)
+        if bits != self._refusing:
+            self._refusing = bits
+            self._report(f"puts are refused: {why}" if bits else "there is room again: puts are taken")
+        return not bits
+
+
+class DiskSpaceWatch:
+    """The probe in a thread of its own, looking each PROBE_INTERVAL_S."""
+
+    def __init__(self, probe: DiskSpaceProbe, interval_s: float = PROBE_INTERVAL_S) -> None:
+        self._probe = probe
+        self._interval_s = interval_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go_round, name="disk space", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _go_round(self) -> None:
+        while not self._over.is_set():
+            self._probe.look()
+            self._over.wait(self._interval_s)
+
+    def close(self) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()

@@ -20,8 +20,7 @@ from pyengine.ipc import replication
 from pyengine.native import control as native
 from pyengine.native import obstacles
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
-from pyengine.services.replication.ha_lines import HostLines
-from pyengine.services.replication.ha_service import HAService, count_slaves
+from pyengine.services.replication.ha_service import HAService, HostLines, count_slaves
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually
 

@@ -19,11 +19,10 @@ from pyengine.ipc.cleaning import Cleaning, SegmentHolds, create_cleaning, held_
 from pyengine.native import control as native
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 from pyengine.services.reput_message import ReputMessageService
-from pyengine.services.retention import clean_commit_log
-from pyengine.services.retention.clean_resource import CleanResourceService
+from pyengine.services.retention import clean_files
+from pyengine.services.retention.clean_files import CleaningClock
+from pyengine.services.retention.clean_resource import CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
 from pyengine.services.retention.clean_rules import HOUR_MS, CleanRules
-from pyengine.services.retention.cleaning_clock import CleaningClock
-from pyengine.services.retention.disk_space import DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage import file_removal
 from pyengine.storage.check.check import check
 from pyengine.storage.disk_use import DiskUse
@@ -173,14 +172,14 @@ def test_readers_see_the_new_minimum_and_the_store_checks_clean(make_rig):
 
 def test_the_minimum_has_moved_before_the_room_of_a_segment_is_given_back(make_rig, monkeypatch):
     rig = make_rig()
-    give_back, seen = clean_commit_log.give_back, []
+    give_back, seen = clean_files.give_back, []
 
     def look(descriptor):
         first = min(int(path.name) for path in (rig.root / "commitlog").iterdir())
         seen.append((native.load_position(rig.owner.control.min_offset), first))
         return give_back(descriptor)
 
-    monkeypatch.setattr(clean_commit_log, "give_back", look)
+    monkeypatch.setattr(clean_files, "give_back", look)
     rig.clock.hour_now = 4
     rig.round()
     assert seen and all(told == first for told, first in seen)
@@ -218,13 +217,13 @@ def test_a_full_disk_deletes_young_segments_only_until_there_is_room(make_rig, m
     for segment in rig.segments():
         rig.age(segment, NOW_MS)
     rig.percent = 88
-    real = clean_commit_log.unlink_durably
+    real = clean_files.unlink_durably
 
     def unlink(path):
         rig.percent -= 1
         return real(path)
 
-    monkeypatch.setattr(clean_commit_log, "unlink_durably", unlink)
+    monkeypatch.setattr(clean_files, "unlink_durably", unlink)
     assert rig.round() == 3 and rig.percent == 85
     assert rig.round() == 0  # over 75 % only what is old enough goes
     rig.clock.ms += 73 * HOUR_MS
@@ -364,19 +363,19 @@ def test_holds_are_of_one_process_and_one_engine(make_rig):
 
 def test_a_folder_that_cannot_be_written_is_told_once_and_tried_again(make_rig, monkeypatch):
     rig = make_rig()
-    real = clean_commit_log.unlink_durably
+    real = clean_files.unlink_durably
 
     def refuse(path):
         raise DiskError("cannot delete it: Read-only file system", errno=errno.EROFS)
 
-    monkeypatch.setattr(clean_commit_log, "unlink_durably", refuse)
+    monkeypatch.setattr(clean_files, "unlink_durably", refuse)
     rig.clock.hour_now = 4
     assert [rig.round(), rig.round()] == [0, 0]
     assert len(rig.said) == 1 and "Read-only file system; trying again each 10 s" in rig.said[0]
     rig.ask()
     rig.round()
     assert (rig.count("answered"), rig.count("answer_errno")) == (1, errno.EROFS)
-    monkeypatch.setattr(clean_commit_log, "unlink_durably", real)
+    monkeypatch.setattr(clean_files, "unlink_durably", real)
     assert rig.round() == 6 and rig.said[-1] == "old files can be deleted again"
 
 
@@ -401,7 +400,7 @@ def test_the_probe_is_not_blocked_by_a_deletion_that_hangs(make_rig, monkeypatch
         assert over.wait(30)
         return -1
 
-    monkeypatch.setattr(clean_commit_log, "unlink_durably", hang)
+    monkeypatch.setattr(clean_files, "unlink_durably", hang)
     watch = DiskSpaceWatch(DiskSpaceProbe(rig.owner.memory, rig.cleaning.block, CleanRules.of(rig.config), rig.measure), 0.001)
     watch.start()
     rig.ask(reserved_ms=0)
@@ -421,7 +420,7 @@ def test_the_probe_is_not_blocked_by_a_deletion_that_hangs(make_rig, monkeypatch
 def test_the_queues_are_gone_through_once_and_then_only_when_the_log_has_moved(make_rig, monkeypatch):
     rig = make_rig()
     looked = []
-    monkeypatch.setattr("pyengine.services.retention.clean_consume_queue.queue_folders",
+    monkeypatch.setattr("pyengine.services.retention.clean_files.queue_folders",
                         lambda paths: looked.append(paths) or iter(()))
     rig.round()
     assert looked == []  # the log begins at 0: nothing can be expired

@@ -11,8 +11,8 @@ from pyengine.config import EngineConfig
 from pyengine.ipc.cleaning import Cleaning, create_cleaning
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
+from pyengine.services.retention.clean_resource import DiskSpaceProbe, DiskSpaceWatch
 from pyengine.services.retention.clean_rules import CleanRules
-from pyengine.services.retention.disk_space import DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage.disk_use import UNKNOWN_PERCENT, DiskUse, measure
 from waiting import eventually
 

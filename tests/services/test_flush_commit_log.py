@@ -11,10 +11,9 @@ from fix_writer import PlainWriter
 from pyengine.config import EngineConfig
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
-from pyengine.services import flush_real_time
+from pyengine.services import flush_commit_log
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
-from pyengine.services.flush_real_time import FlushRealTimeService
-from pyengine.services.group_commit import GroupCommitService
+from pyengine.services.flush_commit_log import FlushRealTimeService, GroupCommitService
 from waiting import eventually
 
 SEGMENT = 65536
@@ -85,13 +84,13 @@ def test_what_is_put_during_a_timed_sync_is_not_counted_as_synced(make_owner, mo
     writer.vouch()
     writer.put(b"x" * 100)
     first = writer.end
-    sync = flush_real_time.fdatasync
+    sync = flush_commit_log.fdatasync
 
     def sync_and_put(descriptor, path):
         sync(descriptor, path)
         writer.put(b"y" * 100)
 
-    monkeypatch.setattr(flush_real_time, "fdatasync", sync_and_put)
+    monkeypatch.setattr(flush_commit_log, "fdatasync", sync_and_put)
     service = FlushRealTimeService(owner.memory, owner.root, EVERY_TIME)
     writer.vouch()
     assert service.flush() and flushed(owner) == first < writer.end

@@ -1,8 +1,13 @@
-"""CommitLog.FlushRealTimeService: in the asynchronous modes, sync what is dirty once in an interval.
+"""CommitLog.FlushCommitLogService: make the commit log durable; two services, by the store's flush mode.
 
-RocketMQ's flushes four pages or more each 500 ms, everything only each 10 s. Here every
-flush takes everything, so `flushed` lags at most the interval plus one sync. Wake-ups
-are ignored while nothing is due, as with flushCommitLogTimed.
+FlushRealTimeService, for the asynchronous modes, syncs what is dirty once in an interval. RocketMQ's
+flushes four pages or more each 500 ms, everything only each 10 s. Here every flush takes everything,
+so `flushed` lags at most the interval plus one sync. Wake-ups are ignored while nothing is due, as
+with flushCommitLogTimed.
+
+GroupCommitService, for sync mode, syncs as soon as there is something, and again while there is.
+RocketMQ swaps two request lists; here a waiting put watches `flushed` itself, so a round is one
+fdatasync and one broadcast, in C (csrc/group_commit.cdef.h).
 """
 
 from __future__ import annotations
@@ -10,17 +15,19 @@ from __future__ import annotations
 import os
 
 from pyengine.config import EngineConfig
-from pyengine.errors import FlushError
+from pyengine.errors import DiskError, FlushError
+from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.native import scan, store_stats
+from pyengine.native import cpu, group_commit, scan, store_stats
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import fdatasync, monotonic_ns
 from pyengine.services.freeze import freeze
-from pyengine.services.unflushed_segments import UnflushedSegments
 from pyengine.storage.segment_files import map_read_only
 
 RECHECK_S = 0.02
+ROUND_NS = 100_000_000
+RECHECK_NS = 5_000_000
 
 
 def take_over(memory: EngineMemory) -> int:
@@ -130,3 +137,99 @@ class FlushRealTimeService:
 
     def close(self) -> None:
         self._segments.close()
+
+
+class GroupCommitService:
+    """Latch-driven flushing of the commit log. work() sleeps on the latch itself."""
+
+    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig) -> None:
+        self._memory = memory
+        self._control = memory.control
+        self._root = root
+        self._segments = UnflushedSegments(root, memory.identity.segment_bytes)
+        self._follow()
+        self.incarnation = take_over(memory)
+        self._group = group_commit.GroupCommit(
+            self._control, memory.latch(native.FLUSHER).semaphore, memory.latch(native.WRITER).semaphore,
+            memory.identity.segment_bytes, self.incarnation, memory.counters)
+        self._group.use(self._segments.descriptors)
+        cpu.schedule_interactive()
+
+    def _follow(self) -> None:
+        ready_end = max(native.load(self._control.allocator, "ready_end"),
+                        native.load_position(self._control.committed))
+        self._segments.follow(native.load_position(self._control.flushed), ready_end)
+
+    def work(self) -> bool:
+        """A tenth of a second of group commits."""
+        self._follow()
+        self._group.use(self._segments.descriptors)
+        verified = native.load(self._control.writer, "verified_flusher") == self.incarnation
+        outcome = self._group.run(monotonic_ns() + (ROUND_NS if verified else RECHECK_NS))
+        if outcome == group_commit.FAILED:
+            self._freeze(*self._group.failure)
+        return outcome == group_commit.SEGMENT
+
+    def _freeze(self, error_number: int, base: int) -> None:
+        path = self._segments.path(base)
+        freeze(self._memory, self._root, native.FLUSHER, FlushError(f"fdatasync {path}", errno=error_number, path=path))
+
+    def pause_s(self) -> float:
+        return 0.0
+
+    def drain(self) -> bool:
+        """Flush to the end; gives up where the store is frozen or no writer vouches for this incarnation."""
+        self._follow()
+        self._group.use(self._segments.descriptors)
+        try:
+            return self._group.once()
+        except OSError:
+            self._freeze(*self._group.failure)
+            return False
+
+    def close(self) -> None:
+        self._segments.close()
+
+
+class UnflushedSegments:
+    """Descriptors of the segments of [flushed, ready_end), by start offset.
+
+    Opened as soon as a segment is ready, before anything is written to it, and kept until all of it is
+    flushed: the kernel reports a failed write-back once to each open file, and a descriptor opened after it
+    may never learn of it.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], segment_bytes: int) -> None:
+        self._paths = StorePaths(root)
+        self.segment_bytes = segment_bytes
+        self.descriptors: dict[int, int] = {}
+
+    def path(self, start: int) -> str:
+        return str(self._paths.commit_log_segment(start))
+
+    def follow(self, flushed: int, ready_end: int) -> None:
+        """Open what has become ready, close what is flushed. Cheap when nothing has changed."""
+        for start in [start for start in self.descriptors if start + self.segment_bytes <= flushed]:
+            os.close(self.descriptors.pop(start))
+        start = flushed - flushed % self.segment_bytes
+        while start < ready_end:
+            if start not in self.descriptors:
+                self.descriptors[start] = self._open(start)
+            start += self.segment_bytes
+
+    def between(self, start: int, end: int) -> list[int]:
+        """Start offsets of the segments that [start, end) touches; all of them are open after follow()."""
+        first = start - start % self.segment_bytes
+        return list(range(first, end, self.segment_bytes))
+
+    def _open(self, start: int) -> int:
+        try:
+            return os.open(self.path(start), os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise DiskError(f"cannot open {self.path(start)}: {error.strerror}", errno=error.errno or 0,
+                            path=self.path(start)) from error
+
+    def close(self) -> None:
+        for descriptor in self.descriptors.values():
+            os.close(descriptor)
+        self.descriptors.clear()

@@ -14,9 +14,8 @@ from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, DiskFullError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native import control as native
-from pyengine.services import allocate_mapped_file, page_warmer
-from pyengine.services.allocate_mapped_file import AllocateMappedFileService
-from pyengine.services.page_warmer import PageWarmer
+from pyengine.services import allocate_mapped_file
+from pyengine.services.allocate_mapped_file import AllocateMappedFileService, PageWarmer
 from pyengine.storage.derived_room import derived_room_bytes, free_bytes
 from waiting import eventually
 
@@ -215,7 +214,7 @@ def test_warming_changes_no_byte_and_follows_the_writer(tmp_path, whole):
 
 
 def test_a_memlock_limit_that_is_too_low_is_warned_of_once(make_owner, monkeypatch):
-    monkeypatch.setattr(page_warmer, "lock_memory", lambda base, length: errno.ENOMEM)
+    monkeypatch.setattr(allocate_mapped_file, "lock_memory", lambda base, length: errno.ENOMEM)
     owner = make_owner(mode=native.MODE_MAPPED)
     owner.position(0)
     owner.publish()
@@ -293,8 +292,8 @@ def test_an_unreadable_log_folder_is_a_disk_error(tmp_path):
 def test_no_page_is_brought_in_where_the_disk_copies_on_write(tmp_path, monkeypatch):
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / segment_name(0)).write_bytes(bytes(SEGMENT))
-    monkeypatch.setattr(page_warmer, "copies_on_write", lambda descriptor: True)
-    monkeypatch.setattr(page_warmer, "populate", lambda *range_: pytest.fail("it takes room"))
+    monkeypatch.setattr(allocate_mapped_file, "copies_on_write", lambda descriptor: True)
+    monkeypatch.setattr(allocate_mapped_file, "populate", lambda *range_: pytest.fail("it takes room"))
     warmer = PageWarmer(tmp_path, SEGMENT, whole=True)
     assert not warmer.advance(0, SEGMENT) and warmer.populated_end == SEGMENT
     warmer.close()

@@ -1,19 +1,23 @@
-"""CleanCommitLogService: deletes the log's oldest segments, paced, never what somebody still needs.
+"""CleanCommitLogService and CleanConsumeQueueService: delete files, paced, and never one that is still needed.
 
-One segment at a time, always the oldest: nobody gets a new hold on it, who holds it is
-waited for, its name goes (durable), `min` moves, its blocks are given back in steps. The
-service is driven step by step: `steps()` yields the seconds to pause.
+Of the log one segment at a time, always the oldest: new readers are refused, current holders are waited for,
+the name is removed (durably), `min` moves, its blocks are freed in steps. Queues, their extensions and the
+index follow the log: only when the log's beginning has moved since the last complete pass, and
+once at start, for what a killed predecessor left. The minimum offset of a queue needs no correction
+here: readers work it out from the entries and the log's beginning, at each look.
 
-Killed anywhere: the log begins at an earlier or at the next segment, and is whole. The
-next incarnation finds a segment whose turn had come below `removing_end`, and since when
-it is held, in the shared object.
+Both services are driven step by step: `steps()` yields the seconds to pause. Killed anywhere: the log
+begins at an earlier or at the next segment, and is whole. The next incarnation finds a segment whose
+turn had come below `removing_end`, and since when it is held, in the shared object.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from pyengine.config import EngineConfig
 from pyengine.formats.paths import StorePaths, parse_segment_name, segment_name
@@ -21,10 +25,13 @@ from pyengine.ipc.cleaning import holders
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
+from pyengine.native.flush import monotonic_ns
 from pyengine.services.retention.clean_rules import Decision, deletable_end, next_to_go
-from pyengine.services.retention.cleaning_clock import CleaningClock
+from pyengine.storage.expired_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
 from pyengine.storage.file_removal import give_back, unlink_durably
 from pyengine.storage.folder_entries import is_plain_file
+
+QUEUES_A_STEP = 64  # looked at without a pause in between
 
 
 class CleanCommitLogService:
@@ -145,3 +152,56 @@ class CleanCommitLogService:
 
 def _names(pids: list[int]) -> str:
     return ", ".join(f"process {pid}" for pid in dict.fromkeys(pids))
+
+
+class CleanConsumeQueueService:
+    """Deletes queue and index files whose messages are gone."""
+
+    def __init__(self, cleaning, root: str | os.PathLike[str], config: EngineConfig) -> None:
+        self._cleaning = cleaning
+        self._paths = StorePaths(root)
+        self._geometry = config.geometry
+        self._pause_s = config.delete_consume_queue_files_interval_ms / 1000
+        self._done_to = 0
+
+    def steps(self, log_min: int) -> Iterator[float]:
+        """One pass, if the log's beginning has moved; yields the seconds to pause."""
+        if log_min <= self._done_to:
+            return
+        for number, (topic, queue_id, folder) in enumerate(queue_folders(self._paths)):
+            expired = expired_queue_files(folder, self._geometry.mapped_file_size_consume_queue_bytes, log_min)
+            for path in expired:
+                yield from self._delete(path, "removed_queue_files")
+            ext_folder = self._paths.queue_ext_folder(topic, queue_id)
+            for path in expired_ext_files(folder, ext_folder, self._geometry.mapped_file_size_consume_queue_ext_bytes, log_min):
+                expired.append(path)
+                yield from self._delete(path, "removed_queue_files")
+            if expired:
+                yield self._pause_s
+            elif number % QUEUES_A_STEP == 0:
+                yield 0.0
+        for path in expired_index_files(self._paths.index, log_min):
+            yield from self._delete(path, "removed_index_files")
+        self._done_to = log_min
+
+    def _delete(self, path: Path, counter: str) -> Iterator[float]:
+        descriptor = unlink_durably(path)
+        failpoint("derived_file_removed")
+        native.store(self._cleaning, counter, native.load(self._cleaning, counter) + 1)
+        yield from give_back(descriptor)
+
+
+class CleaningClock:
+    """The system's clocks."""
+
+    def now_ms(self) -> int:
+        """Wall clock, against the files' modification times."""
+        return time.time_ns() // 1_000_000
+
+    def hour(self) -> int:
+        """Hour of the day in the local time zone, 0..23."""
+        return time.localtime().tm_hour
+
+    def monotonic_ns(self) -> int:
+        """For pauses and waits."""
+        return monotonic_ns()

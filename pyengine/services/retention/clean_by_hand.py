@@ -1,7 +1,9 @@
-"""Asking the running engine's cleaner to clean now, and waiting for its answer (`pyengine clean`).
+"""`pyengine clean`: delete by hand, in this process or by the running engine's cleaner.
 
-One asks at a time, under a lock on the shared object that the kernel takes back from the
-dead. A request that its asker did not wait for is done all the same.
+`clean_stopped` cleans a store that no process has open, with the same rules and steps as the cleaner's.
+`ask_to_clean` asks the cleaner of a running engine and waits for its answer. One process asks at a
+time, under a lock on the shared object that the kernel releases when its owner dies. A request whose
+asker did not wait is done all the same.
 """
 
 from __future__ import annotations
@@ -11,17 +13,61 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from pyengine._native import ffi
+from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError
+from pyengine.formats.paths import StorePaths
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.ipc.control_block import EngineMemory
+from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
-from pyengine.services.retention.clean_rules import Request
-from pyengine.services.retention.clean_stopped import Cleaned
+from pyengine.services.retention.clean_files import CleanCommitLogService, CleanConsumeQueueService, CleaningClock
+from pyengine.services.retention.clean_rules import CleanRules, Request, decide
+from pyengine.storage.disk_use import measure
+from pyengine.storage.log_files import measure_log
 
 POLL_STEP_S = 0.02
 _FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 _COUNTERS = ("removed_segments", "removed_bytes", "removed_queue_files", "removed_index_files")
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What a clean-up deleted, and where the log begins since."""
+
+    segments: int
+    bytes: int
+    queue_files: int
+    index_files: int
+    min_offset: int
+
+
+def clean_stopped(root: str | os.PathLike[str], config: EngineConfig, log_end: int, request: Request,
+                  progress: Callable[[int, int | None], None] = lambda done, total: None,
+                  clock: CleaningClock | None = None) -> Cleaned:
+    """Do what was asked by hand, all of it. Raises DiskError; then the rest is for the next time."""
+    clock = clock or CleaningClock()
+    paths = StorePaths(root)
+    control, cleaning = ffi.new("struct ms_control *"), native_cleaning.private()
+    for position in (control.wrote, control.committed, control.flushed, control.reput_from):
+        native.store_position(position, log_end)
+    for slot in control.slots:
+        slot.wrote = log_end
+    native.store(control.workers[native.CHECKPOINTER], "position", log_end)
+    rules = CleanRules.of(config)
+    log = CleanCommitLogService(control, config.mapped_file_size_commit_log_bytes, cleaning, root, config, clock,
+                                lambda text: None)
+    queues = CleanConsumeQueueService(cleaning, root, config)
+    for pause_s in log.steps(lambda: decide(rules, [measure_log(root), measure(paths.consume_queue)], clock.hour(), request)):
+        progress(native.load(cleaning, "removed_bytes"), None)
+        time.sleep(pause_s)
+    for pause_s in queues.steps(log.publish_min()):
+        time.sleep(pause_s)
+    return Cleaned(native.load(cleaning, "removed_segments"), native.load(cleaning, "removed_bytes"),
+                   native.load(cleaning, "removed_queue_files"), native.load(cleaning, "removed_index_files"),
+                   native.load_position(control.min_offset))
 
 
 def ask_to_clean(memory: EngineMemory, request: Request, timeout_s: float,
