@@ -1,6 +1,7 @@
 """How fast a slave catches up, and what a put waits for its slave: ours and the real RocketMQ store, in every pairing.
 
-usage: python bench/bench_replication.py [--quick] [--rounds N] [--pairs ours+ours,real+real] [--only catch-up|sync] [--folder DIR] [--json FILE]
+usage: python bench/bench_replication.py [--quick] [--rounds N] [--pairs ours+ours,real+real] [--only catch-up|sync]
+           [--folder DIR] [--json FILE]
 
 master+slave. The real store runs in JVMs of its own (tests/interop/judge, built by Maven at the first run, with the
 server compiler on); pairs take turns, so that each row and what it is held against were measured in the same minutes.

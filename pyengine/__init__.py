@@ -63,7 +63,13 @@ _MODULES = {
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["__version__", *sorted(_WHERE)]
+__all__ = [
+    "ConfigError", "Consumer", "ConsumerGroups", "CorruptionError", "DegradedError", "DiskError", "DiskFullError",
+    "Engine", "EngineConfig", "EngineError", "EngineUnavailableError", "ExitCode", "FlushError", "FormatError",
+    "GetResult", "GetStatus", "InvariantError", "Message", "NotAStoreError", "Producer", "PutManyResult", "PutResult",
+    "PutStatus", "PutTimeoutError", "ReadLevel", "StoreBusyError", "StoreReader", "StoreRefusedError", "UsageError",
+    "__version__", "connect", "consume", "load_config", "open_store",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -152,7 +152,8 @@ class EngineConfig:
         low=0, high=INT32_MAX, group="replication")
     ha_cut: str = setting(
         "unconfirmed", "What a slave whose log differs from its master's may lose at its start, into quarantine: only what was "
-        "never confirmed, or anything. any: also lets a SYNC_MASTER start that lost what its slaves have confirmed.", choices=("unconfirmed", "any"), group="replication")
+        "never confirmed, or anything. any: also lets a SYNC_MASTER start that lost what its slaves have confirmed.",
+        choices=("unconfirmed", "any"), group="replication")
     ha_connections_max: int = setting(
         16, "Most links to a master at a time.", low=1, high=256, group="replication")
     ha_transfer_batch_size_bytes: int = setting(

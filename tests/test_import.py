@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import pyengine
+import pyengine.spark
 
 HEAVY = ("click", "rich", "pyarrow", "pyspark", "pandas", "numpy", "msgspec", "psutil", "cffi", "pyengine._native")
 
@@ -20,6 +21,11 @@ def test_importing_pyengine_loads_nothing_heavy():
 
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(pyengine, "no_such_name")
+
+
+def test_what_is_exported_is_what_is_loaded():
+    assert sorted(pyengine.__all__) == sorted(["__version__", *pyengine._WHERE])
+    assert sorted(pyengine.spark.__all__) == sorted(pyengine.spark._WHERE)
 
 
 @pytest.mark.parametrize("name", pyengine.__all__)

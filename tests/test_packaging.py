@@ -135,7 +135,8 @@ if __name__ == "__main__":
             assert not any(Path(entry, "errors.py").exists() for entry in entries), entries
     assert all(module.MINE for module in (workers, workers.supervisor, workers.flusher, tests.waiting, scripts.crash.rounds))
     ours = Path(pyengine.__file__).parent
-    files = Counter(module.__file__ for module in list(sys.modules.values()) if ours in Path(getattr(module, "__file__", None) or "/").parents)
+    loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    files = Counter(file for file in loaded if file and ours in Path(file).parents)
     assert files and max(files.values()) == 1, files.most_common(3)
     print(pyengine.__file__)
 """

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil  # noqa: F401  loaded before a child that may not read it becomes somebody else
+import psutil
 import pytest
 
 import pyengine

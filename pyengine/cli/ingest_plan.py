@@ -7,6 +7,7 @@ ends inside of. Every line is read once.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
@@ -52,7 +53,7 @@ def share_out(files: Sequence[tuple[str, int]], producers: int) -> list[list[Ran
     shares: list[list[Range]] = [[] for _ in range(producers)]
     base = 0
     for path, size in files:
-        for number, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for number, (low, high) in enumerate(itertools.pairwise(bounds)):
             start, end = max(low - base, 0), min(high - base, size)
             if start < end:
                 shares[number].append(Range(path, start, end))

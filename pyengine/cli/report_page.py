@@ -105,7 +105,8 @@ def _facts(figures: Figures) -> str:
             ("longest record", size_text(max(topic.largest for topic in figures.topics))),
             ("first stored", moment(min(topic.first_ms for topic in figures.topics), HOUR_MS)),
             ("last stored", moment(max(topic.last_ms for topic in figures.topics), HOUR_MS)),
-            (f"in the busiest hour, {moment(busiest_ms, HOUR_MS)}: {number_text(count.messages / 3600)} messages/s", _whole(count.messages)),
+            (f"in the busiest hour, {moment(busiest_ms, HOUR_MS)}: {number_text(count.messages / 3600)} messages/s",
+             _whole(count.messages)),
         ]
     facts += [("consumer groups' lags together", _whole(sum(group.lag for group in figures.groups)))]
     return '<div class="facts">' + "".join(f"<div><b>{escaped(value)}</b>{escaped(name)}</div>" for name, value in facts) + "</div>"
@@ -183,7 +184,8 @@ def _layers(figures: Figures, times: Times, value: Callable[[Count], int]) -> li
 
 
 def _legend(layers: Sequence[Layer]) -> str:
-    return '<div class="legend">' + "".join(f'<span><i class="c{layer.colour}"></i>{escaped(layer.name)}</span>' for layer in layers) + "</div>"
+    entries = (f'<span><i class="c{layer.colour}"></i>{escaped(layer.name)}</span>' for layer in layers)
+    return f'<div class="legend">{"".join(entries)}</div>'
 
 
 def _table_of_times(times: Times, labels: Sequence[str]) -> str:
@@ -191,7 +193,8 @@ def _table_of_times(times: Times, labels: Sequence[str]) -> str:
     for label, cell in zip(labels, times.counts, strict=True):
         total = sum(cell.values(), NOTHING)
         if total.messages:
-            rows.append(f'<tr><td class="name">{escaped(label)}</td><td>{_whole(total.messages)}</td><td>{escaped(size_text(total.bytes))}</td></tr>')
+            rows.append(f'<tr><td class="name">{escaped(label)}</td><td>{_whole(total.messages)}</td>'
+                        f'<td>{escaped(size_text(total.bytes))}</td></tr>')
     return f"<details><summary>as numbers</summary>{_table(['from', 'messages', 'bytes'], rows)}</details>"
 
 

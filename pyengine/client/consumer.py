@@ -173,8 +173,7 @@ class Consumer:
     def __iter__(self) -> Iterator[Message]:
         """Messages as they come, one by one, until close()."""
         while not self._is_closed:
-            for message in self.pull(1, timeout_s=None):
-                yield message
+            yield from self.pull(1, timeout_s=None)
 
     async def pull_async(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
         """pull() for asyncio: the loop goes on while this waits. To cancel it loses nothing."""
@@ -428,7 +427,7 @@ class Consumer:
             self._look()
         except StoreBusyError as error:  # recovered, or a broker has it: it may come back
             self._note(str(error))
-        except Exception as error:  # whatever it is, the program is told, and it is tried again
+        except Exception as error:  # noqa: BLE001 - whatever it is, the program is told, and it is tried again
             self._background_error = error
 
     def _look(self) -> None:

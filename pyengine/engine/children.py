@@ -243,7 +243,7 @@ class Children:
         return problems
 
     def _stop_one(self, child: _Child, pump: Callable[[float], None], deadline_s: float) -> str:
-        for attempt in range(2):
+        for _ in range(2):
             if not child.pid and not self.may_start:
                 return f"the {child.kind.name} is dead, and none can be started in its place"
             if not child.pid:

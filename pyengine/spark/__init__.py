@@ -32,7 +32,7 @@ _WHERE = {
     "stats": "pyengine.spark.message_stats",
     "verify": "pyengine.spark.store_verify",
 }
-__all__ = sorted(_WHERE)
+__all__ = ["collect_stats", "export_parquet", "rebuild", "register", "session", "skipped_ranges", "stats", "verify"]
 
 
 def __getattr__(name: str) -> object:

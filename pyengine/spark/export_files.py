@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +125,7 @@ def escaped(value: str) -> str:
 def _runs(keys: numpy.ndarray) -> Iterator[tuple[int, int]]:
     """[begin, end) of equal neighbours."""
     borders = [0, *((keys[1:] != keys[:-1]).nonzero()[0] + 1).tolist(), len(keys)]
-    return zip(borders, borders[1:])
+    return itertools.pairwise(borders)
 
 
 def _groups(batches: Iterator[pyarrow.RecordBatch], most_bytes: int) -> Iterator[list[pyarrow.RecordBatch]]:

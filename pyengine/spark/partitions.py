@@ -9,6 +9,7 @@ whatever host it runs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -87,7 +88,7 @@ def cut(start: int, stop: int, limit: int, segment_bytes: int, max_partition_byt
             step = -(-segment_bytes // pieces)
             at = min(segment_end, at - at % segment_bytes + ((at % segment_bytes) // step + 1) * step)
     bounds.append(stop)
-    return [LogRange(a, min(b, stop), stop, limit, segment_bytes) for a, b in zip(bounds, bounds[1:])]
+    return [LogRange(a, min(b, stop), stop, limit, segment_bytes) for a, b in itertools.pairwise(bounds)]
 
 
 def partition_bytes(total_bytes: int, max_partition_bytes: int, min_partitions: int) -> int:

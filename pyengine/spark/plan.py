@@ -7,6 +7,7 @@ the files tell that, too.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from pyengine.errors import CorruptionError, UsageError
@@ -54,11 +55,12 @@ def _plan(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> list[L
     segment_bytes = reader.commit_log.size_bytes
     log_end = starts[-1] + segment_bytes if starts else 0
     if limit > log_end:
-        raise CorruptionError(f"the log of {options.path} ends at {log_end}, below the level {options.read_level.value} at {limit}: segments are missing")
+        raise CorruptionError(f"the log of {options.path} ends at {log_end}, below the level {options.read_level.value} at {limit}: "
+                              "segments are missing")
     limit = _with_lost_end(options, reader, limit, log_end)
     if not starts:
         return []
-    gaps = [a + segment_bytes for a, b in zip(starts, starts[1:]) if b != a + segment_bytes]
+    gaps = [a + segment_bytes for a, b in itertools.pairwise(starts) if b != a + segment_bytes]
     if gaps and options.fail_on_data_loss:
         raise DataLossError(f"the log of {options.path} has a gap at {gaps[0]}: a segment is missing between others; {REMEDY}")
     start, stop = _physical_bounds(options, starts[0], limit)

@@ -8,6 +8,7 @@ those are passed over.)
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 from collections.abc import Iterator
@@ -68,7 +69,7 @@ class QueuePartReader(TaskReader):
             offsets = numpy.frombuffer(data, _ENTRY)["offset"].astype(numpy.int64)
             segments = offsets - offsets % part.segment_bytes
             borders = [0, *(numpy.flatnonzero(numpy.diff(segments)) + 1).tolist(), len(offsets)]
-            for begin, end in zip(borders, borders[1:]):
+            for begin, end in itertools.pairwise(borders):
                 yield _Run(int(segments[begin]), number + begin, data[begin * CQ_ENTRY_BYTES : end * CQ_ENTRY_BYTES])
 
     def _entries(self, one: QueueSlice, file_bytes: int) -> Iterator[tuple[int, bytes]]:

@@ -62,7 +62,8 @@ class LogStream:
         """The end of a batch from `start` on: at `target`, or where one of the bounds is reached; never without progress."""
         begin, end = start[NAME], target[NAME]
         if begin > end:
-            self._require(f"the log ends at {end} ({self._options.read_level.value}), the stream had come to {begin}: what it had read is gone")
+            self._require(f"the log ends at {end} ({self._options.read_level.value}), the stream had come to {begin}: "
+                          "what it had read is gone")
             return {NAME: end}
         begin = self._kept(begin)
         if most_bytes is not None and end - begin > most_bytes:

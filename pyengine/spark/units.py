@@ -41,7 +41,7 @@ def run_units(spark: SparkSession, units: Sequence[Unit], common: object, *, tas
     with watched(spark, total, progress):
         rows = run_in_workers(spark, functools.partial(_run_bundle, common), bundles, _SCHEMA).collect() if bundles else []
     for number, outcome in rows:
-        found[number] = pickle.loads(outcome)  # noqa: S301 - from our own workers
+        found[number] = pickle.loads(outcome)
         if isinstance(found[number], BaseException):
             raise found[number]
     return found

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 from collections.abc import Iterable
@@ -32,7 +33,7 @@ def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[SegmentFile]
     found = [segment for folder in folders for segment in list_segments(folder, size_bytes, LENGTH_ADVICE)]
     if len(folders) > 1:
         found.sort(key=lambda segment: segment.start_offset)
-        for before, after in zip(found, found[1:]):
+        for before, after in itertools.pairwise(found):
             if before.start_offset == after.start_offset:
                 raise StoreRefusedError(f"{before.path} and {after.path} are the same segment: move one of them away")
     return found
@@ -53,7 +54,7 @@ def look_at_log(root: str | os.PathLike[str], size_bytes: int, *, accept_loss: b
     if gone:
         raise CorruptionError(f"the log's folder {gone[0]} is missing: mount its disk, or leave it out of "
                               "read_only_commit_log_store_paths if its messages are to be given up")
-    for before, after in zip(segments, segments[1:]):
+    for before, after in itertools.pairwise(segments):
         end = before.start_offset + size_bytes
         if after.start_offset == end:
             continue

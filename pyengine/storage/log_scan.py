@@ -163,7 +163,8 @@ def scan_log(
     """Walk from segment `first` to the first thing that is no record, or to `limit` if that comes earlier.
 
     What is no record below `log.verified_from` was there before this engine and ends nothing: the walk goes on
-    at the next segment, or at `verified_from`. `start`: a record of that segment to begin at (default: its first). `over_gaps`: go on after a missing segment.
+    at the next segment, or at `verified_from`. `start`: a record of that segment to begin at (default: its first).
+    `over_gaps`: go on after a missing segment.
     """
     if not log.segments:
         return LogScan(0, 0, CaseLabel.ZEROES)

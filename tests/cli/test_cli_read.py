@@ -119,7 +119,7 @@ def test_query_finds_by_key_what_the_real_store_finds(basic):
             continue
         ran = run("query", basic.root, "--topic", query["topic"], "--key", query["key"], "--json")
         assert {one["physical_offset"] for one in ran.document["messages"]} <= set(query["phys"])
-        assert all(query["key"] in (one["keys"] or "").split(" ") + [one["properties"].get("UNIQ_KEY")]
+        assert all(query["key"] in [*(one["keys"] or "").split(" "), one["properties"].get("UNIQ_KEY")]
                    for one in ran.document["messages"])
         checked += len(ran.document["messages"])
     assert checked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ texts = st.lists(st.sampled_from([b"", b"a", b"bc", b"x" * 40]), max_size=30).ma
 def test_every_line_belongs_to_exactly_one_range(text, cuts, block_bytes):
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     lines = []
-    for start, end in zip(bounds, bounds[1:]):
+    for start, end in itertools.pairwise(bounds):
         for block in read_blocks(io.BytesIO(text), start, end, block_bytes):
             lines += split_lines(block)
     assert lines == [line.removesuffix(b"\n") for line in io.BytesIO(text).readlines()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 
 import pytest
@@ -19,7 +20,7 @@ BASE_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
 EVIL = ['<script>alert("x")</script>', "a&b", "\x07bell\x1b[31m", "\udcff not text", "订单", "'\" onload=x", "x" * 127]
 
 
-def figures(names: list[str], hours: dict[int, int], groups: list[GroupFigures] = [], store: str = "/a/store") -> Figures:
+def figures(names: list[str], hours: dict[int, int], groups: Sequence[GroupFigures] = (), store: str = "/a/store") -> Figures:
     """Each hour has so many messages of each topic, of 100 bytes and a byte more for each topic before it."""
     drawn = min(DRAWN, len(names))
     by_hour = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 
@@ -43,7 +44,7 @@ def test_shares_cover_every_queue_once():
         for members in range(1, 12):
             ids = [3 * number for number in range(members)]
             shares = [allocate_averagely(range(queues), ids, me) for me in ids]
-            assert sorted(sum(shares, [])) == list(range(queues))
+            assert sorted(itertools.chain.from_iterable(shares)) == list(range(queues))
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert allocate_averagely(range(4), [0, 1], 5) == []
 

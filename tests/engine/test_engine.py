@@ -152,7 +152,7 @@ def test_ctrl_c_in_a_terminal_does_not_reach_the_workers_first(root):
 
 
 def children_of(pid):
-    return [entry for entry in open(f"/proc/{pid}/task/{pid}/children").read().split()]
+    return list(open(f"/proc/{pid}/task/{pid}/children").read().split())
 
 
 def test_settings_are_typed_or_text(root):

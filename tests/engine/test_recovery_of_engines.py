@@ -44,7 +44,7 @@ def recovered_and_checked(engine, acked, count):
     assert report.exit_code is ExitCode.OK, report.sentence
     found = check(engine.root, config.geometry, acked=acked)
     # A crash leaves the allocator's files whole, so nothing at all is to be found.
-    assert [finding for finding in found.findings] == []
+    assert list(found.findings) == []
     assert (found.acked, found.acked_missing, found.messages, found.index_keys) == (count, 0, count, count)
     return report
 

@@ -174,7 +174,7 @@ def test_a_successor_adopts_living_workers_without_recovery(make_engine):
     with pyengine.connect(engine.root) as producer:
         engine.kill("supervisor")
         eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "the supervisor is gone")
-        before = {kind: pid for kind, pid in engine.pids().items()}
+        before = dict(engine.pids().items())
         assert producer.put("T", b"000010").ok, "an open session needs no supervisor"
         with pytest.raises(EngineUnavailableError, match="supervisor"):
             pyengine.connect(engine.root, timeout_s=0.2)
@@ -401,7 +401,8 @@ def test_by_hand_without_children_as_systemd_does_it(make_engine):
 
     supervisor = subprocess.Popen([*command(owner), *pairs], env=environment, stderr=subprocess.PIPE, text=True)
     kinds = sorted(WORKERS["async"])
-    workers = [subprocess.Popen(command(worker, **{"pyengine.workers.flusher": f"pyengine.workers.{kind}"}), env=environment) for kind in kinds]
+    workers = [subprocess.Popen(command(worker, **{"pyengine.workers.flusher": f"pyengine.workers.{kind}"}), env=environment)
+               for kind in kinds]
     try:
         eventually(lambda: len(living_kinds(engine.root)) == 1 + len(kinds), "all are up")
         with engine.memory() as memory:

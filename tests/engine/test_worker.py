@@ -75,7 +75,8 @@ def test_a_worker_runs_with_the_settings_of_its_engine_whatever_is_set_since(mak
     owner.make_rest()
     owner.publish()
     set_in_file(config_path(owner.root), {"file_reserved_time_hours": 5})
-    told = SCRIPT.replace("        self.left = 3\n", "        self.left = attached.config.file_reserved_time_hours, attached.config.delete_when\n"
+    told = SCRIPT.replace("        self.left = 3\n",
+                          "        self.left = attached.config.file_reserved_time_hours, attached.config.delete_when\n"
                           "        raise DiskError(str(self.left))\n")
     worker = owner.spawn("", script=told)
     assert "(77, '04')" in worker.communicate(timeout=60)[1]

@@ -12,6 +12,7 @@ hang is one more finding.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import random
@@ -119,7 +120,7 @@ def pages(files: Files) -> Iterator[Damage]:
             if zeroed != content:
                 yield Damage(f"page at {at} of {name} zeroed", {name: zeroed})
     for places in by_folder.values():
-        for (one, at), (other, there) in zip(places, places[1:]):
+        for (one, at), (other, there) in itertools.pairwise(places):
             mine, its = files[one][at : at + PAGE_BYTES], files[other][there : there + PAGE_BYTES]
             if len(mine) != len(its) or mine == its:
                 continue

@@ -84,7 +84,8 @@ def judge(mode: str, checked: mmap.mmap, tree: Path, acks: list[bytes]) -> str |
 
 
 def settings(mode: str, company: Collection[str], then: str = "") -> dict[str, object]:
-    return SETTINGS | MODES[mode] | (UNSYNCED if then else {}) | (DELAYED if "delayed" in company else {}) | (CLEANING if "cleaning" in company else {})
+    with_company = (DELAYED if "delayed" in company else {}) | (CLEANING if "cleaning" in company else {})
+    return SETTINGS | MODES[mode] | (UNSYNCED if then else {}) | with_company
 
 
 def record_run(

@@ -200,7 +200,7 @@ def test_several_runs_of_a_script_end_with_it_and_with_the_first_that_is_interru
              "run_part sh -c 'exit 130' || echo no", "echo no"]
     done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (130, "failed\n")
-    lines = lines[:2] + ["run_part sh -c 'trap \"echo ended; exit 130\" TERM; echo begun; while :; do sleep 0.05; done'", "echo no"]
+    lines = [*lines[:2], "run_part sh -c 'trap \"echo ended; exit 130\" TERM; echo begun; while :; do sleep 0.05; done'", "echo no"]
     with subprocess.Popen(["bash", "-c", "\n".join(lines)], stdout=subprocess.PIPE, text=True) as script:
         assert script.stdout.readline() == "begun\n"
         script.terminate()

@@ -18,7 +18,8 @@ from pyengine.storage.recovery.recover import recover
 
 RIG = Path(__file__).with_name("fail_each_call.py")
 CALLS = ("open", "pwrite", "write", "fsync", "ftruncate", "fallocate", "link", "rename", "mkdir", "unlink", "mmap")
-SHORT_FORM = [[call, "ENOSPC" if call in ("fallocate", "link", "mkdir") else "EIO"] for call in CALLS] + [["pwrite", "SHORT"], ["write", "SHORT"]]
+SHORT_FORM = [[call, "ENOSPC" if call in ("fallocate", "link", "mkdir") else "EIO"] for call in CALLS]
+SHORT_FORM += [["pwrite", "SHORT"], ["write", "SHORT"]]
 FIRST_CALLS = 2
 LONG_FORM = [[call, name] for call in CALLS for name in ("EIO", "ENOSPC", "EROFS", "EMFILE", "ENOMEM", "EACCES", "EINTR")]
 LONG_FORM += [["pwrite", "SHORT"], ["write", "SHORT"]]

@@ -151,8 +151,8 @@ def test_what_was_written_survives_every_cut(shim, tmp_path, seed, what):
     assert (outcome.bad, outcome.acknowledged) == ([], STEPS)
 
 
-@pytest.mark.parametrize("what, forgets", [("delay offsets", "sync"), ("checkpoint", "sync"), ("watermark", "folder"), ("removal", "folder"),
-                                           ("new files", "file system")])
+@pytest.mark.parametrize("what, forgets", [("delay offsets", "sync"), ("checkpoint", "sync"), ("watermark", "folder"),
+                                           ("removal", "folder"), ("new files", "file system")])
 def test_what_is_forgotten_is_found(shim, tmp_path, seed, what, forgets):
     root, records = run(shim, tmp_path, what, forgets)
     assert explore(records, root, judged(CHECKS[what]), states=200, seed=seed, scratch=tmp_path / "scratch", stop_at=1).bad

@@ -121,7 +121,8 @@ def test_checkpoint():
 def test_segment_names():
     assert segment_name(1073741824) == "00000000001073741824"
     assert parse_segment_name("00000000001073741824") == 1073741824
-    for name in ("0", "0000000000107374182x", "+0000000001073741824", "\u0660" * 20, "00000000001073741824.tmp", "18446744073709551616", "09223372036854775807"):
+    for name in ("0", "0000000000107374182x", "+0000000001073741824", "\u0660" * 20, "00000000001073741824.tmp",
+                  "18446744073709551616", "09223372036854775807"):
         assert parse_segment_name(name) is None
     with pytest.raises(ValueError):
         segment_name(-1)

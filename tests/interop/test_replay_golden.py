@@ -165,7 +165,7 @@ def test_the_real_store_opens_it_and_reads_every_message(all_replayed, judge):
         ours = run("inspect", made.root, "--json").document
         differences[recipe] = compare_inspect(found, load_verify(recipe), ignore=ignored(made))
         differences[recipe] += compare_inspect(ours, found, ignore=("byTime",))
-    assert differences == dict.fromkeys(all_replayed, [])
+    assert differences == {key: [] for key in all_replayed}
 
 
 @each_end

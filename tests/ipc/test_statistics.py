@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -122,7 +123,7 @@ def test_ten_minutes_are_kept_and_older_samples_go(make_owner):
         clock.now_ns += S
     found = store_stats.samples(owner.memory.counters)
     assert found[-1].at_ns == clock.now_ns - S
-    assert [after.at_ns - before.at_ns for before, after in zip(found, found[1:], strict=False)] == [S] * (len(found) - 1)
+    assert [after.at_ns - before.at_ns for before, after in itertools.pairwise(found)] == [S] * (len(found) - 1)
     assert len(found) > 600
     snapshots = store_stats.snapshots(owner.memory.counters)
     assert snapshots[-1].at_ns - snapshots[0].at_ns == 60 * S

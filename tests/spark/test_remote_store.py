@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -78,7 +79,7 @@ def test_only_the_ranges_of_a_partition_are_read(tmp_path, monkeypatch, reads):
         assert max(length for *_, length in reads.all) <= 64 << 10
         assert reads.bytes_of("") <= part.log_bytes + (16 << 10), "a partition reads itself, and looks over its border"
         spans = sorted((at, at + length) for _, at, length in reads.all)
-        assert sum(max(0, a_end - b) for (_, a_end), (b, _) in zip(spans, spans[1:])) <= 4 << 10
+        assert sum(max(0, a_end - b) for (_, a_end), (b, _) in itertools.pairwise(spans)) <= 4 << 10
 
 
 def test_the_limit_and_the_cut_may_stand_anywhere(golden, small_windows, seed):

@@ -34,7 +34,7 @@ def load(spark, root: Path, **options: object):
 
 def test_every_column_of_every_row_in_any_number_of_tasks(spark, root):
     messages = oracle.log_messages(root)
-    names = all_names() + ["property.WAIT"]
+    names = [*all_names(), "property.WAIT"]
     wanted = oracle.rows(messages, names)
     for most in ("256m", "20000"):
         df = load(spark, root, columns=",".join(names), maxPartitionBytes=most)
@@ -138,7 +138,7 @@ def test_the_page_of_docs_runs(spark, root, tmp_path, capsys, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     namespace: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, str(DOCS), "exec"), namespace)  # noqa: S102
+        exec(compile(block, str(DOCS), "exec"), namespace)
     shown = capsys.readouterr().out
     assert len(blocks) >= 4
     assert f"{sum(m.topic == 'Roll1' for m in oracle.log_messages(root))} messages in" in shown

@@ -330,7 +330,10 @@ def test_waiting_messages_are_counted_once(builder, monkeypatch):
     assert not stream.has_waiting(first, second, 2) and begins[2:] == [0, first["physicalOffset"]]
 
 
-@pytest.mark.parametrize("options", [{"maxOffsetsPerTrigger": "5"}, {"maxBytesPerTrigger": "5"}, {"minOffsetsPerTrigger": "5"}, {"maxTriggerDelay": "5s"}, {"startingOffsets": "-5"}, {"startingOffsets": "-1 hour"}])
+@pytest.mark.parametrize("options", [
+    {"maxOffsetsPerTrigger": "5"}, {"maxBytesPerTrigger": "5"}, {"minOffsetsPerTrigger": "5"}, {"maxTriggerDelay": "5s"},
+    {"startingOffsets": "-5"}, {"startingOffsets": "-1 hour"},
+])
 def test_what_only_a_stream_knows(options):
     assert read_options({"path": "/store", "subscribe": "a", **options}, "stream")
     with pytest.raises(UsageError, match="readStream"):

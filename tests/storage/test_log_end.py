@@ -246,9 +246,8 @@ def synced(monkeypatch):
 
 def half_synced(builder) -> int:
     """A watermark in the middle of a log of several segments."""
-    for number in range(60):
-        message = builder.put("T", b"x" * 100)
-        middle = message.physical_offset if number == 30 else builder.end if number < 30 else middle
+    offsets = [builder.put("T", b"x" * 100).physical_offset for _ in range(60)]
+    middle = offsets[30]
     write_watermark(builder.root, DurableWatermark("u", 1, middle))
     return middle
 

@@ -33,7 +33,8 @@ def test_where_queues_end_stays_noted_until_somebody_says_otherwise(tmp_path):
 
 
 @pytest.mark.parametrize("bad", ["", "{", "[]", "{}", '{"role": "SLAVE", "confirm": -1}', '{"role": "SLAVE", "confirm": true}',
-                                 '{"role": "KING", "confirm": 5}', '{"role": "SLAVE", "confirm": 5, "dispatchAt": "never"}', '{"role": ["SLAVE"], "confirm": 5}',
+                                 '{"role": "KING", "confirm": 5}', '{"role": "SLAVE", "confirm": 5, "dispatchAt": "never"}',
+                                 '{"role": ["SLAVE"], "confirm": 5}',
                                  '{"role": "SLAVE", "confirm": 9223372036854775808}'])
 def test_for_a_bad_file_the_one_before_stands_in(tmp_path, bad):
     file = ReplicationStateFile(tmp_path)

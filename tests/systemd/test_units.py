@@ -188,7 +188,7 @@ def test_what_workers_say_reaches_the_journal_with_its_level(tmp_path):
 
 def boot(tmp_path: Path, script: str, *options: str, limit_s: int = 240, **variables: str) -> str:
     """Run a guest script in a booted systemd; what it printed. All of its facts must hold."""
-    everywhere = [kind for kind in kinds_for(native.MODE_MAPPED, False)]
+    everywhere = list(kinds_for(native.MODE_MAPPED, False))
     names = " ".join(kind.name for kind in everywhere)
     order = " ".join(kind.name for kind in sorted(everywhere, key=lambda kind: kind.stop_rank))
     settings = {"PYTHON": sys.executable, "SOURCES": str(SOURCES), "KINDS": names, "ORDER": order, **variables}

@@ -70,7 +70,9 @@ class _ReconnectError(EngineError):
 
 
 class HaClient:
-    """The slave's replicator, as a service. `open_session` gives a session with a ring of so many bytes; `replication` is closed with it."""
+    """The slave's replicator, as a service. `open_session` gives a session with a ring of so many bytes;
+    `replication` is closed with it.
+    """
 
     never_idle = True  # while it is connected it waits in the socket, not on its latch
 

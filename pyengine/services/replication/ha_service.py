@@ -223,7 +223,7 @@ class HAService:
         try:
             while self._going:
                 self.turn(self._wait_s())
-        except BaseException as error:  # the worker raises it
+        except BaseException as error:  # noqa: BLE001 - the worker raises it
             self._failure = error
             self._memory.wake(native.REPLICATOR)
 
@@ -381,7 +381,8 @@ def _listen(host: str, port: int) -> socket.socket:
             raise
     except (OSError, UnicodeError) as error:  # UnicodeError: of a host that is no name at all
         raise EngineUnavailableError(
-            f"cannot listen for slaves at {host}:{port}: {getattr(error, 'strerror', None) or error}: set ha_listen_host and ha_listen_port") from error
+            f"cannot listen for slaves at {host}:{port}: {getattr(error, 'strerror', None) or error}: "
+            "set ha_listen_host and ha_listen_port") from error
     listener.setblocking(False)
     return listener
 

@@ -143,8 +143,8 @@ def recover(
     Leaves a store that was stopped in order: no abort file, queues and index caught up
     with the log, checkpoint true. Raises StoreRefusedError (a segment of wrong length, a
     foreign file), CorruptionError (a missing one, or queue entries beyond the log's bytes, unless `accept_loss`),
-    NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our own watermark is no exception but a report with state DEGRADED, and nothing was
-    changed; with `accept_loss` the log is cut there and the rest goes to quarantine.
+    NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our own watermark is no exception but a report with state DEGRADED,
+    and nothing was changed; with `accept_loss` the log is cut there and the rest goes to quarantine.
     A sync that failed is noted in config/sync-failure, and the next recovery of this boot believes none.
     """
     started_s = time.monotonic()

@@ -11,6 +11,7 @@ from the new log. The old store is not changed in any way.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
 from collections.abc import Sequence
@@ -108,7 +109,7 @@ def _missing(segments: Sequence[tuple[int, Path]], size_bytes: int) -> tuple[tup
     """Start offsets of segments that are missing between others; a sentence where there are too many to list."""
     missing: list[int] = []
     notes = []
-    for (before, _), (after, path) in zip(segments, segments[1:]):
+    for (before, _), (after, path) in itertools.pairwise(segments):
         starts = range(before + size_bytes, after, size_bytes)
         missing += starts[:MISSING_LISTED_MAX]
         if len(starts) > MISSING_LISTED_MAX:

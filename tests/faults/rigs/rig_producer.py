@@ -34,7 +34,7 @@ def main(store: Path, acks: Path) -> None:
             number += len(bodies)
             if len(bodies) == 1:
                 result: pyengine.PutResult | pyengine.PutManyResult = producer.put(TOPIC, bodies[0], keys=f"k{number}")
-                first = getattr(result, "queue_offset")
+                first = result.queue_offset
             else:
                 result = producer.put_many(TOPIC, bodies)
                 first = result.first_queue_offset

@@ -241,7 +241,8 @@ def test_garbage_on_the_port_disturbs_nobody(make_rig):
     for seed in range(20):
         rng = random.Random(seed)
         bad = rig.slave()
-        bad.socket.sendall(rng.choice((b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", rng.randbytes(rng.randrange(1, 3000)), bytes(8) + b"\xff" * 64)))
+        bad.socket.sendall(rng.choice((b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", rng.randbytes(rng.randrange(1, 3000)),
+                                       bytes(8) + b"\xff" * 64)))
         if rng.random() < 0.5:
             bad.close()
         rig.turn()

@@ -184,11 +184,11 @@ def test_the_border_below_any_offset(tmp_path, rng):
     log.write(tmp_path)
     own = LocalLog(tmp_path, SEGMENT)
     starts = sorted({message.physical_offset for message in log.messages} | set(range(0, log.end, SEGMENT)))
-    blanks = sorted({base for base in range(SEGMENT, log.end, SEGMENT)})
+    blanks = sorted(set(range(SEGMENT, log.end, SEGMENT)))
     last_in_segment = {base: max(m.physical_offset + m.size_bytes for m in log.messages if m.physical_offset < base)
                        for base in blanks}
     starts = sorted(set(starts) | set(last_in_segment.values()) | {log.end})
-    for offset in range(0, log.end + 1):
+    for offset in range(log.end + 1):
         assert own.record_boundary(offset) == max(start for start in starts if start <= offset), offset
 
 
@@ -232,8 +232,8 @@ def test_no_flipped_bit_is_let_through(tmp_path, rng):
         log.append(body=rng.randbytes(60))
     content = bytes_of(log)
     for message in log.messages:
-        start, size = message.physical_offset, message.size_bytes
-        checked = [*range(0, 12), *range(28, 36), *range(88, 88 + 60)]
+        start = message.physical_offset
+        checked = [*range(12), *range(28, 36), *range(88, 88 + 60)]
         for place in checked:
             wrong = bytearray(content)
             wrong[start + place] ^= 1 << rng.randrange(8)

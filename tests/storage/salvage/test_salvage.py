@@ -46,7 +46,7 @@ def assert_whole(root, geometry, records):
     """A store with exactly these messages, in order, queues without gaps, nothing wrong."""
     assert bodies(root, geometry) == put_bodies(records)
     report = check(root, geometry)
-    assert [finding for finding in report.findings] == []
+    assert list(report.findings) == []
     assert (report.messages, report.queue_entries, report.index_keys) == (len(records),) * 3
 
 
@@ -156,7 +156,7 @@ def test_stores_of_rocketmq_can_be_salvaged(golden, tmp_path, name):
                 if "blank" not in record and record not in wide]
     assert bodies(tmp_path / "new", geometry) == expected
     assert report.records == len(expected)
-    assert [finding for finding in check(tmp_path / "new", geometry).findings] == []
+    assert list(check(tmp_path / "new", geometry).findings) == []
 
 
 def test_transactions_still_point_to_their_prepared_message(golden, tmp_path):
