@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy
 
-from pyengine.formats.message import encode_blank, encode_record
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.properties import encode_properties
-from pyengine.formats.record_layout import store_timestamp_at
+from pyengine.formats.record import encode_blank, encode_record, store_timestamp_at
 
 QUEUE_OFFSET_AT = 20
 PHYSICAL_OFFSET_AT = 28

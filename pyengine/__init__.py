@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         StoreRefusedError,
         UsageError,
     )
-    from pyengine.formats.message import Message
+    from pyengine.formats.record import Message
     from pyengine.ipc.live_reader import open_store
     from pyengine.results import GetResult, GetStatus, PutManyResult, PutResult, PutStatus, ReadLevel
     from pyengine.storage.store_reader import StoreReader
@@ -55,7 +55,7 @@ _MODULES = {
         "EngineUnavailableError", "ExitCode", "FlushError", "FormatError", "InvariantError", "NotAStoreError",
         "PutTimeoutError", "StoreBusyError", "StoreRefusedError", "UsageError",
     ),
-    "pyengine.formats.message": ("Message",),
+    "pyengine.formats.record": ("Message",),
     "pyengine.ipc.live_reader": ("open_store",),
     "pyengine.client.producer": ("Producer",),
     "pyengine.results": ("GetResult", "GetStatus", "PutManyResult", "PutResult", "PutStatus", "ReadLevel"),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError
-from pyengine.formats.log_folders import tell_log_folders
+from pyengine.formats.paths import tell_log_folders
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
 

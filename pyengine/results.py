@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from pyengine.errors import PutError, PutTimeoutError, UsageError
 
 if TYPE_CHECKING:
-    from pyengine.formats.message import Message
+    from pyengine.formats.record import Message
 
 
 class PutStatus(enum.IntEnum):

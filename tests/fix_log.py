@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from pyengine.formats.message import encode_blank, encode_record
 from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.record import encode_blank, encode_record
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 

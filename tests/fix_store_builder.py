@@ -18,10 +18,9 @@ import pytest
 from pyengine.formats import consume_queue, index_file
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexEntry, IndexHeader
-from pyengine.formats.java_hash import index_key_hash, tags_code
-from pyengine.formats.message import Message, decode_record, encode_blank, encode_record
 from pyengine.formats.paths import StorePaths, segment_name, segment_start
-from pyengine.formats.properties import encode_properties, index_keys
+from pyengine.formats.properties import encode_properties, index_key_hash, index_keys, tags_code
+from pyengine.formats.record import Message, decode_record, encode_blank, encode_record
 from pyengine.storage.geometry import Geometry
 
 SMALL = Geometry(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from fix_owner import Owner
-from pyengine.formats.message import encode_blank, encode_record
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.record import encode_blank, encode_record
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import posix_ipc
 
 from pyengine._native import ffi, lib
-from pyengine.formats.hosts import encode_host
+from pyengine.formats.record import encode_host
 from pyengine.native import control as control_native
 from pyengine.native import producer as producer_native
 from pyengine.native import queue_table, session

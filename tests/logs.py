@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyengine.formats.message import Message, decode_record, encode_blank, encode_record
 from pyengine.formats.paths import segment_name
+from pyengine.formats.record import Message, decode_record, encode_blank, encode_record
 from pyengine.storage.segment_files import list_segments, map_read_only
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyengine.results import GetStatus
 
 if TYPE_CHECKING:
-    from pyengine.formats.message import Message
+    from pyengine.formats.record import Message
     from pyengine.ipc.live_reader import LiveStoreReader
 
 LOOK_AGAIN_S = 0.5  # also how soon a new queue is seen

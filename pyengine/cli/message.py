@@ -10,7 +10,7 @@ import click
 from pyengine.cli import messages, output
 from pyengine.cli.options import reading, store_command
 from pyengine.errors import ExitCode, FormatError, UsageError
-from pyengine.formats.message_id import decode_message_id
+from pyengine.formats.record import decode_message_id
 
 
 @click.command()

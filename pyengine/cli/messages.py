@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyengine.cli import output
 
 if TYPE_CHECKING:
-    from pyengine.formats.message import Message
+    from pyengine.formats.record import Message
 
 BODY_COLUMN_MOST = 60
 

@@ -17,7 +17,7 @@ import click
 from pyengine.cli.options import json_option, set_option
 from pyengine.cli.replay_manifest import Manifest, Put, load_manifest
 from pyengine.errors import ExitCode, FormatError, UsageError
-from pyengine.formats.batch import BatchMember, decode_batch
+from pyengine.formats.record import BatchMember, decode_batch
 from pyengine.results import PutResult
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import UsageError
-from pyengine.formats.batch import BatchMember, encode_batch
+from pyengine.formats.record import BatchMember, encode_batch
 
 
 @dataclass(frozen=True, slots=True)

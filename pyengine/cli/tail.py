@@ -18,7 +18,7 @@ from pyengine.errors import EngineError
 
 if TYPE_CHECKING:
     from pyengine.client.consumer import Consumer
-    from pyengine.formats.message import Message
+    from pyengine.formats.record import Message
 
 COMMIT_INTERVAL_S = 1.0
 PULL_MESSAGES = 32

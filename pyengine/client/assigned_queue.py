@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyengine.formats.message import Message
+    from pyengine.formats.record import Message
     from pyengine.ipc.group_members import Claim
 
 

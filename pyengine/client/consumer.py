@@ -27,7 +27,7 @@ from pyengine.client.group_session import BEAT_S, GroupSession, HistoryChangedEr
 from pyengine.client.start_offset import Start, check_start, start_offset
 from pyengine.config import check_keywords
 from pyengine.errors import StoreBusyError, UsageError
-from pyengine.formats.message import Message
+from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import FLUSH_STEP_S, open_store
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.storage.engine_id import read_epoch

@@ -29,7 +29,7 @@ from pyengine.formats.constants import (
     SCHEDULE_TOPIC,
     TOPIC_BYTES_MAX,
 )
-from pyengine.formats.java_hash import hash_map_order
+from pyengine.formats.properties import hash_map_order
 from pyengine.results import PutStatus
 
 _RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES

@@ -36,7 +36,6 @@ from pyengine.client.outgoing import BatchMessage, PutRefusedError
 from pyengine.client.pending_puts import LOOK_NS, LaterPuts, PendingPuts, PutAnswer, PutFuture
 from pyengine.client.put_outcome import PutContext, busy_refusal, outcome, refusal, unknown_fate
 from pyengine.errors import EngineError, UsageError
-from pyengine.formats.batch import BatchMember, encode_batch
 from pyengine.formats.constants import (
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
@@ -44,9 +43,8 @@ from pyengine.formats.constants import (
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_NONE,
 )
-from pyengine.formats.hosts import HOST_V6_BYTES, encode_host
-from pyengine.formats.message import record_size
 from pyengine.formats.properties import decode_properties, is_wait_store_ok
+from pyengine.formats.record import HOST_V6_BYTES, BatchMember, encode_batch, encode_host, record_size
 from pyengine.ipc.shared_objects import remove_object, side_name
 from pyengine.ipc.store_lock import KIND_BYTE
 from pyengine.native import control as control_native

@@ -37,10 +37,8 @@ from pyengine.formats.constants import (
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
 )
-from pyengine.formats.java_hash import hash_map_order
-from pyengine.formats.message import Message
-from pyengine.formats.message_id import decode_message_id
-from pyengine.formats.properties import encode_properties
+from pyengine.formats.properties import encode_properties, hash_map_order
+from pyengine.formats.record import Message, decode_message_id
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutResult, PutStatus, ReadLevel
 

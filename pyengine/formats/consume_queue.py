@@ -1,16 +1,31 @@
-"""Consume-queue entries: 20 bytes per message of a queue (section 8).
+"""Consume queues: 20 bytes per message of a queue (section 8), units of the extension (section 9), light queues (section 8.6).
 
-Entry k stands at byte 20 k of the queue, whatever the files are cut into.
+Entry k is at byte 20 k of the queue, whatever the files are cut into. A record's further queues are
+named by INNER_MULTI_DISPATCH and INNER_MULTI_QUEUE_OFFSET.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from pyengine.errors import FormatError
-from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_ADDRESS_MAX, CQ_FILLER_SIZE
+from pyengine.formats.constants import (
+    CQ_ENTRY_BYTES,
+    CQ_EXT_ADDRESS_MAX,
+    CQ_EXT_UNIT_BYTES_MIN,
+    CQ_FILLER_SIZE,
+    LMQ_PREFIX,
+    LMQ_QUEUE_ID,
+    MULTI_DISPATCH_SEPARATOR,
+    PROPERTY_INNER_MULTI_DISPATCH,
+    PROPERTY_INNER_MULTI_QUEUE_OFFSET,
+    PROPERTY_SEPARATOR,
+    SYS_FLAG_TRANSACTION_PREPARED,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+)
+from pyengine.formats.record import Message
 
 ENTRY = struct.Struct(">qiq")
 
@@ -63,3 +78,119 @@ def is_ext_address(tags_code: int) -> bool:
 def round_up_to_entries(size_bytes: int) -> int:
     """A queue file size as RocketMQ uses it: rounded up to whole entries."""
     return -(-size_bytes // CQ_ENTRY_BYTES) * CQ_ENTRY_BYTES
+
+
+_UNIT_HEAD = struct.Struct(">hqqh")
+_ADDRESS_BASE = -(1 << 63)
+
+
+class ConsumeQueueExtUnit(NamedTuple):
+    """What the extension holds for one queue entry."""
+
+    size_bytes: int
+    tags_code: int
+    store_timestamp_ms: int
+    filter_bit_map: bytes
+
+
+def decode_ext_address(tags_code: int) -> int:
+    """The byte offset in the extension that a queue entry's tags code names; FormatError if it names none."""
+    if not is_ext_address(tags_code):
+        raise FormatError(f"tags code {tags_code} is no extension address")
+    return tags_code - _ADDRESS_BASE
+
+
+def encode_ext_address(offset: int) -> int:
+    """The tags code that names a byte offset of the extension."""
+    return offset + _ADDRESS_BASE
+
+
+def pack_ext_unit(tags_code: int, store_timestamp_ms: int, filter_bit_map: bytes = b"") -> bytes:
+    """The unit's bytes; struct.error when the bit map is too long for them."""
+    size_bytes = CQ_EXT_UNIT_BYTES_MIN + len(filter_bit_map)
+    return _UNIT_HEAD.pack(size_bytes, tags_code, store_timestamp_ms, len(filter_bit_map)) + filter_bit_map
+
+
+def unpack_ext_unit(buffer, at: int = 0) -> ConsumeQueueExtUnit | None:
+    """The unit at byte `at`, or None where the file's data ends; FormatError when its sizes disagree."""
+    if at + 2 > len(buffer):
+        return None
+    size_bytes = int.from_bytes(buffer[at : at + 2], "big", signed=True)
+    if size_bytes < 1:
+        return None
+    if size_bytes < CQ_EXT_UNIT_BYTES_MIN or at + size_bytes > len(buffer):
+        raise FormatError(f"an extension unit of {size_bytes} bytes at byte {at} does not fit")
+    _, tags_code, store_timestamp_ms, bit_map_bytes = _UNIT_HEAD.unpack_from(buffer, at)
+    start = at + CQ_EXT_UNIT_BYTES_MIN
+    if bit_map_bytes < 0 or CQ_EXT_UNIT_BYTES_MIN + bit_map_bytes > size_bytes:
+        raise FormatError(f"the filter bit map of the extension unit at byte {at} does not fit")
+    return ConsumeQueueExtUnit(size_bytes, tags_code, store_timestamp_ms, bytes(buffer[start : start + bit_map_bytes]))
+
+
+NOT_QUEUED = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
+_QUEUE_OFFSET_MAX = 2**63 - 1
+_OFFSETS = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
+
+
+class FurtherPlace(NamedTuple):
+    """`number`: which of the names it is, those that name nothing counted."""
+
+    number: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+
+
+def further_places(message: Message) -> list[FurtherPlace]:
+    """The further entries of a record, in its order; empty without any.
+
+    None at all where names and offsets are not equally many, as in RocketMQ; a pair that
+    names nothing is passed over.
+    """
+    names = _pieces(message.properties.get(PROPERTY_INNER_MULTI_DISPATCH))
+    offsets = _pieces(message.properties.get(PROPERTY_INNER_MULTI_QUEUE_OFFSET))
+    if len(names) != len(offsets) or message.transaction_type in NOT_QUEUED:
+        return []
+    return [FurtherPlace(number, name, LMQ_QUEUE_ID if name.startswith(LMQ_PREFIX) else message.queue_id, int(offset))
+            for number, (name, offset) in enumerate(zip(names, offsets)) if name and _is_offset(offset)]
+
+
+def further_offset(message: Message, topic: str, queue_id: int) -> int | None:
+    """The number of the record's further place in this queue, None without one.
+
+    The first of them where it names the queue twice: RocketMQ makes one entry then, and passes over a number. It puts
+    a light queue's entry under the record's own queue id where its settings do not know light queues.
+    """
+    return next((place.queue_offset for place in further_places(message)
+                 if place.topic == topic and queue_id in (place.queue_id, message.queue_id)), None)
+
+
+def belongs_to(message: Message, topic: str, queue_id: int) -> bool:
+    """Whether the record has a place in this queue: its own, or a further one."""
+    is_own = message.topic == topic and message.queue_id == queue_id
+    return is_own or further_offset(message, topic, queue_id) is not None
+
+
+def with_further_offsets(raw_properties: bytes, offsets: Mapping[int, int]) -> bytes:
+    """The property bytes, untouched but for the offsets of the further places: by the number of the place."""
+    separator = PROPERTY_SEPARATOR.encode()
+    return separator.join(_with_offsets(piece, offsets) if piece.startswith(_OFFSETS) else piece
+                          for piece in raw_properties.split(separator))
+
+
+def _with_offsets(piece: bytes, offsets: Mapping[int, int]) -> bytes:
+    separator = MULTI_DISPATCH_SEPARATOR.encode()
+    texts = piece[len(_OFFSETS) :].split(separator)
+    return _OFFSETS + separator.join(b"%d" % offsets[number] if number in offsets else text for number, text in enumerate(texts))
+
+
+def _pieces(text: str | None) -> list[str]:
+    """As Java's split counts them: empty ones at the end are none."""
+    pieces = (text or "").split(MULTI_DISPATCH_SEPARATOR)
+    while pieces and not pieces[-1]:
+        pieces.pop()
+    return pieces
+
+
+def _is_offset(number: str) -> bool:
+    return number.isascii() and number.isdigit() and len(number) <= 19 and int(number) <= _QUEUE_OFFSET_MAX

@@ -1,15 +1,27 @@
-"""Reading a small file whole: config/*, checkpoint, notes. Never waits for what only looks like a file, never reads without end.
+"""Small files read whole (config/*, checkpoint, notes): their bytes, the checksum in them, their JSON (section 12).
 
-Opening a named pipe waits until somebody writes to it, a device may have no end: whatever is no
-regular file is refused before a byte of it is read.
+Reading never waits and is bounded: opening a named pipe waits until a process writes to it, and a device
+may have no end, so anything that is no regular file is refused before a byte of it is read.
+
+config/*.json is fastjson text, whose integer keys have no quotes. Reading accepts both forms; writing
+gives strict JSON, which RocketMQ reads too. These files have no place for a checksum, and one flipped
+bit can turn a number into another: a sealed file ends with a line of 32 blanks and tabs. Blanks after a
+document mean nothing in JSON, so RocketMQ reads a sealed file as it is. A file without that line has no
+seal and is accepted: RocketMQ or an editor wrote it.
 """
 
 from __future__ import annotations
 
 import errno
 import io
+import json
 import os
+import re
 import stat
+import zlib
+from typing import Any
+
+from pyengine.errors import FormatError
 
 SMALL_FILE_BYTES_MAX = 256 << 20
 _PIECE_BYTES = 1 << 20
@@ -45,3 +57,48 @@ def read_small_file(path: str | os.PathLike[str], bytes_max: int = SMALL_FILE_BY
 def read_small_text(path: str | os.PathLike[str]) -> str:
     """All of it as UTF-8 text with \\n at the ends of its lines; OSError as above, or UnicodeDecodeError."""
     return io.TextIOWrapper(io.BytesIO(read_small_file(path)), encoding="utf-8").read()
+
+
+_BITS = 32
+_ZERO, _ONE = " ", "\t"
+_SEAL = re.compile(rb"\n([ \t]{32})\n?\Z")
+
+
+def seal(text: str) -> str:
+    """`text`, which ends with a newline, and the line that holds the CRC-32 of its UTF-8 bytes, high bit first."""
+    number = zlib.crc32(text.encode("utf-8"))
+    return text + "".join(_ONE if number >> bit & 1 else _ZERO for bit in reversed(range(_BITS))) + "\n"
+
+
+def check_seal(content: bytes) -> bool:
+    """Whether the bytes carry a seal; FormatError when it is not theirs."""
+    found = _SEAL.search(content)
+    if found is None:
+        return False
+    number = sum(1 << bit for bit, sign in zip(reversed(range(_BITS)), found[1], strict=True) if sign == ord(_ONE))
+    if zlib.crc32(content[: found.start() + 1]) != number:
+        raise FormatError("the checksum in the file's last line does not fit its text")
+    return True
+
+
+# What reading a forged document can raise: no JSON, other kinds of values, endless nesting or numbers.
+PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+# A string (left alone), or an unquoted integer key after { or , and before a colon.
+_STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
+
+
+def _quote_key(found: re.Match[str]) -> str:
+    return found[0] if found[2] is None else f'{found[1]}"{found[2]}"'
+
+
+def decode_config(text: str) -> Any:
+    """The value of the text; every key comes as text. FormatError when it is not JSON."""
+    try:
+        return json.loads(_STRING_OR_KEY.sub(_quote_key, text))
+    except (ValueError, RecursionError) as error:  # the latter: brackets nested without end
+        raise FormatError(f"not the text of a config file: {error}") from error
+
+
+def encode_config(value: Any) -> str:
+    """Strict JSON, tab-indented like RocketMQ's own files, with a line end."""
+    return json.dumps(value, indent="\t", ensure_ascii=False) + "\n"

@@ -11,7 +11,7 @@ import json
 
 from pyengine.config import DEFAULT, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError, EngineUnavailableError
-from pyengine.formats.json_config import PARSE_ERRORS
+from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc.shared_objects import SETTINGS as OBJECT
 from pyengine.ipc.shared_objects import SharedFolder
 

@@ -25,7 +25,7 @@ import struct
 import time
 
 from pyengine.errors import EngineError
-from pyengine.formats.json_config import PARSE_ERRORS
+from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc.control_block import STATE_NAMES, EngineMemory
 from pyengine.ipc.sessions import Sessions, SlotsDrainingError
 from pyengine.ipc.shared_objects import CONTROL, semaphore_name

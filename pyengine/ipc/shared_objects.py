@@ -37,8 +37,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError
-from pyengine.formats.json_config import PARSE_ERRORS
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_engine_id
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pyengine._native import ffi, lib
 from pyengine.errors import UsageError
-from pyengine.formats.walk import WalkResult
+from pyengine.formats.record_case import WalkResult
 
 __all__ = ["REASONS", "WalkResult", "body_crc", "classify", "sync", "walk"]
 

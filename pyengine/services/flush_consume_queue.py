@@ -29,8 +29,7 @@ from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, FlushError, FormatError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.formats.consume_queue import is_ext_address, unpack_entry
-from pyengine.formats.consume_queue_ext import decode_ext_address
+from pyengine.formats.consume_queue import decode_ext_address, is_ext_address, unpack_entry
 from pyengine.formats.index_file import unpack_header
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.record_case import CaseLabel

@@ -2,7 +2,7 @@
 
 A delayed message waits in SCHEDULE_TOPIC_XXXX, in the queue of its level, whose entries
 hold the due time instead of a tag hash. When it is due it is put once more, into its real
-topic (formats/delivery.py), through a session like any producer's, a batch under way at once.
+topic (formats/delayed_message.py), through a session like any producer's, a batch under way at once.
 Each level is delivered in the order of its queue, which is the order of due times; only a
 message whose put is refused for now (a full disk) can come behind smaller ones that were not.
 
@@ -37,9 +37,8 @@ from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, EngineError, UsageError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.consume_queue import ConsumeQueueEntry, is_ext_address, is_filler
-from pyengine.formats.delay_level import UNKNOWN_LEVEL_DELAY_MS
-from pyengine.formats.delivery import delivery_of
-from pyengine.formats.message import Message
+from pyengine.formats.delayed_message import UNKNOWN_LEVEL_DELAY_MS, delivery_of
+from pyengine.formats.record import Message
 from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint

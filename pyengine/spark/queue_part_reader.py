@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from pyengine.errors import CorruptionError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.formats.light_queues import further_offset
-from pyengine.formats.message import decode_record
+from pyengine.formats.consume_queue import further_offset
 from pyengine.formats.paths import segment_name
+from pyengine.formats.record import decode_record
 from pyengine.native.columns import ChooseQueue, ColumnScanner, RawBatch
 from pyengine.spark.partitions import QueuePart, QueueSlice
 from pyengine.spark.plan import REMEDY, DataLossError

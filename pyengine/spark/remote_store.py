@@ -16,10 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Self
 
 from pyengine.errors import NotAStoreError, StoreRefusedError, UsageError
-from pyengine.formats.log_folders import log_folders
-from pyengine.formats.paths import parse_segment_name, segment_name
-from pyengine.formats.record_case import CaseLabel
-from pyengine.formats.walk import WalkResult
+from pyengine.formats.paths import log_folders, parse_segment_name, segment_name
+from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.results import ReadLevel
 from pyengine.spark.file_tree import LOG, FileTree
 from pyengine.spark.segment_bytes import FetchedSegment, judge, walk_piece

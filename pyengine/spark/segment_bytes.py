@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from pyengine.errors import CorruptionError
 from pyengine.formats.constants import MESSAGE_MAGIC
-from pyengine.formats.record_layout import BEGIN, HEAD_BY_FLAGS, I64, MAGIC_AT, PHYSICAL_OFFSET_AT, TRAILER_BYTES
-from pyengine.formats.walk import WalkResult
+from pyengine.formats.record import BEGIN, HEAD_BY_FLAGS, I64, MAGIC_AT, PHYSICAL_OFFSET_AT, TRAILER_BYTES
+from pyengine.formats.record_case import WalkResult
 from pyengine.native.scan import classify, sync, walk
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from pyengine.config import EngineConfig, load_config
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexLayout
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record_layout import BEGIN
+from pyengine.formats.record import BEGIN
 from pyengine.native.dispatch import TouchedQueue
 from pyengine.native.store_check import count_keys
 from pyengine.spark.store_verify import TASK_BYTES, LogPart, WalkedLog, WalkUnit, walk_units

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine.config import EngineConfig, load_config
 from pyengine.formats.index_file import IndexLayout
-from pyengine.formats.walk import WalkResult
+from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import sync, walk
 from pyengine.native.store_check import broken_chain, count_keys

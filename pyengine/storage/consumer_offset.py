@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
-from pyengine.formats.json_config import PARSE_ERRORS, decode_config, encode_config
 from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
-from pyengine.formats.sealed_text import check_seal, seal
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, check_seal, decode_config, encode_config, read_small_file, seal
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.offset_lock import TIMEOUT_S, LockPassedOnError, OffsetLock, Writer
 from pyengine.storage.read_level import StoreUse, store_use

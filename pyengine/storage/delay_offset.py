@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyengine.errors import FormatError
-from pyengine.formats.json_config import PARSE_ERRORS, decode_config, encode_config
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
 from pyengine.storage.config_file import read_config
 from pyengine.storage.new_file import write_config
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL, parse_delay_levels
+from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL, parse_delay_levels
 from pyengine.formats.paths import StorePaths
 from pyengine.native.consume_queue import check_layout
 from pyengine.native.dispatch import (

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.errors import DiskError
-from pyengine.formats.json_config import PARSE_ERRORS
-from pyengine.formats.small_file import open_regular, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.storage.new_file import FILE_MODE, make_folders, sync_folder, write_config
 
 COPIES_MAX = 16  # so many originals are noted

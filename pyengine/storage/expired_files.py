@@ -17,8 +17,7 @@ from pathlib import Path
 
 from pyengine.errors import DiskError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
-from pyengine.formats.consume_queue import ENTRY, is_ext_address, is_filler, is_live
-from pyengine.formats.consume_queue_ext import decode_ext_address
+from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, is_filler, is_live
 from pyengine.formats.index_file import unpack_header
 from pyengine.formats.paths import StorePaths, is_queue_id_name, parse_segment_name
 from pyengine.storage.folder_entries import index_file_names, is_folder

@@ -9,7 +9,7 @@ from pathlib import Path
 from pyengine.errors import FormatError, StoreRefusedError
 from pyengine.formats.constants import INDEX_HEADER_BYTES
 from pyengine.formats.index_file import IndexHeader, IndexLayout, unpack_entry, unpack_header, unpack_slot
-from pyengine.formats.java_hash import index_key_hash
+from pyengine.formats.properties import index_key_hash
 from pyengine.storage.folder_entries import is_plain_file
 from pyengine.storage.segment_files import map_read_only
 

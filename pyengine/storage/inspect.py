@@ -22,12 +22,11 @@ from typing import Any
 from pyengine.errors import DiskError
 from pyengine.formats.constants import INDEX_HEADER_BYTES, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from pyengine.formats.consume_queue import is_ext_address
-from pyengine.formats.hosts import encode_host
 from pyengine.formats.index_file import HEADER, IndexHeader
-from pyengine.formats.message import Message
 from pyengine.formats.properties import decode_properties, split_keys
+from pyengine.formats.record import Message, encode_host
+from pyengine.formats.record_case import iter_records
 from pyengine.formats.small_file import read_small_file
-from pyengine.formats.walk import iter_records
 from pyengine.results import GetResult, GetStatus, ReadLevel
 from pyengine.storage.key_query import RAW_HITS_MAX, query_raw
 from pyengine.storage.offset_by_time import offset_by_time

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pyengine.formats.message import Message
 from pyengine.formats.properties import index_keys
+from pyengine.formats.record import Message
 from pyengine.storage.index_reader import IndexReader
 
 MessageAt = Callable[[int], Message | None]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 
 from pyengine.errors import CorruptionError
+from pyengine.formats.record import BEGIN
 from pyengine.formats.record_case import CaseLabel
-from pyengine.formats.record_layout import BEGIN
 from pyengine.native.scan import walk
 from pyengine.storage.log_files import open_log
 from pyengine.storage.segment_files import MappingCache

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pyengine.formats.paths import segment_name
-from pyengine.formats.record_case import CaseLabel
-from pyengine.formats.walk import WalkResult
+from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.native.scan import classify
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.log_scan import HEAD_BYTES, LogScan, LogView, first_segment_to_scan, scan_log

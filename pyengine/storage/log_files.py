@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pyengine.errors import CorruptionError, StoreRefusedError
-from pyengine.formats.log_folders import log_folders
-from pyengine.formats.paths import segment_name
+from pyengine.formats.paths import log_folders, segment_name
 from pyengine.storage.disk_use import DiskUse, measure
 from pyengine.storage.segment_files import MappingCache, SegmentFile, SegmentFolder, list_segments
 from pyengine.storage.watermark import read_watermark

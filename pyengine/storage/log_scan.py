@@ -16,9 +16,8 @@ from pathlib import Path
 
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import MESSAGE_MAGIC
-from pyengine.formats.record_case import CaseLabel
-from pyengine.formats.record_layout import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at
-from pyengine.formats.walk import WalkResult
+from pyengine.formats.record import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at
+from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.native.scan import classify
 from pyengine.storage.recovery.cases import Owner
 from pyengine.storage.recovery.report import Progress, RecoveryPath

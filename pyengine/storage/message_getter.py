@@ -9,9 +9,8 @@ from typing import NamedTuple
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_FILLER_SIZE
-from pyengine.formats.consume_queue import ENTRY, is_ext_address
-from pyengine.formats.light_queues import belongs_to
-from pyengine.formats.message import Message, decode_record
+from pyengine.formats.consume_queue import ENTRY, belongs_to, is_ext_address
+from pyengine.formats.record import Message, decode_record
 from pyengine.results import GetResult, GetStatus
 from pyengine.storage.queue_reader import QueueReader
 from pyengine.storage.segment_files import SegmentFolder

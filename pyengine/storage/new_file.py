@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError
-from pyengine.formats.log_folders import log_folders
+from pyengine.formats.paths import log_folders
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import check_written, sync_file_system

@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 from pyengine.formats.constants import CQ_ENTRY_BYTES, MESSAGE_BYTES_MIN
 from pyengine.formats.consume_queue import ENTRY
-from pyengine.formats.record_layout import I32, I64, SYS_FLAG_AT, store_timestamp_at
+from pyengine.formats.record import I32, I64, SYS_FLAG_AT, store_timestamp_at
 from pyengine.storage.queue_reader import QueueReader
 from pyengine.storage.segment_files import SegmentFolder
 

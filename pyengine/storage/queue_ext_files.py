@@ -14,8 +14,7 @@ from pathlib import Path
 
 from pyengine.errors import DiskError, StoreRefusedError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_UNIT_BYTES_MIN
-from pyengine.formats.consume_queue import ENTRY, is_ext_address
-from pyengine.formats.consume_queue_ext import decode_ext_address
+from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address
 from pyengine.formats.paths import segment_name
 from pyengine.storage.durable_writes import sync_file
 from pyengine.storage.file_zeros import clear_file_from, used_end

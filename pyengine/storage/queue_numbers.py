@@ -11,8 +11,7 @@ import contextlib
 from collections.abc import Sequence
 
 from pyengine.errors import FormatError
-from pyengine.formats.message import decode_record
-from pyengine.formats.record_layout import I64, QUEUE_OFFSET_AT
+from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.recovery.queues import QueueState
 from pyengine.storage.segment_files import mapped

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from pyengine.errors import FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_FILLER_SIZE
-from pyengine.formats.consume_queue import ENTRY, ConsumeQueueEntry
-from pyengine.formats.consume_queue_ext import ConsumeQueueExtUnit, decode_ext_address, unpack_ext_unit
+from pyengine.formats.consume_queue import ENTRY, ConsumeQueueEntry, ConsumeQueueExtUnit, decode_ext_address, unpack_ext_unit
 from pyengine.storage.segment_files import MappingCache, SegmentFolder
 
 

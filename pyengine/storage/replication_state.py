@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pyengine.errors import FormatError
-from pyengine.formats.json_config import decode_config, encode_config
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import decode_config, encode_config
 from pyengine.storage.config_file import read_config
 from pyengine.storage.new_file import write_config
 

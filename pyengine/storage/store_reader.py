@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Self
 from pyengine import arguments
 from pyengine.config import load_config
 from pyengine.errors import CorruptionError, FormatError, NotAStoreError, UsageError, require_extra
-from pyengine.formats.message import CaseLabel, Message, classify, decode_record
-from pyengine.formats.message_id import decode_message_id
 from pyengine.formats.paths import StorePaths, is_queue_id_name
+from pyengine.formats.record import Message, decode_message_id, decode_record
+from pyengine.formats.record_case import CaseLabel, classify
 from pyengine.results import GetResult, GetStatus, ReadLevel
 from pyengine.storage.folder_entries import is_folder, is_plain_file
 from pyengine.storage.get_statistics import GetFigures, GetStatistics

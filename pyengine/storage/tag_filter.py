@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyengine import arguments
 from pyengine.errors import UsageError
-from pyengine.formats.java_hash import string_hash
+from pyengine.formats.properties import string_hash
 
 SUB_ALL = "*"
 TAG_SEPARATOR = "||"

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
-from pyengine.formats.json_config import PARSE_ERRORS, decode_config, encode_config
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
 from pyengine.storage.config_file import read_config
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.new_file import make_folders, write_config

@@ -29,9 +29,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pyengine.errors import DiskError
-from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.config_file import read_note
 from pyengine.storage.engine_id import read_boot_id, read_engine_id

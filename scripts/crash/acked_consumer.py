@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pyengine
 from crash.acked_producer import TOPICS, AckedList
-from pyengine.formats.message import Message
+from pyengine.formats.record import Message
 
 TOPIC = TOPICS[0]
 FLUSHED, ANY = "flushed", "any"

@@ -10,7 +10,7 @@ from fix_golden import GOLDEN
 from pyengine.cli.replay import compare, replay_puts, send, settings_of
 from pyengine.cli.replay_manifest import load_manifest
 from pyengine.config import load_config
-from pyengine.formats.batch import BatchMember, encode_batch
+from pyengine.formats.record import BatchMember, encode_batch
 from pyengine.results import PutResult, PutStatus
 
 TOO_LONG = 64  # of the recipe `batch`: a body of zeros, longer than any message may be

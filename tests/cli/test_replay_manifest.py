@@ -12,7 +12,7 @@ import pytest
 from fix_golden import GOLDEN, RECIPES
 from pyengine.cli.replay_manifest import decode_put, load_manifest, pattern_body
 from pyengine.errors import UsageError
-from pyengine.formats.batch import decode_batch
+from pyengine.formats.record import decode_batch
 
 
 def row(body: bytes = b"hello", **changes):

@@ -20,9 +20,8 @@ from pyengine.client.outgoing import BatchMessage
 from pyengine.client.pending_puts import LaterPuts, PutFuture
 from pyengine.client.producer import Producer
 from pyengine.engine.children import child_environment
-from pyengine.formats.batch import BatchMember
 from pyengine.formats.constants import BLANK_MAGIC
-from pyengine.formats.message import Message, decode_record
+from pyengine.formats.record import BatchMember, Message, decode_record
 from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import side_name

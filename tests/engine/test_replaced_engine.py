@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import pyengine
-from pyengine.formats.batch import BatchMember
+from pyengine.formats.record import BatchMember
 from pyengine.ipc import session_server
 from pyengine.ipc.session_client import _ask
 from pyengine.ipc.shared_objects import find_folder

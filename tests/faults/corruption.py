@@ -29,7 +29,7 @@ from pathlib import Path
 import pyengine
 from pyengine.config import load_config
 from pyengine.errors import EngineError, ExitCode
-from pyengine.formats.message import Message
+from pyengine.formats.record import Message
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.check.check import check

@@ -18,7 +18,7 @@ from pathlib import Path
 from faults.writer_failpoints import Case
 from fix_writer_rig import answer_of, submit
 from pyengine.formats.constants import BLANK_MAGIC
-from pyengine.formats.message import decode_record
+from pyengine.formats.record import decode_record
 from pyengine.ipc.cleaning import holders, reap_dead
 from pyengine.ipc.heartbeat import process_start_ms
 from pyengine.native import cleaning as cleaning_native

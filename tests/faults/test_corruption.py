@@ -15,7 +15,7 @@ from faults.corruption import Damage, Judge, Outcome, sweep
 from faults.memory_folder import memory_folder
 from fix_store_builder import StoreBuilder
 from pyengine.config import keep_sizes, load_config
-from pyengine.formats.message import decode_record, encode_record
+from pyengine.formats.record import decode_record, encode_record
 from pyengine.native import scan
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch

@@ -7,7 +7,7 @@ import pytest
 from pyengine.errors import FormatError
 from pyengine.formats import consume_queue, index_file
 from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint, unpack_checkpoint
-from pyengine.formats.consume_queue_ext import (
+from pyengine.formats.consume_queue import (
     decode_ext_address,
     encode_ext_address,
     unpack_ext_unit,

@@ -9,23 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyengine.errors import ConfigError, FormatError, UsageError
-from pyengine.formats.delay_level import (
+from pyengine.formats.delayed_message import (
     DEFAULT_MESSAGE_DELAY_LEVEL,
     clamp_delay_level,
     deliver_timestamp_ms,
     parse_delay_levels,
 )
-from pyengine.formats.hosts import decode_host, encode_host
-from pyengine.formats.java_hash import index_key_hash, string_hash, tags_code
-from pyengine.formats.json_config import decode_config, encode_config
-from pyengine.formats.message_id import decode_message_id, encode_message_id
 from pyengine.formats.properties import (
     decode_properties,
     encode_properties,
+    index_key_hash,
     index_keys,
     is_wait_store_ok,
     split_keys,
+    string_hash,
+    tags_code,
 )
+from pyengine.formats.record import decode_host, decode_message_id, encode_host, encode_message_id
+from pyengine.formats.small_file import decode_config, encode_config
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyengine.cli.replay_manifest import Expected, Put
-from pyengine.formats.batch import BatchMember, decode_batch, encode_batch
-from pyengine.formats.hosts import encode_host
 from pyengine.formats.properties import encode_properties
+from pyengine.formats.record import BatchMember, decode_batch, encode_batch, encode_host
 
 FIXED_BYTES = 75  # of a record, without hosts, body, topic and properties
 BLANK_BYTES = 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pyengine.errors import StoreBusyError, UsageError
-from pyengine.formats.message import encode_record
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.record import encode_record
 from pyengine.ipc.live_watermark import LiveWatermark
 from pyengine.native import control as native
 from pyengine.results import ReadLevel

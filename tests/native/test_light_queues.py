@@ -10,7 +10,7 @@ import pytest
 
 from fix_writer_rig import WriterRig, answer_of, submit
 from pyengine.formats.constants import BLANK_MAGIC
-from pyengine.formats.message import decode_record
+from pyengine.formats.record import decode_record
 from pyengine.native import queue_table
 from pyengine.native.producer import BATCH, PUT
 from pyengine.results import PutStatus
@@ -144,7 +144,7 @@ def test_the_longer_record_is_what_must_fit_into_the_segment(rig):
 
 
 def test_a_batch_is_stored_as_it_is(rig):
-    from pyengine.formats.batch import BatchMember, encode_batch
+    from pyengine.formats.record import BatchMember, encode_batch
 
     rig, producer = rig
     sequence = submit(producer, BATCH, b"T", f"{NAMES}\x01%LMQ%a".encode(), encode_batch([BatchMember(b"1"), BatchMember(b"2")]),

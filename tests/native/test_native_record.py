@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyengine._native import ffi, lib
-from pyengine.formats.hosts import encode_host
-from pyengine.formats.message import decode_record, encode_blank, encode_record
+from pyengine.formats.record import decode_record, encode_blank, encode_host, encode_record
 from pyengine.formats.record_case import classify as oracle
 from pyengine.native.scan import classify
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyengine.errors import UsageError
-from pyengine.formats.message import encode_blank, encode_record
-from pyengine.formats.walk import WalkResult
-from pyengine.formats.walk import walk as oracle
+from pyengine.formats.record import encode_blank, encode_record
+from pyengine.formats.record_case import WalkResult
+from pyengine.formats.record_case import walk as oracle
 from pyengine.native.scan import sync, walk
 
 BASE = 1 << 40

@@ -11,7 +11,7 @@ import pytest
 from fix_writer_rig import HOST, WriterRig, answer_of, header, submit
 from pyengine._native import ffi, lib
 from pyengine.formats.constants import BLANK_MAGIC
-from pyengine.formats.message import decode_record, encode_record
+from pyengine.formats.record import decode_record, encode_record
 from pyengine.native import control as control_native
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.producer import (

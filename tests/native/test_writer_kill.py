@@ -16,7 +16,7 @@ import pytest
 
 from fix_writer_rig import WriterRig, submit
 from pyengine.formats.constants import BLANK_MAGIC
-from pyengine.formats.message import decode_record
+from pyengine.formats.record import decode_record
 from pyengine.native import control as control_native
 from pyengine.native import queue_table
 from pyengine.native.producer import MANY, PUT, pack_many

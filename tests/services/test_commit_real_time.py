@@ -11,7 +11,7 @@ from fix_writer import PlainWriter
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskFullError, InvariantError
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.walk import walk
+from pyengine.formats.record_case import walk
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
 from pyengine.services import commit_real_time

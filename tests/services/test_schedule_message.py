@@ -12,7 +12,7 @@ from pyengine.client.pending_puts import PutFuture
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskFullError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
-from pyengine.formats.hosts import encode_host
+from pyengine.formats.record import encode_host
 from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus
 from pyengine.services import schedule_message

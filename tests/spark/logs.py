@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pyengine.formats.message import encode_blank, encode_record
 from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.record import encode_blank, encode_record
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import LogRange
 from pyengine.spark.plan import plan

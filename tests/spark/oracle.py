@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pyengine.formats.message import Message
 from pyengine.formats.paths import parse_segment_name
-from pyengine.formats.walk import iter_records
+from pyengine.formats.record import Message
+from pyengine.formats.record_case import iter_records
 from pyengine.storage.store_reader import StoreReader
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

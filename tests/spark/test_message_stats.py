@@ -11,8 +11,8 @@ from damage import flip
 from fix_cli import run
 from fix_golden import unpack
 from pyengine.errors import UsageError
-from pyengine.formats.message import Message
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.record import Message
 from pyengine.spark.message_stats import BY, collect_stats, stats
 from spark import oracle
 from spark.logs import write_log

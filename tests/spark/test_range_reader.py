@@ -9,8 +9,8 @@ import pytest
 
 from fix_golden import RECIPES
 from pyengine.errors import CorruptionError, StoreRefusedError, UsageError
-from pyengine.formats.message import encode_record
 from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.record import encode_record
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import cut

@@ -10,8 +10,8 @@ import pytest
 from damage import flip
 from fix_golden import RECIPES
 from pyengine.errors import CorruptionError, NotAStoreError, StoreRefusedError, UsageError
-from pyengine.formats.message import encode_record
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.record import encode_record
 from pyengine.spark import segment_bytes
 from pyengine.spark.file_tree import open_tree, uri_of
 from pyengine.spark.options import read_options

@@ -14,8 +14,8 @@ from fix_golden import RECIPES
 from logs import Log, LogBuilder
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry
-from pyengine.formats.message import Message, encode_record
-from pyengine.formats.walk import iter_records
+from pyengine.formats.record import Message, encode_record
+from pyengine.formats.record_case import iter_records
 
 pa = pytest.importorskip("pyarrow")
 from pyengine.storage.arrow import COLUMNS, LogScanner, RowFilter, choose_topics, scan_segments, schema  # noqa: E402

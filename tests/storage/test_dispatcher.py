@@ -14,8 +14,7 @@ from pyengine.errors import DiskError, StoreRefusedError, UsageError
 from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry, unpack_entry
 from pyengine.formats.index_file import IndexLayout, unpack_header
 from pyengine.formats.index_file import unpack_entry as unpack_index_entry
-from pyengine.formats.java_hash import index_key_hash, tags_code
-from pyengine.formats.properties import index_keys
+from pyengine.formats.properties import index_key_hash, index_keys, tags_code
 from pyengine.native import consume_queue
 from pyengine.storage import index_files, new_file
 from pyengine.storage.dispatcher import Dispatcher, touched_queues

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from pyengine.formats.message import decode_record, encode_record
+from pyengine.formats.record import decode_record, encode_record
 from pyengine.results import GetResult, GetStatus
 from pyengine.storage.get_statistics import GetFigures, GetStatistics
 

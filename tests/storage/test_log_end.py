@@ -14,8 +14,8 @@ from faults.mounts import with_own_mounts
 from fix_golden import HALTED
 from pyengine.errors import UsageError
 from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
-from pyengine.formats.message import encode_blank
 from pyengine.formats.paths import segment_name
+from pyengine.formats.record import encode_blank
 from pyengine.results import ReadLevel
 from pyengine.storage import log_end
 from pyengine.storage.abort_file import create_abort_file

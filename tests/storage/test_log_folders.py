@@ -10,8 +10,7 @@ import pytest
 from fix_golden import compare_inspect
 from pyengine.config import keep_sizes, load_config
 from pyengine.errors import CorruptionError, StoreRefusedError
-from pyengine.formats.log_folders import LogFolders, log_folders, tell_log_folders, without_log_folders
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import LogFolders, StorePaths, log_folders, tell_log_folders, without_log_folders
 from pyengine.storage import log_files
 from pyengine.storage.check.check import check
 from pyengine.storage.geometry import discover

@@ -10,9 +10,9 @@ import pytest
 from fix_store_builder import SMALL, START_MS, StoreBuilder
 from pyengine.errors import FormatError
 from pyengine.formats import index_file
-from pyengine.formats.consume_queue_ext import encode_ext_address
+from pyengine.formats.consume_queue import encode_ext_address
 from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
-from pyengine.formats.java_hash import index_key_hash, string_hash
+from pyengine.formats.properties import index_key_hash, string_hash
 from pyengine.results import GetStatus
 from pyengine.storage.index_reader import IndexReader
 from pyengine.storage.store_reader import open_store

@@ -10,8 +10,7 @@ import pytest
 from dying import run_and_die_at
 from logs import Log, files_below
 from pyengine.errors import DiskFullError, StoreRefusedError
-from pyengine.formats.consume_queue import ENTRY, is_ext_address
-from pyengine.formats.consume_queue_ext import decode_ext_address, pack_ext_unit, unpack_ext_unit
+from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, pack_ext_unit, unpack_ext_unit
 from pyengine.storage.check.check import check
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.geometry import Geometry

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from pyengine.errors import EngineError, FormatError, os_error_sentence
 from pyengine.formats.ha_wire import HEADER_BYTES, pack_report, unpack_header
+from pyengine.formats.record import BEGIN
 from pyengine.formats.record_case import CaseLabel
-from pyengine.formats.record_layout import BEGIN
 from pyengine.native.scan import walk
 from pyengine.storage.local_log import LocalLog
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_live
-from pyengine.formats.json_config import PARSE_ERRORS
-from pyengine.formats.message import Message, decode_record
 from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.record import Message, decode_record
+from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.native.scan import classify
 from pyengine.storage.check.report import CheckReport, Findings
 from pyengine.storage.check.segments import LogSegments

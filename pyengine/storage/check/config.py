@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import FormatError
-from pyengine.formats.json_config import decode_config
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import decode_config, read_small_file
 from pyengine.storage.check.report import Findings
 from pyengine.storage.consumer_offset import decode_offsets
 from pyengine.storage.delay_offset import decode_delay_offsets

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from pyengine.errors import FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, SCHEDULE_TOPIC
-from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES, is_filler, is_live
-from pyengine.formats.light_queues import further_offset
-from pyengine.formats.message import decode_record
+from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES, further_offset, is_filler, is_live
+from pyengine.formats.record import decode_record
 from pyengine.native.store_check import count_matching_entries
 from pyengine.storage.check.report import Findings, Severity
 from pyengine.storage.check.segments import LogSegments

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from pyengine.errors import StoreRefusedError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.formats.consume_queue import ENTRY, is_ext_address
-from pyengine.formats.consume_queue_ext import ConsumeQueueExtUnit
+from pyengine.formats.consume_queue import ENTRY, ConsumeQueueExtUnit, is_ext_address
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record_layout import I32, I64, SYS_FLAG_AT, store_timestamp_at
+from pyengine.formats.record import I32, I64, SYS_FLAG_AT, store_timestamp_at
 from pyengine.storage.check.report import Findings
 from pyengine.storage.check.segments import LogSegments
 from pyengine.storage.geometry import Geometry

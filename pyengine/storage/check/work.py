@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.formats.index_file import IndexLayout, unpack_entry
-from pyengine.formats.walk import WalkResult
+from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.store_check import broken_chain, count_keys, first_orphan_key
 from pyengine.storage.check.entries import EntriesFound, QueueFile, QueueRules, check_queue_file

@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pyengine.errors import CorruptionError
-from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.config_file import read_note
 from pyengine.storage.file_zeros import clear_file_from, used_end

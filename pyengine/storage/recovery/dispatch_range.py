@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from pyengine.errors import DiskError, InvariantError
 from pyengine.formats.index_file import IndexHeader, IndexLayout
-from pyengine.formats.message import decode_record
 from pyengine.formats.paths import segment_name
+from pyengine.formats.record import decode_record
 from pyengine.native.dispatch import NEEDS_INDEX, NEEDS_QUEUE, RANGE_END, DispatchLoop, TouchedQueue, bounded
 from pyengine.native.index_file import IndexMapping, new_progress
 from pyengine.native.scan import walk

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
+from pyengine.formats.record import BEGIN, I64, PHYSICAL_OFFSET_AT
 from pyengine.formats.record_case import CaseLabel
-from pyengine.formats.record_layout import BEGIN, I64, PHYSICAL_OFFSET_AT
 from pyengine.native.scan import walk
 from pyengine.storage.file_zeros import used_end
 from pyengine.storage.log_scan import LogScan, LogView, scan_log

@@ -19,9 +19,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.storage.config_file import read_note
 from pyengine.storage.new_file import sync_folder, write_config
 from pyengine.storage.recovery.report import RecoveryPath

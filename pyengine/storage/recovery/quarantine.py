@@ -27,9 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.errors import DiskError, DiskFullError
-from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.paths import StorePaths, segment_name
-from pyengine.formats.small_file import open_regular, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.new_file import make_folders, sync_folder, write_config
 

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pyengine.errors import DiskError
-from pyengine.formats.json_config import PARSE_ERRORS
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.storage.new_file import sync_folder, write_config
 
 MARKER_NAME = "rebuild"

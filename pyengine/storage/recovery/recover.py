@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
-from pyengine.formats.delay_level import DEFAULT_MESSAGE_DELAY_LEVEL
+from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL
 from pyengine.formats.paths import StorePaths
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import sync_file_system

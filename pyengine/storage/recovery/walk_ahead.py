@@ -20,8 +20,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 
-from pyengine.formats.record_case import CaseLabel
-from pyengine.formats.walk import WalkResult
+from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.native.scan import sync, walk
 
 # The first record of a piece is looked for no further than this behind its border: what lies behind the log's

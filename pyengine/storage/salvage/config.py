@@ -7,10 +7,8 @@ from pathlib import Path
 
 from pyengine.errors import FormatError
 from pyengine.formats.constants import SCHEDULE_TOPIC
-from pyengine.formats.json_config import decode_config, encode_config
-from pyengine.formats.log_folders import without_log_folders
-from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.paths import StorePaths, without_log_folders
+from pyengine.formats.small_file import decode_config, encode_config, read_small_file
 from pyengine.storage.later_format import LEFT_BY_SALVAGE
 from pyengine.storage.new_file import write_config
 from pyengine.storage.salvage.log import MovedQueue

@@ -11,10 +11,9 @@ from pyengine.formats.constants import (
     PROPERTY_INNER_MULTI_QUEUE_OFFSET,
     SYS_FLAG_TRANSACTION_MASK,
 )
-from pyengine.formats.light_queues import NOT_QUEUED, further_places, with_further_offsets
-from pyengine.formats.message import decode_record, encode_blank
+from pyengine.formats.consume_queue import NOT_QUEUED, further_places, with_further_offsets
 from pyengine.formats.paths import segment_name
-from pyengine.formats.record_layout import (
+from pyengine.formats.record import (
     BEGIN,
     HEAD_BY_FLAGS,
     I16,
@@ -24,6 +23,8 @@ from pyengine.formats.record_layout import (
     QUEUE_OFFSET_AT,
     SYS_FLAG_AT,
     V6_FLAGS,
+    decode_record,
+    encode_blank,
 )
 from pyengine.storage.durable_writes import pwrite_all, sync_descriptor
 from pyengine.storage.new_file import create_file, make_folders

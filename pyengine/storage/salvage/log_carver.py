@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pyengine.formats.constants import MESSAGE_MAGIC
 from pyengine.formats.paths import parse_segment_name
+from pyengine.formats.record import BEGIN, MAGIC_AT
 from pyengine.formats.record_case import CaseLabel
-from pyengine.formats.record_layout import BEGIN, MAGIC_AT
 from pyengine.native.scan import classify, walk
 from pyengine.storage.file_zeros import used_end
 from pyengine.storage.segment_files import mapped

@@ -14,7 +14,7 @@ from fix_golden import CLEAN, HALTED
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.consume_queue import pack_entry
-from pyengine.formats.message import decode_record, encode_record
+from pyengine.formats.record import decode_record, encode_record
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.check import log as check_log
 from pyengine.storage.check import report as check_report

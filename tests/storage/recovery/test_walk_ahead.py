@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyengine.formats.message import encode_blank, encode_record
+from pyengine.formats.record import encode_blank, encode_record
 from pyengine.native.scan import walk
 from pyengine.storage.durable_writes import start_writeback
 from pyengine.storage.recovery import walk_ahead

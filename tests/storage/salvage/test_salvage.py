@@ -12,8 +12,8 @@ import pyengine
 from damage import flip
 from fix_golden import CLEAN
 from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, UsageError
-from pyengine.formats.json_config import decode_config
-from pyengine.formats.message import decode_record
+from pyengine.formats.record import decode_record
+from pyengine.formats.small_file import decode_config
 from pyengine.storage.check.check import check
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect

@@ -7,10 +7,9 @@ import pytest
 from fix_golden import load_manifest
 from pyengine.client.outgoing import delayed
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
-from pyengine.formats.delivery import Delivery, delivery_of
-from pyengine.formats.java_hash import hash_map_order
-from pyengine.formats.message import Message, encode_record
-from pyengine.formats.properties import decode_properties
+from pyengine.formats.delayed_message import Delivery, delivery_of
+from pyengine.formats.properties import decode_properties, hash_map_order
+from pyengine.formats.record import Message, encode_record
 from pyengine.storage.store_reader import open_store
 
 

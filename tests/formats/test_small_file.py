@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pyengine.errors import FormatError
-from pyengine.formats.sealed_text import check_seal, seal
+from pyengine.formats.small_file import check_seal, seal
 
 TEXT = '{\n\t"offsetTable": {"orders@\u00e9": {"0": 123}}\n}\n'
 

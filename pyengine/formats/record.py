@@ -1,0 +1,410 @@
+"""One record of the commit log: its value, its bytes both ways, and what else it is made of (sections 2, 3, 5, 7).
+
+    total size i32 | magic i32 | body CRC i32 | queue id i32 | flag i32 | queue offset i64
+    physical offset i64 | sys flag i32 | born time i64 | born host 8/20 | store time i64
+    store host 8/20 | reconsume times i32 | prepared offset i64 | body length i32, body
+    topic length i8, topic | properties length i16, properties            (big-endian)
+
+A host field is the address, then the port as 32 bits; in Python it is text, `1.2.3.4:10911` or
+`[2001:db8::1]:10911`. What a position of the log holds (a record, a blank, or damage) is told by
+record_case.classify.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pyengine.errors import FormatError, UsageError
+from pyengine.formats.constants import (
+    BLANK_HEADER_BYTES,
+    BLANK_MAGIC,
+    MESSAGE_MAGIC,
+    PROPERTIES_BYTES_MAX,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6,
+    SYS_FLAG_TRANSACTION_MASK,
+    TOPIC_BYTES_MAX,
+)
+from pyengine.formats.properties import decode_properties
+
+I16 = struct.Struct(">h")
+I32 = struct.Struct(">i")
+I64 = struct.Struct(">q")
+
+HOST_V4_BYTES = 8
+HOST_V6_BYTES = 20
+
+
+@functools.lru_cache(maxsize=4096)
+def encode_host(text: str) -> bytes:
+    """Host text to 8 (IPv4) or 20 (IPv6) bytes; UsageError when it is no numeric address with a port."""
+    address, colon, port_text = text.rpartition(":")
+    try:
+        port = int(port_text)
+        if not colon or not 0 <= port <= 0x7FFFFFFF:
+            raise ValueError("no port")
+        if address.startswith("[") and address.endswith("]"):
+            packed = socket.inet_pton(socket.AF_INET6, address[1:-1])
+        else:
+            packed = socket.inet_pton(socket.AF_INET, address)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{text!r} is no host: write 1.2.3.4:10911 or [2001:db8::1]:10911") from error
+    return packed + I32.pack(port)
+
+
+@functools.lru_cache(maxsize=4096)
+def decode_host(data: bytes) -> str:
+    """8 or 20 host bytes to text; FormatError for any other length."""
+    if len(data) == HOST_V4_BYTES:
+        return f"{data[0]}.{data[1]}.{data[2]}.{data[3]}:{I32.unpack_from(data, 4)[0]}"
+    if len(data) == HOST_V6_BYTES:
+        return f"[{socket.inet_ntop(socket.AF_INET6, data[:16])}]:{I32.unpack_from(data, 16)[0]}"
+    raise FormatError(f"a host field has {HOST_V4_BYTES} or {HOST_V6_BYTES} bytes, not {len(data)}")
+
+
+BEGIN = struct.Struct(">iI")  # total size, magic: of a record and of a blank
+
+MAGIC_AT = 4
+BODY_CRC_AT = 8
+QUEUE_OFFSET_AT = 20
+PHYSICAL_OFFSET_AT = 28
+SYS_FLAG_AT = 36
+TRAILER_BYTES = 3  # topic length and properties length
+
+V6_FLAGS = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
+
+
+def _head(born_host_bytes: int, store_host_bytes: int) -> struct.Struct:
+    return struct.Struct(f">iIiiiqqiq{born_host_bytes}sq{store_host_bytes}siqi")
+
+
+# Everything up to and with the body length, by the host bits of sysFlag.
+HEAD_BY_FLAGS = {
+    0: _head(HOST_V4_BYTES, HOST_V4_BYTES),
+    SYS_FLAG_BORN_HOST_V6: _head(HOST_V6_BYTES, HOST_V4_BYTES),
+    SYS_FLAG_STORE_HOST_V6: _head(HOST_V4_BYTES, HOST_V6_BYTES),
+    V6_FLAGS: _head(HOST_V6_BYTES, HOST_V6_BYTES),
+}
+
+
+def store_timestamp_at(sys_flag: int) -> int:
+    """Position of the store time in a record: behind the born host."""
+    return 48 + (HOST_V6_BYTES if sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES)
+
+
+def body_crc(body: bytes) -> int:
+    """CRC-32 of the body without its sign bit; 0 for an empty body (section 3)."""
+    return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, sys_flag: int = 0) -> int:
+    """The total size of a record with these lengths (CommitLog.calMsgLength)."""
+    return HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size + body_bytes + topic_bytes + properties_bytes + TRAILER_BYTES
+
+
+def computed_size(buffer, at: int, room: int) -> int | None:
+    """The total size that the record's own length fields add up to, or None when they are no lengths.
+
+    Looks at nothing beyond `room` bytes behind `at`; the total-size field is not used.
+    """
+    if room < SYS_FLAG_AT + 4:
+        return None
+    (sys_flag,) = I32.unpack_from(buffer, at + SYS_FLAG_AT)
+    head_bytes = HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size
+    if head_bytes > room:
+        return None
+    (body_bytes,) = I32.unpack_from(buffer, at + head_bytes - 4)
+    topic_length_at = head_bytes + body_bytes
+    if body_bytes < 0 or topic_length_at >= room:
+        return None
+    topic_bytes = buffer[at + topic_length_at]
+    properties_length_at = topic_length_at + 1 + topic_bytes
+    if topic_bytes > TOPIC_BYTES_MAX or properties_length_at + 2 > room:
+        return None
+    (properties_bytes,) = I16.unpack_from(buffer, at + properties_length_at)
+    if properties_bytes < 0:
+        return None
+    return properties_length_at + 2 + properties_bytes
+
+
+def total_size(buffer, at: int = 0) -> int:
+    """The total-size field of the record or blank at byte `at`; FormatError when it is not there."""
+    try:
+        return I32.unpack_from(buffer, at)[0]
+    except struct.error as error:
+        raise FormatError(f"no size field at byte {at}: {error}") from error
+
+
+
+
+def encode_message_id(store_host: str, physical_offset: int) -> str:
+    """32 (IPv4) or 56 (IPv6) upper-case hex characters."""
+    return (encode_host(store_host) + I64.pack(physical_offset)).hex().upper()
+
+
+def decode_message_id(msg_id: str) -> tuple[str, int]:
+    """(store host, physical offset); FormatError when the text is no offset id."""
+    try:
+        data = bytes.fromhex(msg_id)
+    except ValueError as error:
+        raise FormatError(f"{msg_id!r} is no message id: it must be hexadecimal") from error
+    host_bytes = len(data) - I64.size
+    if len(msg_id) != 2 * len(data) or host_bytes not in (HOST_V4_BYTES, HOST_V6_BYTES):
+        raise FormatError(f"{msg_id!r} is no message id: it must have 32 or 56 characters")
+    (physical_offset,) = I64.unpack_from(data, host_bytes)
+    if physical_offset < 0:
+        raise FormatError(f"{msg_id!r} is no message id: its offset {physical_offset} is negative")
+    return decode_host(data[:host_bytes]), physical_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One record of the commit log.
+
+    Hosts are text, `1.2.3.4:10911` or `[2001:db8::1]:10911`. Times are ms since 1970.
+    """
+
+    topic: str
+    body: bytes
+    """As stored: compressed if sys_flag says so."""
+    queue_id: int
+    queue_offset: int
+    """Its number in its queue."""
+    physical_offset: int
+    """Where the record begins in the commit log."""
+    size_bytes: int
+    """Of the whole record."""
+    raw_properties: str = ""
+    """The properties as stored; `properties` has them parsed."""
+    flag: int = 0
+    """The producer's own number."""
+    sys_flag: int = 0
+    """RocketMQ's flags: compression, transaction type, kinds of hosts."""
+    born_timestamp_ms: int = 0
+    """The producer's clock."""
+    born_host: str = "127.0.0.1:0"
+    store_timestamp_ms: int = 0
+    """The store time: the writer's clock, never decreasing."""
+    store_host: str = "127.0.0.1:10911"
+    reconsume_times: int = 0
+    """How often it was delivered again."""
+    prepared_transaction_offset: int = 0
+    """Of a commit or rollback: where the prepared record begins."""
+    body_crc: int = 0
+    """The checksum of the body as stored."""
+    _properties: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Name -> value."""
+        if self._properties is None:
+            object.__setattr__(self, "_properties", decode_properties(self.raw_properties))
+        return self._properties  # type: ignore[return-value]
+
+    @property
+    def tags(self) -> str | None:
+        """The tag, None without one."""
+        return self.properties.get(PROPERTY_TAGS)
+
+    @property
+    def keys(self) -> str | None:
+        """The words to find it by, separated by spaces; None without any."""
+        return self.properties.get(PROPERTY_KEYS)
+
+    @property
+    def uniq_key(self) -> str | None:
+        """The unique key that the producer gave, None without one."""
+        return self.properties.get(PROPERTY_UNIQ_KEY)
+
+    @property
+    def transaction_type(self) -> int:
+        """One of the SYS_FLAG_TRANSACTION_ values."""
+        return self.sys_flag & SYS_FLAG_TRANSACTION_MASK
+
+    @property
+    def msg_id(self) -> str:
+        """The offset message id: store host and physical offset."""
+        return encode_message_id(self.store_host, self.physical_offset)
+
+
+def decode_record(buffer, at: int = 0) -> Message:
+    """The record at byte `at` of a bytes-like object.
+
+    Text that is not UTF-8 is read with replacement characters, as Java does. Raises
+    FormatError when no whole record with agreeing lengths stands there; the CRC is not
+    checked here.
+    """
+    try:
+        (sys_flag,) = I32.unpack_from(buffer, at + SYS_FLAG_AT)
+        head = HEAD_BY_FLAGS[sys_flag & V6_FLAGS]
+        (
+            size_bytes, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp_ms,
+            born_host, store_timestamp_ms, store_host, reconsume_times, prepared_offset, body_bytes,
+        ) = head.unpack_from(buffer, at)
+        if magic != MESSAGE_MAGIC:
+            raise FormatError(f"no record at byte {at}: its magic is {magic:#010x}")
+        body_at = at + head.size
+        topic_at = body_at + body_bytes + 1
+        if body_bytes < 0:
+            raise FormatError(f"the record at byte {at} has a body of {body_bytes} bytes")
+        topic_end = topic_at + buffer[topic_at - 1]
+        (properties_bytes,) = I16.unpack_from(buffer, topic_end)
+    except (struct.error, IndexError) as error:
+        raise FormatError(f"no whole record at byte {at}: {error}") from error
+    end = topic_end + 2 + properties_bytes
+    if topic_end - topic_at > TOPIC_BYTES_MAX or properties_bytes < 0 or end != at + size_bytes or end > len(buffer):
+        raise FormatError(f"the lengths of the record at byte {at} do not add up to its size {size_bytes}")
+    return Message(
+        topic=str(buffer[topic_at:topic_end], "utf-8", "replace"),
+        body=bytes(buffer[body_at : topic_at - 1]),
+        queue_id=queue_id,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        size_bytes=size_bytes,
+        raw_properties=str(buffer[topic_end + 2 : end], "utf-8", "replace"),
+        flag=flag,
+        sys_flag=sys_flag,
+        born_timestamp_ms=born_timestamp_ms,
+        born_host=decode_host(born_host),
+        store_timestamp_ms=store_timestamp_ms,
+        store_host=decode_host(store_host),
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared_offset,
+        body_crc=crc,
+    )
+
+
+def encode_record(
+    *,
+    topic: str,
+    body: bytes,
+    queue_id: int = 0,
+    queue_offset: int = 0,
+    physical_offset: int = 0,
+    properties: str = "",
+    flag: int = 0,
+    sys_flag: int = 0,
+    born_timestamp_ms: int = 0,
+    born_host: str = "127.0.0.1:0",
+    store_timestamp_ms: int = 0,
+    store_host: str = "127.0.0.1:10911",
+    reconsume_times: int = 0,
+    prepared_transaction_offset: int = 0,
+) -> bytes:
+    """The record's bytes. The host bits of `sys_flag` are set from the hosts, the CRC from the body.
+
+    `properties` is the raw property text. Raises UsageError when a value has no room in its field.
+    """
+    topic_data = topic.encode("utf-8")
+    properties_data = properties.encode("utf-8")
+    if len(topic_data) > TOPIC_BYTES_MAX:
+        raise UsageError(f"a topic may have {TOPIC_BYTES_MAX} bytes; this one has {len(topic_data)}")
+    if len(properties_data) > PROPERTIES_BYTES_MAX:
+        raise UsageError(f"properties may have {PROPERTIES_BYTES_MAX} bytes; these have {len(properties_data)}")
+    born_data = encode_host(born_host)
+    store_data = encode_host(store_host)
+    sys_flag &= ~V6_FLAGS
+    if len(born_data) == HOST_V6_BYTES:
+        sys_flag |= SYS_FLAG_BORN_HOST_V6
+    if len(store_data) == HOST_V6_BYTES:
+        sys_flag |= SYS_FLAG_STORE_HOST_V6
+    size_bytes = record_size(len(body), len(topic_data), len(properties_data), sys_flag)
+    try:
+        head = HEAD_BY_FLAGS[sys_flag & V6_FLAGS].pack(
+            size_bytes, MESSAGE_MAGIC, body_crc(body), queue_id, flag, queue_offset, physical_offset, sys_flag,
+            born_timestamp_ms, born_data, store_timestamp_ms, store_data, reconsume_times,
+            prepared_transaction_offset, len(body),
+        )
+    except struct.error as error:
+        raise UsageError(f"a value does not fit into its field of the record: {error}") from error
+    return b"".join(
+        (head, body, bytes((len(topic_data),)), topic_data, I16.pack(len(properties_data)), properties_data)
+    )
+
+
+def encode_message(message: Message) -> bytes:
+    """The bytes of a decoded record; its size and CRC are computed anew."""
+    return encode_record(
+        topic=message.topic,
+        body=message.body,
+        queue_id=message.queue_id,
+        queue_offset=message.queue_offset,
+        physical_offset=message.physical_offset,
+        properties=message.raw_properties,
+        flag=message.flag,
+        sys_flag=message.sys_flag,
+        born_timestamp_ms=message.born_timestamp_ms,
+        born_host=message.born_host,
+        store_timestamp_ms=message.store_timestamp_ms,
+        store_host=message.store_host,
+        reconsume_times=message.reconsume_times,
+        prepared_transaction_offset=message.prepared_transaction_offset,
+    )
+
+
+def encode_blank(room: int) -> bytes:
+    """The 8 bytes that close a segment with `room` bytes left (section 2.1); the rest stays as it is."""
+    if room < BLANK_HEADER_BYTES:
+        raise UsageError(f"a blank needs {BLANK_HEADER_BYTES} bytes, {room} are left")
+    return BEGIN.pack(room, BLANK_MAGIC)
+
+
+# totalSize, magic (0), bodyCRC (0), flag, bodyLength; then body, propertiesLength, properties
+_MEMBER_HEAD = struct.Struct(">iiiii")
+MEMBER_OVERHEAD_BYTES = _MEMBER_HEAD.size + I16.size
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMember:
+    """One message of a batch; topic, queue and hosts are the batch's."""
+
+    body: bytes
+    flag: int = 0
+    properties_text: str = ""
+
+
+def encode_batch(members: Iterable[BatchMember]) -> bytes:
+    """MessageDecoder.encodeMessages; UsageError for properties that the length field cannot hold."""
+    pieces: list[bytes] = []
+    for member in members:
+        properties = member.properties_text.encode()
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            raise UsageError(f"the properties of a batch member take {len(properties)} bytes; at most {PROPERTIES_BYTES_MAX} fit")
+        size = MEMBER_OVERHEAD_BYTES + len(member.body) + len(properties)
+        pieces += (
+            _MEMBER_HEAD.pack(size, 0, 0, member.flag, len(member.body)),
+            member.body,
+            I16.pack(len(properties)),
+            properties,
+        )
+    return b"".join(pieces)
+
+
+def decode_batch(data: bytes) -> list[BatchMember]:
+    """The members of an encoded batch; FormatError if a length does not fit."""
+    members: list[BatchMember] = []
+    at = 0
+    while at < len(data):
+        try:
+            size, _, _, flag, body_bytes = _MEMBER_HEAD.unpack_from(data, at)
+            body_at = at + _MEMBER_HEAD.size
+            (properties_bytes,) = I16.unpack_from(data, body_at + body_bytes)
+        except struct.error as error:
+            raise FormatError(f"batch member {len(members)} ends outside the batch: {error}") from error
+        is_consistent = min(body_bytes, properties_bytes) >= 0 and size == MEMBER_OVERHEAD_BYTES + body_bytes + properties_bytes
+        if not is_consistent or at + size > len(data):
+            raise FormatError(f"batch member {len(members)} says {size} bytes, but holds a body of {body_bytes} and properties "
+                              f"of {properties_bytes}")
+        properties_at = body_at + body_bytes + I16.size
+        text = data[properties_at : properties_at + properties_bytes].decode()
+        members.append(BatchMember(bytes(data[body_at : body_at + body_bytes]), flag, text))
+        at += size
+    return members
