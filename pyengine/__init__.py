@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyengine.client.consumer import Consumer, consume
     from pyengine.client.consumer_groups import ConsumerGroups
+    from pyengine.client.outgoing import BatchMessage
     from pyengine.client.producer import Producer
     from pyengine.config import EngineConfig, load_config
     from pyengine.engine.embedded import Engine, connect
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         FormatError,
         InvariantError,
         NotAStoreError,
+        PutError,
         PutTimeoutError,
         StoreBusyError,
         StoreRefusedError,
@@ -53,10 +55,11 @@ _MODULES = {
     "pyengine.errors": (
         "ConfigError", "CorruptionError", "DegradedError", "DiskError", "DiskFullError", "EngineError",
         "EngineUnavailableError", "ExitCode", "FlushError", "FormatError", "InvariantError", "NotAStoreError",
-        "PutTimeoutError", "StoreBusyError", "StoreRefusedError", "UsageError",
+        "PutError", "PutTimeoutError", "StoreBusyError", "StoreRefusedError", "UsageError",
     ),
     "pyengine.formats.record": ("Message",),
     "pyengine.ipc.live_reader": ("open_store",),
+    "pyengine.client.outgoing": ("BatchMessage",),
     "pyengine.client.producer": ("Producer",),
     "pyengine.results": ("GetResult", "GetStatus", "PutManyResult", "PutResult", "PutStatus", "ReadLevel"),
     "pyengine.storage.store_reader": ("StoreReader",),
@@ -64,10 +67,10 @@ _MODULES = {
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "ConfigError", "Consumer", "ConsumerGroups", "CorruptionError", "DegradedError", "DiskError", "DiskFullError",
-    "Engine", "EngineConfig", "EngineError", "EngineUnavailableError", "ExitCode", "FlushError", "FormatError",
-    "GetResult", "GetStatus", "InvariantError", "Message", "NotAStoreError", "Producer", "PutManyResult", "PutResult",
-    "PutStatus", "PutTimeoutError", "ReadLevel", "StoreBusyError", "StoreReader", "StoreRefusedError", "UsageError",
+    "BatchMessage", "ConfigError", "Consumer", "ConsumerGroups", "CorruptionError", "DegradedError", "DiskError",
+    "DiskFullError", "Engine", "EngineConfig", "EngineError", "EngineUnavailableError", "ExitCode", "FlushError", "FormatError",
+    "GetResult", "GetStatus", "InvariantError", "Message", "NotAStoreError", "Producer", "PutError", "PutManyResult",
+    "PutResult", "PutStatus", "PutTimeoutError", "ReadLevel", "StoreBusyError", "StoreReader", "StoreRefusedError", "UsageError",
     "__version__", "connect", "consume", "load_config", "open_store",
 ]
 

@@ -16,8 +16,8 @@
     |   +-- FlushError               1: fdatasync or fsync failed: final, never retried
     |   +-- DiskFullError            1: no room; the store resumes by itself once there is some
 
-InvariantError stands apart: our own promise was broken. The process stops;
-recovery is the cure.
+InvariantError is apart: pyengine itself broke a promise. The process stops, and the
+next start recovers.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class CorruptionError(EngineError):
 
 
 class FormatError(CorruptionError):
-    """Bytes that are no valid structure of the store."""
+    """Bytes are not a valid structure of the store, for example a text that is no message id."""
 
 
 class StoreRefusedError(CorruptionError):
-    """The store cannot be opened as it is, and RocketMQ would refuse it too."""
+    """The store cannot be opened as it is, for example for a segment of wrong length; RocketMQ would refuse it too."""
 
 
 class StoreBusyError(EngineError):
@@ -93,7 +93,7 @@ class EngineUnavailableError(EngineError):
 
 
 class PutError(EngineError):
-    """A put did not end with PUT_OK; `result` is what it answered. Only raise_for_status() raises it."""
+    """A put did not end with PUT_OK; `result` is its PutResult or PutManyResult. Raised by raise_for_status() only."""
 
     def __init__(self, message: str, result: PutResult | PutManyResult | None = None) -> None:
         super().__init__(message)
@@ -105,7 +105,7 @@ class PutTimeoutError(PutError):
 
 
 class DiskError(EngineError):
-    """A system call on the store's files failed."""
+    """A system call on the store's files failed; `errno` and `path` say which."""
 
     def __init__(self, message: str, *, errno: int = 0, path: str | None = None) -> None:
         super().__init__(message)
@@ -122,7 +122,7 @@ class DiskFullError(DiskError):
 
 
 class InvariantError(Exception):
-    """A promise of our own was broken; the process must stop."""
+    """pyengine found that it broke a promise of its own: a defect. The process must stop; the next start recovers."""
 
 
 def require_extra(*packages: str) -> None:

@@ -60,17 +60,15 @@ def consume(
 ) -> Consumer:
     """Consume `topic` of the store at `path`; needs no engine, but without one nothing new comes.
 
-    `group` names who consumes: its offsets stand in config/consumerOffset.json, and its
-    living members, in whatever processes, share the topic's queues. Without a group all
-    queues are read and nothing is remembered or written. `tags` is a subscription (`a || b`,
-    `*` or None for all), the same for all members of a group. `from_` is where a group that
-    is new to the topic starts: "last" (only what comes from now on), "first", or a time (a
-    datetime, or ms since 1970). `queues` takes just these queues, and no part in the
-    sharing. `level` is how far to read, as for open_store.
+    `group` names a consumer group: config/consumerOffset.json has its offsets, and its living members, in any number of
+    processes, share the topic's queues. Without a group all queues are read and no offset is stored. `tags` is a
+    subscription (`a || b`, `*` or None for all), the same for all members of a group. `from_` is where a group that is new
+    to the topic starts: "last" (only what comes from now on), "first", or a time (a datetime, or ms since 1970).
+    `queues` reads these queues only and takes no part in the sharing. `level` is a ReadLevel or its name.
 
-    With `auto_commit` what the program has come back from is remembered every
-    `commit_interval_s` and at the end; without it only commit() remembers. A member that
-    shows no sign of life for `session_timeout_s` (stopped, hung) loses its queues.
+    With `auto_commit` a message is done when the program asks for the next one; offsets are stored every
+    `commit_interval_s` and at the end. Without it only commit() stores them. A member that gives no sign of life for
+    `session_timeout_s` (stopped, hung) loses its queues.
     `settings` are the store's, as for open_store. NotAStoreError, UsageError; StoreBusyError
     while another program has the store open and a group is given; DiskError where the
     config folder cannot be written.
@@ -82,11 +80,11 @@ def consume(
 
 
 class Consumer:
-    """One reader of a topic; see consume(), which makes it. A context manager, an iterator, an async iterator.
+    """Reads one topic. Made by pyengine.consume; a context manager, an iterator and an async iterator of messages.
 
-    One thread (or task) at a time asks for messages; commit(), lag(), seek() and close() may
-    be called from others. Not to be used in a forked child. A thread of its own shows that
-    the member lives, follows who comes and goes, and commits.
+    One thread (or task) at a time asks for messages; other threads may call commit(), lag(), seek() and close(). A
+    forked child cannot use it. A thread of its own sends heartbeats, takes and releases queues as members come and go,
+    and commits.
     """
 
     def __init__(
@@ -145,10 +143,10 @@ class Consumer:
     # -- ask for messages ---------------------------------------------------------
 
     def pull(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
-        """Up to `max_messages`, as soon as there is one; empty after `timeout_s` (None: wait for ever), or when closed.
+        """Return up to `max_messages`, as soon as there is one; an empty list after `timeout_s` (None: no timeout) or close().
 
-        With auto_commit asking says that everything given before is dealt with. Whatever
-        went wrong in the background since the last call is raised here.
+        With auto_commit the call says that all messages given before are done. An error of the background thread
+        is raised here.
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
@@ -176,7 +174,7 @@ class Consumer:
             yield from self.pull(1, timeout_s=None)
 
     async def pull_async(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
-        """pull() for asyncio: the loop goes on while this waits. To cancel it loses nothing."""
+        """Like pull(), for asyncio: the event loop runs while this waits. A cancelled call loses no message."""
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
         loop = asyncio.get_running_loop()
@@ -205,11 +203,11 @@ class Consumer:
     # -- remember, look around ----------------------------------------------------
 
     def commit(self, messages: Message | Iterable[Message] | None = None) -> dict[int, int]:
-        """Remember that these messages, and all before them in their queues, are dealt with; durable when it returns.
+        """Store that these messages, and all before them in their queues, are done; durable when it returns.
 
-        Without an argument: everything handed out so far. Returns queue id -> the next
-        offset, for the queues that are held: one that another member holds now is not
-        among them, and its messages come again there. UsageError without a group.
+        Without an argument: all messages given so far. Returns queue id -> next offset for the queues of this member.
+        A queue that another member has taken over is not among them: its messages come again there. UsageError
+        without a group.
         """
         if self._session is None:
             raise UsageError("there is no group to remember offsets for: give consume() one")
@@ -222,10 +220,9 @@ class Consumer:
                 return {queue_id: held.committed for queue_id, held in self._held.items()}
 
     def seek(self, queue_id: int, offset: int) -> None:
-        """Go on at `offset` in a queue that is held now; what was handed out of it counts as dealt with.
+        """Continue at `offset`, forward or back, in a queue of this member; the next commit stores it.
 
-        The next commit remembers it, whether it lies before or behind. UsageError for a
-        queue that this member does not hold.
+        Messages given from this queue before count as done. UsageError for a queue that this member does not have.
         """
         if offset < 0:
             raise UsageError(f"{offset} is no offset")
@@ -238,7 +235,7 @@ class Consumer:
             self._outstanding.discard(queue_id)
 
     def lag(self) -> dict[int, QueueLag]:
-        """How far the group (without one: this consumer) is behind in each queue of the topic."""
+        """Queue id -> QueueLag of the group (without one: of this consumer), for each queue of the topic."""
         self._require_open()
         offsets = self._session.stored() if self._session else self.positions
         return queue_lags(self._reader, self.topic, offsets, self._level)
@@ -251,14 +248,14 @@ class Consumer:
 
     @property
     def positions(self) -> dict[int, int]:
-        """Queue id -> the offset that is looked at next, for the queues held."""
+        """Queue id -> the next offset to read, for the queues of this consumer."""
         with self._state:
             return {queue_id: held.next_offset for queue_id, held in sorted(self._held.items())}
 
     # -- end ----------------------------------------------------------------------
 
     def close(self) -> None:
-        """Remember what was handed out (with auto_commit), leave the group and let go of everything. Idempotent."""
+        """Store the offsets (with auto_commit), leave the group and release all resources. A second call does nothing."""
         self._close(finished=True, closer=threading.get_ident())
 
     def __enter__(self) -> Self:

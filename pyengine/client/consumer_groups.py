@@ -1,4 +1,4 @@
-"""The consumer groups of a store, seen from outside: who there is, how far behind, set to another place."""
+"""The consumer groups of a store: their members, their lag, and their offsets, which can be reset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """One group on one topic. `members` are the pids of living members; `holders` says whose a queue is."""
+    """One group on one topic: the pids of its living members, and by queue id its lag and the pid of the queue's member."""
 
     topic: str
     group: str
@@ -30,12 +30,12 @@ class GroupState:
 
     @property
     def lag(self) -> int:
-        """Messages that the group has not committed yet."""
+        """How many messages the group has not committed yet."""
         return sum(queue.lag for queue in self.queues.values())
 
     @property
     def lost(self) -> int:
-        """Messages that were removed before the group came to them."""
+        """How many messages were deleted before the group read them."""
         return sum(queue.lost for queue in self.queues.values())
 
 
@@ -52,7 +52,7 @@ class ConsumerGroups:
             pass
 
     def groups(self, *, topic: str | None = None, group: str | None = None) -> list[GroupState]:
-        """Every group on every topic, or on this topic, or this group."""
+        """The state of every group on every topic, or of this topic or group only."""
         with self._open() as reader:
             return [self._state(reader, each_topic, each_group, offsets)
                     for (each_topic, each_group), offsets in sorted(self._offsets.groups().items())
@@ -65,11 +65,11 @@ class ConsumerGroups:
     def reset(
         self, topic: str, group: str, to: Literal["first", "last"] | int | datetime, queues: Sequence[int] | None = None,
     ) -> dict[int, int]:
-        """Let the group go on at the first or last message, an offset, or a time, in all queues or in these.
+        """Set the group's offsets to the first or last message, an offset, or a time, in all queues or in these.
 
-        Living members go over to it by themselves within a second; what they commit of what
-        they read before counts no more. Offsets outside a queue are taken to its nearest
-        end. Returns queue id -> next offset. UsageError for a topic without queues.
+        Living members continue there within a second; their commits of messages read before have no effect. An offset
+        outside a queue becomes the queue's nearest end. Returns queue id -> next offset. UsageError for a topic
+        without queues.
         """
         key = group_key(topic, group)
         with self._open() as reader:

@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QueueLag:
-    """One queue as a group sees it.
+    """The lag of a group in one queue.
 
-    `committed` is the next offset the group wants, None for a queue that is new to it; `lag`
-    the number of messages from there to `max_offset` (tags are not looked at);
-    `waiting_since_ms` the store time of the first of them, None if there is none.
-    `lost` counts messages that were removed before the group came to them.
+    `committed` is the next offset of the group, None for a queue that is new to it; `lag` the number of messages
+    from there to `max_offset`, whatever their tags; `waiting_since_ms` the store time of the first of them, None without
+    any. `lost` counts messages that were deleted before the group read them.
     """
 
     queue_id: int

@@ -39,7 +39,7 @@ PROPERTY_PIECE_CHARS_MIN = 3  # readers drop a shorter piece, so an empty value 
 
 @dataclass(frozen=True, slots=True)
 class BatchMessage:
-    """One member of put_batch: what put() takes, but for topic and queue, which all share."""
+    """One message of put_batch(): what put() takes, without topic and queue, which all messages share."""
 
     body: bytes
     tags: str | None = None

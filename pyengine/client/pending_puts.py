@@ -27,9 +27,10 @@ LOOK_NS = 250_000_000
 
 
 class PutFuture(Future):
-    """A concurrent.futures.Future that can be awaited as well."""
+    """A concurrent.futures.Future that can be awaited as well: `result(timeout)`, `add_done_callback(f)`, `await`."""
 
     is_answered = False
+    """Whether the writer has answered; the wait for the disk or for slaves may go on."""
 
     def __await__(self) -> Generator[object, None, object]:
         import asyncio  # 10 ms that only who awaits shall pay

@@ -77,10 +77,11 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Producer:
-    """Puts through one session. Made by pyengine.connect.
+    """Puts messages into a running engine. Made by pyengine.connect; a context manager.
 
-    `open_session(limit_s)` is called now (None) and whenever the engine was replaced, then with the
-    seconds that the put has left. Hosts are text (`1.2.3.4:10911`). `delay_levels` is the number of levels of the store's table.
+    A refusal is a result with a status and a sentence, never an exception. A wrong argument is TypeError or UsageError.
+    Threads may share a producer. A forked child cannot use it: connect there. When the engine is replaced, the next put
+    opens a new session by itself.
     """
 
     __slots__ = (
@@ -91,6 +92,7 @@ class Producer:
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], *, store_host: str = "127.0.0.1:10911",
                  born_host: str = "127.0.0.1:0", delay_levels: int = 18) -> None:
+        # open_session(limit_s) is called now with None, later with the seconds that a put has left.
         self._open_session = open_session
         self._store_host = encode_host(store_host)
         self._born_host = encode_host(born_host)
@@ -185,7 +187,7 @@ class Producer:
         self._finalizer.detach()
 
     def close(self) -> None:
-        """Wait for the answers that are due, end the session. Idempotent."""
+        """Wait for the answers of all puts, then end the session. A second call does nothing."""
         self._closed = self._closed or monotonic_ns()
         if os.getpid() == self._pid:
             self._later.end()
@@ -211,14 +213,12 @@ class Producer:
             keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
             delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
             timeout_s: float | None = None) -> PutResult:
-        """Store one message and say where; returns when it is as durable as the flush mode promises.
+        """Store one message and return where it is, once it is as durable as the flush mode promises.
 
-        `keys`: words for query_message, as one text with blanks or as several. `unique_key`
-        is stored as UNIQ_KEY, by which doubles can be recognised. `delay_level` 1..n puts
-        it off (message_delay_level). `wait=False`: wait neither for the disk (sync mode) nor for slaves
-        (SYNC_MASTER).
-        `timeout_s` bounds the wait for the writer's answer (default put_timeout_ms).
-        RocketMQ: DefaultMessageStore.putMessage.
+        `keys`: words for query_message, as one text with spaces or as several texts. `unique_key` is stored as UNIQ_KEY,
+        so that a consumer can recognise duplicates. `delay_level` 1..n delivers it later (message_delay_level).
+        `wait=False` returns without waiting for the disk (sync mode) and for slaves (SYNC_MASTER). `timeout_s` is the
+        longest time to wait for the writer's answer (default put_timeout_ms). RocketMQ: putMessage.
         """
         if (keys is None and properties is None and unique_key is None and not delay_level and timeout_s is None
                 and queue_id.__class__ is int and flag.__class__ is int):  # 1.0 would find the prefix of 1
@@ -278,15 +278,13 @@ class Producer:
                   keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                   delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
                   timeout_s: float | None = None) -> PutFuture:
-        """put() without waiting: a Future of its PutResult, which can be awaited too.
+        """Like put(), but return a Future of the PutResult at once. It can be awaited.
 
-        `timeout_s` bounds only the wait for room in the ring. In a thread of its own the call waits for
-        that room; in an event loop it never waits: the put is submitted later, in its turn, and
-        awaiting the Future is what keeps a program from piling puts up. The Future resolves when the
-        engine answers, also after a worker was replaced; if the session ends first, to
-        an indeterminate result. Callbacks of the Future run in the thread that takes the
-        answers, so they should be short; with 4095 puts under way a put() in a callback
-        finds no room and is refused after put_timeout_ms.
+        When the ring is full, a call in a plain thread waits up to `timeout_s` for room. In an event loop the call never
+        waits: the put is submitted later, in order, so await the Future to bound the number of puts under way. The Future
+        gets the engine's answer, after a restart of a worker too; if the session ends first, an indeterminate result.
+        Callbacks run in the thread that takes the answers: keep them short. While 4,095 puts are under way, a put()
+        in a callback is refused after put_timeout_ms.
         """
         try:
             topic, queue_id, name, text, body = self._prepare(topic, body, queue_id, tags, keys, properties, delay_level,
@@ -300,17 +298,17 @@ class Producer:
     def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
                  keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                  wait: bool = True, timeout_s: float | None = None) -> PutManyResult:
-        """Store many messages of one queue with contiguous queue offsets, all or none, one answer.
+        """Store many messages in one queue, all or none, with contiguous queue offsets and one answer.
 
-        All share tags, keys, properties and flag. May span segments and exceed 4 MiB in
-        sum (at most 256 MiB; each body obeys max_message_size_bytes).
+        They share tags, keys, properties and flag. Together they may have 256 MiB and span segments; each body obeys
+        max_message_size_bytes.
         """
         return self._many(topic, bodies, queue_id, tags, keys, properties, flag, wait, timeout_s, asynchronous=False)
 
     def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None,
                        flag: int = 0, wait: bool = True, timeout_s: float | None = None) -> PutFuture:
-        """put_many() without waiting: a Future of its PutManyResult."""
+        """Like put_many(), but return a Future of the PutManyResult at once; see put_async()."""
         return self._many(topic, bodies, queue_id, tags, keys, properties, flag, wait, timeout_s, asynchronous=True)
 
     def _many(self, topic, bodies, queue_id, tags, keys, properties, flag, wait, timeout_s, *, asynchronous):
@@ -341,10 +339,10 @@ class Producer:
     def put_batch(self, topic: str, messages: Iterable[BatchMessage | bytes], *, queue_id: int = 0,
                   properties: Mapping[str, str] | None = None, wait: bool = True,
                   timeout_s: float | None = None) -> PutResult:
-        """RocketMQ's putMessages: members with properties of their own, in one segment, within its size limits.
+        """Store messages with properties of their own, all or none, in one segment. RocketMQ: putMessages.
 
-        `properties` are appended to every member's. The result has the first member's
-        offsets and all message ids joined by commas.
+        `properties` are appended to those of each message. Together the messages obey max_message_size_bytes. The
+        result has the offsets of the first message, and all message ids joined by commas.
         """
         try:
             name = self._topic_bytes(topic)
@@ -436,7 +434,7 @@ class Producer:
     # ---- transactions -------------------------------------------------------------
 
     def put_prepared(self, topic: str, body: bytes, **options: object) -> PutResult:
-        """Store a message that nobody sees until end_transaction() commits it; keep its msg_id for that.
+        """Store a message that consumers do not see before end_transaction() commits it; keep `msg_id` of the result.
 
         Options are put()'s queue_id, tags, keys, properties, flag, unique_key (made if not
         given), wait and timeout_s, and `group`, the producer's name (PGROUP).
@@ -446,10 +444,9 @@ class Producer:
     def end_transaction(self, msg_id: str, outcome: Outcome, *, wait: bool = True, timeout_s: float | None = None) -> PutResult:
         """Commit or roll back the prepared message of this id: "commit" or "rollback".
 
-        PUT_OK with the place of the record that says so; of a commit that is where readers
-        find the message. Ending it twice the same way answers as the first time; another
-        way is refused, as far as is known (docs/transactions.md). `wait` and `timeout_s`
-        as in put(). UsageError for another outcome.
+        The result has the offsets of the commit or rollback record; consumers find a committed message there. The
+        same end again gives the same result; the other end is refused, as far as the store knows (docs/transactions.md).
+        `wait` and `timeout_s` as in put(). UsageError for another outcome.
         """
         return self._transaction().end(msg_id, outcome, wait=wait, timeout_s=timeout_s)
 

@@ -71,11 +71,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Engine:
-    """An engine embedded in this process: running inside the `with` block, stopped in order at its end.
+    """An engine that runs inside a `with` block, or between start() and stop(), as child processes.
 
-    `settings` are those of the store (pyengine.config). Raises StoreBusyError when the
-    store is run by another engine or open in a broker, CorruptionError when it cannot be
-    opened as it is; a store that comes up read-only does not raise: see `reason`.
+    `path` is the store, which is created if it does not exist; `settings` are its settings (docs/configuration.md).
+    `state` is "stopped", "running" or "degraded" (read-only), `reason` why. The engine ends, in order, with the process
+    that embeds it, even if that is killed. ConfigError for an unknown setting or value; start() raises StoreBusyError
+    when another engine or a broker has the store open, CorruptionError when it cannot be opened as it is.
     """
 
     def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
@@ -87,7 +88,10 @@ class Engine:
         self.reason = ""
 
     def start(self, progress: Progress | None = None) -> Engine:
-        """Create or recover the store, start its workers, return when puts can be made."""
+        """Create or recover the store and start its workers; returns when it takes puts.
+
+        `progress` is called with (bytes of the log done, all bytes) while the store is recovered.
+        """
         if self._process is not None:
             raise UsageError(f"the engine on {self.path} is started already")
         _check_new_start(self.path, self._settings)
@@ -109,7 +113,7 @@ class Engine:
         return self
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop in order: everything flushed, `abort` removed. EngineError says what could not be finished."""
+        """Stop in order: everything flushed, `abort` removed. EngineError if something could not be finished in time."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -124,11 +128,11 @@ class Engine:
                               f"{_last_words(self.path)}; the next start recovers it")
 
     def connect(self, **options: object) -> Producer:
-        """A producer of this engine; see pyengine.connect."""
+        """Return a producer of this engine; options as for pyengine.connect."""
         return connect(self.path, **options)
 
     def open_store(self) -> LiveStoreReader:
-        """A reader of this engine's store; see pyengine.open_store."""
+        """Return a reader of this engine's store, as pyengine.open_store does."""
         from pyengine.ipc.live_reader import open_store
 
         return open_store(self.path)
@@ -142,7 +146,7 @@ class Engine:
 
     @property
     def pid(self) -> int | None:
-        """The supervisor's process, None while stopped."""
+        """The process id of the supervisor, None while stopped."""
         return self._process.pid if self._process else None
 
     def __enter__(self) -> Engine:
@@ -158,12 +162,11 @@ class Engine:
 
 def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0,
             **settings: object) -> Producer:
-    """A producer of the engine that runs on the store at `path`; EngineUnavailableError if none does.
+    """Return a producer of the engine that runs on the store at `path`; EngineUnavailableError if none does.
 
-    `ring_bytes` is the size of its submission ring, a power of two; `timeout_s` bounds the
-    wait for a supervisor that is just being replaced. What a producer needs of the store's
-    settings (store_host, message_delay_level, session_ring_bytes) comes from its config,
-    the environment and `settings`.
+    `ring_bytes` is the size of its submission ring, a power of two (default session_ring_bytes); `timeout_s` the longest
+    time to wait for a supervisor that is being restarted. `settings` are those of the store that a producer needs:
+    store_host, message_delay_level, session_ring_bytes.
     """
     from pyengine.client.producer import Producer
     from pyengine.ipc.session_client import open_session

@@ -32,16 +32,17 @@ WITHOUT_ENGINE_STEP_S = 0.1
 
 
 def open_store(path: str | os.PathLike[str], **settings: object) -> LiveStoreReader:
-    """Open the store at `path` for reading, whether or not its engine runs; see StoreReader.
+    """Open the store at `path` for reading, with or without a running engine.
 
-    NotAStoreError, ConfigError, or, at the first touch of a damaged folder, StoreRefusedError.
+    Returns a StoreReader. `settings` are those of the store. NotAStoreError, ConfigError; StoreRefusedError when a
+    damaged folder is first used.
     """
     check_keywords(open_store, settings)
     return LiveStoreReader(path, **settings)
 
 
 class LiveStoreReader(StoreReader):
-    """A StoreReader with the running engine's read levels and its arrival wake-up. Threads may share it."""
+    """The StoreReader that open_store returns: it follows the engine while one runs. Threads may share it."""
 
     def __init__(self, root: str | os.PathLike[str], **settings: object) -> None:
         super().__init__(root, **settings)
@@ -65,21 +66,20 @@ class LiveStoreReader(StoreReader):
 
     @property
     def is_live(self) -> bool:
-        """Whether the counters of a running engine answer, and not the files."""
+        """Whether an engine runs, so that its counters are read and not the files."""
         self._require_open()
         return self._live_watermark.is_live
 
     def dispatched_offset(self, level: ReadLevel | str | None = None) -> int:
-        """While an engine runs: below this physical offset, the level's end at most, every message is in its queue."""
+        """The physical offset below which each message is in its queue; never beyond the end for this level."""
         return self._queue_limit(level)
 
     def wait_for_message(
         self, topic: str, queue_id: int, offset: int, timeout_s: float, level: ReadLevel | str | None = None
     ) -> bool:
-        """Sleep until the queue holds a message at `offset` or beyond (True), or until the timeout (False).
+        """Sleep until the queue has a message at `offset` or beyond (True), or until the timeout (False).
 
-        Beside a running engine the sleep ends when the message is dispatched; without one
-        the files are looked at every WITHOUT_ENGINE_STEP_S.
+        With a running engine the sleep ends when the message is dispatched; without one the files are read every 0.1 s.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -93,12 +93,12 @@ class LiveStoreReader(StoreReader):
             self.wait_for_arrival(left_s if arrives_readable else min(left_s, FLUSH_STEP_S), seen)
 
     def arrivals(self) -> int:
-        """A number that moves when messages are dispatched; take it before looking, then wait_for_arrival with it."""
+        """A number that changes when messages are dispatched: take it before a read, then pass it to wait_for_arrival."""
         memory = self._engine_memory()
         return sequence.load(memory.control.arrival_seq) if memory else 0
 
     def wait_for_arrival(self, timeout_s: float, seen: int) -> None:
-        """Sleep until a message is dispatched that `seen` did not know, or until the timeout; at most WAIT_STEP_S."""
+        """Sleep until a message is dispatched after `seen` was taken, or until the timeout; one second at most."""
         memory = self._engine_memory()
         if memory is None:
             time.sleep(min(timeout_s, WITHOUT_ENGINE_STEP_S))
@@ -107,11 +107,10 @@ class LiveStoreReader(StoreReader):
 
     @contextlib.contextmanager
     def hold(self, physical_offset: int) -> Iterator[bool]:
-        """Keep the segment that holds this byte of the log from being deleted inside the block, as MappedFile.hold does.
+        """Keep the segment with this physical offset from being deleted inside the block. RocketMQ: MappedFile.hold.
 
-        False when its deletion has begun, when too many are held, or when no engine runs:
-        then what is read may be gone the next moment, which every read notices by itself.
-        The engine waits destroy_mapped_file_interval_forcibly_ms for a hold, not longer.
+        False when its deletion has begun, too many segments are held, or no engine runs. Then the segment may be deleted
+        at any time, which each read notices. The engine waits for a hold up to destroy_mapped_file_interval_forcibly_ms.
         """
         with self._hold(physical_offset - physical_offset % self.commit_log.size_bytes) as held:
             yield held

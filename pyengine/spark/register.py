@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make both formats known to this session; doing it twice does no harm. Returns the session."""
+    """Make the formats `pyengine` and `pyengine-queue` known to this session, and return it. A second call does nothing."""
     from pyengine.spark.queue_source import PyEngineQueueSource
     from pyengine.spark.source import PyEngineSource
     from pyengine.spark.versions import register_source
@@ -34,11 +34,10 @@ def register(spark: SparkSession) -> SparkSession:
 
 
 def session(app: str = "pyengine", cores: int | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """The running session, else a new one on this host: `cores` (default: all), loopback only, no web page.
+    """Return the running session, or a new one on this host: `cores` (default: all), loopback only, no web page.
 
-    PYENGINE_SPARK_MASTER in the environment names another master; `settings` go over the
-    defaults. Times are UTC; Python workers run in this very environment. A Java of version
-    17 or later is looked for (pyengine.spark.java); UsageError if there is none.
+    PYENGINE_SPARK_MASTER in the environment names another master; `settings` replace the defaults. Times are UTC;
+    Python workers use this Python. UsageError without Java 17 or later.
     """
     from pyspark.sql import SparkSession
 

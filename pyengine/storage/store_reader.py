@@ -56,13 +56,12 @@ def open_store(
 
 
 class StoreReader:
-    """The read side of one store.
+    """Reads one store by queue, offset, message id, key and time. Changes nothing; a context manager.
 
-    `settings` are those of the store (RocketMQ's names or ours); file sizes are worked out
-    from the files where config/engine.toml does not give them. `level` arguments are a
-    ReadLevel or its name; without one `flushed` is read if the store flushes in sync mode,
-    else `committed`. Raises NotAStoreError, ConfigError, or, at the first touch of a
-    damaged folder, StoreRefusedError.
+    `settings` are those of the store, by RocketMQ's names or pyengine's; file sizes are found from the files where
+    config/engine.toml does not give them. A `level` is a ReadLevel or its name; the default is `flushed` if the store
+    flushes in sync mode, else `committed`. Deleted messages are left out. Threads may share a reader. NotAStoreError,
+    ConfigError; StoreRefusedError when a damaged folder is first used.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class StoreReader:
 
     @property
     def min_physical_offset(self) -> int:
-        """Start of the log's first segment, -1 without any (CommitLog.getMinOffset)."""
+        """Where the log's first segment begins, -1 without any. RocketMQ: CommitLog.getMinOffset."""
         self._require_open()
         return self.commit_log.min_offset
 
@@ -111,7 +110,7 @@ class StoreReader:
         return self._queue_ids(topic) if arguments.is_folder_name(arguments.text(topic, "topic")) else []
 
     def queue_range(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> tuple[int, int]:
-        """(first offset that can be read, one behind the last); (0, 0) for a queue that does not exist."""
+        """(first offset that can be read, offset after the last); (0, 0) for a queue that does not exist."""
         limit = self._queue_limit(level)
         queue = self.queue(topic, queue_id)
         if queue is None:
@@ -128,12 +127,11 @@ class StoreReader:
         tags: str | None = None,
         level: ReadLevel | str | None = None,
     ) -> GetResult:
-        """Messages of one queue from `offset` on, as RocketMQ's getMessage gives them.
+        """Messages of one queue from `offset` on. RocketMQ: getMessage.
 
-        `tags` is a subscription: `a || b`, `*` or None for all. A call gives no more than
-        the configured transfer limits (32 messages and 256 KiB from memory; the first
-        message whatever its size) and never crosses the end of a queue file. Go on at
-        `next_begin_offset`, whatever the status.
+        `tags` is a subscription: `a || b`, `*` or None for all. A call gives up to `max_messages` within the configured
+        transfer limits (32 messages and 256 KiB from memory; the first message whatever its size), of one queue file.
+        Continue at `next_begin_offset`, whatever the status. UsageError for a wrong argument.
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
@@ -144,7 +142,7 @@ class StoreReader:
 
     @property
     def gets(self) -> GetFigures:
-        """What get_message of this reader found, missed and gave since it was opened."""
+        """Counters of this reader's get_message calls since it was opened."""
         return self._gets.figures
 
     def _get_message(
@@ -181,12 +179,11 @@ class StoreReader:
         verify_key: bool = True,
         level: ReadLevel | str | None = None,
     ) -> list[Message]:
-        """Messages that carry `key` (a word of KEYS, or the UNIQ_KEY), oldest first, found through the index.
+        """Messages with `key` (a word of KEYS, or the UNIQ_KEY), oldest first, found through the index.
 
-        The newest `max_messages` are given if there are more. The index holds hashes and
-        whole seconds: `begin_ms` and `end_ms` bound the time as the index knows it. With
-        `verify_key=False` the raw hits come back as RocketMQ gives them: at most 64, also
-        of other keys with the same hash, a message once for each of its entries.
+        The newest `max_messages` if there are more. `begin_ms` and `end_ms` bound the store time, which the index knows in
+        whole seconds. With `verify_key=False` the hits are RocketMQ's: at most 64, with those of other keys
+        of the same hash, and a message once for each of its index entries.
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
@@ -203,12 +200,10 @@ class StoreReader:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, level: ReadLevel | str | None = None
     ) -> int:
-        """The queue offset whose message was stored nearest to a time (ConsumeQueue.getOffsetInQueueByTime).
+        """The queue offset of the message whose store time is nearest. RocketMQ: ConsumeQueue.getOffsetInQueueByTime.
 
-        The older neighbour on a tie; a time before all gives the first message, after all
-        the last. The queue file is picked by its modification time, so file times must
-        have been kept when the store was copied; a file older than its own messages is no
-        guide. 0 for a queue without messages.
+        On a tie the older one; before all messages the first, after all the last; 0 for a queue without messages. The
+        queue file is found by its modification time, so a copy of a store must keep file times.
         """
         limit = self._queue_limit(level)
         queue = self.queue(topic, queue_id)
@@ -226,10 +221,8 @@ class StoreReader:
     ) -> Iterator[pyarrow.RecordBatch]:
         """The log as Arrow record batches in the order of its bytes; needs pyarrow.
 
-        `topics` and `columns` restrict rows and columns; the columns are those of
-        pyengine.storage.arrow. Segments that are deleted while they are scanned are left
-        out from where they were gone. Raises UsageError for an unknown column, and,
-        while it runs, CorruptionError at damage below the level's end.
+        `topics` and `columns` choose rows and columns (docs/arrow.md). Of a segment that is deleted during the scan the
+        rest is left out. UsageError for an unknown column; CorruptionError at damage below the end for this level.
         """
         self._require_open()
         limit = self._watermark.limit(self._level(level))
@@ -250,9 +243,9 @@ class StoreReader:
     ) -> pyarrow.RecordBatchReader:
         """What `scan` gives, as one Arrow stream; needs pyarrow.
 
-        Whatever speaks Arrow's C stream takes it without a copy: `polars.DataFrame(stream)`,
-        `duckdb.sql("... FROM stream")`, `stream.read_pandas()`. It reads as it is read from,
-        once, and while the reader is open. Errors as `scan`.
+        Libraries that read Arrow's C stream take it without a copy: `polars.DataFrame(stream)`,
+        `duckdb.sql("... FROM stream")`, `stream.read_pandas()`. It can be read once, while the reader is open. Errors as
+        `scan`.
         """
         batches = self.scan(topics, columns, level)
         from pyengine.storage.arrow import stream
@@ -301,7 +294,7 @@ class StoreReader:
         return message if physical_offset >= self.commit_log.min_offset else None
 
     def close(self) -> None:
-        """Let go of all mappings; the reader cannot be used any more. Closing twice does no harm."""
+        """Release all files; the reader cannot be used any more. A second call does nothing."""
         self._is_open = False
         self._queues.clear()
         self.index.close()
