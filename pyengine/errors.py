@@ -22,10 +22,14 @@ next start recovers.
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import errno as codes
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyengine.results import PutManyResult, PutResult
 
 
@@ -133,6 +137,21 @@ def require_extra(*packages: str) -> None:
         if find_spec(package) is None:
             raise UsageError(f"{package} is not installed: install pyengine with its extra `spark`, "
                              "in its source folder: pip install '.[spark]'")
+
+
+def disk_error(error: OSError, doing: str, path: object, advice: str = "") -> DiskError:
+    """The DiskError that says "cannot `doing` `path`", why, and `advice`; a DiskFullError where the disk is full."""
+    kind = DiskFullError if error.errno in (codes.ENOSPC, codes.EDQUOT) else DiskError
+    return kind(f"cannot {doing} {path}: {error.strerror or error}{advice}", errno=error.errno or 0, path=str(path))
+
+
+@contextlib.contextmanager
+def disk_errors(doing: str, path: object, advice: str = "") -> Iterator[None]:
+    """Raise an OSError of the block as disk_error() names it."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, doing, path, advice) from error
 
 
 def os_error_sentence(error: OSError) -> str:

@@ -37,7 +37,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.errors import DiskError, EngineError
+from pyengine.errors import EngineError, disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.consumer_offset import group_key
 from pyengine.storage.new_file import make_folders
@@ -223,8 +223,7 @@ class GroupMembers:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
-            raise DiskError(f"cannot lock {self._path}: {error.strerror}: the file system must support locks",
-                            errno=error.errno or 0, path=str(self._path)) from error
+            raise disk_error(error, "lock", self._path, ": the file system must support locks") from error
         return True
 
     def _unlock(self, byte: int) -> None:
@@ -264,11 +263,8 @@ class GroupMembers:
         self._put(RECORDS_AT + _RECORD_STRIDE * queue_id, _RECORD.pack(record.fence, record.incarnation))
 
     def _put(self, at: int, fields: bytes) -> None:
-        try:
+        with disk_errors("write", self._path):
             os.pwrite(self._descriptor, fields + _CRC.pack(zlib.crc32(fields)), at)
-        except OSError as error:
-            raise DiskError(f"cannot write {self._path}: {error.strerror}", errno=error.errno or 0,
-                            path=str(self._path)) from error
 
     def _get(self, at: int, fields: struct.Struct) -> tuple | None:
         """The fields of a record, None where there is none that its checksum fits."""
@@ -292,4 +288,4 @@ def _open(path: Path, may_create: bool) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "open", path) from error

@@ -36,7 +36,7 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
-from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError
+from pyengine.errors import DiskFullError, EngineUnavailableError, disk_error, disk_errors
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_engine_id
@@ -135,8 +135,7 @@ class SharedFolder:
         except FileExistsError:
             pass
         except OSError as error:
-            raise DiskError(f"cannot make {self.path}: {error.strerror}: set shm_directory to a tmpfs you may write",
-                            errno=error.errno or 0, path=str(self.path)) from error
+            raise disk_error(error, "make", self.path, ": set shm_directory to a tmpfs you may write") from error
         self._check_ours()
 
     def _check_ours(self) -> None:
@@ -163,7 +162,7 @@ class SharedFolder:
                     f"no room in {self.path.parent} for {name} of {size_bytes:,} bytes ({_free_bytes(self.path):,} free): "
                     "free some, set shm_directory, or use smaller rings and a smaller pool",
                     errno=error.errno, path=str(path)) from error
-            raise DiskError(f"cannot make {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+            raise disk_error(error, "make", path) from error
 
     def attach(self, name: str, *, writable: bool = True) -> SharedObject:
         """Map an existing object, read-only unless `writable`; EngineUnavailableError when it is not there."""
@@ -301,12 +300,10 @@ def note_run(root: str | os.PathLike[str], shm_directory: str | os.PathLike[str]
         if read_small_file(path) == text.encode():
             return
     temporary = path.with_name(path.name + ".tmp")
-    try:
+    with disk_errors("write", path):
         temporary.write_text(text)
         failpoint("run_written")
         os.rename(temporary, path)
-    except OSError as error:
-        raise DiskError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
 
 
 def find_folder(root: str | os.PathLike[str]) -> SharedFolder:

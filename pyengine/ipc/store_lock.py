@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
+from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, disk_error
 from pyengine.formats.small_file import open_regular
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.storage.file_system import refuse_shared
@@ -83,8 +83,7 @@ class StoreLock:
         except (FileNotFoundError, NotADirectoryError):
             raise NotAStoreError(f"{root} is no store that was ever started: it has no file `lock`") from None
         except OSError as error:
-            raise DiskError(f"cannot open {self.path}: {error.strerror}", errno=error.errno or 0,
-                            path=str(self.path)) from error
+            raise disk_error(error, "open", self.path) from error
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             self.close()
             raise DiskError(f"cannot use {self.path}: it is no regular file", path=str(self.path))
@@ -164,8 +163,7 @@ class StoreLock:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
-            raise DiskError(f"cannot lock {self.path}: {error.strerror}: the file system must support locks",
-                            errno=error.errno or 0, path=str(self.path)) from error
+            raise disk_error(error, "lock", self.path, ": the file system must support locks") from error
         return True
 
     def _conflict(self, byte: int) -> tuple[int, int] | None:
@@ -213,8 +211,7 @@ def living_kinds(root: str | os.PathLike[str], kinds: int = KINDS_MAX) -> list[i
     except OSError as error:
         if error.errno in _NO_LOCK_THERE:
             return []
-        raise DiskError(f"cannot open {path}, so nobody can tell whether an engine runs: {error.strerror}",
-                        errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "open", path, ": it is unknown whether an engine runs") from error
     try:
         return [kind for kind in range(kinds) if _conflict(descriptor, KIND_BYTE + kind) is not None]
     finally:

@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 from pyengine._native import ffi
 from pyengine.config import EngineConfig
-from pyengine.errors import DiskError
+from pyengine.errors import DiskError, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
@@ -189,10 +189,8 @@ class AllocateMappedFileService:
         for start in reversed(range(first, ready_end, self._segment_bytes)):
             path = self._paths.commit_log_segment(start)
             folders.add(path.parent)
-            try:
+            with disk_errors("remove", path):
                 path.unlink(missing_ok=True)
-            except OSError as error:
-                raise DiskError(f"cannot remove {error.filename}: {error.strerror}", errno=error.errno or 0) from error
             failpoint("spare_unlinked")
         for folder in folders:
             sync_folder(folder)
@@ -207,10 +205,8 @@ class _Window:
     """One segment's mapping."""
 
     def __init__(self, path: os.PathLike[str], segment_bytes: int) -> None:
-        try:
+        with disk_errors("open", path):
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
         try:
             # There the writer does not store into mapped pages, and bringing them in would take room.
             is_written = copies_on_write(descriptor)

@@ -23,7 +23,7 @@ import os
 
 from pyengine._native import ffi
 from pyengine.config import EngineConfig
-from pyengine.errors import DiskError, DiskFullError, InvariantError
+from pyengine.errors import DiskError, DiskFullError, InvariantError, disk_errors
 from pyengine.formats.constants import BLANK_HEADER_BYTES
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import shared_objects
@@ -137,11 +137,8 @@ class CommitRealTimeService:
     def _open(self, base: int) -> None:
         self._close_segment()
         self._path = str(self._paths.commit_log_segment(base))
-        try:
+        with disk_errors("open", self._path):
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise DiskError(f"cannot open {self._path}: {error.strerror}", errno=error.errno or 0,
-                            path=self._path) from error
         self._base = base
 
     def _close_segment(self) -> None:

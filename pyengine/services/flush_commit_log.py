@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 
 from pyengine.config import EngineConfig
-from pyengine.errors import DiskError, FlushError
+from pyengine.errors import FlushError, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
@@ -223,11 +223,8 @@ class UnflushedSegments:
         return list(range(first, end, self.segment_bytes))
 
     def _open(self, start: int) -> int:
-        try:
+        with disk_errors("open", self.path(start)):
             return os.open(self.path(start), os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise DiskError(f"cannot open {self.path(start)}: {error.strerror}", errno=error.errno or 0,
-                            path=self.path(start)) from error
 
     def close(self) -> None:
         for descriptor in self.descriptors.values():

@@ -26,7 +26,7 @@ import os
 from collections.abc import Callable
 
 from pyengine.config import EngineConfig
-from pyengine.errors import DiskError, FlushError, FormatError
+from pyengine.errors import DiskError, FlushError, FormatError, disk_error
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import decode_ext_address, is_ext_address, unpack_entry
@@ -208,7 +208,7 @@ class FlushConsumeQueueService:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=path) from error
+            raise disk_error(error, "open", path) from error
         try:
             (check_written if is_synced else fdatasync)(descriptor, path)
             failpoint("derived_file_synced")
@@ -364,7 +364,7 @@ class AdoptedLog:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=path) from error
+            raise disk_error(error, "open", path) from error
         try:
             fdatasync(descriptor, path)
         finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pyengine.errors import DiskError
+from pyengine.errors import disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.new_file import sync_folder
@@ -23,10 +23,8 @@ def abort_file_exists(root: Path | str) -> bool:
 def create_abort_file(root: Path | str) -> None:
     """Leave an empty `abort`, durable before this returns; an existing one stays as it is."""
     path = StorePaths(root).abort
-    try:
+    with disk_errors("create", path):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644))
-    except OSError as error:
-        raise DiskError(f"cannot create {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     failpoint("abort_created")
     sync_folder(path.parent)
 
@@ -39,6 +37,6 @@ def remove_abort_file(root: Path | str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise DiskError(f"cannot remove {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "remove", path) from error
     failpoint("abort_removed")
     sync_folder(path.parent)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from pyengine.errors import DiskError, FormatError
+from pyengine.errors import FormatError, disk_error
 from pyengine.formats.small_file import read_small_file
 
 Value = TypeVar("Value")
@@ -56,7 +56,7 @@ def read_note(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "read", path) from error
 
 
 _MISSING = "is not there"

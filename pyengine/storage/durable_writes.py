@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pyengine.errors import DiskError, DiskFullError, FlushError
+from pyengine.errors import DiskError, FlushError, disk_errors
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import check_written, start_writing
 
@@ -89,10 +89,8 @@ def _write_directly(descriptor: int, pieces: Sequence[tuple[int, int]], buffer: 
 
 
 def _read_piece(descriptor: int, piece: memoryview, place: int, path: Path) -> None:
-    try:
+    with disk_errors("read", path):
         count = os.preadv(descriptor, [piece], place)
-    except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     if count != len(piece):
         raise DiskError(f"cannot read {path}: it has {count} of {len(piece)} bytes at {place}", path=str(path))
 
@@ -149,20 +147,15 @@ def sync_descriptor(descriptor: int, path: Path) -> None:
 
 def open_file(path: Path, flags: int) -> int:
     """A descriptor, or DiskError."""
-    try:
+    with disk_errors("open", path):
         return os.open(path, flags)
-    except OSError as error:
-        raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
 
 
 def pwrite_all(descriptor: int, content: bytes | memoryview, position: int, path: Path) -> None:
     """Write all of it, or raise DiskFullError or DiskError. Not synced."""
     rest = memoryview(content)
-    try:
+    with disk_errors("write", path):
         while rest:
             written = os.pwrite(descriptor, rest, position)
             position += written
             rest = rest[written:]
-    except OSError as error:
-        kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskError
-        raise kind(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error

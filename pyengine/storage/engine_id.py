@@ -26,7 +26,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.errors import DiskError
+from pyengine.errors import disk_error, disk_errors
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.storage.new_file import FILE_MODE, make_folders, sync_folder, write_config
 
@@ -124,13 +124,13 @@ def _read(path: Path) -> tuple[EngineId, int] | None:
     except (FileNotFoundError, NotADirectoryError, *PARSE_ERRORS):
         return None
     except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "read", path) from error
 
 
 def _write(path: Path, value: uuid.UUID, copied_from: tuple[str, ...] = ()) -> EngineId:
     make_folders(path.parent)
     temporary = path.with_name(path.name + ".tmp")
-    try:
+    with disk_errors("write", path):
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
         try:
             status = os.fstat(descriptor)  # the rename below keeps the inode
@@ -143,8 +143,6 @@ def _write(path: Path, value: uuid.UUID, copied_from: tuple[str, ...] = ()) -> E
         finally:
             os.close(descriptor)
         os.rename(temporary, path)
-    except OSError as error:
-        raise DiskError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     sync_folder(path.parent)
     return EngineId(value, status.st_dev, status.st_ino, copied_from)
 
@@ -156,4 +154,4 @@ def _read_number(path: Path) -> int:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return 0
     except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "read", path) from error

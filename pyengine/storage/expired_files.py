@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pyengine.errors import DiskError
+from pyengine.errors import disk_error
 from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
 from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, is_filler, is_live
 from pyengine.formats.index_file import unpack_header
@@ -100,11 +100,11 @@ def _read(path: Path, at: int, length: int) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "open", path) from error
     try:
         return os.pread(descriptor, length, at)
     except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "read", path) from error
     finally:
         os.close(descriptor)
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pyengine.errors import DiskError
+from pyengine.errors import DiskError, disk_error
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import punch
 from pyengine.storage.new_file import sync_folder
@@ -43,7 +43,7 @@ def unlink_durably(path: Path) -> int:
     except OSError as error:
         if descriptor >= 0:
             os.close(descriptor)
-        raise DiskError(f"cannot delete {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "delete", path) from error
     failpoint("removal_unlinked")
     try:
         sync_folder(path.parent)

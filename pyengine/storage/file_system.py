@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pyengine.errors import DiskError, UsageError
+from pyengine.errors import UsageError, disk_errors
 from pyengine.native.new_file import file_system
 
 # A write over bytes that are there takes new blocks: on a full disk a store into a mapping is a SIGBUS.
@@ -37,15 +37,12 @@ def refuse_shared(root: str | os.PathLike[str]) -> None:
     folder = Path(root).absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    try:
+    with disk_errors("find the file system of", root):
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             found = SHARED.get(file_system(descriptor))
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise DiskError(f"cannot ask on what file system {root} is: {error.strerror}", errno=error.errno or 0,
-                        path=str(root)) from error
     if found is not None:
         raise UsageError(
             f"{root} is on {found}, which several hosts can mount: its locks do not keep an engine of another host from "

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from pyengine.errors import DiskError, DiskFullError, StoreRefusedError
+from pyengine.errors import DiskError, DiskFullError, StoreRefusedError, disk_errors
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import allocate
@@ -158,10 +158,8 @@ class IndexFiles:
 def map_index_file(path: Path, layout: IndexLayout, *, to_write: bool = False) -> tuple[mmap.mmap, int | None]:
     """The whole file, shared and writable, and where its disk copies on write a descriptor: it is to be written, not
     stored into. Raises StoreRefusedError for another length, DiskError."""
-    try:
+    with disk_errors("open", path):
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     try:
         length = os.fstat(fd).st_size
         if length != layout.size_bytes:

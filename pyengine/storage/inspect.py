@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyengine.errors import DiskError
+from pyengine.errors import disk_error
 from pyengine.formats.constants import INDEX_HEADER_BYTES, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from pyengine.formats.consume_queue import is_ext_address
 from pyengine.formats.index_file import HEADER, IndexHeader
@@ -68,7 +68,7 @@ def raw_checkpoint(root: Path) -> dict[str, int] | None:
     except (FileNotFoundError, IsADirectoryError):
         return None
     except OSError as error:
-        raise DiskError(f"cannot read {error.filename}: {error.strerror}", errno=error.errno or 0, path=error.filename) from error
+        raise disk_error(error, "read", error.filename) from error
     if len(data) < _CHECKPOINT_TIMES.size:
         return {"len": len(data)}
     physic, logics, index = _CHECKPOINT_TIMES.unpack_from(data)

@@ -21,9 +21,9 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
-from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError
+from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError, disk_error, disk_errors
 from pyengine.formats.paths import log_folders
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
@@ -113,7 +113,7 @@ def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True) 
         os.rename(temporary, path)
         failpoint("config_renamed")
     except OSError as error:
-        _raise(error, f"cannot write {path}", path)
+        raise disk_error(error, "write", path) from error
     finally:
         with contextlib.suppress(OSError):  # still there only if something failed
             os.unlink(temporary)
@@ -138,16 +138,13 @@ def make_folders(folder: Path | str) -> None:
             if not made.is_dir():
                 raise DiskError(f"{made} is not a directory", errno=errno.ENOTDIR, path=str(made)) from None
         except OSError as error:
-            _raise(error, f"cannot make directory {made}", made)
+            raise disk_error(error, "make directory", made) from error
         sync_folder(made.parent)
 
 
 def sync_folder(folder: Path | str) -> None:
     """Make the names in `folder` durable, or raise FlushError (DiskFullError where the disk is full)."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        _raise(error, f"cannot open directory {folder}", folder)
+    descriptor = _open_folder(Path(folder))
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -195,7 +192,7 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
         except OSError as error:
             if error.errno in _NO_TMPFILE:
                 raise _TmpfileRefusedError from error
-            _raise(error, f"cannot create {folder / name}", folder / name)
+            raise disk_error(error, "create", folder / name) from error
         try:
             failpoint("new_file_unnamed")
             _give_length(descriptor, size_bytes, allocate, folder / name)
@@ -204,7 +201,7 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
             except OSError as error:
                 if error.errno == errno.ENOENT:  # no /proc
                     raise _TmpfileRefusedError from error
-                _raise(error, f"cannot create {folder / name}", folder / name)
+                raise disk_error(error, "create", folder / name) from error
             failpoint("new_file_linked")
             _sync_or_unlink(folder, folder / name)
         except BaseException:
@@ -235,7 +232,7 @@ def _create_in_sibling(folder: Path, name: str, size_bytes: int, allocate: Alloc
             failpoint("sibling_file_made")
             _rename_new(unfinished, target)
         except OSError as error:
-            _raise(error, f"cannot create {target}", target)
+            raise disk_error(error, "create", target) from error
         failpoint("sibling_file_renamed")
         _sync_or_unlink(folder, target)
         return descriptor
@@ -263,10 +260,8 @@ def _rename_new(unfinished: Path, target: Path) -> None:
 
 
 def _give_length(descriptor: int, size_bytes: int, allocate: Allocation, path: Path) -> None:
-    try:
+    with disk_errors("create", path, f" (with {size_bytes:,} bytes)"):
         _size_and_allocate(descriptor, size_bytes, allocate)
-    except OSError as error:
-        _raise(error, f"cannot create {path} with {size_bytes} bytes", path)
     _sync_file(descriptor, path)
     failpoint("new_file_synced")
 
@@ -286,7 +281,7 @@ def _sync_file(descriptor: int, path: Path) -> None:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno in _FULL:
-            _raise(error, f"cannot sync {path}", path)
+            raise disk_error(error, "sync", path) from error
         raise FlushError(f"fsync of {path} failed: {error.strerror}",
                          errno=error.errno or 0, path=str(path)) from error
 
@@ -328,14 +323,5 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def _open_folder(folder: Path) -> int:
-    try:
+    with disk_errors("open directory", folder):
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        _raise(error, f"cannot open directory {folder}", folder)
-
-
-def _raise(error: OSError, what: str, path: Path | str) -> NoReturn:
-    code = error.errno or 0
-    if code in _FULL:
-        raise DiskFullError(f"{what}: the disk is full", errno=code, path=str(path)) from error
-    raise DiskError(f"{what}: {error.strerror or error}", errno=code, path=str(path)) from error

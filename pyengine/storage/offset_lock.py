@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pyengine.errors import DiskError, DiskFullError, FlushError
+from pyengine.errors import FlushError, disk_error
 from pyengine.storage.new_file import make_folders, sync_folder
 
 TIMEOUT_S = 10.0
@@ -89,7 +89,7 @@ class OffsetLock:
         try:
             return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise _disk_error(f"cannot open {self._path}", error, self._path) from error
+            raise disk_error(error, "open", self._path) from error
 
     def _acquire(self, descriptor: int) -> int:
         seen: tuple[int, int] | None = None
@@ -156,7 +156,7 @@ class Writer:
         except FileNotFoundError:
             raise LockPassedOnError from None
         except OSError as error:
-            raise _disk_error(f"cannot write {self._target}", error, self._target) from error
+            raise disk_error(error, "write", self._target) from error
         finally:
             with contextlib.suppress(OSError):  # still there only if something failed
                 os.unlink(unfinished)
@@ -223,7 +223,7 @@ def _write(descriptor: int, generation: int, path: Path) -> None:
     try:
         os.pwrite(descriptor, _STATE.pack(generation, secrets.randbits(64)), 0)
     except OSError as error:
-        raise _disk_error(f"cannot write {path}", error, path) from error
+        raise disk_error(error, "write", path) from error
 
 
 def _try_lock(descriptor: int, generation: int, path: Path) -> bool:
@@ -233,7 +233,7 @@ def _try_lock(descriptor: int, generation: int, path: Path) -> bool:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
-        raise _disk_error(f"cannot lock {path}", error, path) from error
+        raise disk_error(error, "lock", path) from error
     return True
 
 
@@ -248,9 +248,3 @@ def _sync(descriptor: int, path: Path) -> None:
         if error.errno in _FULL:
             raise
         raise FlushError(f"fsync of {path} failed: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
-
-
-def _disk_error(what: str, error: OSError, path: Path) -> DiskError:
-    if error.errno in _FULL:
-        return DiskFullError(f"{what}: the disk is full", errno=error.errno or 0, path=str(path))
-    return DiskError(f"{what}: {error.strerror or error}", errno=error.errno or 0, path=str(path))

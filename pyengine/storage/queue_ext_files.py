@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pyengine.errors import DiskError, StoreRefusedError
+from pyengine.errors import StoreRefusedError, disk_error
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_UNIT_BYTES_MIN
 from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address
 from pyengine.formats.paths import segment_name
@@ -84,7 +84,7 @@ def open_ext_file(folder: Path, file_bytes: int, offset: int) -> tuple[int, int,
         allocated = min(WINDOW_BYTES, file_bytes)
         return create_file(folder, path.name, file_bytes, allocate=allocated), start, allocated
     except OSError as error:
-        raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "open", path) from error
     length = os.fstat(fd).st_size
     if length != file_bytes:
         os.close(fd)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pyengine.errors import DiskError, StoreRefusedError
+from pyengine.errors import DiskError, StoreRefusedError, disk_error, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES, is_filler
 from pyengine.formats.paths import segment_name
@@ -96,7 +96,7 @@ def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: b
             raise DiskError(f"{path} is gone: somebody else has changed the store", errno=errno.ENOENT, path=str(path)) from None
         return (*_create(folder, path, file_bytes, start, byte - start),)
     except OSError as error:
-        raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "open", path) from error
     length = os.fstat(fd).st_size
     if length != file_bytes:
         os.close(fd)
@@ -118,7 +118,5 @@ def _create(folder: Path, path: Path, file_bytes: int, start: int, filler_bytes:
 
 
 def _open(path: Path, flags: int) -> int:
-    try:
+    with disk_errors("open", path):
         return os.open(path, flags | os.O_CLOEXEC)
-    except OSError as error:
-        raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error

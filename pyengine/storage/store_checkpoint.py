@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pyengine.errors import DiskError, FlushError
+from pyengine.errors import DiskError, FlushError, disk_error, disk_errors
 from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint, unpack_checkpoint
 from pyengine.formats.constants import CHECKPOINT_BYTES
 from pyengine.formats.paths import StorePaths
@@ -30,7 +30,7 @@ def read_checkpoint(root: Path | str) -> Checkpoint:
     except FileNotFoundError:
         return Checkpoint()
     except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "read", path) from error
     return unpack_checkpoint(content[:CHECKPOINT_BYTES].ljust(CHECKPOINT_BYTES, b"\0"))
 
 
@@ -47,15 +47,13 @@ def write_checkpoint(root: Path | str, checkpoint: Checkpoint) -> None:
         write_config(path, content, keep_backup=False)
         return
     except OSError as error:
-        raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "open", path) from error
     try:
         if os.fstat(descriptor).st_size != CHECKPOINT_BYTES:
             write_config(path, content, keep_backup=False)
             return
-        try:
+        with disk_errors("write", path):
             written = os.pwrite(descriptor, content, 0)
-        except OSError as error:
-            raise DiskError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
         if written != len(content):
             raise DiskError(f"short write to {path}", path=str(path))
         failpoint("checkpoint_written")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
+from pyengine.errors import FormatError, StoreBusyError, UsageError, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
 from pyengine.storage.config_file import read_config
@@ -129,10 +129,8 @@ class TopicConfigs:
     def _exclusive(self) -> Iterator[None]:
         make_folders(self.path.parent)
         path = self.path.with_name(NAME + ".lock")
-        try:
+        with disk_errors("open", path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise DiskError(f"cannot open {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

@@ -28,7 +28,7 @@ import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pyengine.errors import DiskError
+from pyengine.errors import DiskError, disk_error
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.native.failpoint import failpoint
@@ -88,7 +88,7 @@ def read_watermark(root: Path | str) -> WatermarkReading:
     except FileNotFoundError:
         return WatermarkReading(None)
     except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "read", path) from error
     try:
         fields = json.loads(content)
         watermark = DurableWatermark(str(fields["uuid"]), int(fields["epoch"]), int(fields["flushed"]),

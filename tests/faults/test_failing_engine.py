@@ -114,7 +114,7 @@ def test_a_disk_that_fails_is_told_and_survived(shim, tmp_path, seed):
     summary = held(rows)
     assert all(row["came"] for row in rows[:-1]) and summary["acknowledged"] > 0 and summary["restarts"] == 1
     assert [row["kind"] for row in rows[:-1] if row["read_only"]] == ["flusher"]
-    assert "allocator: cannot make the next segment" in rows[1]["reason"] and "the disk is full" in rows[1]["reason"]
+    assert "allocator: cannot make the next segment" in rows[1]["reason"] and "No space left" in rows[1]["reason"]
     assert "reputter: write queue" in rows[3]["reason"] and "No space left" in rows[3]["reason"]
     assert "read-only from now on" in rows[4]["reason"] and "Input/output error" in rows[4]["reason"]
 
@@ -175,7 +175,7 @@ def cases_of_role(role: str) -> list[list[str]]:
 def test_a_link_that_breaks_and_a_note_that_cannot_be_written_are_told_and_survived(shim, tmp_path, seed, role):
     rows = fail_engine(shim, tmp_path, "sync", SHORT_PAIR, 1, seed, "--traffic", "30", "--role", role, rig=PAIR_RIG)
     assert held(rows)["acknowledged"] > 0 and all(row["came"] for row in rows[:-1])
-    assert "how far the log is confirmed cannot be noted" in rows[1]["reason"] and "the disk is full" in rows[1]["reason"]
+    assert "how far the log is confirmed cannot be noted" in rows[1]["reason"] and "No space left" in rows[1]["reason"]
 
 
 @pytest.mark.long

@@ -96,7 +96,7 @@ def test_a_disk_that_does_not_answer_is_not_taken_for_an_engine_that_does_not_ru
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     monkeypatch.setattr("pyengine.ipc.store_lock.open_regular", fails)
-    with pytest.raises(DiskError, match="nobody can tell whether an engine runs"):
+    with pytest.raises(DiskError, match="it is unknown whether an engine runs"):
         living_kinds(root)
 
 

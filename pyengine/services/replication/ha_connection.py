@@ -19,7 +19,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyengine.errors import DiskError, FormatError
+from pyengine.errors import DiskError, FormatError, disk_error
 from pyengine.formats import ha_wire
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
@@ -318,8 +318,7 @@ class TransferSource:
         except OSError as error:
             if self.min_offset() > offset:
                 return False
-            raise DiskError(f"cannot read {self._paths.commit_log_segment(base)}: {error.strerror}",
-                            errno=error.errno or 0, path=str(self._paths.commit_log_segment(base))) from error
+            raise disk_error(error, "read", self._paths.commit_log_segment(base)) from error
         if self.min_offset() > offset:
             return False
         if got != wanted:

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pyengine.errors import DiskError, InvariantError
+from pyengine.errors import InvariantError, disk_errors
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import decode_record
@@ -110,14 +110,12 @@ def put_keys(
     first one. Raises DiskError (no such folder, too), DiskFullError, FlushError; then nothing is left.
     """
     path = folder / f"{name}.{uuid.uuid4().hex}"
-    try:
+    with disk_errors("make", path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             os.ftruncate(descriptor, layout.size_bytes)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise DiskError(f"cannot make {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
     try:
         return FilledIndex(path, _fill(path, int(name), layout, ranges, after, queue_file_bytes))
     except BaseException:

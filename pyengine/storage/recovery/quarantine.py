@@ -26,7 +26,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.errors import DiskError, DiskFullError
+from pyengine.errors import disk_error
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.native.failpoint import failpoint
@@ -106,8 +106,7 @@ class Quarantine:
             os.rename(path, target)
         except OSError as error:
             if error.errno != errno.EXDEV:
-                raise DiskError(f"cannot move {path} to {target}: {error.strerror}",
-                                errno=error.errno or 0, path=str(path)) from error
+                raise disk_error(error, "move", path, f" (to {target})") from error
             with self._removed_on_failure(target):
                 shutil.copytree(path, target) if path.is_dir() else shutil.copy2(path, target)
                 _sync_tree(target)
@@ -157,9 +156,7 @@ class Quarantine:
                 with contextlib.suppress(OSError):
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             if isinstance(error, OSError):
-                kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskError
-                raise kind(f"cannot put {target} away: {error.strerror}",
-                           errno=error.errno or 0, path=str(target)) from error
+                raise disk_error(error, "write", target) from error
             raise
 
 

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pyengine.errors import DiskError
+from pyengine.errors import disk_error
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.storage.new_file import sync_folder, write_config
@@ -44,7 +44,7 @@ def read_rebuild_marker(root: Path | str) -> RebuildMarker | None:
     except (FileNotFoundError, *PARSE_ERRORS):
         return None
     except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise disk_error(error, "read", path) from error
 
 
 def write_rebuild_marker(root: Path | str, marker: RebuildMarker) -> None:

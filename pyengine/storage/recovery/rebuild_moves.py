@@ -9,7 +9,7 @@ import shutil
 import time
 from pathlib import Path
 
-from pyengine.errors import DiskError
+from pyengine.errors import disk_error
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.new_file import make_folders, sync_folder, write_config
 from pyengine.storage.recovery.rebuild_marker import RebuildMarker
@@ -40,8 +40,7 @@ def _move(root: Path, marker: RebuildMarker, piece: str) -> None:
             os.rename(source, target)
         except OSError as error:
             if error.errno != errno.EXDEV:
-                raise DiskError(f"cannot move {source} to {target}: {error.strerror}",
-                                errno=error.errno or 0, path=str(source)) from error
+                raise disk_error(error, "move", source, f" (to {target})") from error
             _copy_away(source, target)
         sync_folder(target.parent)
     sync_folder(source.parent)
