@@ -10,7 +10,7 @@ import pytest
 
 from pyengine.engine.embedded import connect, start_engine, stop_engine
 from pyengine.errors import EngineError
-from pyengine.ipc import attach_count
+from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
@@ -111,7 +111,7 @@ class RunningEngine:
         if living_kinds(self.root):
             self.kill_all()
         for semaphore in self.semaphores:
-            attach_count.remove(semaphore)
+            sessions.remove_attach_count(semaphore)
         folder.sweep()
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from pyengine.config import EngineConfig, keep_sizes
-from pyengine.ipc import attach_count, shared_objects
+from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
-from pyengine.ipc.control_block import EngineMemory, Identity, boot_ns, now_ms
+from pyengine.ipc.control_block import EngineMemory, Identity, boot_ns, now_ms, write_run_settings
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.replication import create_replication
-from pyengine.ipc.run_settings import write_run_settings
 from pyengine.ipc.shared_objects import SharedFolder
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
@@ -43,7 +42,7 @@ class Owner:
             "store_uuid": self.engine_id.uuid, "boot_id": read_boot_id(), "epoch": raise_epoch(root),
             "engine_id_device": self.engine_id.device, "engine_id_inode": self.engine_id.inode,
             "segment_bytes": 65536, "mode": native.MODE_MAPPED, "created_ms": now_ms(), "created_boot_ns": boot_ns(),
-            "sysv_semaphore_id": attach_count.make(), **identity,
+            "sysv_semaphore_id": sessions.make_attach_count(), **identity,
         }
         self.memory = EngineMemory.create(self.folder, Identity(**values))
         self.memory.make_topic_stats(0)
@@ -100,7 +99,7 @@ class Owner:
             child.stderr.close()
         semaphore = self.memory.identity.sysv_semaphore_id
         self.memory.close()
-        attach_count.remove(semaphore)
+        sessions.remove_attach_count(semaphore)
         self.folder.sweep()
         self.lock.close()
 

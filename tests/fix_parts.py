@@ -12,8 +12,7 @@ from fix_owner import Owner
 from pyengine.client.producer import Producer
 from pyengine.ipc import shared_objects
 from pyengine.ipc.session_client import open_session
-from pyengine.ipc.session_server import SessionServer
-from pyengine.ipc.sessions import Sessions
+from pyengine.ipc.sessions import Sessions, SessionServer
 from pyengine.native import control as native
 from pyengine.native import queue_table
 

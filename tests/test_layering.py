@@ -43,7 +43,7 @@ LAYERS = (
 SPARK_MAY_IMPORT = ("errors", "arguments", "settings", "results", "config", "engine_config", "formats", "native", "storage", "spark")
 # The driver asks a running engine how far it may read; loaded only when it plans,
 # or for a job that owns the store.
-SPARK_LAZILY = {"pyengine.ipc.live_reader", "pyengine.ipc.live_check", "pyengine.ipc.owned_rebuild"}
+SPARK_LAZILY = {"pyengine.ipc.live_reader", "pyengine.ipc.crashed_engine_memory"}
 # Names nothing but a version, and loads its public names when they are first used.
 ROOT_PACKAGE = "pyengine"
 

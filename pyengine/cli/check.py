@@ -50,7 +50,7 @@ def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | No
 
             report = verify(spark, store, config=config, acked=acked, progress=show)
     else:
-        from pyengine.ipc.live_check import check_now
+        from pyengine.ipc.live_reader import check_now
 
         with byte_bar("check", None) as show:
             report = check_now(store, config, acked, show)

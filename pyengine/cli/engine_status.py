@@ -16,15 +16,14 @@ from pyengine.engine_config import DAY_MS
 from pyengine.errors import DiskError, EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.formats.consume_queue import is_filler
 from pyengine.formats.paths import StorePaths
-from pyengine.ipc import attach_count
 from pyengine.ipc.cleaning import Cleaning, held_segments
 from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, Identity, boot_ns, now_ms
 from pyengine.ipc.crashed_engine_memory import left_memory
 from pyengine.ipc.heartbeat import is_alive, is_stopped
-from pyengine.ipc.live_watermark import LiveWatermark
-from pyengine.ipc.schedule_figures import schedule_offsets
+from pyengine.ipc.live_reader import LiveWatermark
+from pyengine.ipc.sessions import producers_attached
 from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, find_folder, removed_names
-from pyengine.ipc.statistics import Statistics, put_totals, read_statistics
+from pyengine.ipc.statistics import Statistics, put_totals, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
 from pyengine.ipc.store_lock import living_kinds, look, name_processes
 from pyengine.native import cleaning as native_cleaning
@@ -111,7 +110,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
         "positions": positions,
         "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
         "sessions": len(sessions),
-        "producers_attached": attach_count.count(identity.sysv_semaphore_id),
+        "producers_attached": producers_attached(identity.sysv_semaphore_id),
         "session_list": sessions,
         "store": str(root),
         "store_uuid": str(identity.store_uuid),

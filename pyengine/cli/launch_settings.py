@@ -1,7 +1,7 @@
 """How the engine on a store was started, and with which settings.
 
 The first is read off the command line of its supervisor, the second is noted in its shared
-memory (ipc/run_settings.py).
+memory (ipc/control_block.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from pyengine.config import FIXED_NAMES
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import parse_arguments
 from pyengine.errors import EngineUnavailableError
-from pyengine.ipc.control_block import EngineMemory
-from pyengine.ipc.run_settings import read_run_settings
+from pyengine.ipc.control_block import EngineMemory, read_run_settings
 
 _SUPERVISOR = "pyengine.workers.supervisor"
 

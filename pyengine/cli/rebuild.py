@@ -61,7 +61,7 @@ def rebuild(
 
             report = rebuild_in_workers(spark, store, config=config, progress=show)
         return output.print_report(report, as_json, print_report)
-    from pyengine.ipc.owned_rebuild import rebuild_alone
+    from pyengine.ipc.crashed_engine_memory import rebuild_alone
     from pyengine.storage.recovery.rebuild import Selection
 
     selection = Selection(queues=queues or topic is not None or not index, index=index or not (queues or topic is not None),

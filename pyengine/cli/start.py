@@ -43,7 +43,7 @@ def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool
       pyengine start STORE --set mapped_file_size_commit_log_bytes=16MiB --set max_index_num=40000
     """
     from pyengine.engine.embedded import start_engine
-    from pyengine.ipc.run_settings import read_run_settings
+    from pyengine.ipc.control_block import read_run_settings
     from pyengine.ipc.shared_objects import find_folder
 
     config = load_config(store, settings)

@@ -20,13 +20,12 @@ from pyengine.engine.replication_start import check_role, set_confirmed, settle_
 from pyengine.errors import CorruptionError, DiskFullError, NotAStoreError
 from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.paths import StorePaths, segment_name
-from pyengine.ipc import attach_count, shared_objects
+from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
-from pyengine.ipc.control_block import POOL_NOT_MADE, EngineMemory, Identity, boot_ns, now_ms
+from pyengine.ipc.control_block import POOL_NOT_MADE, EngineMemory, Identity, boot_ns, now_ms, write_run_settings
 from pyengine.ipc.crashed_engine_memory import left_memory
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.replication import create_replication
-from pyengine.ipc.run_settings import write_run_settings
 from pyengine.ipc.shared_objects import SharedFolder, note_run
 from pyengine.ipc.store_lock import StoreLock, lock_modified_ns
 from pyengine.native import control as native
@@ -114,7 +113,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     folder.make()
     folder.sweep()
     note_run(root, config.shm_directory)
-    semaphore_id = attach_count.make()
+    semaphore_id = sessions.make_attach_count()
     try:
         memory = EngineMemory.create(folder, _identity(root, config, engine_id, semaphore_id))
         _create_queue_table(memory, report)
@@ -127,7 +126,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         _set_positions(memory, root, report)
         set_confirmed(memory, root, confirm, report.end_offset)
     except BaseException:
-        attach_count.remove(semaphore_id)
+        sessions.remove_attach_count(semaphore_id)
         folder.sweep()
         raise
     memory.open_latches()

@@ -39,12 +39,18 @@ from pyengine.engine.notify import notify, watchdog_interval_s
 from pyengine.engine.queue_growth import grow_queue_table
 from pyengine.engine.worker import ERROR, WARNING, say
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, os_error_sentence
-from pyengine.ipc import attach_count
-from pyengine.ipc.control_block import MODE_NAMES, EngineMemory, Identity, check_block
+from pyengine.ipc import sessions
+from pyengine.ipc.control_block import (
+    MODE_NAMES,
+    EngineMemory,
+    Identity,
+    asked_otherwise,
+    check_block,
+    overrides_of,
+    read_run_settings,
+)
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
-from pyengine.ipc.run_settings import asked_otherwise, overrides_of, read_run_settings
-from pyengine.ipc.session_server import SessionServer
-from pyengine.ipc.sessions import Sessions
+from pyengine.ipc.sessions import Sessions, SessionServer
 from pyengine.ipc.shared_objects import SOCKET, find_folder, pool_name, removed_names
 from pyengine.ipc.statistics import StoreStatsService
 from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, living_kinds, name_processes, require_startable
@@ -362,7 +368,7 @@ class Supervisor:
     def _wait_for_producers(self, until_s: float) -> None:
         """They learn from refused puts that it is over; those that stay attached are not waited for long."""
         semaphore_id = self._memory.identity.sysv_semaphore_id
-        while attach_count.count(semaphore_id) and time.monotonic() < until_s:
+        while sessions.producers_attached(semaphore_id) and time.monotonic() < until_s:
             self._pump(0.02)
 
     def _look_whether_clean(self, degraded: bool) -> list[str]:
@@ -386,7 +392,7 @@ class Supervisor:
         semaphore_id = memory.identity.sysv_semaphore_id
         memory.retire()
         failpoint("stopped_retired")
-        attach_count.remove(semaphore_id)
+        sessions.remove_attach_count(semaphore_id)
         failpoint("stopped_uncounted")
         memory.folder.sweep()
 

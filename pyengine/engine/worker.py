@@ -33,9 +33,8 @@ from pyengine.config import EngineConfig, load_config, parse_set
 from pyengine.engine.kinds import KINDS, WorkerExit
 from pyengine.engine.notify import notify, pause_before_restart, watchdog_interval_s
 from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
-from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
-from pyengine.ipc.run_settings import read_run_settings
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, removed_names
 from pyengine.ipc.store_lock import StoreLock, living_kinds
 from pyengine.native import control as native

@@ -1,4 +1,4 @@
-"""The engine's memory as one object: control block and latches.
+"""The engine's memory as one object: control block, latches, and the settings that it was brought up with.
 
     supervisor   EngineMemory.create(folder, settings) ... fill positions ... publish()
     worker       EngineMemory.attach(folder)                 everything read-write
@@ -7,12 +7,18 @@
 
 Attaching has named outcomes: EngineUnavailableError says "no engine", "not published
 yet", "another layout" or "too short". The magic is stored last, so what attaches is
-complete. A block that was replaced says so in `state.retired`; whoever holds it attaches
+complete. A block that was replaced says so in `state.retired`; a process that holds it attaches
 again.
+
+The store's owner writes the run settings once, into the object `settings`. They hold for its workers
+until the engine ends, whatever command line, environment and engine.toml say by then: a supervisor
+that adopts living workers compares what it is asked for with them, and starts the missing workers
+with them.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from dataclasses import dataclass
@@ -20,7 +26,9 @@ from functools import cached_property
 from types import ModuleType
 
 from pyengine._native import ffi
-from pyengine.errors import EngineUnavailableError
+from pyengine.config import DEFAULT, SETTINGS, EngineConfig
+from pyengine.errors import ConfigError, EngineUnavailableError
+from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
 from pyengine.native import control as native
@@ -306,3 +314,41 @@ def boot_ns() -> int:
 def kind_number(name: str) -> int:
     """Number of a kind of worker by its name."""
     return KIND_NAMES.index(name)
+
+
+# ---- the run settings ------------------------------------------------------------
+
+
+def write_run_settings(folder: SharedFolder, config: EngineConfig) -> None:
+    """Note every setting with its origin, before the control block is published. For the store's owner."""
+    document = {name: [SETTINGS[name].show(getattr(config, name)), config.origins.get(name, DEFAULT)] for name in SETTINGS}
+    text = json.dumps(document).encode()
+    with folder.create(shared_objects.SETTINGS, len(text)) as shared:
+        shared.memory[:] = text
+
+
+def read_run_settings(folder: SharedFolder) -> EngineConfig:
+    """What the engine in `folder` runs with; EngineUnavailableError where that cannot be told."""
+    with folder.attach(shared_objects.SETTINGS, writable=False) as shared:
+        try:
+            document = json.loads(shared.memory[:])
+            return EngineConfig(**{name: value for name, (value, _) in document.items()},
+                                origins={name: str(origin) for name, (_, origin) in document.items()})
+        except (ConfigError, *PARSE_ERRORS) as error:
+            path = folder.path / shared_objects.SETTINGS
+            raise EngineUnavailableError(f"{path} is damaged ({error}): stop the engine, then start it") from None
+
+
+def asked_otherwise(asked: EngineConfig, running: EngineConfig) -> list[str]:
+    """A clause for each setting that --set, the environment or engine.toml gives with another value than the running one."""
+    return [f"{name} = {row.show(getattr(asked, name))} ({asked.origins[name]}) is asked for, "
+            f"{row.show(getattr(running, name))} runs"
+            for name, row in SETTINGS.items()
+            if asked.origins.get(name, DEFAULT) != DEFAULT and not row.inert
+            and getattr(asked, name) != getattr(running, name)]
+
+
+def overrides_of(running: EngineConfig, asked: EngineConfig | None) -> dict[str, str]:
+    """What a worker must be given by --set to run with `running` where it would find `asked` by itself (None: unknown)."""
+    return running.overrides() | {name: row.show(getattr(running, name)) for name, row in SETTINGS.items()
+                                  if asked is not None and getattr(asked, name) != getattr(running, name)}

@@ -1,9 +1,9 @@
 """Shared memory that a dead engine left behind: what recovery may believe of it, and its end.
 
-For the store's owner only (the lock is held exclusively, so nobody else writes it).
+For the store's owner only: the lock is held exclusively, so no other process writes it.
 After kill -9 of all processes the control block says where the log ended, and pool
 buffers hold what was acknowledged but not yet written into files. Both count only if
-they are of this very store, epoch and boot, and nobody opened the store in between.
+they are of this very store, epoch and boot, and no other program opened the store in between.
 """
 
 from __future__ import annotations
@@ -12,17 +12,24 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pyengine.config import EngineConfig, keep_sizes
 from pyengine.errors import EngineUnavailableError, StoreBusyError
-from pyengine.ipc import attach_count, shared_objects
+from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.control_block import EngineMemory, Identity
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject, find_folder
-from pyengine.ipc.store_lock import lock_modified_ns
+from pyengine.ipc.store_lock import Ownership, StoreLock, lock_modified_ns
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.engine_id import EngineId, read_boot_id, read_engine_id, read_epoch
-from pyengine.storage.recovery.report import SharedState
+from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, read_epoch, renew_copied_id
+from pyengine.storage.log_files import look_at_log
+from pyengine.storage.recovery.report import Progress, RecoveryState, SharedState
+
+if TYPE_CHECKING:
+    from pyengine.storage.recovery.rebuild import RebuildReport, RebuildWork, Selection
 
 DYING_S = 2.0  # a process that was killed gives up its lock a moment before it is gone
 POLL_STEP_S = 0.02
@@ -35,7 +42,7 @@ class CrashedEngineMemory:
         self._folder = folder
         self._buffers: list[SharedObject] = []
         self._views: list[memoryview] = []
-        self._semaphore_id = attach_count.NONE
+        self._semaphore_id = sessions.NO_ATTACH_COUNT
         self._memory: EngineMemory | None = None
         self.shared: SharedState | None = None
         self.confirm = 0  # how far slaves had confirmed the log; newer than what was noted
@@ -76,7 +83,7 @@ class CrashedEngineMemory:
         """Remove it, once the store is recovered without it; True if there was any. It only cached files by then."""
         if self._folder is None:
             return False
-        attach_count.remove(self._semaphore_id)
+        sessions.remove_attach_count(self._semaphore_id)
         return bool(self._folder.sweep())
 
     def _look(self, root: str | os.PathLike[str], engine_id: EngineId) -> None:
@@ -193,3 +200,26 @@ def _mismatch(root: str | os.PathLike[str], engine_id: EngineId, identity: Ident
     if identity.lock_modified_ns and identity.lock_modified_ns != lock_modified_ns(root):
         return "another program has opened the store since"
     return ""
+
+
+def rebuild_alone(
+    root: Path, config: EngineConfig, selection: Selection | None = None, *, progress: Progress | None = None,
+    work: RebuildWork | None = None,
+) -> RebuildReport:
+    """As storage.recovery.rebuild, in a stopped store. StoreBusyError while any process has it open."""
+    from pyengine.storage.recovery.rebuild import rebuild  # a start needs none of it
+    from pyengine.storage.recovery.recover import RecoveryOptions
+
+    with StoreLock(root, create=True) as lock:
+        if lock.own() is Ownership.ADOPTED:
+            raise StoreBusyError(f"{root} still has living workers: `pyengine stop {root}` ends them")
+        renew_copied_id(root)
+        look_at_log(root, config.mapped_file_size_commit_log_bytes)
+        keep_sizes(root, config)  # once the files are away nothing else tells their sizes
+        with left_memory(root) as left:
+            left.require_dead()
+            report = rebuild(root, config.geometry, selection, options=RecoveryOptions.of(config), shared=left.shared,
+                             progress=progress, work=work)
+            if report.state is RecoveryState.RECOVERED and left.discard():
+                raise_epoch(root)
+    return report

@@ -1,8 +1,9 @@
 """`pyengine.open_store`: a StoreReader that follows the engine while one runs, and the files when none does.
 
-It adds to the files' reader what only shared memory tells: the level each message has
-reached, the mode in which the engine writes, and the wake-up when messages arrive. It
-may be opened before the engine starts and outlives it; nothing of it is needed to read.
+It adds to the files' reader what only shared memory tells: how far each read level reaches
+(docs/promises.md, 4), the mode in which the engine writes, and the wake-up when messages arrive. It
+may be opened before the engine starts and outlives it; nothing of it is needed to read. `check_now`
+is the whole-store check of a store beside the engine that runs on it, or stopped.
 """
 
 from __future__ import annotations
@@ -11,24 +12,158 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyengine.config import check_keywords
-from pyengine.errors import EngineUnavailableError
+from pyengine.config import EngineConfig, check_keywords
+from pyengine.errors import EngineUnavailableError, StoreBusyError, UsageError
+from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
-from pyengine.ipc.live_watermark import LiveWatermark
-from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.shared_objects import SharedObject, find_folder
+from pyengine.ipc.store_lock import look
 from pyengine.native import control as native
 from pyengine.native import sequence
 from pyengine.results import ReadLevel
-from pyengine.storage.read_level import StoreUse, store_use
+from pyengine.storage.engine_id import read_boot_id, read_engine_id, read_epoch
+from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
+from pyengine.storage.segment_files import SegmentFolder
 from pyengine.storage.store_reader import StoreReader
+
+if TYPE_CHECKING:
+    from pyengine.storage.check.report import CheckProgress, CheckReport
+    from pyengine.storage.check.work import CheckWork
 
 LOOK_FOR_ENGINE_S = 1.0   # how often a reader without an engine looks for one
 WAIT_STEP_S = 1.0         # a wake-up may be lost to a process killed in between: no wait is longer
 FLUSH_STEP_S = 0.02       # durability is announced elsewhere than arrival
 WITHOUT_ENGINE_STEP_S = 0.1
+CHECK_TRIES = 20
+HOLD_WAIT_S = 5.0
+HOLD_STEP_S = 0.05
+_POSITIONS = {
+    ReadLevel.WRITTEN: "wrote",
+    ReadLevel.COMMITTED: "committed",
+    ReadLevel.FLUSHED: "flushed",
+    ReadLevel.REPLICATED: "confirm",
+}
+_NO_POSITIONS_YET = (native.STATE_STOPPED, native.STATE_RECOVERING)
+
+
+class LiveWatermark:
+    """The levels of one store, now. Threads may share it; close() unmaps the control block."""
+
+    def __init__(self, root: str | os.PathLike[str], commit_log: SegmentFolder) -> None:
+        self._root = root
+        self._files = FilesWatermark(root, commit_log, self._dead_engine)
+        self._shared: SharedObject | None = None
+        self._control = None
+        self._path = Path()
+        self._lock = threading.Lock()
+
+    def limit(self, level: ReadLevel) -> int:
+        """Nothing at or above this physical offset may be looked at.
+
+        With the pool `written` is `committed`: what only stands in a buffer is in no file.
+        UsageError for `replicated` where nothing replicates, StoreBusyError while the store recovers.
+        """
+        with self._lock:
+            if not self._attached():
+                return self._files.limit(level)
+            return self._position(level)
+
+    def queue_limit(self, level: ReadLevel) -> int:
+        """The same for queue and index entries: never beyond what is dispatched."""
+        with self._lock:
+            if not self._attached():
+                return self._files.queue_limit(level)
+            limit = min(self._position(level), native.load_position(self._control.reput_from))
+            if self._control.identity.dispatch_at:  # at an orderly stop queues are written to the log's end
+                limit = min(limit, native.load_position(self._control.confirm))
+            return limit
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the counters of a running engine answer, and not the files."""
+        with self._lock:
+            return self._attached()
+
+    def close(self) -> None:
+        """Unmap; the next question maps again."""
+        with self._lock:
+            self._detach()
+
+    def _position(self, level: ReadLevel) -> int:
+        identity = self._control.identity
+        if level is ReadLevel.REPLICATED and not identity.replicates:
+            raise UsageError("nothing is replicated here: choose the level flushed, committed or written")
+        if level is ReadLevel.WRITTEN and identity.mode == native.MODE_POOL:
+            level = ReadLevel.COMMITTED
+        return native.load_position(getattr(self._control, _POSITIONS[level]))
+
+    def _attached(self) -> bool:
+        """Whether `_control` belongs to the engine that runs now.
+
+        The counters alone cannot tell: after a kill -9 of everything the memory stays as it
+        was. The store's lock can, and it costs one system call.
+        """
+        if store_use(self._root) is not StoreUse.ENGINE:
+            self._detach()
+            return False
+        if self._control is not None and self._is_replaced():
+            self._detach()
+        if self._control is None:
+            self._attach()
+        if self._control is None:
+            return False
+        if native.load(self._control.state, "state") in _NO_POSITIONS_YET:
+            self._detach()
+            raise StoreBusyError(f"{self._root} is being recovered: wait until it runs")
+        return True
+
+    def _dead_engine(self) -> DeadEngine | None:
+        """What the memory of an engine that was killed says, if it is this store's and the next recovery will believe it."""
+        identity = read_engine_id(self._root)
+        try:
+            with EngineMemory.attach(find_folder(self._root), writable=False) as memory:
+                its = memory.identity
+                if (identity is None or memory.state == native.STATE_DEGRADED or its.boot_id != read_boot_id()
+                        or (its.store_uuid, its.epoch) != (identity.uuid, read_epoch(self._root))):
+                    return None
+                return DeadEngine(native.committed_slot(memory.control)[0], native.load(memory.control.state, "frozen") != 0)
+        except EngineUnavailableError:
+            return None
+
+    def _is_replaced(self) -> bool:
+        if native.load(self._control.state, "retired"):
+            return True
+        try:
+            return os.stat(self._path).st_ino != os.fstat(self._shared.descriptor).st_ino
+        except OSError:
+            return True
+
+    def _attach(self) -> None:
+        try:
+            folder = find_folder(self._root)
+            self._shared = folder.attach(shared_objects.CONTROL, writable=False)
+            self._control = native.view_control(self._shared.memory)
+            native.check_control(self._control, self._shared.size_bytes)
+        except EngineUnavailableError:  # another user's engine, or one that has just gone
+            self._detach()
+            return
+        self._path = folder.path / shared_objects.CONTROL
+        if bytes(self._control.identity.boot_id) != read_boot_id():
+            self._detach()
+
+    def _detach(self) -> None:
+        self._control = None
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
+
+
+# ---- the reader ------------------------------------------------------------------
 
 
 def open_store(path: str | os.PathLike[str], **settings: object) -> LiveStoreReader:
@@ -175,3 +310,67 @@ class LiveStoreReader(StoreReader):
         if self._memory is not None:
             self._replaced.append(self._memory)
             self._memory = None
+
+
+# ---- the check beside an engine --------------------------------------------------
+
+
+def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progress: CheckProgress | None = None,
+              work: CheckWork | None = None) -> CheckReport:
+    """Check the store as it is; again when the engine's cleaner deletes a file that was just going to be looked at.
+
+    As storage.check.check, and StoreBusyError: see `dispatched_end`.
+    """
+    from pyengine.storage.check.check import check  # readers need none of it
+
+    given = {"acked": acked, "message_index_enable": config.message_index_enable,
+             "enable_multi_dispatch": config.enable_multi_dispatch, "progress": progress, "work": work}
+    limit = dispatched_end(root)
+    if limit is None:
+        return check(root, config.geometry, **given)
+    with log_held(root) as first_offset:
+        for _ in range(CHECK_TRIES):
+            before = first_offset()
+            with contextlib.suppress(FileNotFoundError):
+                report = check(root, config.geometry, limit=dispatched_end(root), **given)
+                if first_offset() == before:
+                    return report
+    raise StoreBusyError(f"files of {root} are being deleted faster than they can be checked: try again")
+
+
+@contextlib.contextmanager
+def log_held(root: Path) -> Iterator[Callable[[], int]]:
+    """Keep the running engine from deleting any segment: it goes from the oldest on, so the oldest is held.
+
+    Gives a function that tells where the log begins. A segment whose turn has come already
+    cannot be held: it is waited for, within HOLD_WAIT_S.
+    """
+    with open_store(root) as store, contextlib.ExitStack() as stack:
+        deadline_s = time.monotonic() + HOLD_WAIT_S
+        while store.min_physical_offset >= 0 and not stack.enter_context(store.hold(store.min_physical_offset)):
+            if time.monotonic() >= deadline_s:
+                break
+            time.sleep(HOLD_STEP_S)
+        yield lambda: store.min_physical_offset
+
+
+def dispatched_end(root: Path) -> int | None:
+    """`reput_from` of the engine that runs on the store; None where nothing changes: no process has it open, or its
+    engine is degraded and only reads. Then what lies beyond is to be judged too.
+
+    StoreBusyError while it is being recovered or open in another program: what is
+    half done there would look like damage.
+    """
+    holder = look(root)
+    if holder.kind == "nobody":
+        return None
+    if holder.kind != "engine":
+        who = holder.who if holder.kind == "foreign" else "its owner, which starts or recovers it"
+        raise StoreBusyError(f"{root} is held by {who}: wait for it or stop it first")
+    try:
+        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+            if memory.state == native.STATE_DEGRADED:
+                return None
+            return native.load_position(memory.control.reput_from)
+    except EngineUnavailableError as error:
+        raise StoreBusyError(f"{root} has an engine whose counters cannot be read: {error}") from error

@@ -19,7 +19,7 @@ from array import array
 from pathlib import Path
 
 from pyengine.errors import EngineError, EngineUnavailableError
-from pyengine.ipc import attach_count, session_server
+from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory, Identity
 from pyengine.ipc.shared_objects import CONTROL, SharedFolder, SharedObject, find_folder, session_name
 from pyengine.ipc.store_lock import living_kinds, open_lock
@@ -51,7 +51,7 @@ class ProducerSession:
         self._pid = os.getpid()
         # To notice that the engine died (csrc/producer.c). Not where nobody seems to hold a byte now: another file `lock`.
         self.lock_descriptor = open_lock(root) if living_kinds(root) else -1
-        self._counted = attach_count.join(self.identity.sysv_semaphore_id)
+        self._counted = sessions.join_attach_count(self.identity.sysv_semaphore_id)
 
     @property
     def folder(self) -> SharedFolder:
@@ -95,10 +95,10 @@ class ProducerSession:
             return
         if os.getpid() == self._pid:
             if self._counted:
-                attach_count.leave(self.identity.sysv_semaphore_id)
+                sessions.leave_attach_count(self.identity.sysv_semaphore_id)
             if self.is_open:
                 request = {"want": "close", "epoch": self.identity.epoch, "slot": self.slot, "generation": self.generation}
-                with contextlib.suppress(OSError, ValueError), session_server.connect(self.folder.path, 1.0) as channel:
+                with contextlib.suppress(OSError, ValueError), sessions.connect_socket(self.folder.path, 1.0) as channel:
                     _ask(channel, request)
         self.session = None
         self._object.close()
@@ -146,7 +146,7 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
 
 def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerSession:
     folder = find_folder(root)
-    with session_server.connect(folder.path, timeout_s) as channel:
+    with sessions.connect_socket(folder.path, timeout_s) as channel:
         answer, descriptors = _ask(channel, {"want": "session", "ring_bytes": ring_bytes})
     if "error" in answer or len(descriptors) != DESCRIPTORS:
         for descriptor in descriptors:
@@ -165,7 +165,7 @@ def _ask(channel: socket.socket, request: dict[str, object]) -> tuple[dict[str, 
     room = socket.CMSG_SPACE(DESCRIPTORS * descriptors.itemsize)
     while not line.endswith(b"\n"):
         # Not socket.recv_fds, which takes flags and drops them: another program would inherit the descriptors.
-        data, ancillary, _, _ = channel.recvmsg(session_server.LINE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = channel.recvmsg(sessions.LINE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, received in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors.frombytes(received[:len(received) - len(received) % descriptors.itemsize])

@@ -1,29 +1,63 @@
-"""The session table: who may put. Its one writing process here is the supervisor.
+"""Sessions of producers: the table of who may put, the socket where they are opened, the count of living producers.
 
-A slot goes FREE -> OPEN (supervisor) -> DEAD (supervisor, or the writer for a bad entry)
+A slot of the table goes FREE -> OPEN (supervisor) -> DEAD (supervisor, or the writer for a bad entry)
 -> FREE (writer, once the ring is drained). Each opening raises the slot's generation,
 which is part of the object's name beside the epoch, so that nothing ever speaks of the
 wrong session, of this engine or of an earlier one.
 The object itself carries a lock that lasts as long as any copy of the producer's descriptor or
 its mapping does: that tells of a producer that dropped its session without a word, or that
-became another program by exec. Its process's end is told at once, by a pidfd.
+became another program by exec. The end of its process is told at once, by a pidfd.
 Every step is one compare-and-swap; after it `session_seq` rises and the writer is woken.
+
+Sessions are opened at a Unix socket in the engine's folder, which the supervisor serves.
+One JSON line each way, the objects as descriptors beside the answer (SCM_RIGHTS):
+
+    {"want": "session", "ring_bytes": 4194304}
+        -> {"slot", "generation", "ring_bytes", "session_bytes", "control_bytes", "epoch",
+            "folder", "semaphore_writer", "sysv_semaphore_id"} + [session rw, control READ-ONLY]
+    {"want": "close", "epoch": 5, "slot": 3, "generation": 7}      -> {"closed": true}
+    anything else                                       -> {"error": sentence}, with "again": true where it may pass
+
+The peer's credentials are checked: only the engine's own user or root. Nothing a peer
+does blocks the supervisor: sockets never block, a line is at most LINE_BYTES_MAX long,
+and a peer that is silent for TIMEOUT_S is dropped; of more than PEERS_MAX the one that
+was silent for longest, so that no producer is kept out (open_session() tries again).
+
+The count of living producers is kept right by the kernel (a SysV semaphore with SEM_UNDO). The
+supervisor makes the semaphore (IPC_PRIVATE: no key to guess or to clash with) and publishes its id in
+the control block. A producer joins once; when it closes, or is killed at any instruction, the kernel
+takes its one back. `status` shows the number, `stop` waits for it to fall, bounded; nothing is decided
+by it alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import selectors
+import socket
+import struct
+import time
 from dataclasses import dataclass
 
-from pyengine.errors import DiskFullError, EngineUnavailableError
-from pyengine.ipc.control_block import SESSION_SLOTS, EngineMemory
+from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError
+from pyengine.formats.small_file import PARSE_ERRORS
+from pyengine.ipc.control_block import SESSION_SLOTS, STATE_NAMES, EngineMemory
 from pyengine.ipc.heartbeat import is_alive, process_start_ms
-from pyengine.ipc.shared_objects import session_name
+from pyengine.ipc.shared_objects import CONTROL, semaphore_name, session_name
 from pyengine.ipc.store_lock import hold, is_held
+from pyengine.native import attach_count as native_count
 from pyengine.native import control as native
 from pyengine.native import sequence
 from pyengine.native import session as native_session
 from pyengine.native.failpoint import failpoint
+
+LINE_BYTES_MAX = 4096
+TIMEOUT_S = 5.0
+PEERS_MAX = 64
+_CREDENTIALS = struct.Struct("3i")
+NO_ATTACH_COUNT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +194,269 @@ class Sessions:
     def _changed(self) -> None:
         sequence.raise_(self._control.session_seq)
         self._memory.wake(native.WRITER)
+
+
+# ---- the socket ------------------------------------------------------------------
+
+
+class _Peer:
+    def __init__(self, channel: socket.socket, pid: int, uid: int) -> None:
+        self.channel = channel
+        self.pid = pid
+        self.uid = uid
+        self.line = b""
+        self.until_s = time.monotonic() + TIMEOUT_S
+
+
+class SessionServer:
+    """Answers producers, inside the supervisor's own selector loop."""
+
+    def __init__(self, memory: EngineMemory, selector: selectors.BaseSelector, sessions: Sessions) -> None:
+        self._memory = memory
+        self._selector = selector
+        self._sessions = sessions
+        self._peers: set[_Peer] = set()
+        self._pidfds: dict[int, tuple[int, int, int]] = {}  # pidfd -> (slot, generation, pid)
+        path = memory.folder.socket_path
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        # Bound by a path relative to the folder: a socket's address has room for 107 bytes only.
+        with _short_path(memory.folder.path) as folder:
+            self._listener.bind(f"{folder}/{path.name}")
+        os.chmod(path, 0o600)
+        self._listener.listen(PEERS_MAX)
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        sessions.close_orphans()
+        for slot, generation, pid in sessions.open_slots():
+            self._watch(slot, generation, pid)
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the socket still has its name."""
+        return self._memory.folder.socket_path.exists()
+
+    def _accept(self) -> None:
+        try:
+            channel, _ = self._listener.accept()
+        except OSError:
+            return
+        channel.setblocking(False)
+        raw = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(raw)
+        peer = _Peer(channel, pid, uid)
+        if uid not in (os.geteuid(), 0):
+            self._answer(peer, {"error": f"this engine belongs to uid {os.geteuid()}, not to uid {uid}"})
+            channel.close()
+            return
+        if len(self._peers) >= PEERS_MAX:
+            self._drop(min(self._peers, key=lambda peer: peer.until_s))
+        self._peers.add(peer)
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._read(peer))
+
+    def _read(self, peer: _Peer) -> None:
+        if peer not in self._peers:  # dropped by _accept(), in the same turn of the selector
+            return
+        try:
+            data = peer.channel.recv(LINE_BYTES_MAX)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        peer.line += data
+        if not data or len(peer.line) > LINE_BYTES_MAX:
+            self._drop(peer)
+            return
+        while b"\n" in peer.line and peer in self._peers:
+            line, _, peer.line = peer.line.partition(b"\n")
+            peer.until_s = time.monotonic() + TIMEOUT_S
+            self._serve(peer, line)
+
+    def _serve(self, peer: _Peer, line: bytes) -> None:
+        descriptors: list[int] = []
+        try:
+            request = json.loads(line)
+            want = request.get("want")
+            if want == "session":
+                answer = self._open(peer, request.get("ring_bytes"), descriptors)
+            elif want == "close":
+                answer = self._close(peer, int(request["epoch"]), int(request["slot"]), int(request["generation"]))
+            else:
+                answer = {"error": f"unknown request {want!r}"}
+        except SlotsDrainingError as error:
+            answer = {"error": str(error), "again": True}
+        except EngineError as error:
+            answer = {"error": str(error)}
+        except OSError as error:  # descriptors are short, or somebody removed the engine's folder
+            answer = {"error": f"no session can be opened: {error}"}
+        except PARSE_ERRORS as error:
+            answer = {"error": f"not understood: {error}"}
+        try:
+            sent = self._answer(peer, answer, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if not sent:
+            if "generation" in answer:
+                self._sessions.close(answer["slot"], answer["generation"])
+            self._drop(peer)
+
+    def _open(self, peer: _Peer, ring_bytes: object, descriptors: list[int]) -> dict[str, object]:
+        if ring_bytes is not None and not isinstance(ring_bytes, int):
+            raise TypeError("ring_bytes is no number")
+        self._check_serving()
+        identity = self._memory.identity
+        opened = self._sessions.open(peer.pid, peer.uid, ring_bytes)
+        descriptors.append(opened.descriptor)
+        self._watch(opened.slot, opened.generation, peer.pid)
+        folder = self._memory.folder
+        descriptors.append(os.open(folder.path / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        return {
+            "slot": opened.slot, "generation": opened.generation, "ring_bytes": opened.ring_bytes,
+            "session_bytes": opened.session_bytes, "control_bytes": native.CONTROL_BYTES,
+            "epoch": identity.epoch, "folder": str(folder.path),
+            "semaphore_writer": semaphore_name(folder.short_id, native.WRITER),
+            "sysv_semaphore_id": identity.sysv_semaphore_id,
+        }
+
+    def _check_serving(self) -> None:
+        state = self._memory.state
+        refused = native.load(self._memory.control.state, "refuse_puts") & native.REFUSE_STOPPING
+        if state in (native.STATE_RUNNING, native.STATE_READ_ONLY) and not refused:
+            return
+        reason = native.reason(self._memory.control) if state == native.STATE_DEGRADED else ""
+        raise EngineError(f"the engine takes no producers: it is {'stopping' if refused else STATE_NAMES[state]}"
+                          + (f": {reason}" if reason else ""))
+
+    def _close(self, peer: _Peer, epoch: int, slot: int, generation: int) -> dict[str, object]:
+        if epoch != self._memory.identity.epoch:  # of an earlier engine, whose slots and generations were the same
+            return {"closed": False}
+        if (slot, generation, peer.pid) not in self._sessions.open_slots() and peer.uid != 0:
+            return {"closed": False}
+        return {"closed": self._sessions.close(slot, generation)}
+
+    def _answer(self, peer: _Peer, answer: dict[str, object], descriptors: list[int] | None = None) -> bool:
+        data = json.dumps(answer).encode() + b"\n"
+        try:
+            return socket.send_fds(peer.channel, [data], descriptors or []) == len(data)
+        except OSError:
+            return False
+
+    def _drop(self, peer: _Peer) -> None:
+        self._peers.discard(peer)
+        self._selector.unregister(peer.channel)
+        peer.channel.close()
+
+    def _watch(self, slot: int, generation: int, pid: int) -> None:
+        """Learn at once when the process ends, whatever happens to its pid afterwards."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            self._sessions.close(slot, generation)
+            return
+        self._pidfds[pidfd] = slot, generation, pid
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._died(pidfd))
+        if not self._sessions.owner_lives(slot):  # it ended, and its pid came back, between the two calls
+            self._died(pidfd)
+
+    def _died(self, pidfd: int) -> None:
+        slot, generation, _ = self._pidfds[pidfd]
+        self._sessions.close(slot, generation)
+        self._forget(pidfd)
+
+    def _forget(self, pidfd: int) -> None:
+        del self._pidfds[pidfd]
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+
+    def tick(self) -> None:
+        """Drop silent peers; close dropped sessions; stop watching processes whose session is over; remove objects of
+        drained ones."""
+        now_s = time.monotonic()
+        for peer in [peer for peer in self._peers if peer.until_s < now_s]:
+            self._drop(peer)
+        self._sessions.close_dropped()
+        living = set(self._sessions.open_slots())
+        for pidfd in [pidfd for pidfd, session in self._pidfds.items() if session not in living]:
+            self._forget(pidfd)
+        self._sessions.sweep_objects()
+
+    def close(self) -> None:
+        """Refuse new sessions from here on; open ones go on."""
+        for peer in list(self._peers):
+            self._drop(peer)
+        for pidfd in list(self._pidfds):
+            self._forget(pidfd)
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            self._memory.folder.socket_path.unlink()
+
+
+@contextlib.contextmanager
+def _short_path(folder: os.PathLike[str]):
+    """A name for the folder that fits into a socket address."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def connect_socket(folder: os.PathLike[str], timeout_s: float) -> socket.socket:
+    """A connection to the server whose socket lies in `folder`; OSError when nobody listens."""
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        channel.settimeout(timeout_s)
+        with _short_path(folder) as short:
+            channel.connect(f"{short}/socket")
+    except OSError:
+        channel.close()
+        raise
+    return channel
+
+
+# ---- the count of living producers -----------------------------------------------
+
+
+def make_attach_count() -> int:
+    """A new count of 0; its id. NO_ATTACH_COUNT where the system has no SysV semaphores to give."""
+    import sysv_ipc
+
+    try:
+        semaphore = sysv_ipc.Semaphore(sysv_ipc.IPC_PRIVATE, sysv_ipc.IPC_CREX, mode=0o600, initial_value=0)
+    except (sysv_ipc.Error, OSError, ValueError, MemoryError):
+        return NO_ATTACH_COUNT
+    return semaphore.id
+
+
+def remove_attach_count(semaphore_id: int) -> None:
+    """Remove the count; those that joined it notice nothing."""
+    import sysv_ipc
+
+    if semaphore_id != NO_ATTACH_COUNT:
+        with contextlib.suppress(sysv_ipc.Error):
+            sysv_ipc.remove_semaphore(semaphore_id)
+
+
+def join_attach_count(semaphore_id: int) -> bool:
+    """Count this process in until leave() or its death. False where that is not possible (advisory)."""
+    try:
+        native_count.add(semaphore_id, 1)
+    except OSError:
+        return False
+    return True
+
+
+def leave_attach_count(semaphore_id: int) -> None:
+    """Count this process out; only after a join() that was True."""
+    with contextlib.suppress(OSError):
+        native_count.add(semaphore_id, -1)
+
+
+def producers_attached(semaphore_id: int) -> int | None:
+    """The number of living producers, None if there is no count (or it belongs to another user)."""
+    try:
+        return native_count.get(semaphore_id)
+    except OSError:
+        return None

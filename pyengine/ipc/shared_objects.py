@@ -7,7 +7,7 @@
 | `control` | the control block | workers |
 | `store-stats` | counters and latency buckets | each part one worker |
 | `topic-stats` | messages and bytes by topic | reputter |
-| `settings` | what the engine runs with (ipc/run_settings.py) | supervisor, before `control` is published |
+| `settings` | what the engine runs with (ipc/control_block.py) | supervisor, before `control` is published |
 | `obstacles` | what keeps each worker from its work | each worker its line |
 | `queues-<generation>` | next queue offsets | supervisor at start, then the writer |
 | `cleaning` | holds on segments, disk use, requests to clean | readers, cleaner, `pyengine clean` |

@@ -6,18 +6,22 @@ latencies of the last minute from its snapshots of the buckets. Reading writes n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyengine.errors import EngineUnavailableError
+from pyengine.formats.constants import SCHEDULE_TOPIC
+from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.native import store_stats, topic_stats
+from pyengine.native import queue_table, store_stats, topic_stats
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.store_stats import Latency, Sample, Snapshot
 from pyengine.native.topic_stats import TopicCount
 from pyengine.results import PutStatus
+from pyengine.storage.delay_offset import DelayOffsets
 
 SAMPLE_NS = 1_000_000_000      # StoreStatsService.FREQUENCY_OF_SAMPLING
 SNAPSHOT_NS = 10_000_000_000
@@ -27,6 +31,7 @@ RECENT_S = 60
 # StoreStatsService.PUT_MESSAGE_ENTIRE_TIME_MAX_DESC: ranges of whole milliseconds.
 DISTRIBUTE_NAMES = ("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s", "1~2s", "2~3s",
                     "3~4s", "4~5s", "5~10s", "10s~")
+LEVELS_MAX = 64  # RocketMQ has 18; who sets more by message_delay_level sees the first ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,3 +266,31 @@ class StoreStatsService:
         if now_ns + EARLY_NS >= self._snapshot_due_ns:
             self._snapshot_due_ns = now_ns + SNAPSHOT_NS
             store_stats.take_snapshot(self._stats, now_ns)
+
+
+# ---- the delay levels ------------------------------------------------------------
+
+
+class LevelOffset(NamedTuple):
+    """Queue offsets of one level: the next to be delivered, as the scheduler last noted it, and the level's end."""
+
+    offset: int
+    end: int
+
+    @property
+    def pending(self) -> int:
+        """Messages that wait, or were delivered since the scheduler noted it."""
+        return max(0, self.end - self.offset)
+
+
+def schedule_offsets(root: str | os.PathLike[str], memory: EngineMemory) -> dict[int, LevelOffset]:
+    """By level (1 to LEVELS_MAX), of the levels that ever had a message.
+
+    EngineUnavailableError when the queue table is just being replaced by a larger one.
+    """
+    generation = native.load(memory.control.slots[native.load_position(memory.control.slot_pass) % 2], "queue_table_generation")
+    delivered, _ = DelayOffsets(root).read()
+    with memory.folder.attach(shared_objects.queues_name(generation), writable=False) as shared:
+        table = queue_table.view(shared.memory)
+        ends = {level: queue_table.get_offset(table, SCHEDULE_TOPIC, level - 1) for level in range(1, LEVELS_MAX + 1)}
+    return {level: LevelOffset(delivered.get(level, 0), end) for level, end in ends.items() if end}

@@ -176,7 +176,7 @@ class ReputMessageService:
         """Dispatch to the log's end; gives up where it does not work.
 
         Whatever bounded it before: a store that was stopped in order lacks nothing, and readers heed
-        `confirm` themselves (ipc/live_watermark.py, storage/read_level.py).
+        `confirm` themselves (ipc/live_reader.py, storage/read_level.py).
         """
         self._limit = self._control.committed
         return self._advance()

@@ -74,7 +74,7 @@ def rebuild(
     `sizes` (or a whole `config`) are settings of the store. Raises StoreBusyError while any
     process has the store open, NotAStoreError, StoreRefusedError, DiskFullError, DiskError.
     """
-    from pyengine.ipc.owned_rebuild import rebuild_alone
+    from pyengine.ipc.crashed_engine_memory import rebuild_alone
 
     root = Path(store).absolute()
     config = config or load_config(root, {name: str(value) for name, value in sizes.items()})

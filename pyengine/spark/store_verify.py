@@ -57,7 +57,7 @@ def verify(
     cannot tell them. Beside a running engine everything that is dispatched is checked. Workers read the store's
     files under the same path; the list `acked` is compared here. Raises NotAStoreError, StoreBusyError, DiskError.
     """
-    from pyengine.ipc.live_check import check_now
+    from pyengine.ipc.live_reader import check_now
 
     root = Path(store).absolute()
     config = config or load_config(root, {name: str(value) for name, value in sizes.items()})

@@ -11,10 +11,11 @@ import pyengine
 from broker_lock import held_by_a_broker
 from fix_cli import run
 from pyengine.config import load_config
-from pyengine.ipc import live_check
+from pyengine.ipc import live_reader
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.services.retention import clean_by_hand
+from pyengine.storage.check import check as check_module
 from pyengine.storage.recovery.rebuild import rebuild
 
 SEGMENT = 1 << 20
@@ -133,7 +134,7 @@ def test_a_frozen_store_is_not_waited_for(engine):
 
 def test_a_check_beside_the_engine_holds_the_log(engine, monkeypatch):
     """While it looks nothing is deleted; a queue file that goes under its eyes makes it look again."""
-    real, looked = live_check.check, []
+    real, looked = check_module.check, []
 
     def look(root, *arguments, **named):
         looked.append(run("clean", root, "--older-than", 0, "--json").document["segments"])
@@ -141,10 +142,10 @@ def test_a_check_beside_the_engine_holds_the_log(engine, monkeypatch):
             raise FileNotFoundError("a queue file")
         return real(root, *arguments, **named)
 
-    monkeypatch.setattr(live_check, "check", look)
+    monkeypatch.setattr(check_module, "check", look)
     checked = run("check", engine.root, "--json")
     assert (checked.code, checked.document["findings"], looked) == (0, [], [0, 0])
     assert run("clean", engine.root, "--older-than", 0, "--json").document["segments"] == 4
-    monkeypatch.setattr(live_check, "check", lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError("again")))
-    monkeypatch.setattr(live_check, "CHECK_TRIES", 2)
+    monkeypatch.setattr(check_module, "check", lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError("again")))
+    monkeypatch.setattr(live_reader, "CHECK_TRIES", 2)
     assert run("check", engine.root).code == 5

@@ -14,7 +14,7 @@ from pyengine.config import load_config
 from pyengine.engine import bring_up as bring_up_module
 from pyengine.engine.bring_up import FIRST_GENERATION, bring_up
 from pyengine.errors import CorruptionError, UsageError
-from pyengine.ipc import attach_count, shared_objects
+from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
@@ -52,7 +52,7 @@ def brought_up(root, **settings):
         finally:
             semaphore, folder = memory.identity.sysv_semaphore_id, memory.folder
             memory.close()
-            attach_count.remove(semaphore)
+            sessions.remove_attach_count(semaphore)
             folder.sweep()
 
 
@@ -162,7 +162,7 @@ def test_what_the_dead_engine_knew_counts_more_than_what_it_had_noted(store):
         lock.own()
         memory = bring_up(root, config, lock).memory
         native.store_position(memory.control.confirm, ends[1])
-        attach_count.remove(memory.identity.sysv_semaphore_id)
+        sessions.remove_attach_count(memory.identity.sysv_semaphore_id)
         memory.close()  # as kill -9 leaves it: nobody said that it is over
     with brought_up(root, **MASTER) as memory:
         assert position(memory, "confirm") == position(memory, "reput_from") == ends[1]
@@ -199,7 +199,7 @@ def test_behind_entries_that_have_moved_up_no_number_is_given_twice(store):
 def test_a_start_that_fails_on_the_way_leaves_no_semaphore_and_no_memory(store, monkeypatch, step):
     root, _ = store
     made = []
-    real = attach_count.make
+    real = sessions.make_attach_count
 
     def make():
         made.append(real())
@@ -208,11 +208,11 @@ def test_a_start_that_fails_on_the_way_leaves_no_semaphore_and_no_memory(store, 
     def fail(*arguments):
         raise OSError(28, "no room")
 
-    monkeypatch.setattr(bring_up_module.attach_count, "make", make)
+    monkeypatch.setattr(sessions, "make_attach_count", make)
     monkeypatch.setattr(bring_up_module, step, fail)
     config = load_config(root, MASTER, {})
     with StoreLock(root, create=True) as lock:
         lock.own()
         with pytest.raises(OSError, match="no room"):
             bring_up(root, config, lock)
-    assert made and attach_count.count(made[0]) is None
+    assert made and sessions.producers_attached(made[0]) is None

@@ -16,8 +16,8 @@ from pyengine.cli.engine_status import engine_status
 from pyengine.cli.recover import recover_alone
 from pyengine.config import load_config
 from pyengine.errors import ExitCode
-from pyengine.ipc.live_check import check_now
-from pyengine.ipc.owned_rebuild import rebuild_alone
+from pyengine.ipc.crashed_engine_memory import rebuild_alone
+from pyengine.ipc.live_reader import check_now
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import PutStatus
 from pyengine.storage.check.check import check

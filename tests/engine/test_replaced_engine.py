@@ -13,7 +13,7 @@ import pytest
 
 import pyengine
 from pyengine.formats.record import BatchMember
-from pyengine.ipc import session_server
+from pyengine.ipc import sessions
 from pyengine.ipc.session_client import _ask
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import control as native
@@ -105,7 +105,7 @@ def test_ending_and_closing_with_an_old_producer_leaves_the_new_producers_sessio
     with pyengine.connect(engine.root) as new, engine.memory() as memory:
         row = memory.control.sessions[slot]
         assert (new._session.slot, native.load(row, "generation")) == (slot, generation)
-        with session_server.connect(find_folder(engine.root).path, 5.0) as channel:
+        with sessions.connect_socket(find_folder(engine.root).path, 5.0) as channel:
             # As a close() that had looked at its session just before the engine was replaced.
             assert _ask(channel, {"want": "close", "slot": slot, "generation": generation, "epoch": epoch})[0] == {"closed": False}
             assert "error" in _ask(channel, {"want": "close", "slot": slot, "generation": generation})[0]

@@ -31,7 +31,7 @@ from pyengine.errors import (
 )
 from pyengine.ipc.control_block import MODE_NAMES
 from pyengine.ipc.crashed_engine_memory import left_memory
-from pyengine.ipc.live_check import check_now
+from pyengine.ipc.live_reader import check_now
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native

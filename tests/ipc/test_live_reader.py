@@ -9,9 +9,19 @@ import pytest
 
 import pyengine
 from pyengine.config import keep_sizes, load_config
+from pyengine.errors import StoreBusyError, UsageError
+from pyengine.formats.paths import StorePaths
+from pyengine.formats.record import encode_record
+from pyengine.ipc.live_reader import LiveWatermark
 from pyengine.native import control as native
 from pyengine.native import sequence
 from pyengine.results import ReadLevel
+from pyengine.storage.read_level import FilesWatermark
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from pyengine.storage.store_reader import open_store
+from pyengine.storage.watermark import DurableWatermark, write_watermark
+
+SEGMENT_BYTES = 65536
 
 
 @pytest.fixture
@@ -99,3 +109,136 @@ def test_without_an_engine_the_files_are_followed(golden):
         assert reader.wait_for_message(queue["topic"], queue["queueId"], queue["max"] - 1, timeout_s=5)
         assert not reader.wait_for_message(queue["topic"], queue["queueId"], queue["max"], timeout_s=0.05)
         assert reader.arrivals() == 0
+
+
+# ---- the watermark ---------------------------------------------------------------
+
+
+@pytest.fixture
+def store(make_owner):
+    """make(mode) -> (owner, end of the one record that the log holds)."""
+
+    def make(mode: int = native.MODE_MAPPED, **identity):
+        owner = make_owner(mode=mode, **identity)
+        record = encode_record(topic="T", body=b"x" * 500)
+        log = StorePaths(owner.root).commit_log
+        log.mkdir()
+        (log / f"{0:020d}").write_bytes(record.ljust(SEGMENT_BYTES, b"\0"))
+        owner.position(len(record), ready_end=SEGMENT_BYTES)
+        return owner, len(record)
+
+    return make
+
+
+def watermark_of(owner) -> LiveWatermark:
+    with open_store(owner.root) as reader:
+        return LiveWatermark(owner.root, reader.commit_log)
+
+
+@pytest.mark.parametrize(("mode", "written"), [(native.MODE_MAPPED, 400), (native.MODE_POOL, 300), (native.MODE_SYNC, 400)])
+def test_each_level_is_its_counter(store, mode, written):
+    owner, _ = store(mode)
+    for name, value in (("wrote", 400), ("committed", 300), ("flushed", 200), ("reput_from", 250)):
+        native.store_position(getattr(owner.control, name), value)
+    owner.publish()
+    live = watermark_of(owner)
+    assert live.is_live
+    assert [live.limit(level) for level in (ReadLevel.WRITTEN, ReadLevel.COMMITTED, ReadLevel.FLUSHED)] == [written, 300, 200]
+    assert [live.queue_limit(level) for level in (ReadLevel.WRITTEN, ReadLevel.FLUSHED)] == [250, 200]
+    with pytest.raises(UsageError, match="nothing is replicated"):
+        live.limit(ReadLevel.REPLICATED)
+    native.store_position(owner.control.flushed, 300)
+    assert live.limit(ReadLevel.FLUSHED) == 300
+    live.close()
+    assert live.limit(ReadLevel.FLUSHED) == 300
+
+
+def test_replicated_is_what_slaves_have_confirmed_be_it_nothing(store):
+    owner, _ = store(replicates=1)
+    owner.publish()
+    live = watermark_of(owner)
+    assert live.limit(ReadLevel.REPLICATED) == 0
+    native.store_position(owner.control.confirm, 120)
+    assert live.limit(ReadLevel.REPLICATED) == live.queue_limit(ReadLevel.REPLICATED) == 120
+    assert live.queue_limit(ReadLevel.COMMITTED) > 120, "queues are not bounded unless dispatch_at says so"
+    live.close()
+
+
+def test_queues_end_at_what_is_confirmed_where_the_engine_says_so(store):
+    owner, end = store(replicates=1, dispatch_at=1)
+    native.store_position(owner.control.confirm, end - 1)
+    owner.publish()
+    live = watermark_of(owner)
+    assert live.queue_limit(ReadLevel.COMMITTED) == end - 1
+    assert live.limit(ReadLevel.COMMITTED) == end
+    live.close()
+
+
+def test_without_an_engine_queues_end_where_it_was_noted(store):
+    owner, end = store()
+    with open_store(owner.root) as reader:
+        files = FilesWatermark(owner.root, reader.commit_log)
+    assert files.queue_limit(ReadLevel.COMMITTED) == end
+    with pytest.raises(UsageError, match="nothing is replicated"):
+        files.limit(ReadLevel.REPLICATED)
+    noted = ReplicationStateFile(owner.root)
+    noted.write(ReplicationState("SYNC_MASTER", end - 7))
+    assert (files.queue_limit(ReadLevel.COMMITTED), files.limit(ReadLevel.REPLICATED)) == (end, end - 7)
+    noted.write(ReplicationState("SYNC_MASTER", end - 5, "replicated"))
+    assert (files.queue_limit(ReadLevel.COMMITTED), files.limit(ReadLevel.COMMITTED)) == (end - 5, end)
+    noted.write(ReplicationState("SYNC_MASTER", end + 5, "replicated"))
+    assert files.queue_limit(ReadLevel.COMMITTED) == files.limit(ReadLevel.REPLICATED) == end
+
+
+def test_the_files_decide_once_the_engine_is_gone(store):
+    owner, end = store()
+    native.store_position(owner.control.flushed, 7)
+    owner.publish()
+    live = watermark_of(owner)
+    assert live.limit(ReadLevel.FLUSHED) == 7
+    owner.lock.close()  # as the kernel does when every process of the engine is killed; its memory stays
+    assert not live.is_live
+    assert live.limit(ReadLevel.FLUSHED) == live.queue_limit(ReadLevel.WRITTEN) == end
+
+
+@pytest.mark.parametrize("retired", [False, True], ids=["", "recovery was killed too"])
+def test_what_a_killed_engine_never_published_is_not_flushed(store, retired):
+    owner, end = store()
+    owner.position(end - 1)
+    owner.publish()
+    owner.lock.close()
+    if retired:  # left_memory.require_dead() does so before anything is recovered
+        owner.memory.retire()
+    live = watermark_of(owner)
+    assert (live.limit(ReadLevel.FLUSHED), live.limit(ReadLevel.COMMITTED)) == (end - 1, end)
+
+
+def test_after_a_failed_sync_of_a_killed_engine_only_the_watermark_counts(store):
+    owner, end = store()
+    write_watermark(owner.root, DurableWatermark(str(owner.engine_id.uuid), 1, 0))
+    native.freeze(owner.control, native.FLUSHER, 5, "Input/output error")
+    owner.publish()
+    owner.lock.close()
+    assert watermark_of(owner).limit(ReadLevel.FLUSHED) == 0
+
+
+def test_a_new_engines_memory_is_found_though_nobody_retired_the_old(store):
+    owner, _ = store()
+    owner.publish()
+    live = watermark_of(owner)
+    assert live.is_live
+    from pyengine.ipc.control_block import EngineMemory
+
+    owner.folder.sweep()
+    with EngineMemory.create(owner.folder, owner.memory.identity) as successor:
+        native.store_position(successor.control.flushed, 42)
+        native.store(successor.control.state, "state", native.STATE_RUNNING)
+        successor.publish()
+        assert live.limit(ReadLevel.FLUSHED) == 42
+
+
+def test_a_recovering_store_is_busy(store):
+    owner, _ = store()
+    owner.publish(native.STATE_RECOVERING)
+    with pytest.raises(StoreBusyError, match="is being recovered"):
+        watermark_of(owner).limit(ReadLevel.FLUSHED)

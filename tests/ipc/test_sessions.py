@@ -16,10 +16,9 @@ import pytest
 
 from fix_owner import CHECKOUT
 from pyengine.errors import EngineUnavailableError
-from pyengine.ipc import attach_count, session_server
+from pyengine.ipc import sessions
 from pyengine.ipc.session_client import open_session
-from pyengine.ipc.session_server import PEERS_MAX, SessionServer
-from pyengine.ipc.sessions import Sessions
+from pyengine.ipc.sessions import PEERS_MAX, Sessions, SessionServer, connect_socket
 from pyengine.native import control as native
 from pyengine.native import session as native_session
 from waiting import eventually
@@ -31,15 +30,14 @@ session = open_session(sys.argv[1])
 print(session.slot, session.generation, flush=True)
 sys.stdin.read()
 """
-
 ANOTHER_UID = 65534
 CLOSER = """
 import os, sys
-from pyengine.ipc import session_server
+from pyengine.ipc import sessions
 folder, uid, epoch, slot, generation = sys.argv[1:]
 if os.geteuid() == 0:
     os.setuid(int(uid))
-with session_server.connect(folder, 10) as channel:
+with sessions.connect_socket(folder, 10) as channel:
     channel.sendall(b'{"want": "close", "epoch": %d, "slot": %d, "generation": %d}\\n'
                     % (int(epoch), int(slot), int(generation)))
     print(os.geteuid(), channel.recv(4096).decode())
@@ -115,7 +113,7 @@ def test_a_session_is_opened_used_and_closed(server):
         assert state(server, 0) == native.SESSION_OPEN and session.is_open
         assert latch.wait(10) and native.load(server.owner.control.session_seq, "value") > before
         assert session.identity == server.owner.memory.identity
-        assert attach_count.count(session.identity.sysv_semaphore_id) == 1
+        assert sessions.producers_attached(session.identity.sysv_semaphore_id) == 1
         # the writer's mapping of the object is the producer's
         with server.owner.folder.attach("session-1-0-1") as shared:
             view = native_session.view(shared.memory)
@@ -124,7 +122,7 @@ def test_a_session_is_opened_used_and_closed(server):
             assert view.tail == 4711 and view.epoch == session.identity.epoch
         assert os.stat(server.owner.folder.path / "session-1-0-1").st_blocks * 512 >= shared.size_bytes
     assert state(server, 0) == native.SESSION_DEAD
-    assert attach_count.count(server.owner.memory.identity.sysv_semaphore_id) == 0
+    assert sessions.producers_attached(server.owner.memory.identity.sysv_semaphore_id) == 0
 
 
 def test_the_ring_is_as_large_as_asked(server):
@@ -152,11 +150,11 @@ def test_a_slot_comes_back_with_another_generation_and_its_old_object_goes(serve
 def test_a_killed_producer_is_noticed_and_counted_out(server):
     child, slot, generation = producer(server)
     semaphore = server.owner.memory.identity.sysv_semaphore_id
-    assert attach_count.count(semaphore) == 1
+    assert sessions.producers_attached(semaphore) == 1
     child.send_signal(signal.SIGKILL)
     eventually(lambda: state(server, slot) == native.SESSION_DEAD, "its session is dead")
     child.wait()
-    assert attach_count.count(semaphore) == 0
+    assert sessions.producers_attached(semaphore) == 0
     end(child)
 
 
@@ -233,7 +231,7 @@ def test_a_user_closes_no_session_of_another_process_but_root_does(server, monke
     if os.geteuid() == 0:
         os.chmod(folder.path, 0o711)
         os.chmod(folder.socket_path, 0o666)
-        monkeypatch.setattr(session_server.os, "geteuid", lambda: uid)  # as if the engine were that user's
+        monkeypatch.setattr(sessions.os, "geteuid", lambda: uid)  # as if the engine were that user's
     numbers = [str(number) for number in (uid, server.owner.memory.identity.epoch, slot, generation)]
     done = subprocess.run([sys.executable, "-c", CLOSER, folder.path, *numbers], cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
     assert (done.stdout.split(), done.stderr) == ([str(uid), '{"closed":', "false}"], "")
@@ -249,7 +247,7 @@ def test_a_user_closes_no_session_of_another_process_but_root_does(server, monke
     b'{"want": "session", "ring_bytes": 1e999}', b'{"want": "close", "epoch": 1, "slot": 1' + b"0" * 40 + b', "generation": 1}',
 ])
 def test_nonsense_gets_an_answer_and_harms_nobody(server, line):
-    with session_server.connect(server.owner.folder.path, 10) as channel:
+    with connect_socket(server.owner.folder.path, 10) as channel:
         channel.sendall(line + b"\n")
         answer = json.loads(channel.recv(4096))
     assert "error" in answer or answer == {"closed": False}
@@ -257,9 +255,9 @@ def test_nonsense_gets_an_answer_and_harms_nobody(server, line):
 
 
 def test_endless_lines_and_silent_peers_are_dropped(server, monkeypatch):
-    monkeypatch.setattr(session_server, "TIMEOUT_S", 0.05)
-    with session_server.connect(server.owner.folder.path, 10) as endless, \
-            session_server.connect(server.owner.folder.path, 10) as silent:
+    monkeypatch.setattr(sessions, "TIMEOUT_S", 0.05)
+    with connect_socket(server.owner.folder.path, 10) as endless, \
+            connect_socket(server.owner.folder.path, 10) as silent:
         endless.sendall(b"x" * 5000)
         assert endless.recv(10) == b""
         assert silent.recv(10) == b""
@@ -269,7 +267,7 @@ def test_endless_lines_and_silent_peers_are_dropped(server, monkeypatch):
 def test_connections_that_say_nothing_keep_nobody_out(server):
     def connected():
         with contextlib.suppress(BlockingIOError):  # the server has not come to those before
-            return session_server.connect(server.owner.folder.path, 10)
+            return connect_socket(server.owner.folder.path, 10)
 
     with contextlib.ExitStack() as silent:
         for _ in range(PEERS_MAX + 10):
@@ -292,7 +290,7 @@ def test_a_connection_that_speaks_in_the_turn_in_which_it_is_dropped_harms_nobod
                 act()
 
         def connected():
-            return stack.enter_context(session_server.connect(owner.folder.path, 10))
+            return stack.enter_context(connect_socket(owner.folder.path, 10))
 
         first = connected()
         turn()
@@ -317,7 +315,7 @@ def test_a_session_of_a_process_that_ended_before_it_was_watched_is_over(make_ow
         server = SessionServer(owner.memory, selector, sessions)
         stack.callback(server.close)
         monkeypatch.setattr(sessions, "owner_lives", lambda slot: False)
-        channel = stack.enter_context(session_server.connect(owner.folder.path, 10))
+        channel = stack.enter_context(connect_socket(owner.folder.path, 10))
         channel.sendall(b'{"want": "session"}\n')
         while not native.load(owner.control.sessions[0], "generation"):
             for key, _ in selector.select(10):
@@ -333,7 +331,7 @@ def test_a_producer_that_vanishes_before_it_is_answered_leaves_no_session(make_o
         sessions = Sessions(owner.memory)
         server = SessionServer(owner.memory, selector, sessions)
         stack.callback(server.close)
-        channel = stack.enter_context(session_server.connect(owner.folder.path, 10))
+        channel = stack.enter_context(connect_socket(owner.folder.path, 10))
         channel.sendall(b'{"want": "session"}\n')
         channel.shutdown(socket.SHUT_RD)  # what is sent to it from here on fails
         while not native.load(owner.control.sessions[0], "generation"):
@@ -417,3 +415,57 @@ def test_a_forked_child_does_not_close_its_parents_session(server):
             os._exit(0)
         os.waitpid(child, 0)
         assert session.is_open
+
+
+# ---- the count of living producers -----------------------------------------------
+
+COUNTED = """
+import sys
+from pyengine.ipc import sessions
+assert sessions.join_attach_count(int(sys.argv[1]))
+print("joined", flush=True)
+if sys.stdin.read(1) == "l":
+    sessions.leave_attach_count(int(sys.argv[1]))
+    print("left", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def semaphore():
+    made = sessions.make_attach_count()
+    assert made != sessions.NO_ATTACH_COUNT
+    yield made
+    sessions.remove_attach_count(made)
+
+
+def counted(semaphore):
+    child = subprocess.Popen([sys.executable, "-c", COUNTED, str(semaphore)], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "joined\n"
+    return child
+
+
+def test_joined_left_ended_and_killed(semaphore):
+    assert sessions.producers_attached(semaphore) == 0
+    first, second, third = counted(semaphore), counted(semaphore), counted(semaphore)
+    assert sessions.producers_attached(semaphore) == 3
+    first.send_signal(signal.SIGKILL)
+    first.wait(timeout=30)
+    assert sessions.producers_attached(semaphore) == 2
+    second.stdin.write("l")
+    second.stdin.flush()
+    assert second.stdout.readline() == "left\n"
+    assert sessions.producers_attached(semaphore) == 1
+    for child in (first, second, third):
+        child.communicate(timeout=30)
+    assert sessions.producers_attached(semaphore) == 0, "leaving twice (by hand and by the kernel) counts once"
+
+
+def test_a_count_that_is_gone_is_none_and_harmless(semaphore):
+    sessions.remove_attach_count(semaphore)
+    assert sessions.producers_attached(semaphore) is None
+    assert not sessions.join_attach_count(semaphore)
+    sessions.leave_attach_count(semaphore)
+    sessions.remove_attach_count(semaphore)
+    assert sessions.producers_attached(sessions.NO_ATTACH_COUNT) is None

@@ -15,7 +15,7 @@ from fix_cli import run
 from fix_golden import CLEAN, RECIPES, unpack
 from pyengine.config import load_config
 from pyengine.errors import EngineError, ExitCode
-from pyengine.ipc.owned_rebuild import rebuild_alone
+from pyengine.ipc.crashed_engine_memory import rebuild_alone
 from pyengine.spark import store_rebuild, units
 from pyengine.spark.store_rebuild import rebuild
 from pyengine.storage.check.check import check

@@ -14,7 +14,7 @@ from fix_cli import run
 from fix_golden import RECIPES, unpack
 from pyengine.config import load_config
 from pyengine.errors import ConfigError, EngineError
-from pyengine.ipc.live_check import check_now
+from pyengine.ipc.live_reader import check_now
 from pyengine.spark import store_verify, units
 from pyengine.spark.store_verify import verify
 from spark.logs import write_log
