@@ -27,9 +27,9 @@ from measure import Row, keep, show  # noqa: E402
 from pyengine.settings import BYTE_UNITS  # noqa: E402
 from pyengine.spark import export_parquet, session, stats  # noqa: E402
 from pyengine.spark.options import read_options  # noqa: E402
+from pyengine.spark.partitions import select  # noqa: E402
 from pyengine.spark.plan import plan  # noqa: E402
 from pyengine.spark.schema import chosen_columns  # noqa: E402
-from pyengine.spark.selection import select  # noqa: E402
 from spark_data import write_log  # noqa: E402
 
 SEGMENT_BYTES = 256 << 20

@@ -14,7 +14,8 @@ from pyengine.cli.engine_status import engine_status
 from pyengine.errors import CorruptionError, StoreRefusedError
 from pyengine.ipc.live_reader import open_store
 from pyengine.results import ReadLevel
-from pyengine.spark.file_tree import ARROW, open_tree
+from pyengine.spark.file_access import open_tree
+from pyengine.spark.options import ARROW
 from pyengine.spark.remote_store import RemoteStore
 from pyengine.storage.check.check import check
 from pyengine.storage.geometry import Geometry, discover

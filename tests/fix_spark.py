@@ -18,7 +18,7 @@ def spark():
     """Tests that use it carry the marker spark. The format is found by itself, not registered."""
     from pyspark.sql import SparkSession
 
-    from pyengine.spark.register import session
+    from pyengine.spark.spark_session import session
 
     assert SparkSession.getActiveSession() is None, "another Spark session is running"
     running = session("pyengine tests", cores=2)

@@ -32,7 +32,7 @@ level_option = click.option(
 def spark_session(app: str, master: str | None = None) -> Iterator[SparkSession]:
     """A session that ends with the block. UsageError without Spark and what it needs."""
     require_extra("pyspark", "pyarrow", "pandas")
-    from pyengine.spark.register import borrowed_session
+    from pyengine.spark.spark_session import borrowed_session
 
     with borrowed_session(app, {} if master is None else {"spark.master": master}) as spark:
         yield spark

@@ -107,9 +107,9 @@ def allocate_plain(length: int) -> Buffer:
     return Buffer(memory, int(ffi.cast("uintptr_t", memory)))
 
 
-# (topic, queue id) -> [first queue offset, end) of the wanted rows, or these and [start, end) of their store times in ms;
-# None for none.
-ChooseQueue = Callable[[str, int], "tuple[int, int] | tuple[int, int, int, int] | None"]
+# [first queue offset, end) of the wanted rows of a queue, or these and [start, end) of their store times in ms.
+QueueBounds = tuple[int, int] | tuple[int, int, int, int]
+ChooseQueue = Callable[[str, int], QueueBounds | None]  # (topic, queue id) -> which rows, None for none
 EVERY_OFFSET = (INT64_MIN, INT64_MAX)
 
 

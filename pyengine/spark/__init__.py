@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from pyengine.spark.export import export_parquet
     from pyengine.spark.jobs import skipped_ranges
     from pyengine.spark.message_stats import collect_stats, stats
-    from pyengine.spark.register import register, session
+    from pyengine.spark.spark_session import register, session
     from pyengine.spark.store_rebuild import rebuild
     from pyengine.spark.store_verify import verify
 
 _WHERE = {
-    "register": "pyengine.spark.register",
-    "session": "pyengine.spark.register",
+    "register": "pyengine.spark.spark_session",
+    "session": "pyengine.spark.spark_session",
     "export_parquet": "pyengine.spark.export",
     "skipped_ranges": "pyengine.spark.jobs",
     "collect_stats": "pyengine.spark.message_stats",

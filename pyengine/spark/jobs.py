@@ -2,6 +2,10 @@
 
 Rows never cross into the JVM, which is several times faster than a DataFrame that is
 written out again. Options are those of `spark.read.format("pyengine")`.
+
+`run_units` is for work that is no read: a unit is a small object that says which bytes to
+look at, and its outcome is small too. The driver gets the outcomes in the units' order,
+whatever the order of the tasks.
 """
 
 from __future__ import annotations
@@ -9,24 +13,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pickle
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import pyarrow
+
+from pyengine.errors import EngineError
 from pyengine.spark.options import ReadOptions, read_options
-from pyengine.spark.partitions import LogRange, QueuePart
+from pyengine.spark.partitions import LogRange, QueuePart, select
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns
-from pyengine.spark.selection import select
+from pyengine.spark.task_reader import arrow_schema, read_partition, reader_of
 
 if TYPE_CHECKING:
-    import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
 Part = LogRange | QueuePart
-Work = Callable[[int, Part], "Iterator[pyarrow.RecordBatch]"]
+Task = TypeVar("Task")  # what one task gets
 
 SKIPPED_SCHEMA = "physicalOffset BIGINT, bytes BIGINT, reason STRING"
+_UNITS_SCHEMA = "unit BIGINT, outcome BINARY"
 _POLL_INTERVAL_S = 0.2
 
 
@@ -43,7 +51,8 @@ def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: I
     return run_in_workers(spark, functools.partial(_skipped, read, chosen_columns(read)), plan(read), SKIPPED_SCHEMA)
 
 
-def run_in_workers(spark: SparkSession, work: Work, parts: list[Part], schema: str) -> DataFrame:
+def run_in_workers(spark: SparkSession, work: Callable[[int, Task], Iterator[pyarrow.RecordBatch]], parts: Sequence[Task],
+                   schema: str) -> DataFrame:
     """A DataFrame of what `work(number, part)` yields for each part, one task each; `work` is pickled."""
 
     def task(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
@@ -89,18 +98,12 @@ def given_options(store: str | os.PathLike[str], topics: Iterable[str] | None, o
 
 
 def batches_of(options: ReadOptions, columns: list[Column], part: Part) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
-    from pyengine.spark.task_reader import arrow_schema, read_partition
-
     schema = arrow_schema(columns)
     return schema, read_partition(options, select(options), columns, part, schema)
 
 
 def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
     """One part's damaged places."""
-    import pyarrow
-
-    from pyengine.spark.task_reader import arrow_schema, reader_of
-
     reader = reader_of(options, select(options), columns, part)
     for _ in reader.batches(part, arrow_schema(columns)):
         pass
@@ -109,3 +112,61 @@ def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Par
         yield pyarrow.RecordBatch.from_arrays(
             [pyarrow.array(offsets, pyarrow.int64()), pyarrow.array(lengths, pyarrow.int64()), pyarrow.array(reasons)],
             ["physicalOffset", "bytes", "reason"])
+
+
+# -- units ------------------------------------------------------------------------
+
+
+class Unit(Protocol):
+    """`cost` is about the bytes it reads. Unit and outcome are pickled; an exception of `run` is raised in the driver."""
+
+    cost: int
+
+    def run(self, common: Any) -> Any: ...
+
+
+def run_units(spark: SparkSession, units: Sequence[Unit], common: object, *, task_bytes: int,
+              progress: Callable[[int, int], None] | None = None) -> list[Any]:
+    """The outcome of each unit; `common` goes to all of them. A task takes units of about `task_bytes` together.
+
+    Units that are much smaller share a task, but every core gets one while there are units.
+    """
+    total = sum(unit.cost for unit in units)
+    share = max(1, min(task_bytes, total // max(1, spark.sparkContext.defaultParallelism)))
+    bundles = list(_bundled(units, share))
+    found: list[Any] = [None] * len(units)
+    with watched(spark, total, progress):
+        rows = run_in_workers(spark, functools.partial(_run_bundle, common), bundles, _UNITS_SCHEMA).collect() if bundles else []
+    for number, outcome in rows:
+        found[number] = pickle.loads(outcome)
+        if isinstance(found[number], BaseException):
+            raise found[number]
+    return found
+
+
+def _bundled(units: Iterable[Unit], most: int) -> Iterator[list[tuple[int, Unit]]]:
+    bundle: list[tuple[int, Unit]] = []
+    held = 0
+    for number, unit in enumerate(units):
+        if bundle and held + unit.cost > most:
+            yield bundle
+            bundle, held = [], 0
+        bundle.append((number, unit))
+        held += unit.cost
+    if bundle:
+        yield bundle
+
+
+def _run_bundle(common: object, number: int, bundle: list[tuple[int, Unit]]) -> Iterator[pyarrow.RecordBatch]:
+    for at, unit in bundle:
+        outcome = pickle.dumps(_outcome(unit, common))
+        yield pyarrow.RecordBatch.from_arrays([pyarrow.array([at], pyarrow.int64()), pyarrow.array([outcome], pyarrow.binary())],
+                                              ["unit", "outcome"])
+
+
+def _outcome(unit: Unit, common: object) -> object:
+    """What the unit found, or its error, told as an outcome: Spark would try it again, and bury it in a trace."""
+    try:
+        return unit.run(common)
+    except (OSError, EngineError) as error:
+        return error

@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import pyarrow
+from pyarrow import compute
+
 from pyengine.errors import UsageError
 from pyengine.formats.constants import PROPERTY_DELAY, SYS_FLAG_COMPRESSED, SYS_FLAG_TRANSACTION_MASK
 from pyengine.spark.jobs import Part, batches_of, given_options, run_in_workers, watched
@@ -23,7 +26,6 @@ from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns
 
 if TYPE_CHECKING:
-    import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
 By = Literal["queue", "topic", "hour", "day"]
@@ -152,8 +154,6 @@ def _figures(by: By) -> list[Figure]:
 
 def _count(options: ReadOptions, columns: list[Column], by: By, number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
     """One part's row for each key in it."""
-    import pyarrow
-
     figures, second = _figures(by), _SECOND_KEY[by]
     keys = ["topic"] if second is None else ["topic", second[0]]
     of_rows = [(figure.name, figure.column, figure.of_rows) for figure in figures]
@@ -170,9 +170,6 @@ def _count(options: ReadOptions, columns: list[Column], by: By, number: int, par
 
 def _prepared(batch: pyarrow.RecordBatch, second: tuple[str, str, int] | None) -> pyarrow.Table:
     """A batch with the columns that are counted, each as a number, and the step of time that a row falls into."""
-    import pyarrow
-    from pyarrow import compute
-
     table = pyarrow.Table.from_batches([batch])
     sys_flag = table["sysFlag"]
     counted = {
@@ -193,8 +190,6 @@ def _prepared(batch: pyarrow.RecordBatch, second: tuple[str, str, int] | None) -
 
 def _sums_of(table: pyarrow.Table, keys: list[str], wanted: list[tuple[str, str, str]]) -> pyarrow.Table:
     """One row for each key: (result's name, column, how) each, in their order."""
-    import pyarrow
-
     found = table.group_by(keys).aggregate([(column, how) for _, column, how in wanted])
     return pyarrow.table({**{key: found[key] for key in keys},
                           **{name: found[f"{column}_{how}"] for name, column, how in wanted}})

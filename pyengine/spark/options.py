@@ -21,9 +21,9 @@ from pyengine.config import FIXED_NAMES, SETTINGS, fold
 from pyengine.errors import UsageError
 from pyengine.results import ReadLevel
 from pyengine.settings import BYTE_UNITS
-from pyengine.spark.file_tree import ARROW, AUTO, is_file_system, scheme_of
 from pyengine.storage.tag_filter import parse_subscription
 
+AUTO, ARROW = "auto", "arrow"  # of the option fileSystem
 EARLIEST, LATEST = -2, -1  # as in the JSON of Spark's Kafka source
 INT32_MAX = 2**31 - 1
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
@@ -31,6 +31,12 @@ BATCH_ROWS_MAX, BATCH_BYTES_MAX = 1 << 20, 256 << 20  # those of native.columns,
 
 QueueOffsets = dict[str, dict[int, int]]  # topic -> queue id -> offset, or EARLIEST or LATEST
 Use = Literal["batch", "stream", "any"]   # what the options are for; any: only what they say of the schema matters
+
+
+def scheme_of(path: str) -> str:
+    """The scheme of a URI in small letters, "" for a path. A path of this host has none, or `file`."""
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+)://", path)
+    return found[1].lower() if found else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ def _path(value: str) -> str:
 
 def _file_system(value: str) -> str:
     text = value.strip()
-    if not is_file_system(text):
+    if text not in (AUTO, ARROW) and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
         raise ValueError("give auto, arrow, or module:name of a file system that can be imported")
     return text
 

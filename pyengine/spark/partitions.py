@@ -1,19 +1,33 @@
-"""What one task reads: a byte range of the log, or slices of queues; and how a read is cut into them.
+"""What the driver tells each task of a read: which bytes or queue entries to read, and which rows are wanted.
 
 The task of a LogRange reads the records that *begin* in it and finds the first by itself
-(pyengine.spark.range_reader), so nobody has to walk the log to plan a read. The task of a
-QueuePart reads the records that queue entries name. Either looks at nothing at or above
-`limit` (the end of the log when the read was planned) and needs the files only, on
-whatever host it runs.
+(pyengine.spark.task_reader), so planning a read does not walk the log. The task of a
+QueuePart reads the records that queue entries name. Both read nothing at or above
+`limit` (the end of the log when the read was planned) and need the files only, on
+whatever host they run.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
+
+from pyengine.errors import CorruptionError
+from pyengine.spark.options import EARLIEST, INT64_MAX, INT64_MIN, LATEST, QueueOffsets, ReadOptions
+
+if TYPE_CHECKING:
+    from pyengine.native.columns import ChooseQueue, QueueBounds
+
+REMEDY = "set failOnDataLoss=false to read what there is"
+
+
+class DataLossError(CorruptionError):
+    """Something that was asked for does not exist any more; failOnDataLoss=false reads what there is."""
 
 
 @dataclass(frozen=True)
@@ -95,3 +109,91 @@ def partition_bytes(total_bytes: int, max_partition_bytes: int, min_partitions: 
     """How many bytes of the log a partition should have."""
     share = total_bytes // min_partitions if min_partitions > 1 else max_partition_bytes
     return max(1, min(max_partition_bytes, share))
+
+
+# -- rows -------------------------------------------------------------------------
+
+Queue = tuple[str, int]
+EVERY_OFFSET = (INT64_MIN, INT64_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows of the log are wanted; None and empty are no filter.
+
+    `offsets`: queue -> [first offset, end) for queues with bounds, `times` likewise [start, end) of their store
+    times. `queues`: only these. `queued_only`: prepared and rolled back messages, which are in no queue, are left
+    out. Times are the store's, [start, end) in ms.
+    """
+
+    topics: tuple[str, ...] = ()
+    topic_pattern: str | None = None
+    queues: frozenset[Queue] | None = None
+    offsets: dict[Queue, tuple[int, int]] = field(default_factory=dict)
+    times: dict[Queue, tuple[int, int]] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    start_ms: int | None = None
+    end_ms: int | None = None
+    queued_only: bool = False
+
+
+def select(options: ReadOptions, *, with_offsets: bool = True) -> Selection:
+    """The rows that the options choose; without offsets, those of a stream wherever it is."""
+    assigned = None
+    if options.assign is not None:
+        assigned = frozenset((topic, queue_id) for topic, ids in options.assign.items() for queue_id in ids)
+    return Selection(
+        topics=options.subscribe or tuple(options.assign or ()),
+        topic_pattern=options.subscribe_pattern,
+        queues=assigned,
+        offsets=offset_bounds(options) if with_offsets else {},
+        times=_bounds(options.starting_timestamps, options.ending_timestamps) if with_offsets else {},
+        tags=options.tags,
+        start_ms=options.starting_timestamp_ms,
+        end_ms=options.ending_timestamp_ms,
+        queued_only=options.is_queue_view,
+    )
+
+
+def offset_bounds(options: ReadOptions) -> dict[Queue, tuple[int, int]]:
+    """Queue -> [first offset, end) of the queues that the options bound; EVERY_OFFSET's number where they do not."""
+    return _bounds(options.starting_offsets, options.ending_offsets)
+
+
+def queue_chooser(selection: Selection) -> ChooseQueue | None:
+    """A function that returns the wanted offsets (and store times, where they are bounded) of a queue, None for no rows.
+
+    Itself None when all rows of all queues are wanted.
+    """
+    topics = frozenset(selection.topics)
+    pattern = re.compile(selection.topic_pattern) if selection.topic_pattern else None
+    offsets, times = selection.offsets, selection.times
+    if not topics and pattern is None and selection.queues is None and not offsets and not times:
+        return None
+
+    def choose(topic: str, queue_id: int) -> QueueBounds | None:
+        if topics and topic not in topics or pattern is not None and not pattern.fullmatch(topic):
+            return None
+        queue = topic, queue_id
+        if selection.queues is not None and queue not in selection.queues:
+            return None
+        bounds = offsets.get(queue, EVERY_OFFSET)
+        return (*bounds, *times[queue]) if queue in times else bounds
+
+    return choose
+
+
+def _bounds(starts: QueueOffsets | None, ends: QueueOffsets | None) -> dict[Queue, tuple[int, int]]:
+    """[start, end) of the queues that either one bounds."""
+    found: dict[Queue, tuple[int, int]] = {}
+    for queue, start in _flat(starts):
+        if start != EARLIEST:
+            found[queue] = start, INT64_MAX
+    for queue, end in _flat(ends):
+        if end != LATEST:
+            found[queue] = found.get(queue, EVERY_OFFSET)[0], end
+    return found
+
+
+def _flat(offsets: QueueOffsets | None) -> list[tuple[Queue, int]]:
+    return [((topic, queue_id), offset) for topic, queues in (offsets or {}).items() for queue_id, offset in queues.items()]

@@ -3,30 +3,53 @@
 Only here is a running engine asked anything: how far the log may be read. What the plan
 holds travels to the tasks, which need the files alone. Of a store on another file system
 the files tell that, too.
+
+Chosen topics are found by a scan or through their consume queues. A scan reads every
+record's header, so a topic that is a hundredth of a large log costs a hundred times its
+size; its queues name exactly its records. But queues are written after the log and are
+lost more easily. So they are read only up to the offset that dispatch is known to have
+reached (a running engine's counter; everything, after an orderly stop), what follows is
+scanned, and after a crash they are not used at all.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyengine.errors import CorruptionError, UsageError
+from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.results import ReadLevel
 from pyengine.spark.options import ReadOptions
-from pyengine.spark.partitions import LogRange, QueuePart, cut
-from pyengine.spark.selection import EVERY_OFFSET, offset_bounds
-from pyengine.spark.starting_times import require_messages_of_times
+from pyengine.spark.partitions import (
+    EVERY_OFFSET,
+    REMEDY,
+    DataLossError,
+    LogRange,
+    QueuePart,
+    QueueSlice,
+    cut,
+    offset_bounds,
+    partition_bytes,
+    queue_chooser,
+    select,
+)
+from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.read_level import StoreUse, store_use
+from pyengine.storage.watermark import read_watermark
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.spark.remote_store import RemoteStore
+    from pyengine.storage.queue_reader import QueueReader
     from pyengine.storage.store_reader import StoreReader
 
-REMEDY = "set failOnDataLoss=false to read what there is"
-
-
-class DataLossError(CorruptionError):
-    """Something that was asked for is not there any more; failOnDataLoss=false reads what there is."""
+# `auto` scans what is small, and what is mostly wanted: sequential reading is the faster then.
+LOG_BYTES_MIN = 256 << 20
+SHARE_MAX = 0.3
+QUEUES_MAX = 10_000
+SAMPLES = 16
 
 
 def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
@@ -36,7 +59,7 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
     that cannot be told.
     """
     if options.is_remote:
-        from pyengine.spark.file_tree import open_tree
+        from pyengine.spark.file_access import open_tree
         from pyengine.spark.remote_store import RemoteStore
 
         with RemoteStore(open_tree(options.path, options.file_system), options.sizes) as store:
@@ -48,8 +71,6 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
 
 
 def _plan(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> list[LogRange | QueuePart]:
-    from pyengine.spark.queue_plan import plan_queues
-
     limit = reader.max_physical_offset(options.read_level)
     starts = reader.commit_log.starts()
     segment_bytes = reader.commit_log.size_bytes
@@ -77,8 +98,6 @@ def _plan(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> list[L
 def _with_lost_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, limit: int, log_end: int) -> int:
     """The limit. Of a store at rest it was found by reading, and ends at damage too: CorruptionError where its engine
     had synced more, unless damage is to be skipped; then what is there of that is read."""
-    from pyengine.storage.watermark import read_watermark
-
     if options.read_level is ReadLevel.REPLICATED or not options.is_remote and reader.is_live:
         return limit
     reading = reader.durable_watermark() if options.is_remote else read_watermark(options.path)
@@ -147,3 +166,126 @@ def _place(reader: StoreReader, queue: tuple[str, int], offset: int, limit: int)
     if message is None or (message.topic, message.queue_id, message.queue_offset) != (topic, queue_id, offset):
         return None
     return message.physical_offset, message.physical_offset + message.size_bytes
+
+
+# -- queues that start at a time ----------------------------------------------------
+
+
+def starting_time_ms(options: ReadOptions, topic: str, queue_id: int) -> int | None:
+    """When this queue starts; None without a time."""
+    if options.starting_timestamp_ms is not None:
+        return options.starting_timestamp_ms
+    return ((options.starting_timestamps or {}).get(topic) or {}).get(queue_id)
+
+
+def require_messages_of_times(options: ReadOptions, reader: StoreReader, limit: int) -> None:
+    """UsageError for a chosen queue whose newest message below `limit` is older than its starting time, under `error`."""
+    if options.starting_timestamp_strategy != "error":
+        return
+    if options.is_remote:
+        raise UsageError("option startingOffsetsByTimestampStrategy = error looks into the queues, and over a file system only "
+                         "the log is read: give the store's directory")
+    choose = queue_chooser(select(options, with_offsets=False))
+    chosen = {(topic, queue_id) for topic, ids in reader.topics().items() if not topic.startswith(LMQ_PREFIX)
+              for queue_id in ids if choose is None or choose(topic, queue_id)}
+    named = {(topic, queue_id) for topic, times in (options.starting_timestamps or {}).items() for queue_id in times}
+    for topic, queue_id in sorted(chosen | named):
+        wanted_ms = starting_time_ms(options, topic, queue_id)
+        newest_ms = _newest_ms(reader, topic, queue_id, limit)
+        if wanted_ms is not None and (newest_ms is None or newest_ms < wanted_ms):
+            raise UsageError(f"queue {topic}/{queue_id} has no message that was stored at {wanted_ms} or later: "
+                             "startingOffsetsByTimestampStrategy=latest reads what comes later")
+
+
+def _newest_ms(reader: StoreReader, topic: str, queue_id: int, limit: int) -> int | None:
+    queue = reader.queue(topic, queue_id)
+    if queue is None:
+        return None
+    high = queue.max_offset(limit)
+    entry = queue.entry(high - 1, high) if high else None
+    message = reader.message_below(entry.physical_offset, limit) if entry is not None else None
+    return None if message is None else message.store_timestamp_ms
+
+
+# -- reading through the queues -----------------------------------------------------
+
+
+def plan_queues(
+    options: ReadOptions, reader: LiveStoreReader, start: int, stop: int, limit: int
+) -> list[LogRange | QueuePart] | None:
+    """The parts of a read through queues, None to scan. UsageError when `access=queue` is not possible."""
+    if options.access == "scan" or options.access == "auto" and stop - start < LOG_BYTES_MIN:
+        return None
+    obstacle, dispatched = _obstacle(options, reader, limit)
+    if obstacle:
+        if options.access == "queue":
+            raise UsageError(f"access=queue: {obstacle}")
+        return None
+    slices = list(_slices(options, reader, dispatched))
+    wanted_bytes = sum(one.log_bytes for one in slices)
+    if options.access == "auto" and (len(slices) > QUEUES_MAX or wanted_bytes > SHARE_MAX * (stop - start)):
+        return None
+    most = partition_bytes(wanted_bytes, options.max_partition_bytes, options.min_partitions)
+    segment_bytes, file_bytes = reader.commit_log.size_bytes, reader.geometry.mapped_file_size_consume_queue_bytes
+    parts: list[LogRange | QueuePart] = [
+        QueuePart(tuple(group), limit, segment_bytes, file_bytes) for group in grouped(slices, most)
+    ]
+    return parts + cut(max(start, dispatched), stop, limit, segment_bytes, options.max_partition_bytes, 1)
+
+
+def _obstacle(options: ReadOptions, reader: LiveStoreReader, limit: int) -> tuple[str, int]:
+    """(why queues cannot be used, or "", and below which offset every message is in its queue)."""
+    if not (options.subscribe or options.subscribe_pattern or options.assign):
+        return "choose topics by subscribe, subscribePattern or assign", 0
+    if options.starting_physical_offset is not None or options.ending_physical_offset is not None:
+        return "physical offsets are bounds of a scan", 0
+    if reader.is_live:
+        return "", min(limit, reader.dispatched_offset(options.read_level))
+    if store_use(options.path) is not StoreUse.NOBODY:
+        return "another program has the store open, and how far its queues have come cannot be told", 0
+    if abort_file_exists(options.path):
+        return "the store was not stopped in order, so its queues may lack messages: recover it first", 0
+    return "", limit
+
+
+def _slices(options: ReadOptions, reader: LiveStoreReader, dispatched: int) -> Iterator[QueueSlice]:
+    choose = queue_chooser(select(options))
+    for topic, queue_ids in reader.topics().items():
+        if topic.startswith(LMQ_PREFIX):  # its entries name records of other topics
+            continue
+        for queue_id in queue_ids:
+            wanted = choose(topic, queue_id) if choose else None
+            queue = reader.queue(topic, queue_id) if wanted else None
+            if wanted is None or queue is None:
+                continue
+            high = queue.max_offset(dispatched)
+            first = max(wanted[0], queue.min_offset(reader.min_physical_offset, high))
+            end = min(wanted[1], high)
+            if first < end:
+                yield QueueSlice(topic, queue_id, first, end, slice_bytes(queue, first, end, high))
+
+
+def slice_bytes(queue: QueueReader, first: int, end: int, high: int) -> int:
+    """About how many bytes of the log these messages are: by some of them."""
+    step = max(1, (end - first) // SAMPLES)
+    sizes = [entry.size_bytes for at in range(first, end, step) if (entry := queue.entry(at, high))]
+    return (end - first) * sum(sizes) // max(1, len(sizes))
+
+
+def grouped(slices: list[QueueSlice], most_bytes: int) -> Iterator[list[QueueSlice]]:
+    """Slices put together, and large ones cut, so that each group is about `most_bytes`."""
+    group: list[QueueSlice] = []
+    held = 0
+    for whole in slices:
+        mean = max(1, whole.log_bytes // (whole.end - whole.first))
+        first = whole.first
+        while first < whole.end:
+            end = min(whole.end, first + max(1, (most_bytes - held) // mean))
+            group.append(QueueSlice(whole.topic, whole.queue_id, first, end, (end - first) * mean))
+            held += (end - first) * mean
+            first = end
+            if held + mean > most_bytes:
+                yield group
+                group, held = [], 0
+    if group:
+        yield group

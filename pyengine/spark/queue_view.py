@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import InputPartition
 
 from pyengine.errors import UsageError
-from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.spark.options import BY_NAME, ReadOptions, read_options
-from pyengine.spark.selection import queue_chooser, select
+from pyengine.spark.partitions import queue_chooser, select
 
 if TYPE_CHECKING:
-    import numpy
     import pyarrow
 
-    from pyengine.storage.queue_reader import QueueReader
     from pyengine.storage.store_reader import StoreReader
 
 SHARED_OPTIONS = ("path", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel")
@@ -32,7 +29,6 @@ OWN_OPTIONS = {
 }
 ENTRIES_PER_PART = 4 << 20
 QUEUES_PER_PART = 5_000
-BATCH_ROWS = 1 << 16
 
 # name, type, what it is
 QUEUE_COLUMNS = (
@@ -176,6 +172,7 @@ def _count(
 ) -> Iterator[pyarrow.RecordBatch]:
     import pyarrow
 
+    from pyengine.spark.task_reader import queue_entries
     from pyengine.storage.consumer_offset import ConsumerOffsets
 
     groups = ConsumerOffsets(options.read.path).groups() if options.group else {}
@@ -194,7 +191,7 @@ def _count(
             "lag": max(0, end - max(first, committed or 0)) if options.group else None,
         }
         if "bytes" in rows:
-            values["bytes"] = sum(int(entries["size"].sum(dtype="int64")) for _, entries in _entries(queue, first, end))
+            values["bytes"] = sum(int(entries["size"].sum(dtype="int64")) for _, entries in queue_entries(queue, first, end))
         for name, column in rows.items():
             column.append(values[name])
     if rows[options.columns[0]]:
@@ -208,11 +205,13 @@ def _list(
     import numpy
     import pyarrow
 
+    from pyengine.spark.task_reader import queue_entries
+
     for topic, queue_id, first, end in part.queues:
         queue = reader.queue(topic, queue_id)
         if queue is None:
             continue
-        for number, entries in _entries(queue, first, end):
+        for number, entries in queue_entries(queue, first, end):
             made = {
                 "topic": lambda: pyarrow.repeat(pyarrow.scalar(topic, pyarrow.string()), len(entries)),
                 "partition": lambda: numpy.full(len(entries), queue_id, numpy.int32),
@@ -223,19 +222,3 @@ def _list(
             }
             arrays = [pyarrow.array(made[name](), field.type) for name, field in zip(options.columns, schema, strict=True)]
             yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _entries(queue: QueueReader, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
-    """(number of the first, entries) of the queue's entries [first, end), some at a time; deleted files are passed over."""
-    import numpy
-
-    kind = numpy.dtype([("physicalOffset", ">i8"), ("size", ">i4"), ("tagsCode", ">i8")])
-    while first < end:
-        span = queue.span(first, end)
-        if span is None:
-            first = min(end, queue.next_file_offset(first))
-            continue
-        view, position, behind = span
-        count = min(end - first, (behind - position) // CQ_ENTRY_BYTES, BATCH_ROWS)
-        yield first, numpy.frombuffer(view, kind, count, position)
-        first += count

@@ -19,8 +19,7 @@ from pyengine.errors import NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.paths import log_folders, parse_segment_name, segment_name
 from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.results import ReadLevel
-from pyengine.spark.file_tree import LOG, FileTree
-from pyengine.spark.segment_bytes import FetchedSegment, judge, walk_piece
+from pyengine.spark.file_access import LOG, FetchedSegment, FileTree, judge, walk_piece
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.log_end import LogEnd
 from pyengine.storage.log_scan import HEAD_BYTES, LogView

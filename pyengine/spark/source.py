@@ -1,9 +1,10 @@
-"""The data source behind `spark.read.format("pyengine")` and `spark.readStream.format("pyengine")`.
+"""The data sources behind `spark.read.format("pyengine")`, `spark.readStream.format("pyengine")` and `"pyengine-queue"`.
 
-Spark makes it in the driver's planning process, asks it for a schema and partitions, and
+Spark makes one in the driver's planning process, asks it for a schema and partitions, and
 ships the reader to the tasks. There is no filter pushdown: Spark 4.3 keeps a filtered
 plan for the next query on the same DataFrame, which then returns too few rows. Options
-choose rows and columns instead.
+choose rows and columns instead. Spark imports this module in every session to find the
+formats, so it loads Arrow and C only when they are used.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from pyengine.errors import UsageError
 from pyengine.spark.options import read_options
-from pyengine.spark.partitions import LogRange, QueuePart
-from pyengine.spark.plan import plan
+from pyengine.spark.partitions import LogRange, QueuePart, select
+from pyengine.spark.queue_view import QueueRows, plan_view, read_view_options, types_of, view_rows
 from pyengine.spark.schema import chosen_columns, columns_of_schema, schema_text
-from pyengine.spark.selection import select
 from pyengine.spark.versions import arrow_schema_of
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class LogReader(DataSourceReader):
 
     def partitions(self) -> list[LogRange | QueuePart]:
         """Parts of the log below the level's end as it is now."""
+        from pyengine.spark.plan import plan
+
         return plan(self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -69,3 +72,42 @@ class LogReader(DataSourceReader):
 
         schema = arrow_schema_of(self.schema)
         return read_partition(self.options, select(self.options), self.columns, partition, schema)
+
+
+class PyEngineQueueSource(DataSource):
+    """The consume queues of one store, as a table."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "pyengine-queue"
+
+    def schema(self) -> str:
+        """The columns of the view, or those of them that the option `columns` names."""
+        options = read_view_options(self.options)
+        types = types_of(options.view)
+        return ", ".join(f"`{name}` {types[name]}" for name in options.columns)
+
+    def reader(self, schema: StructType) -> QueueViewReader:
+        return QueueViewReader(schema, dict(self.options))
+
+
+class QueueViewReader(DataSourceReader):
+    """One read: planned once in the driver, then each partition in some task."""
+
+    def __init__(self, schema: StructType, given: dict[str, str]) -> None:
+        self.options = read_view_options(given)
+        types = types_of(self.options.view)
+        wanted = [(name, types[name]) for name in self.options.columns]
+        if [(field.name, field.dataType.simpleString().upper()) for field in schema.fields] != wanted:
+            raise UsageError("pyengine-queue takes no .schema(): name columns with the option columns")
+        self.schema = schema
+
+    def partitions(self) -> list[QueueRows]:
+        """Groups of queues, up to the level's end as it is now."""
+        return plan_view(self.options)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """The rows of one partition."""
+        if not isinstance(partition, QueueRows):  # what Spark makes of an empty list of partitions
+            return iter(())
+        return view_rows(self.options, partition, arrow_schema_of(self.schema))

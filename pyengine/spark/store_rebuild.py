@@ -35,8 +35,8 @@ from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import BEGIN
 from pyengine.native.dispatch import TouchedQueue
 from pyengine.native.store_check import count_keys
+from pyengine.spark.jobs import run_units
 from pyengine.spark.store_verify import TASK_BYTES, LogPart, WalkedLog, WalkUnit, walk_units
-from pyengine.spark.units import run_units
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.dispatcher import is_queue_name
 from pyengine.storage.file_zeros import used_end

@@ -26,7 +26,7 @@ from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import sync, walk
 from pyengine.native.store_check import broken_chain, count_keys
-from pyengine.spark.units import run_units
+from pyengine.spark.jobs import run_units
 from pyengine.storage.check.entries import EntriesFound, QueueFile, QueueRules, check_queue_file, guess_after
 from pyengine.storage.check.queues import queue_files
 from pyengine.storage.check.report import CheckReport

@@ -9,7 +9,7 @@ is what makes a sink that knows batches exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.spark.options import ReadOptions, read_options
+from pyengine.spark.partitions import LogRange, QueuePart, select
 from pyengine.spark.schema import columns_of_schema
-from pyengine.spark.selection import select
+from pyengine.spark.stream_offsets import LogStream, Offset, QueueStream, StreamOffsets
+from pyengine.spark.task_reader import read_partition
 from pyengine.spark.versions import (
     ReadAllAvailable,
     ReadLimit,
@@ -33,11 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.spark.partitions import LogRange, QueuePart
-    from pyengine.spark.stream_log import LogStream
-    from pyengine.spark.stream_queues import QueueStream
 
-Offset = dict[str, Any]
 TIMEOUT_S = 30.0  # recovery of a log in the page cache takes seconds
 
 
@@ -49,7 +47,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.columns = columns_of_schema(schema, self.options)
         self.schema = schema
         self._store: LiveStoreReader | None = None
-        self._stream: LogStream | QueueStream | None = None
+        self._stream: StreamOffsets | None = None
         self._target: Offset | None = None
         self._waiting_since_s: float | None = None
         self._last_batch_s: float | None = None
@@ -86,7 +84,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if start is None:
             return target
-        if not stream.is_behind(start, target):
+        if not stream.is_beyond(start, target):
             self._waiting_since_s = None
         elif self._is_patient():
             return start
@@ -108,14 +106,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """From now on nothing that comes later is seen."""
         self._target = self._opened().available()
 
-    def partitions(self, start: Offset, end: Offset) -> list[LogRange | QueuePart]:
+    def partitions(self, start: Offset, end: Offset) -> Sequence[LogRange | QueuePart]:
         """The parts of one batch. DataLossError for what was deleted, unless that is allowed."""
         return self._opened().parts(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """The rows of one part; as LogReader.read."""
-        from pyengine.spark.task_reader import read_partition
-
         schema = arrow_schema_of(self.schema)
         return read_partition(self.options, select(self.options), self.columns, partition, schema)
 
@@ -125,7 +121,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._store.close()
         self._store = self._stream = None
 
-    def _holds_back(self, stream: LogStream | QueueStream, start: Offset, target: Offset) -> bool:
+    def _holds_back(self, stream: StreamOffsets, start: Offset, target: Offset) -> bool:
         """Whether the batch is to wait for more messages (minOffsetsPerTrigger). The first one, and availableNow, never wait."""
         least = self.options.min_offsets_per_trigger
         if least is None or self._target is not None or self._last_batch_s is None:
@@ -140,11 +136,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._waiting_since_s = now_s
         return now_s - self._waiting_since_s < TIMEOUT_S
 
-    def _opened(self) -> LogStream | QueueStream:
+    def _opened(self) -> StreamOffsets:
         if self._stream is None:
             from pyengine.ipc.live_reader import open_store
-            from pyengine.spark.stream_log import LogStream
-            from pyengine.spark.stream_queues import QueueStream
 
             self._store = open_store(self.options.path, **self.options.sizes)
             of_topics = self.options.subscribe or self.options.subscribe_pattern or self.options.assign

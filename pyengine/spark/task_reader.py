@@ -1,33 +1,64 @@
-"""What every task of a read does, whichever way it finds its records: filters, segments, Arrow batches.
+"""What each task of a read does: the records of its part of the log, filtered, as Arrow batches.
 
-Runs in Spark's Python workers, on the store's files alone.
+Runs in Spark's Python workers, on the store's files alone. A RangeReader scans a byte
+range. A range that begins inside a segment begins at no known record: the first one is
+searched for (lengths add up, the record names its own offset, a record or the end
+follows). A body could be made to look so. Hence the task that reads the range *before*
+compares: it knows by walking where the next record begins, and what the next task will
+find. If they differ the query fails, so no row is invented or left out without an error.
+
+A QueuePartReader reads the records that consume-queue entries name, so only their pages of
+the log are touched. An entry is used only if a whole record of its size is there that
+names its own offset, its queue and its number; the rows are those that a scan finds. (A
+queue may also name messages of other topics, which were put with INNER_MULTI_DISPATCH:
+those are left out.)
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy
 import pyarrow as pa
+from pyarrow import compute
 
 from pyengine.errors import CorruptionError
+from pyengine.formats.constants import CQ_ENTRY_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+from pyengine.formats.consume_queue import further_offset
 from pyengine.formats.paths import StorePaths, segment_name
-from pyengine.native.columns import ChooseQueue, ColumnScanner, RawBatch
-from pyengine.spark.file_tree import LOG, FileTree, open_tree
-from pyengine.spark.headers import header_column
+from pyengine.formats.record import decode_record
+from pyengine.native.columns import ChooseQueue, ColumnScanner, QueueBounds, RawBatch, RowFilter
+from pyengine.spark.file_access import (
+    LOG,
+    FetchedSegment,
+    FileTree,
+    MappedSegment,
+    Segment,
+    find_record,
+    first_window,
+    judge,
+    more,
+    next_window,
+    open_tree,
+)
 from pyengine.spark.options import INT64_MAX, INT64_MIN, ReadOptions
-from pyengine.spark.partitions import LogRange, QueuePart
-from pyengine.spark.plan import REMEDY, DataLossError
+from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, QueuePart, QueueSlice, Selection, queue_chooser
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
-from pyengine.spark.segment_bytes import FetchedSegment, MappedSegment, Segment
-from pyengine.spark.selection import Selection
-from pyengine.storage.arrow import RowFilter, allocate, to_array
+from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.segment_files import map_read_only
 
+if TYPE_CHECKING:
+    from pyengine.storage.queue_reader import QueueReader
+
 log = logging.getLogger(__name__)
+ENTRY = numpy.dtype([("physicalOffset", ">i8"), ("size", ">i4"), ("tagsCode", ">i8")])  # of a consume queue
+_READ_ENTRIES = 1 << 16
 _TYPES = {
     "INT": pa.int32(),
     "BIGINT": pa.int64(),
@@ -43,26 +74,6 @@ def arrow_schema(columns: list[Column]) -> pa.Schema:
     return pa.schema([pa.field(column.name, _TYPES[column.type], nullable=True) for column in columns])
 
 
-def read_partition(
-    options: ReadOptions, selection: Selection, columns: list[Column], part: LogRange | QueuePart, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """The rows of one partition; `schema` is arrow_schema(columns) or differs from it in names' case and nullability.
-
-    Raises CorruptionError for damage (unless it is to be skipped) and for a file of
-    another length, DataLossError for a segment that was deleted (unless that is allowed).
-    """
-    return reader_of(options, selection, columns, part).batches(part, schema)
-
-
-def reader_of(options: ReadOptions, selection: Selection, columns: list[Column], part: LogRange | QueuePart) -> TaskReader:
-    """The reader of such parts."""
-    if isinstance(part, LogRange):
-        from pyengine.spark.range_reader import RangeReader as Reader
-    else:
-        from pyengine.spark.queue_part_reader import QueuePartReader as Reader
-    return Reader(options, selection, columns)
-
-
 class Skipped(NamedTuple):
     """Bytes of the log that were passed over, and why (a reason of native.scan)."""
 
@@ -71,8 +82,8 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class TaskReader:
-    """The common part; `batches(part, schema)` is each reader's own."""
+class TaskReader(ABC):
+    """Reads parts of one read, one after the other."""
 
     def __init__(self, options: ReadOptions, selection: Selection, columns: list[Column]) -> None:
         self.options = options
@@ -83,6 +94,10 @@ class TaskReader:
         self._place = {name: at for at, name in enumerate(self._scanned)}
         self.skipped: list[Skipped] = []
         self._tree: FileTree | None = open_tree(options.path, options.file_system) if options.is_remote else None
+
+    @abstractmethod
+    def batches(self, part: LogRange | QueuePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows of one part, in the order of its records."""
 
     def skip(self, offset: int, length: int, reason: str) -> None:
         """Note damage that `onCorrupt=skip` passes over, and tell it on the worker's stderr."""
@@ -176,3 +191,243 @@ class TaskReader:
 def sentence(reason: str) -> str:
     """A reason of native.scan as words."""
     return reason.replace("_", " ")
+
+
+def header_column(properties: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Name and value of each property in the text's order, doubles too; null for a message without any.
+
+    `properties`: the texts as stored. As RocketMQ reads them: a piece without a separator, name or value is none.
+    """
+    pieces = compute.split_pattern(properties, PROPERTY_SEPARATOR)
+    flat = pieces.flatten()
+    separator_at = compute.find_substring(flat, NAME_VALUE_SEPARATOR).to_numpy(zero_copy_only=False)
+    lengths = compute.binary_length(flat).to_numpy(zero_copy_only=False)
+    is_property = (separator_at > 0) & (separator_at + 1 < lengths)
+    pairs = compute.split_pattern(flat.filter(pa.array(is_property)), NAME_VALUE_SEPARATOR, max_splits=1).flatten()
+    places = numpy.arange(0, len(pairs), 2)
+    names, values = pairs.take(pa.array(places)), pairs.take(pa.array(places + 1)).cast(pa.binary())
+    offsets = numpy.concatenate(([0], numpy.cumsum(is_property)))[pieces.offsets.to_numpy()].astype(numpy.int32)
+    has_none = offsets[1:] == offsets[:-1]
+    structs = pa.StructArray.from_arrays([names, values], fields=list(wanted.value_type))
+    return pa.ListArray.from_arrays(pa.array(offsets), structs, type=wanted, mask=pa.array(has_none))
+
+
+# -- byte ranges -------------------------------------------------------------------
+
+
+class RangeReader(TaskReader):
+    """Reads the records that begin in a range."""
+
+    def batches(self, part: LogRange | QueuePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        assert isinstance(part, LogRange)
+        self._scanner = self.scanner(queue_chooser(self.selection))
+        for start, first, end in part.pieces():
+            segment = self.open_bytes(start, part.segment_bytes)
+            if segment is None:
+                continue
+            try:
+                for raw in self._scan(segment, start, first, end, part):
+                    if self.is_gone(start):
+                        self.lost(start)
+                        break
+                    yield self.to_batch(raw, schema)
+            finally:
+                segment.close()
+
+    def _scan(self, segment: Segment, start: int, first: int, end: int, part: LogRange) -> Iterator[RawBatch]:
+        """The raw batches of one piece."""
+        segment_end = start + part.segment_bytes
+        limit = min(part.limit, segment_end)
+        scanner = self._scanner
+        position = _begin(segment, start, first, end, limit)
+        upto = end if position is None else first_window(position, end)
+        while position is not None and position < end:
+            have = segment.fill(position, upto, limit)
+            yield from scanner.scan(segment.view, segment.base, position, min(end, have), have)
+            position, reason = scanner.position, scanner.reason
+            if more(segment, position, have, reason, limit) and position < end:
+                upto = next_window(position, have, end)
+                continue
+            if reason == "range_end":
+                if end == part.end and end < min(part.stop, segment_end):
+                    self._check_border(segment, end, position, limit, segment_end)
+                return
+            if reason == "blank" or (reason == "overrun" and limit < segment_end):
+                return  # what reaches beyond the limit is not there yet
+            if self.is_gone(start):
+                return self.lost(start)
+            if self.options.on_corrupt == "fail":
+                raise CorruptionError(f"the log is damaged at {position}: {sentence(reason)} ({self.segment_path(start)})")
+            following = find_record(segment, position + 1, end, limit) if position + 1 < end else None
+            self.skip(position, (end if following is None else following) - position, reason)
+            position = following
+            upto = end if position is None else first_window(position, end)
+
+    def _check_border(self, segment: Segment, border: int, following: int, limit: int, segment_end: int) -> None:
+        """The task that begins at `border` must find the record at `following`, which this walk has reached."""
+        if self.options.on_corrupt == "skip":
+            return
+        label = judge(segment, following, limit)
+        if label in ("range_end", "blank") or (label == "overrun" and limit < segment_end):
+            expected = None
+        elif label == "message":
+            expected = following
+        else:
+            raise CorruptionError(f"the log is damaged at {following}: {sentence(label)}")
+        found = find_record(segment, border, min(following + 1, limit), limit)
+        if found == expected:
+            return
+        if found is None:
+            raise CorruptionError(f"the log is damaged behind the record at {following}")
+        raise CorruptionError(f"the body that stands at {found} looks like a record of its own: "
+                              "with maxPartitionBytes of at least a segment's size no task looks for its first record")
+
+
+def _begin(segment: Segment, start: int, first: int, end: int, limit: int) -> int | None:
+    """Where the first record of a range begins, None if none does in [first, end)."""
+    end = min(end, limit)
+    if first >= end:
+        return None
+    return first if first == start else find_record(segment, first, end, limit)
+
+
+# -- queue entries -----------------------------------------------------------------
+
+
+
+def queue_entries(queue: QueueReader, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
+    """(number of the first, entries) of the queue's entries [first, end), some at a time; deleted files are left out."""
+    while first < end:
+        span = queue.span(first, end)
+        if span is None:
+            first = min(end, queue.next_file_offset(first))
+            continue
+        view, position, span_end = span
+        count = min(end - first, (span_end - position) // CQ_ENTRY_BYTES, _READ_ENTRIES)
+        yield first, numpy.frombuffer(view, ENTRY, count, position)
+        first += count
+
+
+class _Run(NamedTuple):
+    """Entries of a queue, the first of which has this number, that name records of one segment."""
+
+    segment: int
+    number: int
+    entries: bytes
+
+
+class QueuePartReader(TaskReader):
+    """Reads slices of queues."""
+
+    def batches(self, part: LogRange | QueuePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        assert isinstance(part, QueuePart)
+        for one in part.slices:
+            self._names_others = False
+            scanner = self.scanner(self._chooser(one))
+            for run in self._runs(one, part):
+                for raw in self._gather(scanner, one, part, run):
+                    yield self.to_batch(raw, schema)
+
+    def _chooser(self, one: QueueSlice) -> ChooseQueue:
+        queue = one.topic, one.queue_id
+        bounds = one.first, one.end
+        times = self.selection.times.get(queue)
+
+        def choose(topic: str, queue_id: int) -> QueueBounds | None:
+            if (topic, queue_id) == queue:
+                return bounds if times is None else (*bounds, *times)
+            self._names_others = True
+            return None
+
+        return choose
+
+    def _runs(self, one: QueueSlice, part: QueuePart) -> Iterator[_Run]:
+        """The slice's entries, cut where another segment begins."""
+        for number, data in self._entries(one, part.queue_file_bytes):
+            offsets = numpy.frombuffer(data, ENTRY)["physicalOffset"].astype(numpy.int64)
+            segments = offsets - offsets % part.segment_bytes
+            borders = [0, *(numpy.flatnonzero(numpy.diff(segments)) + 1).tolist(), len(offsets)]
+            for begin, end in itertools.pairwise(borders):
+                yield _Run(int(segments[begin]), number + begin, data[begin * CQ_ENTRY_BYTES : end * CQ_ENTRY_BYTES])
+
+    def _entries(self, one: QueueSlice, file_bytes: int) -> Iterator[tuple[int, bytes]]:
+        """(number of the first, entries) of the slice, some at a time, never across a file's end."""
+        per_file = file_bytes // CQ_ENTRY_BYTES
+        at = one.first
+        while at < one.end:
+            start = at - at % per_file
+            count = min(one.end - at, start + per_file - at, _READ_ENTRIES)
+            path = self.paths.queue_folder(one.topic, one.queue_id) / segment_name(start * CQ_ENTRY_BYTES)
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                if self.options.fail_on_data_loss:
+                    raise DataLossError(f"{path} was deleted after the query was planned; {REMEDY}") from None
+                at = start + per_file
+                continue
+            try:
+                data = os.pread(descriptor, count * CQ_ENTRY_BYTES, (at - start) * CQ_ENTRY_BYTES)
+            finally:
+                os.close(descriptor)
+            if len(data) != count * CQ_ENTRY_BYTES:
+                raise CorruptionError(f"{path} is shorter here than its like: is this a replica that lags, or another store?")
+            yield at, data
+            at += count
+
+    def _gather(self, scanner: ColumnScanner, one: QueueSlice, part: QueuePart, run: _Run) -> Iterator[RawBatch]:
+        view = self.open_segment(run.segment, part.segment_bytes)
+        if view is None:
+            return
+        limit = min(part.limit, run.segment + part.segment_bytes)
+        rest, rows = memoryview(run.entries), 0
+        while rest:
+            for raw in scanner.gather(view, run.segment, rest, limit):
+                if self.is_gone(run.segment):
+                    return self.lost(run.segment)
+                rows += raw.rows
+                yield raw
+            if scanner.reason == "range_end":
+                break
+            if self.is_gone(run.segment):
+                return self.lost(run.segment)
+            if self.options.on_corrupt == "fail":
+                raise CorruptionError(f"queue {one.topic}/{one.queue_id} names a message at {scanner.position}, "
+                                      f"but there it is {sentence(scanner.reason)}: access=scan reads the log itself")
+            at = CQ_ENTRY_BYTES * scanner.gathered
+            self.skip(scanner.position, int(numpy.frombuffer(rest, ENTRY, 1, at)["size"][0]), scanner.reason)
+            rest = rest[at + CQ_ENTRY_BYTES :]
+        chosen = self.selection
+        is_filtered = bool(chosen.tags) or chosen.start_ms is not None or chosen.end_ms is not None
+        if self._names_others or not is_filtered and rows != len(run.entries) // CQ_ENTRY_BYTES:
+            self._examine(view, one, run)
+
+    def _examine(self, view: mmap.mmap, one: QueueSlice, run: _Run) -> None:
+        """Rows were left out: each entry must name the queue's own message, or one that was dispatched to it as well."""
+        if self.options.on_corrupt == "skip":
+            return
+        for at, entry in enumerate(numpy.frombuffer(run.entries, ENTRY)):
+            message = decode_record(view, int(entry["physicalOffset"]) - run.segment)
+            is_own = (message.topic, message.queue_id, message.queue_offset) == (one.topic, one.queue_id, run.number + at)
+            if not is_own and further_offset(message, one.topic, one.queue_id) is None:
+                raise CorruptionError(f"entry {run.number + at} of queue {one.topic}/{one.queue_id} names message "
+                                      f"{message.queue_offset} of {message.topic}/{message.queue_id}: access=scan reads the log itself")
+
+
+# -- parts -------------------------------------------------------------------------
+
+
+def read_partition(
+    options: ReadOptions, selection: Selection, columns: list[Column], part: LogRange | QueuePart, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one partition; `schema` is arrow_schema(columns) or differs from it in names' case and nullability.
+
+    Raises CorruptionError for damage (unless it is to be skipped) and for a file of
+    another length, DataLossError for a segment that was deleted (unless that is allowed).
+    """
+    return reader_of(options, selection, columns, part).batches(part, schema)
+
+
+def reader_of(options: ReadOptions, selection: Selection, columns: list[Column], part: LogRange | QueuePart) -> TaskReader:
+    """The reader of such parts."""
+    reader = RangeReader if isinstance(part, LogRange) else QueuePartReader
+    return reader(options, selection, columns)

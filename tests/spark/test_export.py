@@ -12,10 +12,9 @@ from pyarrow import parquet
 from fix_cli import run
 from fix_store_builder import StoreBuilder
 from pyengine.errors import UsageError
-from pyengine.spark import export_files
-from pyengine.spark.export import STATE, SUCCESS, export_parquet
-from pyengine.spark.export_files import PartFiles, escaped, write_groups
-from pyengine.spark.plan import DataLossError
+from pyengine.spark import export
+from pyengine.spark.export import STATE, SUCCESS, PartFiles, escaped, export_parquet, write_groups
+from pyengine.spark.partitions import DataLossError
 from spark.logs import rows
 
 DAY_MS = 86_400_000
@@ -45,7 +44,7 @@ def days(*numbers: int) -> pa.Array:
 
 @pytest.mark.parametrize("most", [1, 128])
 def test_rows_go_to_their_folders_in_their_order(tmp_path, monkeypatch, most):
-    monkeypatch.setattr(export_files, "OPEN_FILES_MAX", most)
+    monkeypatch.setattr(export, "OPEN_FILES_MAX", most)
     table = table_of(topic=["a", "b/c", "a", "a", "b/c"], timestamp=days(0, 0, 1, 0, 0), n=[1, 2, 3, 4, 5])
     files = PartFiles(str(tmp_path), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=True)
     assert list(tmp_path.rglob("part-*")) == []

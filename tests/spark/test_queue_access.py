@@ -11,10 +11,10 @@ from fix_golden import CLEAN, HALTED
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.formats.paths import StorePaths
-from pyengine.spark import queue_plan
+from pyengine.spark import plan as planning
 from pyengine.spark.options import read_options
-from pyengine.spark.partitions import LogRange, QueuePart
-from pyengine.spark.plan import DataLossError, plan
+from pyengine.spark.partitions import DataLossError, LogRange, QueuePart
+from pyengine.spark.plan import plan
 from spark import oracle
 from spark.logs import rows
 
@@ -102,7 +102,7 @@ def test_what_queues_cannot_tell_is_said(golden, given, sentence):
 def test_auto_takes_queues_for_a_small_part_of_a_large_log(golden, monkeypatch):
     root = golden("roll").root
     assert all(isinstance(part, LogRange) for part in parts(root, subscribe="Other1"))
-    monkeypatch.setattr(queue_plan, "LOG_BYTES_MIN", 0)
+    monkeypatch.setattr(planning, "LOG_BYTES_MIN", 0)
     assert all(isinstance(part, QueuePart) for part in parts(root, subscribe="Other1"))
     assert all(isinstance(part, LogRange) for part in parts(root, subscribe="Roll1"))
     assert all(isinstance(part, LogRange) for part in parts(root))
@@ -114,7 +114,7 @@ def test_what_is_not_dispatched_yet_is_scanned(golden, monkeypatch):
     messages = oracle.log_messages(root)
     wanted = [m.physical_offset for m in messages if m.topic == "Roll1"]
     for upto in (messages[0], messages[40], messages[41], messages[-1]):
-        monkeypatch.setattr(queue_plan, "_obstacle", lambda *_, end=upto.physical_offset: ("", end))
+        monkeypatch.setattr(planning, "_obstacle", lambda *_, end=upto.physical_offset: ("", end))
         found = rows(root, subscribe="Roll1", access="queue", columns="physicalOffset", maxPartitionBytes=5000)
         assert sorted(offset for (offset,) in found) == wanted
 

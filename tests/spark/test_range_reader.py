@@ -13,8 +13,8 @@ from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.record import encode_record
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.options import read_options
-from pyengine.spark.partitions import cut
-from pyengine.spark.plan import DataLossError, _with_lost_end, plan
+from pyengine.spark.partitions import DataLossError, cut
+from pyengine.spark.plan import _with_lost_end, plan
 from pyengine.spark.schema import all_names
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 from spark import oracle

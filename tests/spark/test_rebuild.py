@@ -16,7 +16,8 @@ from fix_golden import CLEAN, RECIPES, unpack
 from pyengine.config import load_config
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.crashed_engine_memory import rebuild_alone
-from pyengine.spark import store_rebuild, units
+from pyengine.spark import jobs as spark_jobs
+from pyengine.spark import store_rebuild
 from pyengine.spark.store_rebuild import rebuild
 from pyengine.storage.check.check import check
 from pyengine.storage.geometry import Geometry
@@ -40,9 +41,9 @@ def here(monkeypatch):
 
     def run_units(spark, work, common, *, task_bytes, progress=None):
         found = {}
-        for bundle in reversed(list(units._bundled(work, task_bytes))):
+        for bundle in reversed(list(spark_jobs._bundled(work, task_bytes))):
             sent_common, sent = pickle.loads(pickle.dumps((common, bundle)))
-            found.update((number, pickle.loads(pickle.dumps(units._outcome(unit, sent_common)))) for number, unit in sent)
+            found.update((number, pickle.loads(pickle.dumps(spark_jobs._outcome(unit, sent_common)))) for number, unit in sent)
         for outcome in found.values():
             if isinstance(outcome, BaseException):
                 raise outcome

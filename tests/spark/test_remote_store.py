@@ -12,11 +12,11 @@ from fix_golden import RECIPES
 from pyengine.errors import CorruptionError, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import encode_record
-from pyengine.spark import segment_bytes
-from pyengine.spark.file_tree import open_tree, uri_of
+from pyengine.spark import file_access
+from pyengine.spark.file_access import open_tree, uri_of
 from pyengine.spark.options import read_options
-from pyengine.spark.partitions import cut
-from pyengine.spark.plan import DataLossError, plan
+from pyengine.spark.partitions import DataLossError, cut
+from pyengine.spark.plan import plan
 from pyengine.spark.queue_view import read_view_options
 from pyengine.spark.schema import all_names
 from pyengine.storage.watermark import DurableWatermark, write_watermark
@@ -31,8 +31,8 @@ FETCH, LOOK = 5000, 700
 @pytest.fixture
 def small_windows(monkeypatch):
     """Windows so small that golden stores take many, and records reach over their ends."""
-    monkeypatch.setattr(segment_bytes, "FETCH_BYTES", FETCH)
-    monkeypatch.setattr(segment_bytes, "LOOK_BYTES", LOOK)
+    monkeypatch.setattr(file_access, "FETCH_BYTES", FETCH)
+    monkeypatch.setattr(file_access, "LOOK_BYTES", LOOK)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def read_plan(root, **given):
 def test_a_golden_store_reads_as_one_that_is_mapped(golden, recipe, small_windows, monkeypatch):
     root = golden(recipe).root
     end = end_of(root)
-    monkeypatch.setattr(segment_bytes, "FETCH_BYTES", max(FETCH, end // 40))
+    monkeypatch.setattr(file_access, "FETCH_BYTES", max(FETCH, end // 40))
     level = "committed" if (root / "abort").exists() else "flushed"
     for given in ({"verifyCRC": True}, {"maxPartitionBytes": end // 17 + 1, "batchRows": 7}):
         wanted = rows(root, columns="*", **given)
@@ -64,8 +64,8 @@ def test_a_store_with_segments_of_several_lengths_is_refused(golden, recipe):
 
 
 def test_only_the_ranges_of_a_partition_are_read(tmp_path, monkeypatch, reads):
-    monkeypatch.setattr(segment_bytes, "FETCH_BYTES", 64 << 10)
-    monkeypatch.setattr(segment_bytes, "LOOK_BYTES", 2 << 10)
+    monkeypatch.setattr(file_access, "FETCH_BYTES", 64 << 10)
+    monkeypatch.setattr(file_access, "LOOK_BYTES", 2 << 10)
     segment, count = 1 << 20, 5
     offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 900}] * (count * 1000), segment)
     assert offsets[-1] > (count - 1) * segment
@@ -250,8 +250,8 @@ class Bytes:
 @pytest.mark.parametrize("tail", [b"\0" * 200_000, b"\xaa" * 200_000])
 def test_a_range_without_a_record_is_all_that_is_fetched(small_windows, tail):
     file = Bytes(tail)
-    segment = segment_bytes.FetchedSegment(file, 0)
-    assert segment_bytes.find_record(segment, 100, 60_000, len(tail)) is None
+    segment = file_access.FetchedSegment(file, 0)
+    assert file_access.find_record(segment, 100, 60_000, len(tail)) is None
     assert file.reads[0][0] == 100 and max(at + count for at, count in file.reads) <= 60_008
     assert sum(count for _, count in file.reads) <= 60_000 and len(segment.view) <= FETCH + 16
 
@@ -273,9 +273,9 @@ def test_no_window_changes_what_is_found(monkeypatch):
                 for end in (first + 40, first + 600, limit):
                     wanted = sync(view, 0, first, min(end, limit), limit=limit)
                     for window in (40, 150):
-                        monkeypatch.setattr(segment_bytes, "LOOK_BYTES", window)
-                        monkeypatch.setattr(segment_bytes, "FETCH_BYTES", window)
-                        found = segment_bytes.find_record(segment_bytes.FetchedSegment(Bytes(view), 0), first, end, limit)
+                        monkeypatch.setattr(file_access, "LOOK_BYTES", window)
+                        monkeypatch.setattr(file_access, "FETCH_BYTES", window)
+                        found = file_access.find_record(file_access.FetchedSegment(Bytes(view), 0), first, end, limit)
                         assert found == wanted, (limit, first, end, window)
 
 

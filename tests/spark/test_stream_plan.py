@@ -12,9 +12,8 @@ from fix_store_builder import START_MS, StoreBuilder
 from pyengine.errors import UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.options import read_options
-from pyengine.spark.plan import DataLossError
-from pyengine.spark.stream_log import LogStream
-from pyengine.spark.stream_queues import QueueStream
+from pyengine.spark.partitions import DataLossError
+from pyengine.spark.stream_offsets import LogStream, QueueStream
 from spark.logs import rows
 
 QUEUES = [("A", 0), ("A", 1), ("B", 0)]

@@ -15,7 +15,8 @@ from fix_golden import RECIPES, unpack
 from pyengine.config import load_config
 from pyengine.errors import ConfigError, EngineError
 from pyengine.ipc.live_reader import check_now
-from pyengine.spark import store_verify, units
+from pyengine.spark import jobs as spark_jobs
+from pyengine.spark import store_verify
 from pyengine.spark.store_verify import verify
 from spark.logs import write_log
 from waiting import eventually
@@ -36,12 +37,12 @@ def here(monkeypatch) -> list[int]:
     jobs = []
 
     def run_units(spark, work, common, *, task_bytes, progress=None):
-        bundles = list(units._bundled(work, task_bytes))
+        bundles = list(spark_jobs._bundled(work, task_bytes))
         jobs.append(len(work))
         found = {}
         for bundle in reversed(bundles):
             sent_common, sent = pickle.loads(pickle.dumps((common, bundle)))
-            found.update((number, pickle.loads(pickle.dumps(units._outcome(unit, sent_common)))) for number, unit in sent)
+            found.update((number, pickle.loads(pickle.dumps(spark_jobs._outcome(unit, sent_common)))) for number, unit in sent)
         for outcome in found.values():
             if isinstance(outcome, BaseException):
                 raise outcome

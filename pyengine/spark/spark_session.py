@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> SparkSession:
     """Make the formats `pyengine` and `pyengine-queue` known to this session, and return it. A second call does nothing."""
-    from pyengine.spark.queue_source import PyEngineQueueSource
-    from pyengine.spark.source import PyEngineSource
+    from pyengine.spark.source import PyEngineQueueSource, PyEngineSource
     from pyengine.spark.versions import register_source
 
     register_source(spark, PyEngineSource)

@@ -1,31 +1,129 @@
-"""The bytes of one segment as a task reads them: mapped, or fetched range by range.
+"""A store's files as driver and tasks read them: mapped on this host, or fetched by ranges over a file system of pyarrow's.
 
-`fill` makes bytes available in `view`, whose first byte stands at the physical offset
-`base`. A mapping has all of them at once. What is fetched is a window that moves on, so
-memory stays at some FETCH_BYTES whatever the partition's size.
+`open_tree` lists and reads a store on another file system; nothing is mapped there, and
+nothing written. With the option `fileSystem` at `auto`, a path of this host is mapped and
+a URI (`s3://bucket/store`, `hdfs://...`, `gs://...`) is fetched. `arrow` fetches a path of
+this host too; `module:name` names a pyarrow or fsspec file system, or a function that
+makes one, that driver and tasks can import; the path is then one inside it.
+
+A segment is read through `fill`, which makes bytes available in `view`, whose first byte
+is at the physical offset `base`. A mapping has all of them at once. Fetched bytes are a
+window that moves on, so memory stays at about FETCH_BYTES whatever the partition's size.
 """
 
 from __future__ import annotations
 
+import importlib
 import mmap
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyengine.errors import CorruptionError
+from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import MESSAGE_MAGIC
 from pyengine.formats.record import BEGIN, HEAD_BY_FLAGS, I64, MAGIC_AT, PHYSICAL_OFFSET_AT, TRAILER_BYTES
 from pyengine.formats.record_case import WalkResult
 from pyengine.native.scan import classify, sync, walk
+from pyengine.spark.options import ARROW, AUTO, scheme_of
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
+    from pyarrow.fs import FileSystem
 
+LOG = "commitlog"
 FETCH_BYTES = 16 << 20
 # Where a record's beginning is looked for, at first: most records end well within it.
 LOOK_BYTES = 256 << 10
 _BEGIN_BYTES = BEGIN.size
 _RECORD_BYTES_MIN = HEAD_BY_FLAGS[0].size + TRAILER_BYTES
 _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
+
+
+# -- file systems ------------------------------------------------------------------
+
+
+def uri_of(path: str) -> str:
+    """The URI as pyarrow knows it: Hadoop's two names for S3 are S3."""
+    return re.sub("^s3[an]://", "s3://", path, flags=re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class FileTree:
+    """A folder of a file system; names are relative to it, with slashes."""
+
+    system: FileSystem
+    root: str
+
+    def folders_and_sizes(self, folder: str) -> dict[str, int | None]:
+        """What lies in the folder: a file's length by its name, None for folders. Empty when there is no such folder."""
+        from pyarrow.fs import FileSelector, FileType
+
+        found = self.system.get_file_info(FileSelector(self._path(folder), allow_not_found=True))
+        return {info.base_name: info.size if info.type == FileType.File else None for info in found}
+
+    def read(self, name: str) -> bytes | None:
+        """A small file's bytes, None when there is none."""
+        try:
+            with self.system.open_input_file(self._path(name)) as file:
+                return file.read_at(file.size(), 0)
+        except FileNotFoundError:
+            return None
+
+    def open(self, name: str) -> NativeFile:
+        """A file to read ranges of. FileNotFoundError when there is none."""
+        return self.system.open_input_file(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}" if self.root and name else self.root or name
+
+
+def open_tree(path: str, file_system: str) -> FileTree:
+    """The store's folder. UsageError for a file system that cannot be had."""
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    if file_system not in (AUTO, ARROW):
+        return FileTree(_named(file_system), path.rstrip("/"))
+    if not scheme_of(path):
+        return FileTree(LocalFileSystem(), path)
+    try:
+        system, root = FileSystem.from_uri(uri_of(path))
+    except (ValueError, NotImplementedError) as error:
+        system, root = _by_fsspec(path, error)
+    return FileTree(system, root.rstrip("/"))
+
+
+def _named(text: str) -> FileSystem:
+    module, _, name = text.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"option fileSystem = {text!r}: {error}") from error
+    return _as_file_system(found() if callable(found) else found, text)
+
+
+def _by_fsspec(path: str, refused: Exception) -> tuple[FileSystem, str]:
+    """A scheme that pyarrow does not know, by fsspec if it is there."""
+    try:
+        from fsspec.core import url_to_fs
+
+        system, root = url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"{path}: pyarrow has no file system for it ({refused}), nor has fsspec ({error})") from error
+    return _as_file_system(system, path), root
+
+
+def _as_file_system(found: object, what: str) -> FileSystem:
+    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+
+    if isinstance(found, FileSystem):
+        return found
+    if not hasattr(found, "cat_file"):
+        raise UsageError(f"{what}: {type(found).__name__} is no file system of pyarrow or fsspec")
+    return PyFileSystem(FSSpecHandler(found))
+
+
+# -- segments ----------------------------------------------------------------------
 
 
 class MappedSegment:

@@ -1,0 +1,415 @@
+"""The offsets of a stream, and which parts lie between two of them.
+
+A stream of the whole log has one physical offset, {"physicalOffset": N}. N is always
+where a record begins, or will begin: so each micro-batch is a range of whole records,
+known by two numbers, and reads the same rows when it is read again.
+
+The offset of a stream of chosen topics says for each queue which message comes next,
+{"orders": {"0": 210}}. Only what the consume queues name is read. A queue that appears
+while the stream runs is read from its first message.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from pyengine.errors import CorruptionError
+from pyengine.formats.constants import LMQ_PREFIX
+from pyengine.native.columns import RowFilter
+from pyengine.native.scan import sync, walk
+from pyengine.spark.options import EARLIEST, LATEST, ReadOptions
+from pyengine.spark.partitions import (
+    REMEDY,
+    DataLossError,
+    LogRange,
+    Queue,
+    QueuePart,
+    QueueSlice,
+    cut,
+    partition_bytes,
+    queue_chooser,
+    select,
+)
+from pyengine.spark.plan import grouped, require_messages_of_times, slice_bytes, starting_time_ms
+from pyengine.spark.task_reader import queue_entries
+from pyengine.storage.arrow import LogScanner
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from pyengine.ipc.live_reader import LiveStoreReader
+    from pyengine.storage.queue_reader import QueueReader
+
+Offset = dict[str, Any]  # as JSON has it
+QueueNumbers = dict[Queue, int]  # queue -> the next message's number
+NAME = "physicalOffset"
+_COUNT_ROWS = 1 << 14
+
+
+class StreamOffsets(ABC):
+    """One stream's offsets, by the store as it is now. Not for several threads."""
+
+    def __init__(self, options: ReadOptions, reader: LiveStoreReader) -> None:
+        self._options = options
+        self._reader = reader
+
+    @abstractmethod
+    def initial(self) -> Offset:
+        """Where a new stream begins."""
+
+    @abstractmethod
+    def available(self) -> Offset:
+        """Where the stream ends now."""
+
+    @abstractmethod
+    def is_beyond(self, start: Offset, target: Offset) -> bool:
+        """Whether the stream has read more, of any queue, than `target` has."""
+
+    @abstractmethod
+    def bounded(self, start: Offset, target: Offset, most_messages: int | None, most_bytes: int | None) -> Offset:
+        """The end of a batch from `start` on: `target`, or where a bound is reached; never without progress."""
+
+    @abstractmethod
+    def has_waiting(self, start: Offset, target: Offset, least: int) -> bool:
+        """Whether at least `least` messages lie between the two."""
+
+    @abstractmethod
+    def parts(self, start: Offset, end: Offset) -> Sequence[LogRange | QueuePart]:
+        """The parts of one batch. They do not depend on how far the level is now."""
+
+    def _lost(self, sentence: str) -> None:
+        """DataLossError, unless what is gone is to be left out."""
+        if self._options.fail_on_data_loss:
+            raise DataLossError(f"{sentence}; {REMEDY}")
+
+
+class LogStream(StreamOffsets):
+    """A stream of the whole log."""
+
+    def __init__(self, options: ReadOptions, reader: LiveStoreReader) -> None:
+        super().__init__(options, reader)
+        self._log = reader.commit_log
+        self._counted = (0, 0, 0)  # messages from the first offset to the second, and how many
+
+    def initial(self) -> Offset:
+        options, end = self._options, self._end()
+        first = max(0, self._log.min_offset)
+        point = options.starting_point
+        if options.starting_timestamp_ms is not None:
+            return {NAME: self._by_time(options.starting_timestamp_ms, end)}
+        if point is not None and point.word == "time":
+            return {NAME: self._by_time(time.time_ns() // 1_000_000 - point.number, end)}
+        asked = options.starting_physical_offset
+        if asked is not None:
+            return {NAME: self._record_at(asked, first, end)}
+        return {NAME: first if point is not None and point.word == "earliest" else end}
+
+    def available(self) -> Offset:
+        return {NAME: self._end()}
+
+    def is_beyond(self, start: Offset, target: Offset) -> bool:
+        return start[NAME] > target[NAME]
+
+    def bounded(self, start: Offset, target: Offset, most_messages: int | None, most_bytes: int | None) -> Offset:
+        begin, end = start[NAME], target[NAME]
+        if begin > end:
+            self._lost(f"the log ends at {end} ({self._options.read_level.value}), the stream had come to {begin}: "
+                       "what it had read is gone")
+            return {NAME: end}
+        begin = self._kept(begin)
+        if most_bytes is not None and end - begin > most_bytes:
+            end = self._behind(begin, begin + most_bytes, end)
+        if most_messages is not None and begin < end:
+            end = self._count(begin, end, most_messages)
+        return {NAME: end}
+
+    def has_waiting(self, start: Offset, target: Offset, least: int) -> bool:
+        """As in the base. Asked again from the same start, it counts on from where the last count ended."""
+        begin, end = max(start[NAME], self._log.min_offset), target[NAME]
+        first, reached, waiting = self._counted
+        if first != begin or not begin <= reached <= end:
+            reached, waiting = begin, 0
+        if waiting >= least:
+            return True
+        for batch in self._records(reached, end, batch_rows=min(least, _COUNT_ROWS)) if reached < end else ():
+            waiting += batch.num_rows
+            if waiting >= least:
+                return True
+        self._counted = begin, max(begin, end), waiting
+        return False
+
+    def parts(self, start: Offset, end: Offset) -> list[LogRange]:
+        options = self._options
+        first, stop = self._kept(start[NAME]), end[NAME]
+        return cut(first, stop, stop, self._log.size_bytes, options.max_partition_bytes, options.min_partitions)
+
+    def _end(self) -> int:
+        end = self._reader.max_physical_offset(self._options.read_level)
+        return max(end, 0)
+
+    def _kept(self, begin: int) -> int:
+        """`begin`, or the log's first byte where older ones are deleted and that is allowed."""
+        first = self._log.min_offset
+        if begin >= first:
+            return begin
+        self._lost(f"the log begins at {first} now, the stream had come to {begin}")
+        return first
+
+    def _record_at(self, offset: int, first: int, end: int) -> int:
+        """`offset` as a record's beginning: the first one at or behind it."""
+        if not first <= offset <= end:
+            self._lost(f"startingPhysicalOffset {offset}: the log reaches from {first} to {end}")
+        offset = min(max(offset, first), end)
+        segment = offset - offset % self._log.size_bytes
+        return offset if offset in (segment, end) else self._behind(segment, offset, end)
+
+    def _behind(self, known: int, wanted: int, end: int) -> int:
+        """Behind the records that begin in [known, wanted), at most `end`; a record begins at `known`. Moves on by one at least."""
+        size_bytes = self._log.size_bytes
+        segment = wanted - wanted % size_bytes
+        position = max(known, segment)  # a segment's first byte begins a record
+        wanted = max(wanted, position + 1 if position == known else position)
+        if position >= wanted:
+            return min(position, end)
+        segment_end = segment + size_bytes
+        view = self._log.view(segment)
+        if view is None:
+            return min(segment_end, end)
+        while position < wanted:
+            limit = min(end, segment_end)
+            found = walk(view, segment, position, min(wanted, limit), check_crc=False, limit=limit)
+            position = found.end_offset
+            if found.reason == "range_end":
+                return min(position, end)
+            if found.reason == "blank":
+                return min(segment_end, end)
+            position = self._past_damage(view, segment, position, limit, found.reason)
+        return min(position, end)
+
+    def _count(self, begin: int, end: int, most: int) -> int:
+        """Behind the `most` records from `begin` on."""
+        left = most
+        for batch in self._records(begin, end, batch_rows=min(most + 1, _COUNT_ROWS)):
+            if batch.num_rows > left:
+                return batch.column(0)[left].as_py()
+            left -= batch.num_rows
+        return end
+
+    def _past_damage(self, view, segment: int, position: int, limit: int, reason: str) -> int:
+        if self._options.on_corrupt == "fail":
+            raise CorruptionError(f"the log is damaged at {position}: {reason.replace('_', ' ')}")
+        following = sync(view, segment, position + 1, limit, limit=limit) if position + 1 < limit else None
+        return limit if following is None else following
+
+    def _by_time(self, timestamp_ms: int, end: int) -> int:
+        """The first record stored at that time or later; the log's end when there is none."""
+        begin = max(0, self._log.min_offset)
+        for segment in self._log.starts():
+            first_ms = self._first_time(segment, end)
+            if first_ms is None or first_ms >= timestamp_ms:
+                break
+            begin = segment  # nothing before it can be meant
+        found = next(self._records(begin, end, batch_rows=1, row_filter=RowFilter(start_ms=timestamp_ms)), None)
+        return end if found is None else found.column(0)[0].as_py()
+
+    def _records(self, begin: int, end: int, **settings: Any) -> Iterator[pyarrow.RecordBatch]:
+        """physicalOffset of the records that begin in [begin, end), as LogScanner gives it; a record begins at `begin`."""
+        scanner = LogScanner([NAME], on_corrupt=self._options.on_corrupt, **settings)
+        size_bytes = self._log.size_bytes
+        for segment in list(self._log.starts()):
+            first, limit = max(begin, segment), min(end, segment + size_bytes)
+            view = self._log.view(segment) if first < limit else None
+            if view is not None:
+                yield from scanner.scan(view, segment, first, limit)
+
+    def _first_time(self, segment: int, end: int) -> int | None:
+        if segment >= end:
+            return None
+        view = self._log.view(segment)
+        if view is None:
+            return None
+        found = walk(view, segment, segment, segment + 1, check_crc=False, limit=min(end, segment + self._log.size_bytes))
+        return found.first_store_timestamp_ms if found.messages else None
+
+
+class QueueStream(StreamOffsets):
+    """A stream of chosen topics."""
+
+    def __init__(self, options: ReadOptions, reader: LiveStoreReader) -> None:
+        super().__init__(options, reader)
+        # Offsets bound the beginning only, so they do not choose rows.
+        self._choose = queue_chooser(select(options, with_offsets=False))
+
+    def initial(self) -> Offset:
+        limit = self._limit()
+        require_messages_of_times(self._options, self._reader, limit)
+        begin: QueueNumbers = {}
+        for key, queue in self._queues():
+            high = queue.max_offset(limit)
+            begin[key] = self._first(key, queue, self._low(queue, high), high)
+        for key in self._named():
+            if key not in begin:
+                self._lost(f"startingOffsets names queue {key[0]}/{key[1]}, which does not exist")
+        return _as_json(begin)
+
+    def available(self) -> Offset:
+        limit = self._limit()
+        return _as_json({key: queue.max_offset(limit) for key, queue in self._queues()})
+
+    def is_beyond(self, start: Offset, target: Offset) -> bool:
+        ends = _from_json(target)
+        return any(begin > ends.get(key, 0) for key, begin in _from_json(start).items())
+
+    def bounded(self, start: Offset, target: Offset, most_messages: int | None, most_bytes: int | None) -> Offset:
+        """As in the base. A bound is shared among the queues by what waits in each, and a queue with news
+        gives at least one message: so no queue starves, and the bounds are soft.
+        """
+        begins, ends = _from_json(start), _from_json(target)
+        spans: dict[Queue, tuple[QueueReader, int, int]] = {}
+        for key, end in ends.items():
+            queue = self._reader.queue(*key)
+            if queue is None:
+                continue
+            begin = self._begin(key, queue, begins.get(key), end)
+            if begin > end:
+                self._lost(f"queue {key[0]}/{key[1]} ends at {end}, the stream had come to {begin}: what it had read is gone")
+            elif begin < end:
+                spans[key] = queue, begin, end
+        if most_messages is not None:
+            waiting = sum(end - begin for _, begin, end in spans.values())
+            for key, (queue, begin, end) in spans.items():
+                spans[key] = queue, begin, begin + _share(most_messages, end - begin, waiting)
+        if most_bytes is not None:
+            sizes = {key: slice_bytes(queue, begin, end, end) for key, (queue, begin, end) in spans.items()}
+            waiting = sum(sizes.values())
+            if waiting > most_bytes:
+                for key, (queue, begin, end) in spans.items():
+                    spans[key] = queue, begin, _by_bytes(queue, begin, end, _share(most_bytes, sizes[key], waiting))
+        return _as_json({**ends, **{key: begins[key] for key in begins if key not in ends},
+                         **{key: end for key, (_, _, end) in spans.items()}})
+
+    def has_waiting(self, start: Offset, target: Offset, least: int) -> bool:
+        begins, waiting = _from_json(start), 0
+        for key, end in _from_json(target).items():
+            queue = self._reader.queue(*key)
+            begin = begins.get(key)
+            waiting += max(0, end - (self._low(queue, end) if begin is None and queue is not None else begin or 0))
+        return waiting >= least
+
+    def parts(self, start: Offset, end: Offset) -> list[QueuePart]:
+        options, reader = self._options, self._reader
+        begins, limit = _from_json(start), 0
+        slices = []
+        for key, last in sorted(_from_json(end).items()):
+            queue = reader.queue(*key)
+            if queue is None:
+                if begins.get(key, 0) < last:
+                    self._lost(f"queue {key[0]}/{key[1]} is gone")
+                continue
+            first = self._begin(key, queue, begins.get(key), last)
+            if first < last:
+                entry = queue.entry(last - 1, last)
+                limit = max(limit, entry.physical_offset + entry.size_bytes if entry else 0)
+                slices.append(QueueSlice(*key, first, last, slice_bytes(queue, first, last, last)))
+        most = partition_bytes(sum(one.log_bytes for one in slices), options.max_partition_bytes, options.min_partitions)
+        file_bytes = reader.geometry.mapped_file_size_consume_queue_bytes
+        return [QueuePart(tuple(group), limit, reader.commit_log.size_bytes, file_bytes) for group in grouped(slices, most)]
+
+    def _limit(self) -> int:
+        return max(0, self._reader.dispatched_offset(self._options.read_level))
+
+    def _queues(self) -> Iterator[tuple[Queue, QueueReader]]:
+        for topic, queue_ids in self._reader.topics().items():
+            if topic.startswith(LMQ_PREFIX):  # its entries name records of other topics
+                continue
+            for queue_id in queue_ids:
+                queue = self._reader.queue(topic, queue_id) if self._choose(topic, queue_id) else None
+                if queue is not None:
+                    yield (topic, queue_id), queue
+
+    def _low(self, queue: QueueReader, high: int) -> int:
+        return queue.min_offset(self._reader.min_physical_offset, high) if high else 0
+
+    def _begin(self, key: Queue, queue: QueueReader, begin: int | None, high: int) -> int:
+        """Where a queue goes on: its first message for a new one; what is deleted is passed over if that is allowed."""
+        low = self._low(queue, high)
+        if begin is None:
+            return low
+        if begin < low:
+            self._lost(f"queue {key[0]}/{key[1]} begins at {low} now, the stream had come to {begin}")
+        return max(begin, low)
+
+    def _named(self) -> QueueNumbers:
+        named = self._options.starting_offsets or {}
+        return {(topic, queue_id): offset for topic, queues in named.items() for queue_id, offset in queues.items()}
+
+    def _first(self, key: Queue, queue: QueueReader, low: int, high: int) -> int:
+        options, point = self._options, self._options.starting_point
+        time_ms = starting_time_ms(options, *key)
+        if time_ms is not None:
+            return self._by_time(queue, low, high, time_ms)
+        if options.starting_timestamps:  # of other queues
+            return low
+        if options.starting_offsets:
+            offset = self._named().get(key, EARLIEST)
+            if offset in (EARLIEST, LATEST):
+                return low if offset == EARLIEST else high
+            if not low <= offset <= high:
+                self._lost(f"startingOffsets {offset}: queue {key[0]}/{key[1]} holds offsets {low} to {high}")
+            return min(max(offset, low), high)
+        if point is None or point.word == "latest":
+            return high
+        if point.word == "last":
+            return max(low, high - point.number)
+        if point.word == "time":
+            return self._by_time(queue, low, high, time.time_ns() // 1_000_000 - point.number)
+        return low
+
+    def _by_time(self, queue: QueueReader, low: int, high: int, timestamp_ms: int) -> int:
+        """The queue's first message stored at that time or later; its end when there is none."""
+        first, behind, limit = low, high, self._limit()
+        while first < behind:
+            middle = (first + behind) // 2
+            entry = queue.entry(middle, high)
+            message = self._reader.message_below(entry.physical_offset, limit) if entry is not None else None
+            if message is None or message.store_timestamp_ms < timestamp_ms:
+                first = middle + 1
+            else:
+                behind = middle
+        return first
+
+
+def _share(bound: int, mine: int, all_of_it: int) -> int:
+    """My part of a bound, at least 1 and at most what is mine."""
+    return mine if all_of_it <= bound else max(1, min(mine, bound * mine // all_of_it))
+
+
+def _by_bytes(queue: QueueReader, begin: int, end: int, most_bytes: int) -> int:
+    """After the messages from `begin` on that are `most_bytes` of log together; one at least."""
+    at, left = begin, most_bytes
+    for number, entries in queue_entries(queue, begin, end):
+        if number != at:
+            break
+        sums = numpy.cumsum(entries["size"], dtype=numpy.int64)
+        fits = int(numpy.searchsorted(sums, left, "right"))
+        at += fits
+        if fits < len(entries):
+            break
+        left -= int(sums[-1])
+    return max(at, begin + 1)
+
+
+def _as_json(offsets: QueueNumbers) -> Offset:
+    found: Offset = {}
+    for (topic, queue_id), offset in sorted(offsets.items()):
+        found.setdefault(topic, {})[str(queue_id)] = offset
+    return found
+
+
+def _from_json(offset: Offset) -> QueueNumbers:
+    return {(topic, int(queue_id)): number for topic, queues in offset.items() for queue_id, number in queues.items()}
