@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import Message, decode_record, encode_blank, encode_record
-from pyengine.storage.segment_files import list_segments, map_read_only
+from pyengine.storage.mapped_file import list_segments, map_read_only
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pyengine
 from fix_cli import run
 from pyengine.native import control as native
 from pyengine.results import PutStatus
-from pyengine.storage.log_files import list_log
+from pyengine.storage.commit_log import list_log
 from waiting import eventually
 
 SEGMENT_BYTES = 1 << 20

@@ -18,8 +18,8 @@ from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.services.retention.clean_resource import CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
 from pyengine.services.retention.clean_rules import CleanRules
-from pyengine.storage.disk_use import DiskUse, measure
-from pyengine.storage.log_files import measure_log
+from pyengine.storage.commit_log import measure_log
+from pyengine.storage.file_system import DiskUse, measure
 
 
 class CleanerService(CleanResourceService):

@@ -10,7 +10,7 @@ from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_ext_address, is_filler, is_live, unpack_entry
 from pyengine.formats.paths import StorePaths
-from pyengine.storage.segment_files import list_segments, mapped
+from pyengine.storage.mapped_file import list_segments, mapped
 
 
 def dump_queue(

@@ -33,7 +33,7 @@ from pyengine.native import store_stats
 from pyengine.native.store_stats import Latency
 from pyengine.results import PutStatus
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.disk_use import used_ratio
+from pyengine.storage.file_system import used_ratio
 
 STATES = ("stopped", "recovering", "running", "read_only", "degraded")
 # Powers of two of 1.024 us up to 17 s: each is the bound of a bucket in shared memory, so nothing is estimated.

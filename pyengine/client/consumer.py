@@ -31,8 +31,8 @@ from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import FLUSH_STEP_S, open_store
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.storage.engine_id import read_epoch
+from pyengine.storage.message_getter import parse_subscription
 from pyengine.storage.read_level import StoreUse, store_use
-from pyengine.storage.tag_filter import parse_subscription
 
 if TYPE_CHECKING:
     from pyengine.ipc.group_members import Claim

@@ -35,8 +35,8 @@ from pyengine.native.failpoint import failpoint
 from pyengine.services.replication.ha_join import join
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.commit_log import list_log, look_at_log, new_segment_folder
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
-from pyengine.storage.log_files import list_log, look_at_log, new_segment_folder
 from pyengine.storage.new_file import create_file, make_folders
 from pyengine.storage.recovery.cut_log import Cut, intend_cut
 from pyengine.storage.recovery.recover import RecoveryOptions, recover

@@ -43,8 +43,8 @@ from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds, look, name_processes, require_startable
 from pyengine.native import control as native
+from pyengine.storage.commit_log import look_at_log
 from pyengine.storage.file_system import refuse_shared
-from pyengine.storage.log_files import look_at_log
 
 if TYPE_CHECKING:
     from pyengine.client.producer import Producer

@@ -20,7 +20,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.local_log import LocalLog
+from pyengine.storage.commit_log import LocalLog
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 SLAVE = "SLAVE"

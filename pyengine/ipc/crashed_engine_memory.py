@@ -24,8 +24,8 @@ from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject, 
 from pyengine.ipc.store_lock import Ownership, StoreLock, lock_modified_ns
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
+from pyengine.storage.commit_log import look_at_log
 from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, read_epoch, renew_copied_id
-from pyengine.storage.log_files import look_at_log
 from pyengine.storage.recovery.report import Progress, RecoveryState, SharedState
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from pyengine.native import control as native
 from pyengine.native import sequence
 from pyengine.results import ReadLevel
 from pyengine.storage.engine_id import read_boot_id, read_engine_id, read_epoch
+from pyengine.storage.mapped_file import MappedFileQueue
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
-from pyengine.storage.segment_files import SegmentFolder
 from pyengine.storage.store_reader import StoreReader
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _NO_POSITIONS_YET = (native.STATE_STOPPED, native.STATE_RECOVERING)
 class LiveWatermark:
     """The levels of one store, now. Threads may share it; close() unmaps the control block."""
 
-    def __init__(self, root: str | os.PathLike[str], commit_log: SegmentFolder) -> None:
+    def __init__(self, root: str | os.PathLike[str], commit_log: MappedFileQueue) -> None:
         self._root = root
         self._files = FilesWatermark(root, commit_log, self._dead_engine)
         self._shared: SharedObject | None = None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pyengine._native import ffi, lib
 from pyengine.errors import UsageError
 from pyengine.native.consume_queue import QueueSet
-from pyengine.native.index_file import IndexMapping
+from pyengine.native.index_file import IndexFile
 from pyengine.native.scan import REASONS
 
 RANGE_END = lib.MS_CASE_RANGE_END
@@ -37,7 +37,7 @@ class DispatchLoop:
         self.struct = ffi.new("struct ms_dispatch *")
         self._delays = ffi.new("int64_t[]", list(delays_ms) or 1)
         self._progress = progress
-        self._index: IndexMapping | None = None
+        self._index: IndexFile | None = None
         self.struct.delays_ms = self._delays
         self.struct.delay_levels = len(delays_ms)
         self.struct.progress = progress
@@ -56,7 +56,7 @@ class DispatchLoop:
     def wanted_topic(self) -> bytes:
         return bytes(ffi.buffer(self.struct.wanted_topic, self.struct.wanted_topic_bytes))
 
-    def use_index(self, index: IndexMapping | None) -> None:
+    def use_index(self, index: IndexFile | None) -> None:
         """The index file that takes the next keys."""
         self._index = index
         if index is None:

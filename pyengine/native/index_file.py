@@ -13,7 +13,7 @@ PROGRESS_BYTES = lib.MS_INDEX_PROGRESS_BYTES
 ALL_KEYS = 1 << 62  # more than any record has
 
 
-class IndexMapping:
+class IndexFile:
     """The file's header, chains and newest entries, over a writable mapping of its whole length.
 
     The mapping must not be closed before `release` was called. With `written_to` (a descriptor, which is closed then

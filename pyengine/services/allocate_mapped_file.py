@@ -6,7 +6,7 @@ ready. A segment appears complete or not at all (storage/new_file.py); `ready_en
 afterwards, then the writer is woken.
 
 A disk without room is no failure, nor one that would leave queues and index too little
-(storage/derived_room.py): the errno is in the control block (the writer answers
+(storage/file_system.py): the errno is in the control block (the writer answers
 CREATE_MAPEDFILE_FAILED meanwhile), it is tried again each half second, and the store goes
 on by itself once there is room. An orderly stop removes the segments that were never used,
 as RocketMQ's shutdown does.
@@ -35,9 +35,8 @@ from pyengine.native import control as native
 from pyengine.native import cpu
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import lock_memory, monotonic_ns, populate
-from pyengine.storage.derived_room import reserve_dispatch_space
-from pyengine.storage.file_system import copies_on_write
-from pyengine.storage.log_files import new_segment_folder
+from pyengine.storage.commit_log import new_segment_folder
+from pyengine.storage.file_system import copies_on_write, reserve_dispatch_space
 from pyengine.storage.new_file import create_file, make_folders, sync_folder
 
 RETRY_NS = 500_000_000

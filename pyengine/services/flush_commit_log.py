@@ -23,7 +23,7 @@ from pyengine.native import cpu, group_commit, scan, store_stats
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import fdatasync, monotonic_ns
 from pyengine.services.freeze import freeze
-from pyengine.storage.segment_files import map_read_only
+from pyengine.storage.mapped_file import map_read_only
 
 RECHECK_S = 0.02
 ROUND_NS = 100_000_000

@@ -41,8 +41,7 @@ from pyengine.native.scan import walk
 from pyengine.services.freeze import freeze
 from pyengine.storage.dispatcher import touched_queues
 from pyengine.storage.durable_writes import MANY_FILES
-from pyengine.storage.folder_entries import index_file_names
-from pyengine.storage.segment_files import mapped
+from pyengine.storage.mapped_file import index_file_names, mapped
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
 

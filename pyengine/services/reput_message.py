@@ -26,7 +26,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.stream_detector import StreamDetector
 from pyengine.storage.dispatcher import Dispatcher
-from pyengine.storage.segment_files import map_read_only
+from pyengine.storage.mapped_file import map_read_only
 
 BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
 BEHIND_BYTES = 1 << 20     # after a batch as long as this there is no gathering

@@ -44,8 +44,8 @@ from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import PutResult, PutStatus, ReadLevel
+from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.delay_offset import DelayOffsets
-from pyengine.storage.queue_reader import QueueReader
 from pyengine.storage.store_reader import StoreReader
 
 BATCH_MESSAGES = 64            # of one level under way at once, before the others have their turn
@@ -140,7 +140,7 @@ class ScheduleMessageService:
         self._used_ns = 0
         self._retry_ns = 0
         self._drain_until_ns = 0
-        self._queues: dict[int, QueueReader] = {}
+        self._queues: dict[int, ConsumeQueue] = {}
         self._levels = [] if self._is_idle else self._load(config)
         self._standing = StalledClock(max((level.delay_ms or 0 for level in self._levels), default=0) * 1_000_000)
 
@@ -256,7 +256,7 @@ class ScheduleMessageService:
                 self._put_due(level, queue)
         return self._collect(level) or (level.due_ms == 0 and level.look_ns <= self._clock_ns())
 
-    def _put_due(self, level: _Level, queue: QueueReader) -> None:
+    def _put_due(self, level: _Level, queue: ConsumeQueue) -> None:
         """Submit what is due; then `due_ms` says when the next one is, or `look_ns` when to look for one."""
         end = queue.max_offset(self._watermark.queue_limit(ReadLevel.COMMITTED))
         log_min_offset = self._reader.commit_log.min_offset
@@ -330,7 +330,7 @@ class ScheduleMessageService:
             offset = step.behind
         level.under_way.clear()
 
-    def _step_over_what_is_gone(self, level: _Level, queue: QueueReader, cursor: int, log_min_offset: int, end: int) -> _Step:
+    def _step_over_what_is_gone(self, level: _Level, queue: ConsumeQueue, cursor: int, log_min_offset: int, end: int) -> _Step:
         """To the first entry whose message is still in the log; over a queue file that is missing in the middle."""
         offset = queue.min_offset(log_min_offset, end)
         if offset > cursor:
@@ -356,7 +356,7 @@ class ScheduleMessageService:
         level.due_ms = 0
         level.look_ns = self._clock_ns() + max(LOOK_NS_MIN, min(LOOK_NS_MAX, delay_ns // 2))
 
-    def _queue(self, level: _Level) -> QueueReader | None:
+    def _queue(self, level: _Level) -> ConsumeQueue | None:
         queue = self._queues.get(level.number)
         if queue is None:
             queue = self._reader.queue(SCHEDULE_TOPIC, level.queue_id)
@@ -364,7 +364,7 @@ class ScheduleMessageService:
                 self._queues[level.number] = queue
         return queue
 
-    def _due_ms(self, level: _Level, queue: QueueReader, entry: ConsumeQueueEntry) -> int:
+    def _due_ms(self, level: _Level, queue: ConsumeQueue, entry: ConsumeQueueEntry) -> int:
         """Its entry says when it is due, or an extension unit does; 1 if nobody knows, which is long ago."""
         code = entry.tags_code
         if is_ext_address(code):

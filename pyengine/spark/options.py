@@ -21,7 +21,7 @@ from pyengine.config import FIXED_NAMES, SETTINGS, fold
 from pyengine.errors import UsageError
 from pyengine.results import ReadLevel
 from pyengine.settings import BYTE_UNITS
-from pyengine.storage.tag_filter import parse_subscription
+from pyengine.storage.message_getter import parse_subscription
 
 AUTO, ARROW = "auto", "arrow"  # of the option fileSystem
 EARLIEST, LATEST = -2, -1  # as in the JSON of Spark's Kafka source

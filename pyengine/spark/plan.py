@@ -42,7 +42,7 @@ from pyengine.storage.watermark import read_watermark
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.spark.remote_store import RemoteStore
-    from pyengine.storage.queue_reader import QueueReader
+    from pyengine.storage.consume_queue import ConsumeQueue
     from pyengine.storage.store_reader import StoreReader
 
 # `auto` scans what is small, and what is mostly wanted: sequential reading is the faster then.
@@ -265,7 +265,7 @@ def _slices(options: ReadOptions, reader: LiveStoreReader, dispatched: int) -> I
                 yield QueueSlice(topic, queue_id, first, end, slice_bytes(queue, first, end, high))
 
 
-def slice_bytes(queue: QueueReader, first: int, end: int, high: int) -> int:
+def slice_bytes(queue: ConsumeQueue, first: int, end: int, high: int) -> int:
     """About how many bytes of the log these messages are: by some of them."""
     step = max(1, (end - first) // SAMPLES)
     sizes = [entry.size_bytes for at in range(first, end, step) if (entry := queue.entry(at, high))]

@@ -21,11 +21,10 @@ from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.results import ReadLevel
 from pyengine.spark.file_access import LOG, FetchedSegment, FileTree, judge, walk_piece
 from pyengine.storage.abort_file import abort_file_exists
-from pyengine.storage.log_end import LogEnd
-from pyengine.storage.log_scan import HEAD_BYTES, LogView
+from pyengine.storage.log_scan import HEAD_BYTES, LogEnd, LogView
+from pyengine.storage.mapped_file import MappedFile
 from pyengine.storage.recovery.cases import Owner
 from pyengine.storage.recovery.walk_ahead import Piece
-from pyengine.storage.segment_files import SegmentFile
 from pyengine.storage.watermark import WatermarkReading, read_watermark
 
 _SMALL_FILES = ("config/watermark", "config/engine.toml", "config/recovery", "config/recovered", "checkpoint", "abort")
@@ -88,18 +87,18 @@ class _RemoteLogView(LogView):
 
     remote: RemoteLog = field(kw_only=True)
 
-    def head(self, segment: SegmentFile) -> bytes:
+    def head(self, segment: MappedFile) -> bytes:
         start = segment.start_offset
         with contextlib.closing(self.remote.open(start)) as fetched:
             fetched.fill(start, start + HEAD_BYTES, start + self.size_bytes)
             return bytes(fetched.view[:HEAD_BYTES])
 
-    def label_at(self, segment: SegmentFile, offset: int) -> str:
+    def label_at(self, segment: MappedFile, offset: int) -> str:
         with contextlib.closing(self.remote.open(segment.start_offset)) as fetched:
             return judge(fetched, offset, segment.start_offset + self.size_bytes)
 
     def walk(
-        self, segment: SegmentFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
+        self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
     ) -> Iterator[WalkResult]:
         with contextlib.closing(self.remote.open(segment.start_offset)) as fetched:
             for stop, strict in pieces:

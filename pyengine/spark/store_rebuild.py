@@ -38,13 +38,13 @@ from pyengine.native.store_check import count_keys
 from pyengine.spark.jobs import run_units
 from pyengine.spark.store_verify import TASK_BYTES, LogPart, WalkedLog, WalkUnit, walk_units
 from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.consume_queue import open_queue_file
 from pyengine.storage.dispatcher import is_queue_name
-from pyengine.storage.file_zeros import used_end
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.index_files import IndexFiles
+from pyengine.storage.index_file import IndexFiles
 from pyengine.storage.log_scan import LogView
+from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.new_file import make_folders, sibling_of, sync_folder
-from pyengine.storage.queue_files import open_queue_file
 from pyengine.storage.recovery.dispatch_range import FilledIndex, KeyPlace, LogRange, key_place, put_entries, put_keys
 from pyengine.storage.recovery.index import read_index_header
 from pyengine.storage.recovery.marker import read_marker
@@ -53,7 +53,6 @@ from pyengine.storage.recovery.rebuild_marker import RebuildMarker
 from pyengine.storage.recovery.rebuild_moves import move_away
 from pyengine.storage.recovery.recover import RecoveryOptions
 from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryPath
-from pyengine.storage.segment_files import mapped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -32,10 +32,10 @@ from pyengine.storage.check.queues import queue_files
 from pyengine.storage.check.report import CheckReport
 from pyengine.storage.check.segments import LogSegments
 from pyengine.storage.check.work import CheckWork, IndexPart, KeysFound, check_index_part
+from pyengine.storage.mapped_file import MappedFile, mapped
 from pyengine.storage.recovery.index import makes_sense, read_index_header
 from pyengine.storage.recovery.queues import QueueState
 from pyengine.storage.recovery.report import GrowingProgress
-from pyengine.storage.segment_files import SegmentFile, mapped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +80,7 @@ class LogPart(NamedTuple):
 class WalkUnit:
     """The records that begin in [first, stop) of one segment; nothing at or above `limit` is looked at."""
 
-    segment: SegmentFile
+    segment: MappedFile
     first: int
     stop: int
     limit: int
@@ -164,7 +164,7 @@ class KeysUnit:
 class CountUnit:
     """The keys of the records of [start, end), and whether records reach from start to end."""
 
-    segment: SegmentFile
+    segment: MappedFile
     start: int
     end: int
 
@@ -211,7 +211,7 @@ class WorkersCheck(CheckWork):
         self._entries = dict(zip((unit.file.path for unit in files), found))
         self._keys = dict(zip(((unit.part.path, unit.part.first) for unit in parts), found[len(files):]))
 
-    def walk(self, log: LogSegments, segment: SegmentFile, start: int, stop: int) -> Iterator[WalkResult]:
+    def walk(self, log: LogSegments, segment: MappedFile, start: int, stop: int) -> Iterator[WalkResult]:
         return (part.walk for part in self._walks.of_segment(segment, start))
 
     def touched(self, log: LogSegments) -> Iterator[Sequence[TouchedQueue]]:
@@ -257,12 +257,12 @@ class WalkedLog:
     """
 
     def __init__(self, walked: Sequence[tuple[WalkUnit, LogPart | None]]) -> None:
-        self.taken: list[tuple[SegmentFile, LogPart]] = []
-        self._by_segment: dict[SegmentFile, list[tuple[WalkUnit, LogPart | None]]] = {}
+        self.taken: list[tuple[MappedFile, LogPart]] = []
+        self._by_segment: dict[MappedFile, list[tuple[WalkUnit, LogPart | None]]] = {}
         for unit, part in walked:
             self._by_segment.setdefault(unit.segment, []).append((unit, part))
 
-    def of_segment(self, segment: SegmentFile, at: int) -> Iterator[LogPart]:
+    def of_segment(self, segment: MappedFile, at: int) -> Iterator[LogPart]:
         """Its parts from the record at `at` on, each beginning where the one before it ended; the last one ends the walk."""
         for unit, part in self._by_segment.get(segment, []):
             if unit.stop <= at:
@@ -277,7 +277,7 @@ class WalkedLog:
                 return
 
 
-def walk_units(segment: SegmentFile, size_bytes: int, limit: int | None, task_bytes: int, **settings: bool) -> list[WalkUnit]:
+def walk_units(segment: MappedFile, size_bytes: int, limit: int | None, task_bytes: int, **settings: bool) -> list[WalkUnit]:
     """The ranges of one segment, up to `limit` of the log."""
     start = segment.start_offset
     stop = start + size_bytes if limit is None else min(start + size_bytes, limit)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.storage.queue_reader import QueueReader
+    from pyengine.storage.consume_queue import ConsumeQueue
 
 Offset = dict[str, Any]  # as JSON has it
 QueueNumbers = dict[Queue, int]  # queue -> the next message's number
@@ -270,7 +270,7 @@ class QueueStream(StreamOffsets):
         gives at least one message: so no queue starves, and the bounds are soft.
         """
         begins, ends = _from_json(start), _from_json(target)
-        spans: dict[Queue, tuple[QueueReader, int, int]] = {}
+        spans: dict[Queue, tuple[ConsumeQueue, int, int]] = {}
         for key, end in ends.items():
             queue = self._reader.queue(*key)
             if queue is None:
@@ -323,7 +323,7 @@ class QueueStream(StreamOffsets):
     def _limit(self) -> int:
         return max(0, self._reader.dispatched_offset(self._options.read_level))
 
-    def _queues(self) -> Iterator[tuple[Queue, QueueReader]]:
+    def _queues(self) -> Iterator[tuple[Queue, ConsumeQueue]]:
         for topic, queue_ids in self._reader.topics().items():
             if topic.startswith(LMQ_PREFIX):  # its entries name records of other topics
                 continue
@@ -332,10 +332,10 @@ class QueueStream(StreamOffsets):
                 if queue is not None:
                     yield (topic, queue_id), queue
 
-    def _low(self, queue: QueueReader, high: int) -> int:
+    def _low(self, queue: ConsumeQueue, high: int) -> int:
         return queue.min_offset(self._reader.min_physical_offset, high) if high else 0
 
-    def _begin(self, key: Queue, queue: QueueReader, begin: int | None, high: int) -> int:
+    def _begin(self, key: Queue, queue: ConsumeQueue, begin: int | None, high: int) -> int:
         """Where a queue goes on: its first message for a new one; what is deleted is passed over if that is allowed."""
         low = self._low(queue, high)
         if begin is None:
@@ -348,7 +348,7 @@ class QueueStream(StreamOffsets):
         named = self._options.starting_offsets or {}
         return {(topic, queue_id): offset for topic, queues in named.items() for queue_id, offset in queues.items()}
 
-    def _first(self, key: Queue, queue: QueueReader, low: int, high: int) -> int:
+    def _first(self, key: Queue, queue: ConsumeQueue, low: int, high: int) -> int:
         options, point = self._options, self._options.starting_point
         time_ms = starting_time_ms(options, *key)
         if time_ms is not None:
@@ -370,7 +370,7 @@ class QueueStream(StreamOffsets):
             return self._by_time(queue, low, high, time.time_ns() // 1_000_000 - point.number)
         return low
 
-    def _by_time(self, queue: QueueReader, low: int, high: int, timestamp_ms: int) -> int:
+    def _by_time(self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int) -> int:
         """The queue's first message stored at that time or later; its end when there is none."""
         first, behind, limit = low, high, self._limit()
         while first < behind:
@@ -389,7 +389,7 @@ def _share(bound: int, mine: int, all_of_it: int) -> int:
     return mine if all_of_it <= bound else max(1, min(mine, bound * mine // all_of_it))
 
 
-def _by_bytes(queue: QueueReader, begin: int, end: int, most_bytes: int) -> int:
+def _by_bytes(queue: ConsumeQueue, begin: int, end: int, most_bytes: int) -> int:
     """After the messages from `begin` on that are `most_bytes` of log together; one at least."""
     at, left = begin, most_bytes
     for number, entries in queue_entries(queue, begin, end):

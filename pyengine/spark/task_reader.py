@@ -51,10 +51,10 @@ from pyengine.spark.options import INT64_MAX, INT64_MIN, ReadOptions
 from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, QueuePart, QueueSlice, Selection, queue_chooser
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
 from pyengine.storage.arrow import allocate, to_array
-from pyengine.storage.segment_files import map_read_only
+from pyengine.storage.mapped_file import map_read_only
 
 if TYPE_CHECKING:
-    from pyengine.storage.queue_reader import QueueReader
+    from pyengine.storage.consume_queue import ConsumeQueue
 
 log = logging.getLogger(__name__)
 ENTRY = numpy.dtype([("physicalOffset", ">i8"), ("size", ">i4"), ("tagsCode", ">i8")])  # of a consume queue
@@ -295,7 +295,7 @@ def _begin(segment: Segment, start: int, first: int, end: int, limit: int) -> in
 
 
 
-def queue_entries(queue: QueueReader, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
+def queue_entries(queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
     """(number of the first, entries) of the queue's entries [first, end), some at a time; deleted files are left out."""
     while first < end:
         span = queue.span(first, end)

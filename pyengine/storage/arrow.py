@@ -32,7 +32,7 @@ from pyengine.native.columns import (
     column_kind,
 )
 from pyengine.native.scan import sync
-from pyengine.storage.segment_files import map_read_only
+from pyengine.storage.mapped_file import map_read_only
 
 __all__ = ["COLUMNS", "LogScanner", "RowFilter", "choose_topics", "scan_segments", "schema"]
 

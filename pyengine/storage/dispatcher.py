@@ -41,10 +41,17 @@ from pyengine.native.dispatch import (
 from pyengine.native.flush import raise_disk_error
 from pyengine.native.index_file import new_progress, progress_at
 from pyengine.native.scan import REASONS
+from pyengine.storage.consume_queue import (
+    begin_queues,
+    find_queue_end,
+    open_ext_file,
+    open_queue_file,
+    remove_void_files,
+    settle_ext_end,
+    sync_names,
+)
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.index_files import IndexFiles
-from pyengine.storage.queue_ext_files import open_ext_file, settle_ext_end
-from pyengine.storage.queue_files import begin_queues, find_queue_end, open_queue_file, remove_void_files, sync_names
+from pyengine.storage.index_file import IndexFiles
 
 __all__ = ["GAP", "Dispatcher", "QueueGap", "Touched", "TouchedQueue", "is_queue_name", "touched_queues"]
 

@@ -20,7 +20,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
 from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, is_filler, is_live
 from pyengine.formats.index_file import unpack_header
 from pyengine.formats.paths import StorePaths, is_queue_id_name, parse_segment_name
-from pyengine.storage.folder_entries import index_file_names, is_folder
+from pyengine.storage.mapped_file import index_file_names, is_folder
 
 _CHUNK_ENTRIES = 3276
 

@@ -1,16 +1,24 @@
-"""What the file system below a store does that the store has to know: copy on write, or share it between hosts.
+"""The file system below a store: copy on write, shared between hosts, how full, and the room kept free on it.
 
-Told by statfs's magic number. One that is not in these tables is taken for a local one that writes
-in place, as ext4, xfs and tmpfs are. One that does not is found out by the first store into a
-mapping that it has no room for (csrc/session_guard.cdef.h).
+Its kind is told by statfs's magic number. One that is not in these tables counts as a local one that writes
+in place, as ext4, xfs and tmpfs are. If it is not, the first store into a mapping that it has no room for
+finds out (csrc/session_guard.cdef.h).
+
+Queues and index are made from the log, always after it. On a disk that the log fills to the last byte they
+could not follow: acknowledged messages would stay out of sight, and after a crash recovery could not finish.
+So a new segment is made only if room remains for what the log up to its end may still need. A share of the
+log is an estimate: a queue entry has 20 bytes and a key about 30 more, against messages of some 200. Where it
+is not enough nothing is lost; queues wait until there is room.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import NamedTuple
 
-from pyengine.errors import UsageError, disk_errors
+from pyengine.errors import DiskFullError, UsageError, disk_errors
 from pyengine.native.new_file import file_system
 
 # A write over bytes that are there takes new blocks: on a full disk a store into a mapping is a SIGBUS.
@@ -47,3 +55,83 @@ def refuse_shared(root: str | os.PathLike[str]) -> None:
         raise UsageError(
             f"{root} is on {found}, which several hosts can mount: its locks do not keep an engine of another host from "
             "writing too; put the store on a local disk (ext4, xfs), and let others read it, or replicate to them")
+
+
+UNKNOWN_PERCENT = -1
+
+
+class DiskUse(NamedTuple):
+    """One folder's file system. `used_percent` is RocketMQ's figure (UtilAll.getDiskPartitionSpaceUsedPercent):
+    the used share of what this user could use, rounded up; UNKNOWN_PERCENT when it cannot be told."""
+
+    folder: str
+    used_percent: int
+    usable_bytes: int
+    obstacle: str = ""       # why nothing can be written there, "" when it can
+    inodes_left: bool = True
+
+    @property
+    def is_known(self) -> bool:
+        return self.used_percent != UNKNOWN_PERCENT
+
+
+def used_percent(total_blocks: int, free_blocks: int, usable_blocks: int) -> int:
+    """The used share of used + usable, in whole percent, rounded up; UNKNOWN_PERCENT for a file system without blocks."""
+    used = total_blocks - free_blocks
+    entire = used + usable_blocks
+    if total_blocks <= 0 or entire <= 0:
+        return UNKNOWN_PERCENT
+    return -(-used * 100 // entire)
+
+
+def used_ratio(folder: str | os.PathLike[str]) -> float | None:
+    """How full the file system of `folder` is, 0 to 1, as `df` counts; None while there is no such folder."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    used = found.f_blocks - found.f_bfree
+    return used / (used + found.f_bavail) if used + found.f_bavail else None
+
+
+def measure(folder: str | os.PathLike[str]) -> DiskUse:
+    """Ask the file system of `folder`; a missing folder is asked for at its nearest parent. Writes nothing, never raises."""
+    path = os.path.abspath(os.fspath(folder))
+    while not os.path.isdir(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    try:
+        status = os.statvfs(path)
+    except OSError:  # a network file system that does not answer just now
+        return DiskUse(path, UNKNOWN_PERCENT, 0)
+    obstacle = ""
+    if status.f_flag & os.ST_RDONLY:
+        obstacle = f"the file system of {path} is mounted read-only"
+    elif not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+        obstacle = f"this user has no right to make files in {path}"
+    return DiskUse(path, used_percent(status.f_blocks, status.f_bfree, status.f_bavail),
+                   status.f_bavail * status.f_frsize, obstacle,
+                   inodes_left=status.f_favail > 0 or status.f_files == 0)
+
+
+SHARE_OF_LOG = 4               # 1/4 of the log that is not dispatched yet
+SMALL_FILES_BYTES = 128 << 10  # beginnings of queue files, checkpoint, watermark, marker
+
+
+def derived_room_bytes(log_bytes: int) -> int:
+    """What queues and index of that much log, not dispatched yet, may take."""
+    return log_bytes // SHARE_OF_LOG + SMALL_FILES_BYTES
+
+
+def free_bytes(folder: Path) -> int:
+    """What a process without special rights may still take on this file system."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def reserve_dispatch_space(folder: Path, wanted_bytes: int, undispatched_bytes: int) -> None:
+    """DiskFullError if `wanted_bytes` more on `folder`'s file system leave too little for what is to be dispatched."""
+    free, kept = free_bytes(folder), derived_room_bytes(undispatched_bytes)
+    if wanted_bytes + kept > free:
+        raise DiskFullError(
+            f"a segment of {wanted_bytes:,} bytes and {kept:,} more for its queues and index have no room in {folder}: "
+            f"{free:,} are free", errno=errno.ENOSPC, path=str(folder))

@@ -20,8 +20,8 @@ from pathlib import Path
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexLayout
 from pyengine.formats.paths import StorePaths, is_queue_id_name, parse_segment_name
-from pyengine.storage.folder_entries import index_file_names, is_folder, is_plain_file
-from pyengine.storage.index_layout import find_layout
+from pyengine.storage.index_file import find_layout
+from pyengine.storage.mapped_file import index_file_names, is_folder, is_plain_file
 
 _QUEUES_SAMPLED = 16
 

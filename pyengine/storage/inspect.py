@@ -28,9 +28,8 @@ from pyengine.formats.record import Message, encode_host
 from pyengine.formats.record_case import iter_records
 from pyengine.formats.small_file import read_small_file
 from pyengine.results import GetResult, GetStatus, ReadLevel
-from pyengine.storage.key_query import RAW_HITS_MAX, query_raw
-from pyengine.storage.offset_by_time import offset_by_time
-from pyengine.storage.queue_reader import QueueReader
+from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
+from pyengine.storage.index_file import RAW_HITS_MAX, query_raw
 from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.store_reader import TIMESTAMP_MAX_MS, StoreReader
 
@@ -104,7 +103,7 @@ class _StoreView:
             if (max_offset := queue.max_offset(self._max_phy)) > 0
         ]
 
-    def _all_queues(self) -> Iterator[QueueReader]:
+    def _all_queues(self) -> Iterator[ConsumeQueue]:
         topics = self._reader.topics()
         for topic in sorted(topics, key=_java_order):
             for queue_id in topics[topic]:
@@ -143,7 +142,7 @@ class _StoreView:
             "queues": [self._queue_facts(*queue) for queue in self._queues],
         }
 
-    def _queue_facts(self, queue: QueueReader, max_offset: int, min_offset: int) -> dict[str, Any]:
+    def _queue_facts(self, queue: ConsumeQueue, max_offset: int, min_offset: int) -> dict[str, Any]:
         last = queue.entry(max_offset - 1, max_offset)
         return {
             "topic": queue.topic,
@@ -232,10 +231,10 @@ class _StoreView:
     def _message_at(self, physical_offset: int) -> Message | None:
         return self._reader.message_below(physical_offset, self._max_phy)
 
-    def _get(self, queue: QueueReader, offset: int, min_offset: int, max_offset: int) -> GetResult:
+    def _get(self, queue: ConsumeQueue, offset: int, min_offset: int, max_offset: int) -> GetResult:
         return self._reader.getter.get(queue, offset, MESSAGES_PER_GET, None, self._max_phy, min_offset, max_offset)
 
-    def _edge(self, queue: QueueReader, at: int, min_offset: int, max_offset: int) -> dict[str, Any]:
+    def _edge(self, queue: ConsumeQueue, at: int, min_offset: int, max_offset: int) -> dict[str, Any]:
         result = self._get(queue, at, min_offset, max_offset)
         return {
             "at": at,
@@ -256,7 +255,7 @@ class _StoreView:
         return view[at : at + message.size_bytes]
 
 
-def _entry(queue: QueueReader, offset: int, max_offset: int) -> list[int] | dict[str, Any] | None:
+def _entry(queue: ConsumeQueue, offset: int, max_offset: int) -> list[int] | dict[str, Any] | None:
     entry = queue.entry(offset, max_offset)
     if entry is None:
         return None

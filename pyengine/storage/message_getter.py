@@ -1,20 +1,97 @@
-"""One get: the loop over queue entries of RocketMQ's DefaultMessageStore.getMessage."""
+"""RocketMQ's getMessage on one queue, its subscriptions (FilterAPI, DefaultMessageFilter), and what one reader has read.
+
+Readers map the store read-only and tell the engine nothing, so the figures of StoreStatsService's gets are
+those of one reader in one process; no process adds them up. A consumer group's progress shows in its stored
+offsets.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
+import threading
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from pyengine import arguments
 from pyengine.engine_config import EngineConfig
-from pyengine.errors import FormatError
+from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_FILLER_SIZE
 from pyengine.formats.consume_queue import ENTRY, belongs_to, is_ext_address
+from pyengine.formats.properties import string_hash
 from pyengine.formats.record import Message, decode_record
 from pyengine.results import GetResult, GetStatus
-from pyengine.storage.queue_reader import QueueReader
-from pyengine.storage.segment_files import SegmentFolder
-from pyengine.storage.tag_filter import TagFilter
+from pyengine.storage.consume_queue import ConsumeQueue
+from pyengine.storage.mapped_file import MappedFileQueue
+
+SUB_ALL = "*"
+TAG_SEPARATOR = "||"
+
+
+@dataclass(frozen=True, slots=True)
+class TagFilter:
+    """The wanted tags and their hashes. The hash is looked at first, in the queue entry; then the text."""
+
+    tags: frozenset[str]
+    codes: frozenset[int]
+
+    def matches_code(self, tags_code: int | None) -> bool:
+        """By the queue entry's code, of which 32 bits count; None (nobody knows it) matches."""
+        return tags_code is None or _to_int(tags_code) in self.codes
+
+    def matches_text(self, tags: str | None) -> bool:
+        return tags in self.tags
+
+
+def parse_subscription(text: str | None) -> TagFilter | None:
+    """`a || b`: those tags; None, empty or `*`: no filter. UsageError when nothing stands on one side of a bar."""
+    if text is None or arguments.text(text, "tags") in ("", SUB_ALL):
+        return None
+    tags = frozenset(piece.strip() for piece in text.split(TAG_SEPARATOR))
+    if "" in tags:
+        raise UsageError(f"no tag in a part of {text!r}: write tags like 'a || b', or '*' for all")
+    return TagFilter(tags, frozenset(map(string_hash, tags)))
+
+
+def _to_int(value: int) -> int:
+    """Java's narrowing of a long to an int."""
+    value &= 0xFFFFFFFF
+    return value - 0x1_0000_0000 if value & 0x80000000 else value
+
+
+@dataclass(frozen=True, slots=True)
+class GetFigures:
+    """Totals since the reader was opened; StoreStatsService's names in comments."""
+
+    found: int = 0                 # getMessageTimesTotalFound
+    missed: int = 0                # getMessageTimesTotalMiss
+    transferred_messages: int = 0  # getMessageTransferedMsgCount
+    transferred_bytes: int = 0
+    entire_time_max_ms: float = 0.0  # getMessageEntireTimeMax
+
+
+class GetStatistics:
+    """The counters of one reader. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._figures = GetFigures()
+
+    def count(self, result: GetResult, took_ns: int) -> None:
+        """One get_message and its answer."""
+        found = result.status is GetStatus.FOUND
+        size_bytes = sum(message.size_bytes for message in result.messages)
+        with self._lock:
+            was = self._figures
+            self._figures = GetFigures(
+                was.found + found, was.missed + (not found), was.transferred_messages + len(result.messages),
+                was.transferred_bytes + size_bytes, max(was.entire_time_max_ms, took_ns / 1e6))
+
+    @property
+    def figures(self) -> GetFigures:
+        """All of them at one moment."""
+        return self._figures
+
 
 ENTRIES_WALKED_MIN = 800  # a filter may reject as many in one call (16,000 bytes of entries)
 
@@ -22,7 +99,7 @@ ENTRIES_WALKED_MIN = 800  # a filter may reject as many in one call (16,000 byte
 class MessageGetter:
     """Gets of one store: the log, and the transfer limits."""
 
-    def __init__(self, commit_log: SegmentFolder, config: EngineConfig) -> None:
+    def __init__(self, commit_log: MappedFileQueue, config: EngineConfig) -> None:
         self._log = commit_log
         physical_memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self._in_memory_bytes = physical_memory_bytes * config.access_message_in_memory_max_ratio // 100
@@ -37,7 +114,7 @@ class MessageGetter:
 
     def get(
         self,
-        queue: QueueReader,
+        queue: ConsumeQueue,
         offset: int,
         messages_max: int,
         tag_filter: TagFilter | None,
@@ -65,7 +142,7 @@ class MessageGetter:
         return GetResult(status, messages, offset + walked, min_offset, max_offset, [offset + number for number in numbers])
 
     def _walk(
-        self, queue: QueueReader, span: tuple, messages_max: int, tag_filter: TagFilter | None, limit: int
+        self, queue: ConsumeQueue, span: tuple, messages_max: int, tag_filter: TagFilter | None, limit: int
     ) -> tuple[GetStatus, list[Message], list[int], int]:
         """(status, messages, the entry of each, entries walked over)."""
         view, first, end = span
@@ -134,7 +211,7 @@ class _Segment(NamedTuple):
 _NO_SEGMENT = _Segment(0, 0, None)
 
 
-def _message(queue: QueueReader, segment: _Segment, physical_offset: int, size_bytes: int) -> Message | None:
+def _message(queue: ConsumeQueue, segment: _Segment, physical_offset: int, size_bytes: int) -> Message | None:
     """The record of an entry; None when it is emptied, not what the entry says, or another queue's."""
     try:
         message = decode_record(segment.view, physical_offset - segment.start)
@@ -145,7 +222,7 @@ def _message(queue: QueueReader, segment: _Segment, physical_offset: int, size_b
     return message if is_it else None
 
 
-def _tags_code(queue: QueueReader, tags_code: int) -> int | None:
+def _tags_code(queue: ConsumeQueue, tags_code: int) -> int | None:
     """The entry's tags code, looked up in the extension if it names a unit there; None when nobody knows it."""
     if not is_ext_address(tags_code):
         return tags_code

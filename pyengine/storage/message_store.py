@@ -11,10 +11,10 @@ import os
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.commit_log import CommitLog, list_log, look_at_log
 from pyengine.storage.engine_id import EngineId, read_engine_id, read_epoch
 from pyengine.storage.geometry import Geometry, discover
-from pyengine.storage.log_files import LogFolder, list_log, look_at_log, open_log
-from pyengine.storage.segment_files import MappingCache, SegmentFile, SegmentFolder
+from pyengine.storage.mapped_file import MappedFile, MappingCache
 from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.watermark import WatermarkReading, read_watermark
 
@@ -63,17 +63,17 @@ class MessageStore(StorePaths):
         """The size of one file of a consume queue's extension."""
         return self.geometry.mapped_file_size_consume_queue_ext_bytes
 
-    def list_log(self) -> list[SegmentFile]:
+    def list_log(self) -> list[MappedFile]:
         """The log's segments in order. StoreRefusedError for a file that does not belong there or has a wrong length."""
         return list_log(self.root, self.segment_bytes)
 
-    def look_at_log(self, *, accept_loss: bool = False) -> list[SegmentFile]:
+    def look_at_log(self, *, accept_loss: bool = False) -> list[MappedFile]:
         """The log's segments, for a process that will change the store: missing ones are refused (log_files.py)."""
         return look_at_log(self.root, self.segment_bytes, accept_loss=accept_loss)
 
-    def open_log(self, cache: MappingCache) -> SegmentFolder | LogFolder:
+    def open_log(self, cache: MappingCache) -> CommitLog:
         """The log's segments, followed while other processes add and delete some."""
-        return open_log(self.root, self.segment_bytes, cache)
+        return CommitLog(self.root, self.segment_bytes, cache)
 
     def read_watermark(self) -> WatermarkReading:
         """What config/watermark says; DiskError when it cannot be read."""

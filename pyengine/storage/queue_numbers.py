@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pyengine.errors import FormatError
 from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
 from pyengine.storage.log_scan import LogView
+from pyengine.storage.mapped_file import mapped
 from pyengine.storage.recovery.queues import QueueState
-from pyengine.storage.segment_files import mapped
 
 
 def next_offsets_from_log(log: LogView, queues: Sequence[QueueState], start: int, end: int) -> dict[tuple[str, int], int]:

@@ -21,9 +21,9 @@ from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import open_regular
 from pyengine.results import ReadLevel
 from pyengine.storage.abort_file import abort_file_exists
-from pyengine.storage.log_end import LogEnd
+from pyengine.storage.log_scan import LogEnd
+from pyengine.storage.mapped_file import MappedFileQueue
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from pyengine.storage.segment_files import SegmentFolder
 from pyengine.storage.watermark import WatermarkReading, read_sync_failure, read_watermark
 
 # Where fdatasync on a read-only descriptor makes durable what another process of this host has written.
@@ -88,7 +88,7 @@ class FilesWatermark:
     has written the rest, which is for nobody to see.
     """
 
-    def __init__(self, root: str | os.PathLike[str], commit_log: SegmentFolder,
+    def __init__(self, root: str | os.PathLike[str], commit_log: MappedFileQueue,
                  dead_engine: Callable[[], DeadEngine | None] = lambda: None) -> None:
         """`dead_engine` looks for the memory of one, where shared memory is known."""
         self._root = root

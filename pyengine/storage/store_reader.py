@@ -25,17 +25,12 @@ from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.formats.record import Message, decode_message_id, decode_record
 from pyengine.formats.record_case import CaseLabel, classify
 from pyengine.results import GetResult, GetStatus, ReadLevel
-from pyengine.storage.folder_entries import is_folder, is_plain_file
-from pyengine.storage.get_statistics import GetFigures, GetStatistics
-from pyengine.storage.index_reader import IndexReader
-from pyengine.storage.key_query import RAW_HITS_MAX, RawHits, query_raw, query_verified
-from pyengine.storage.log_files import open_log
-from pyengine.storage.message_getter import MessageGetter
-from pyengine.storage.offset_by_time import offset_by_time
-from pyengine.storage.queue_reader import QueueReader
+from pyengine.storage.commit_log import CommitLog
+from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
+from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, RawHits, query_raw, query_verified
+from pyengine.storage.mapped_file import MappingCache, is_folder, is_plain_file
+from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, parse_subscription
 from pyengine.storage.read_level import FilesWatermark, Watermark
-from pyengine.storage.segment_files import MappingCache
-from pyengine.storage.tag_filter import parse_subscription
 
 if TYPE_CHECKING:
     import pyarrow
@@ -74,10 +69,10 @@ class StoreReader:
         self.geometry: Geometry = self.config.geometry
         self._paths = StorePaths(self.root)
         self._cache = MappingCache()
-        self.commit_log = open_log(self.root, self.geometry.mapped_file_size_commit_log_bytes, self._cache)
+        self.commit_log = CommitLog(self.root, self.geometry.mapped_file_size_commit_log_bytes, self._cache)
         self._watermark = watermark or FilesWatermark(self.root, self.commit_log)
-        self._queues: dict[tuple[str, int], QueueReader] = {}
-        self.index = IndexReader(self._paths.index, self.geometry.index_layout)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self.index = IndexService(self._paths.index, self.geometry.index_layout)
         self.getter = MessageGetter(self.commit_log, self.config)
         self._gets = GetStatistics()
         self._is_open = True
@@ -252,7 +247,7 @@ class StoreReader:
 
         return stream(columns, batches)
 
-    def queue(self, topic: str, queue_id: int) -> QueueReader | None:
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The reader of one queue's entries, None for a queue that does not exist."""
         queue = self._queues.get((topic, queue_id))
         if queue is not None:
@@ -264,7 +259,7 @@ class StoreReader:
             return None
         return self._queues.setdefault(
             (topic, queue_id),
-            QueueReader(
+            ConsumeQueue(
                 topic,
                 queue_id,
                 folder,

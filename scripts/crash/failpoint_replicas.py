@@ -30,7 +30,7 @@ from pyengine.ipc.store_lock import living_kinds
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.native.failpoints import MASTER, SLAVE, Failpoint
 from pyengine.results import PutStatus
-from pyengine.storage.log_files import list_log
+from pyengine.storage.commit_log import list_log
 
 OWN_SHARE = 4             # every so manyth nudge is for the struck side's own process, the others for the other side
 SEGMENT_BYTES = 64 << 10  # of the promoted scene: what is cut is of several segments

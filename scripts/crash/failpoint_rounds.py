@@ -58,7 +58,7 @@ from pyengine.native.failpoints import (
     TABLES,
     Failpoint,
 )
-from pyengine.storage.queue_files import find_queue_end
+from pyengine.storage.consume_queue import find_queue_end
 
 RESTART, CRASH, HANG = WAYS = ("restart", "crash", "hang")
 SCENES = (PUTS, CLEANING, DELAYED, START, STOP, RECOVERY, EXT, TABLES, REPLICATED, PROMOTED)

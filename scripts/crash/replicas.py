@@ -15,7 +15,7 @@ from crash.watch import EngineWatch, kill, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
-from pyengine.storage.log_files import list_log
+from pyengine.storage.commit_log import list_log
 
 PIECE_BYTES = 1 << 20
 WHOLE_ENGINE_SHARE = 0.25

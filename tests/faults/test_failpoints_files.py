@@ -44,7 +44,7 @@ create_files([Path({folder!r}) / name / 'file' for name in 'abc'], {size}, alloc
 REPLACE = "from pyengine.storage.new_file import write_config; write_config({folder!r} + '/table.json', b'new')"
 REMOVE = """
 from pathlib import Path
-from pyengine.storage.file_removal import give_back, unlink_durably
+from pyengine.storage.durable_writes import give_back, unlink_durably
 for _ in give_back(unlink_durably(Path({folder!r}) / 'file'), step_bytes=4096): pass
 """
 
@@ -57,7 +57,7 @@ def killed_at(name: str, program: str, folder: Path) -> None:
 
 
 def test_every_step_of_a_file_is_tried_here():
-    wheres = ("pyengine/storage/new_file.py", "pyengine/storage/file_removal.py")
+    wheres = ("pyengine/storage/new_file.py", "pyengine/storage/durable_writes.py")
     assert {point.name for point in FAILPOINTS.values() if point.where in wheres} == {*UNNAMED, *TOGETHER, *SIBLING, *CONFIG, *REMOVAL}
 
 

@@ -16,7 +16,7 @@ from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native import control as native
 from pyengine.services import allocate_mapped_file
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService, PageWarmer
-from pyengine.storage.derived_room import derived_room_bytes, free_bytes
+from pyengine.storage.file_system import derived_room_bytes, free_bytes
 from waiting import eventually
 
 SEGMENT = 65536

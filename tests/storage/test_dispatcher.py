@@ -16,11 +16,11 @@ from pyengine.formats.index_file import IndexLayout, unpack_header
 from pyengine.formats.index_file import unpack_entry as unpack_index_entry
 from pyengine.formats.properties import index_key_hash, index_keys, tags_code
 from pyengine.native import consume_queue
-from pyengine.storage import index_files, new_file
+from pyengine.storage import index_file, new_file
+from pyengine.storage.consume_queue import find_queue_end
 from pyengine.storage.dispatcher import Dispatcher, touched_queues
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.index_files import IndexFiles
-from pyengine.storage.queue_files import find_queue_end
+from pyengine.storage.index_file import IndexFiles
 
 SEGMENT = 16384
 GEOMETRY = Geometry(
@@ -82,7 +82,7 @@ def test_an_index_that_is_written_has_the_bytes_of_one_that_is_stored_into(tmp_p
     builder = varied(rng)
     root, log = store_with(tmp_path, builder)
     expected = undisturbed(tmp_path, builder, log)
-    monkeypatch.setattr(index_files, "copies_on_write", lambda descriptor: True)
+    monkeypatch.setattr(index_file, "copies_on_write", lambda descriptor: True)
     with Dispatcher(root, GEOMETRY) as dispatcher:
         assert log.dispatch(dispatcher) == builder.end
     assert outcome(root) == expected and len(expected[1]) > 1

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from logs import Log, LogBuilder, files_below, index_contents
+from pyengine.storage import consume_queue, index_file
 from pyengine.storage import dispatcher as dispatcher_module
-from pyengine.storage import index_files, queue_files
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.index_files import next_index_number
+from pyengine.storage.index_file import next_index_number
 
 SEGMENT = 1 << 20
 GEOMETRY = Geometry(
@@ -154,10 +154,10 @@ def test_kills_between_the_steps_of_making_files(step, tmp_path, rng):
 
     def life() -> None:
         target = {
-            "queue file made": (queue_files, "create_file"),
-            "queue file filled": (queue_files, "fill"),
-            "index file made": (index_files, "create_file"),
-            "index file inherited": (index_files.IndexMapping, "inherit"),
+            "queue file made": (consume_queue, "create_file"),
+            "queue file filled": (consume_queue, "fill"),
+            "index file made": (index_file, "create_file"),
+            "index file inherited": (index_file.IndexFile, "inherit"),
             "queue added": (dispatcher_module, "find_queue_end"),
         }[step]
         die_after(*target, [1])

@@ -9,8 +9,8 @@ import pytest
 import pyengine
 from pyengine.errors import DiskError, StoreRefusedError
 from pyengine.storage.check.check import check
-from pyengine.storage.folder_entries import index_file_names
 from pyengine.storage.inspect import inspect
+from pyengine.storage.mapped_file import index_file_names
 from pyengine.storage.recovery.recover import recover
 
 

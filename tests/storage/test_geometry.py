@@ -11,7 +11,7 @@ from fix_golden import RECIPES
 from pyengine.formats import index_file
 from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
 from pyengine.storage.geometry import DEFAULTS, Geometry, discover
-from pyengine.storage.index_layout import find_layout
+from pyengine.storage.index_file import find_layout
 
 
 @pytest.mark.parametrize("name", RECIPES)

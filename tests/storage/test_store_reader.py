@@ -17,7 +17,7 @@ from pyengine.formats.constants import CQ_FILLER_SIZE
 from pyengine.formats.properties import string_hash
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.storage import message_getter
-from pyengine.storage.segment_files import MAPPINGS_MAX
+from pyengine.storage.mapped_file import MAPPINGS_MAX
 from pyengine.storage.store_reader import StoreReader, open_store
 
 

@@ -40,7 +40,7 @@ from pyengine.services.replication.ha_stream import (
     RecordStream,
 )
 from pyengine.services.replication.replication_notes import ReplicationNotes
-from pyengine.storage.local_log import LocalLog
+from pyengine.storage.commit_log import LocalLog
 
 RING_BYTES_MIN = 16 << 20
 ENTRY_HEAD_BYTES = 4096

@@ -35,7 +35,7 @@ from pyengine.services.replication.ha_stream import (
     MasterLink,
     RecordStream,
 )
-from pyengine.storage.local_log import LocalLog
+from pyengine.storage.commit_log import LocalLog
 from pyengine.storage.replication_state import ReplicationStateFile
 
 STEP_BACK = 8        # each look that finds nothing equal begins so many times as far below the end

@@ -24,7 +24,7 @@ from pyengine.formats.ha_wire import HEADER_BYTES, pack_report, unpack_header
 from pyengine.formats.record import BEGIN
 from pyengine.formats.record_case import CaseLabel
 from pyengine.native.scan import walk
-from pyengine.storage.local_log import LocalLog
+from pyengine.storage.commit_log import LocalLog
 
 BUFFER_BYTES_FIRST = 1 << 20
 RUN_BYTES = 1 << 20  # so much at once goes to the writer, and one record more

@@ -25,8 +25,8 @@ from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.services.retention.clean_files import CleanCommitLogService, CleanConsumeQueueService, CleaningClock
 from pyengine.services.retention.clean_rules import CleanRules, Request, decide
-from pyengine.storage.disk_use import measure
-from pyengine.storage.log_files import measure_log
+from pyengine.storage.commit_log import measure_log
+from pyengine.storage.file_system import measure
 
 POLL_STEP_S = 0.02
 _FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid

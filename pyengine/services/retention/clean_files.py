@@ -27,9 +27,9 @@ from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.retention.clean_rules import Decision, deletable_end, next_to_go
+from pyengine.storage.durable_writes import give_back, unlink_durably
 from pyengine.storage.expired_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
-from pyengine.storage.file_removal import give_back, unlink_durably
-from pyengine.storage.folder_entries import is_plain_file
+from pyengine.storage.mapped_file import is_plain_file
 
 QUEUES_A_STEP = 64  # looked at without a pause in between
 

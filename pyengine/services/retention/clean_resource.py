@@ -28,7 +28,7 @@ from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.services.retention.clean_files import CleanCommitLogService, CleanConsumeQueueService, CleaningClock
 from pyengine.services.retention.clean_rules import CleanRules, Decision, Request, decide, refusal
-from pyengine.storage.disk_use import DiskUse
+from pyengine.storage.file_system import DiskUse
 
 PAUSE_S_MAX = 1.0  # the heart beats at least this often
 PROBE_INTERVAL_S = 1.0

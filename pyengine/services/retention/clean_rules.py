@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from pyengine.engine_config import EngineConfig, delete_hours
 from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
-from pyengine.storage.disk_use import DiskUse
+from pyengine.storage.file_system import DiskUse
 
 HOUR_MS = 3_600_000
 

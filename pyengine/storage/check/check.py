@@ -24,11 +24,10 @@ from pyengine.storage.check.queues import QueueCheck
 from pyengine.storage.check.report import CheckProgress, CheckReport, Finding, Findings, Severity
 from pyengine.storage.check.segments import LogSegments
 from pyengine.storage.check.work import CheckWork
+from pyengine.storage.commit_log import list_log, log_exists, shown
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.later_format import later_things, queues_are_elsewhere
-from pyengine.storage.log_end import find_end, own_watermark
-from pyengine.storage.log_files import list_log, log_exists, shown
-from pyengine.storage.log_scan import LogScan, LogView
+from pyengine.storage.log_scan import LogScan, LogView, find_end, own_watermark
 from pyengine.storage.recovery.cut_log import cut_path
 from pyengine.storage.recovery.index import list_index_files
 from pyengine.storage.recovery.marker import read_marker

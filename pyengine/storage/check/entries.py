@@ -18,7 +18,7 @@ from pyengine.formats.record import decode_record
 from pyengine.native.store_check import count_matching_entries
 from pyengine.storage.check.report import Findings, Severity
 from pyengine.storage.check.segments import LogSegments
-from pyengine.storage.file_zeros import used_end
+from pyengine.storage.mapped_file import used_end
 from pyengine.storage.recovery.queues import live_entries
 
 

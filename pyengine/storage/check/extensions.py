@@ -12,10 +12,10 @@ from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import I32, I64, SYS_FLAG_AT, store_timestamp_at
 from pyengine.storage.check.report import Findings
 from pyengine.storage.check.segments import LogSegments
+from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.queue_reader import QueueReader
+from pyengine.storage.mapped_file import MappingCache
 from pyengine.storage.recovery.queues import QueueState
-from pyengine.storage.segment_files import MappingCache
 
 _TIME_READABLE_BYTES = 68 + 8  # behind a 20-byte host
 
@@ -28,7 +28,7 @@ def check_extensions(
         return
     cache = MappingCache()
     for queue in queues:
-        reader = QueueReader(
+        reader = ConsumeQueue(
             queue.topic, queue.queue_id, queue.folder, StorePaths(root).queue_ext_folder(queue.topic, queue.queue_id),
             queue.size_bytes, geometry.mapped_file_size_consume_queue_ext_bytes, cache,
         )
@@ -39,7 +39,7 @@ def check_extensions(
                            str(error).replace(f"{root}/", ""))
 
 
-def _check_queue(root: Path, queue: QueueState, reader: QueueReader, log: LogSegments, findings: Findings) -> None:
+def _check_queue(root: Path, queue: QueueState, reader: ConsumeQueue, log: LogSegments, findings: Findings) -> None:
     for file in queue.files:
         name = str(file.path.relative_to(root))
         used = min(queue.end - file.start_offset, queue.size_bytes)

@@ -22,12 +22,11 @@ from pyengine.native.scan import sync, walk
 from pyengine.storage.check.report import CheckProgress, CheckReport, Findings, Severity
 from pyengine.storage.check.segments import LogSegments
 from pyengine.storage.check.work import CheckWork
-from pyengine.storage.file_zeros import used_end
-from pyengine.storage.log_files import shown
+from pyengine.storage.commit_log import shown
 from pyengine.storage.log_scan import LogScan
+from pyengine.storage.mapped_file import MappedFile, mapped, used_end
 from pyengine.storage.recovery.cases import Content, End, Owner, TailDecision, tail_case
 from pyengine.storage.recovery.log import tail_content
-from pyengine.storage.segment_files import SegmentFile, mapped
 from pyengine.storage.watermark import DurableWatermark
 
 
@@ -100,7 +99,7 @@ class _LogLook:
             self._walk_segment(segment, min(base + log.size_bytes, end.end_offset))
             reached = base + log.size_bytes
 
-    def _walk_segment(self, segment: SegmentFile, stop: int) -> None:
+    def _walk_segment(self, segment: MappedFile, stop: int) -> None:
         log, at, used = self._log, segment.start_offset, None
         while at < stop:
             start, reason = at, str(CaseLabel.RANGE_END)
@@ -121,7 +120,7 @@ class _LogLook:
             log.lost.append((at, following or segment.start_offset + log.size_bytes))
             at = following or stop
 
-    def _tell(self, segment: SegmentFile, at: int, reason: str, following: int | None) -> None:
+    def _tell(self, segment: MappedFile, at: int, reason: str, following: int | None) -> None:
         name, position = shown(segment.path, self._root), at - segment.start_offset
         after = f"whole records follow from {following} on" if following is not None else "no whole record follows in this segment"
         ours = self._watermark
@@ -169,7 +168,7 @@ def _owner(watermark: DurableWatermark | None) -> Owner:
     return Owner.THEIRS if watermark is None else Owner.OURS
 
 
-def _whole_record_after(segment: SegmentFile, size_bytes: int, at: int, stop: int, used: int) -> int | None:
+def _whole_record_after(segment: MappedFile, size_bytes: int, at: int, stop: int, used: int) -> int | None:
     """The first whole record of a segment after `at` and before `stop`. Zeros to its end, from its byte `used` on, are not searched."""
     base = segment.start_offset
     start = max(base, at + 1)

@@ -6,17 +6,17 @@ import mmap
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from pyengine.storage.segment_files import SegmentFile, map_read_only, mapped
+from pyengine.storage.mapped_file import MappedFile, map_read_only, mapped
 
 
 class LogSegments:
     """The log's segments up to its end, one mapped at a time."""
 
-    def __init__(self, segments: Sequence[SegmentFile], size_bytes: int) -> None:
+    def __init__(self, segments: Sequence[MappedFile], size_bytes: int) -> None:
         self.segments = list(segments)
         self.size_bytes = size_bytes
         self.end = 0
-        self.whole: list[tuple[SegmentFile, int, int]] = []  # what was walked: [start, end) of a segment
+        self.whole: list[tuple[MappedFile, int, int]] = []  # what was walked: [start, end) of a segment
         self.lost: list[tuple[int, int]] = []  # [start, end) below the end where no whole record is
         self._mapped: tuple[int, mmap.mmap] | None = None
         self._starts = {segment.start_offset: segment for segment in self.segments}

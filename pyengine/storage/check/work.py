@@ -22,9 +22,9 @@ from pyengine.storage.check.entries import EntriesFound, QueueFile, QueueRules, 
 from pyengine.storage.check.report import Findings
 from pyengine.storage.check.segments import LogSegments
 from pyengine.storage.log_scan import SLICE_BYTES
+from pyengine.storage.mapped_file import MappedFile, mapped
 from pyengine.storage.recovery.queues import QueueState
 from pyengine.storage.recovery.walk_ahead import walk_pieces
-from pyengine.storage.segment_files import SegmentFile, mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class CheckWork:
     def log_is_known(self, log: LogSegments, queues: Sequence[QueueState], rules: QueueRules, root: Path) -> None:
         """The log has been walked; queues and index are looked at next."""
 
-    def walk(self, log: LogSegments, segment: SegmentFile, start: int, stop: int) -> Iterator[WalkResult]:
+    def walk(self, log: LogSegments, segment: MappedFile, start: int, stop: int) -> Iterator[WalkResult]:
         """Walks from the record at `start`, each where the one before it ended; the last says why it went no further."""
         with mapped(segment.path) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)

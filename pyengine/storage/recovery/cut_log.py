@@ -26,9 +26,9 @@ from pyengine.errors import CorruptionError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.native.failpoint import failpoint
+from pyengine.storage.commit_log import list_log
 from pyengine.storage.config_file import read_note
-from pyengine.storage.file_zeros import clear_file_from, used_end
-from pyengine.storage.log_files import list_log
+from pyengine.storage.mapped_file import clear_file_from, used_end
 from pyengine.storage.new_file import sync_folder, write_config
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.watermark import read_watermark, write_watermark

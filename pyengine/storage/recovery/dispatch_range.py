@@ -27,15 +27,15 @@ from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import decode_record
 from pyengine.native.dispatch import NEEDS_INDEX, NEEDS_QUEUE, RANGE_END, DispatchLoop, TouchedQueue, bounded
-from pyengine.native.index_file import IndexMapping, new_progress
+from pyengine.native.index_file import IndexFile, new_progress
 from pyengine.native.scan import walk
 from pyengine.native.store_check import count_keys
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.durable_writes import sync_file
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.index_files import map_index_file
+from pyengine.storage.index_file import map_index_file
+from pyengine.storage.mapped_file import MappedFile, mapped
 from pyengine.storage.new_file import FILE_MODE
-from pyengine.storage.segment_files import SegmentFile, mapped
 
 Queue = tuple[str, int]
 
@@ -43,7 +43,7 @@ Queue = tuple[str, int]
 class LogRange(NamedTuple):
     """Whole records, from `begin` to `end`, in one segment."""
 
-    segment: SegmentFile
+    segment: MappedFile
     begin: int
     end: int
 
@@ -130,7 +130,7 @@ def _fill(
     """How many keys the empty file took."""
     mapping, written_to = map_index_file(path, layout, to_write=True)
     try:
-        file = IndexMapping(mapping, number, layout, written_to)
+        file = IndexFile(mapping, number, layout, written_to)
         try:
             if after is not None:
                 file.inherit(IndexHeader(end_timestamp_ms=after.store_timestamp_ms, end_physical_offset=after.offset))

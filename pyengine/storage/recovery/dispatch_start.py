@@ -25,10 +25,10 @@ from collections.abc import Iterator, Sequence
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync, walk
 from pyengine.storage.log_scan import LogView
+from pyengine.storage.mapped_file import mapped
 from pyengine.storage.recovery.index import IndexPlan
 from pyengine.storage.recovery.queues import QueueCut
 from pyengine.storage.recovery.report import RecoveryPath
-from pyengine.storage.segment_files import mapped
 
 _SLICE_BYTES = 1 << 20
 

@@ -28,7 +28,7 @@ from pyengine.errors import FormatError
 from pyengine.formats.constants import INDEX_HEADER_BYTES
 from pyengine.formats.index_file import IndexHeader, IndexLayout, unpack_header
 from pyengine.formats.paths import StorePaths
-from pyengine.storage.folder_entries import index_file_names
+from pyengine.storage.mapped_file import index_file_names
 from pyengine.storage.new_file import sync_folder
 
 

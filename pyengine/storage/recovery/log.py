@@ -11,11 +11,10 @@ from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.record import BEGIN, I64, PHYSICAL_OFFSET_AT
 from pyengine.formats.record_case import CaseLabel
 from pyengine.native.scan import walk
-from pyengine.storage.file_zeros import used_end
 from pyengine.storage.log_scan import LogScan, LogView, scan_log
+from pyengine.storage.mapped_file import MappedFile, mapped, used_end
 from pyengine.storage.recovery.cases import Content, End, FileDecision, TailDecision, file_case, tail_case
 from pyengine.storage.recovery.report import Progress, SharedState
-from pyengine.storage.segment_files import SegmentFile, mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class LogPlan:
     cut_bytes: int = 0
     drains: tuple[tuple[int, memoryview], ...] = ()
     undrained: tuple[tuple[int, memoryview], ...] = ()
-    extra: tuple[tuple[SegmentFile, FileDecision, str], ...] = ()
+    extra: tuple[tuple[MappedFile, FileDecision, str], ...] = ()
 
     @property
     def drained_bytes(self) -> int:
@@ -119,7 +118,7 @@ def _with_tail(log: LogView, plan: LogPlan) -> LogPlan:
     return replace(plan, tail=case.decision, tail_label=case.label, tail_bytes=used_bytes, cut_bytes=used_bytes)
 
 
-def tail_content(segment: SegmentFile, end_offset: int, reason: str) -> tuple[Content, int]:
+def tail_content(segment: MappedFile, end_offset: int, reason: str) -> tuple[Content, int]:
     """What stands in a segment from `end_offset` on, and how many bytes that is up to the last non-zero one.
 
     `reason` is why the walk stopped there.

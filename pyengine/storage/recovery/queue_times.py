@@ -15,12 +15,12 @@ from pathlib import Path
 
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_filler
+from pyengine.storage.commit_log import CommitLog
+from pyengine.storage.consume_queue import store_timestamp_ms
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.log_files import open_log
-from pyengine.storage.offset_by_time import store_timestamp_ms
+from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
 from pyengine.storage.recovery.queues import QueueState, list_queues
 from pyengine.storage.recovery.rebuild_marker import RebuildMarker
-from pyengine.storage.segment_files import MappingCache, SegmentFolder
 
 _NS_PER_MS = 1_000_000
 
@@ -28,7 +28,7 @@ _NS_PER_MS = 1_000_000
 def restore_queue_times(root: Path | str, geometry: Geometry, marker: RebuildMarker) -> int:
     """Give the files of all queues that `marker` names their times; how many files. May be done twice."""
     root = Path(root)
-    log = open_log(root, geometry.mapped_file_size_commit_log_bytes, MappingCache(mappings_max=8))
+    log = CommitLog(root, geometry.mapped_file_size_commit_log_bytes, MappingCache(mappings_max=8))
     count = 0
     for queue in list_queues(root, geometry.mapped_file_size_consume_queue_bytes):
         replaced = _replaced_folder(root, marker, queue)
@@ -48,7 +48,7 @@ def _replaced_folder(root: Path, marker: RebuildMarker, queue: QueueState) -> Pa
     return None
 
 
-def _times(queue: QueueState, replaced: Path, log: SegmentFolder) -> Iterable[tuple[Path, int]]:
+def _times(queue: QueueState, replaced: Path, log: MappedFileQueue) -> Iterable[tuple[Path, int]]:
     """(file, modification time) from the newest to the oldest; files without a message keep theirs."""
     following_ns: int | None = None
     for file in reversed(queue.files):
@@ -66,7 +66,7 @@ def _times(queue: QueueState, replaced: Path, log: SegmentFolder) -> Iterable[tu
         following_ns = time_ns
 
 
-def _last_store_time_ms(queue: QueueState, path: Path, start: int, log: SegmentFolder) -> int:
+def _last_store_time_ms(queue: QueueState, path: Path, start: int, log: MappedFileQueue) -> int:
     last = min(queue.end - start, queue.size_bytes) - CQ_ENTRY_BYTES
     if last < 0:
         return -1

@@ -30,10 +30,8 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.storage.durable_writes import sync_file
-from pyengine.storage.file_zeros import clear_file_from, used_end
-from pyengine.storage.folder_entries import is_folder
+from pyengine.storage.mapped_file import MappedFile, clear_file_from, is_folder, list_segments, used_end
 from pyengine.storage.new_file import sync_folder
-from pyengine.storage.segment_files import SegmentFile, list_segments
 
 RECOVERED_FILES = 3  # ConsumeQueue.recover looks at this many
 _FIRST_CHUNK_BYTES = 204 * CQ_ENTRY_BYTES  # most of many queues end here, within one page
@@ -47,7 +45,7 @@ class QueueState:
     topic: str
     queue_id: int
     folder: Path
-    files: tuple[SegmentFile, ...]
+    files: tuple[MappedFile, ...]
     size_bytes: int
     end: int = 0                   # behind the last entry
     max_physical_offset: int = -1  # end of the last entry's record, -1 without real entries
@@ -64,8 +62,8 @@ class QueueCut:
     """What one queue loses: files, newest first, and the bytes of `cleared` from `clear_from` on."""
 
     after: QueueState    # the queue as it is then; without files when all of it goes
-    deleted: tuple[SegmentFile, ...] = ()
-    cleared: SegmentFile | None = None
+    deleted: tuple[MappedFile, ...] = ()
+    cleared: MappedFile | None = None
     clear_from: int = 0  # byte in that file
     entries: int = 0     # live entries of records that the log no longer holds
     rebuild_from: int | None = None  # entries behind a hole are dropped: physical offset to dispatch again from
@@ -212,7 +210,7 @@ def _folders(folder: Path, misplaced: list[Path] | None) -> list[str]:
     return sorted(names)
 
 
-def _measure(queue: QueueState, files: Sequence[SegmentFile]) -> QueueState:
+def _measure(queue: QueueState, files: Sequence[MappedFile]) -> QueueState:
     """ConsumeQueue.recover, over these last ones of its files."""
     last = None
     for file in files:

@@ -28,10 +28,10 @@ from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.commit_log import look_at_log
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.log_end import own_watermark
-from pyengine.storage.log_files import look_at_log
-from pyengine.storage.log_scan import LogView, scan_log
+from pyengine.storage.log_scan import LogView, own_watermark, scan_log
+from pyengine.storage.mapped_file import list_segments, mapped
 from pyengine.storage.recovery.marker import RecoveryMarker, read_marker, write_marker
 from pyengine.storage.recovery.rebuild_marker import RebuildMarker, read_rebuild_marker, write_rebuild_marker
 from pyengine.storage.recovery.recover import OnStep, RecoveryOptions, recover
@@ -43,7 +43,6 @@ from pyengine.storage.recovery.report import (
     RecoveryState,
     SharedState,
 )
-from pyengine.storage.segment_files import list_segments, mapped
 from pyengine.storage.watermark import read_watermark
 
 _LOOK_BYTES = 4 << 20

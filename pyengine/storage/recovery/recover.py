@@ -38,18 +38,25 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.native.scan import sync
 from pyengine.storage.abort_file import remove_abort_file
+from pyengine.storage.commit_log import list_log, log_exists, look_at_log, new_segment_folder, shown
+from pyengine.storage.consume_queue import sync_ext
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
 from pyengine.storage.durable_writes import MANY_FILES, rewrite, start_writeback, sync_file, write_at
 from pyengine.storage.engine_id import read_engine_id
-from pyengine.storage.file_zeros import clear_file_from
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.later_format import refuse_later_record
-from pyengine.storage.log_end import find_end, own_watermark, where_to_read
-from pyengine.storage.log_files import list_log, log_exists, look_at_log, new_segment_folder, shown
-from pyengine.storage.log_scan import MISSING_SEGMENT, LogView, first_after_orderly_stop, scan_before, scan_log
+from pyengine.storage.log_scan import (
+    MISSING_SEGMENT,
+    LogView,
+    find_end,
+    first_after_orderly_stop,
+    own_watermark,
+    scan_before,
+    scan_log,
+    where_to_read,
+)
+from pyengine.storage.mapped_file import MappedFile, clear_file_from, forget_cached, mapped
 from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
-from pyengine.storage.page_cache import forget_cached
-from pyengine.storage.queue_ext_files import sync_ext
 from pyengine.storage.queue_numbers import next_offsets_from_log
 from pyengine.storage.recovery.cases import SPARE, End, FileDecision, Owner, TailDecision
 from pyengine.storage.recovery.cut_log import carry_out_cut, read_cut
@@ -89,7 +96,6 @@ from pyengine.storage.recovery.report import (
     RecoveryState,
     SharedState,
 )
-from pyengine.storage.segment_files import SegmentFile, mapped
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import (
     DurableWatermark,
@@ -255,7 +261,7 @@ class _Recovery:
         report = self._report(log, plan, queues, RecoveryState.RECOVERED, changed)
         return replace(report, queue_ends={**report.queue_ends, **given})
 
-    def _own_reading(self, reading: WatermarkReading, segments: Sequence[SegmentFile]) -> WatermarkReading:
+    def _own_reading(self, reading: WatermarkReading, segments: Sequence[MappedFile]) -> WatermarkReading:
         """The watermark; of a copy whose owner has given it an identity of its own, one that vouches for nothing yet."""
         identity = read_engine_id(self._root)
         if reading.watermark is None or not reading.is_copied or identity is None or identity.is_copy:
@@ -617,7 +623,7 @@ class _Recovery:
             consume_queue_ext=self._options.enable_consume_queue_ext,
         )
 
-    def _segments_between(self, log: LogView, start: int, end: int) -> list[SegmentFile]:
+    def _segments_between(self, log: LogView, start: int, end: int) -> list[MappedFile]:
         """The segments that hold [start, end), those that the drain has made included."""
         return [
             segment

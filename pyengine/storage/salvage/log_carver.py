@@ -19,8 +19,7 @@ from pyengine.formats.paths import parse_segment_name
 from pyengine.formats.record import BEGIN, MAGIC_AT
 from pyengine.formats.record_case import CaseLabel
 from pyengine.native.scan import classify, walk
-from pyengine.storage.file_zeros import used_end
-from pyengine.storage.segment_files import mapped
+from pyengine.storage.mapped_file import mapped, used_end
 
 _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
 

@@ -22,9 +22,9 @@ from typing import Any
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record_case import CaseLabel
+from pyengine.storage.commit_log import log_exists
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.later_format import later_things
-from pyengine.storage.log_files import log_exists
 from pyengine.storage.new_file import make_folders
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import Progress, RecoveryReport

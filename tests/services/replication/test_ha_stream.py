@@ -9,7 +9,7 @@ from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.ha_wire import frame_bounds, pack_header
 from pyengine.services.replication import ha_stream
 from pyengine.services.replication.ha_stream import BadStreamError, FrameCutter, LogsDifferError, RecordStream
-from pyengine.storage.local_log import LocalLog
+from pyengine.storage.commit_log import LocalLog
 
 SEGMENT = 4096
 

@@ -23,9 +23,9 @@ from pyengine.services.retention import clean_files
 from pyengine.services.retention.clean_files import CleaningClock
 from pyengine.services.retention.clean_resource import CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
 from pyengine.services.retention.clean_rules import HOUR_MS, CleanRules
-from pyengine.storage import file_removal
+from pyengine.storage import durable_writes
 from pyengine.storage.check.check import check
-from pyengine.storage.disk_use import DiskUse
+from pyengine.storage.file_system import DiskUse
 from pyengine.storage.store_reader import open_store
 from ready_store import SEGMENT, store_with_writer
 from waiting import eventually
@@ -442,7 +442,7 @@ def test_killed_at_any_step_the_next_one_finishes_and_the_store_is_whole(make_ri
         rig.round()
 
     for step in itertools.cycle(range(9)):  # every second round begins where the one before was cut short
-        over = run_and_die_at(step, one_round, ("unlink", "fsync"), [(file_removal, "punch")])
+        over = run_and_die_at(step, one_round, ("unlink", "fsync"), [(durable_writes, "punch")])
         segments = rig.segments()
         assert segments == list(range(segments[0], segments[-1] + SEGMENT, SEGMENT))  # no gap
         for queue_id in (0, 1):

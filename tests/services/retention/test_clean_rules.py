@@ -18,7 +18,7 @@ from pyengine.services.retention.clean_rules import (
     next_to_go,
     refusal,
 )
-from pyengine.storage.disk_use import UNKNOWN_PERCENT, DiskUse, used_percent
+from pyengine.storage.file_system import UNKNOWN_PERCENT, DiskUse, used_percent
 
 GIB = 1 << 30
 RESERVED_MS = 72 * HOUR_MS

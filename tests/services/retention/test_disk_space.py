@@ -13,7 +13,7 @@ from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.services.retention.clean_resource import DiskSpaceProbe, DiskSpaceWatch
 from pyengine.services.retention.clean_rules import CleanRules
-from pyengine.storage.disk_use import UNKNOWN_PERCENT, DiskUse, measure
+from pyengine.storage.file_system import UNKNOWN_PERCENT, DiskUse, measure
 from waiting import eventually
 
 

@@ -22,8 +22,8 @@ from pyengine.storage.check.check import check
 from pyengine.storage.check.grades import KINDS, Grade
 from pyengine.storage.check.report import FINDINGS_PER_KIND_MAX, Severity
 from pyengine.storage.check.segments import LogSegments
-from pyengine.storage.file_zeros import used_end
 from pyengine.storage.geometry import discover
+from pyengine.storage.mapped_file import used_end
 from pyengine.storage.recovery.index import read_index_header
 from pyengine.storage.recovery.rebuild import Selection, rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions, recover

@@ -11,11 +11,11 @@ from fix_golden import compare_inspect
 from pyengine.config import keep_sizes, load_config
 from pyengine.errors import CorruptionError, StoreRefusedError
 from pyengine.formats.paths import LogFolders, StorePaths, log_folders, tell_log_folders, without_log_folders
-from pyengine.storage import log_files
+from pyengine.storage import commit_log
 from pyengine.storage.check.check import check
+from pyengine.storage.commit_log import list_log, new_segment_folder
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
-from pyengine.storage.log_files import list_log, new_segment_folder
 from pyengine.storage.recovery.rebuild import rebuild
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.salvage.salvage import salvage
@@ -38,10 +38,10 @@ def test_new_segments_go_round_as_in_rocketmq(folders, full, expected):
 
 def test_a_folder_on_a_nearly_full_disk_is_passed_over(tmp_path, monkeypatch):
     tell_log_folders(tmp_path, "one,two", "")
-    monkeypatch.setattr(log_files, "is_nearly_full", lambda folder: folder.name == "one")
+    monkeypatch.setattr(commit_log, "is_nearly_full", lambda folder: folder.name == "one")
     assert [new_segment_folder(tmp_path, n * 64, 64).name for n in range(3)] == ["two"] * 3
     monkeypatch.undo()
-    assert log_files.is_nearly_full(tmp_path) in (True, False)
+    assert commit_log.is_nearly_full(tmp_path) in (True, False)
 
 
 def test_settings_say_where_in_each_of_their_spellings(tmp_path):

@@ -1,27 +1,60 @@
-"""Folders of 20-digit files: listing, and read-only mappings that survive a deletion.
+"""Mapped files: folders of 20-digit files, read-only mappings that survive a deletion, and where a file is not zero.
 
-A `SegmentFolder` follows a folder that others add to and delete from. It lists again
-only when the folder's time has changed; mappings are kept per segment and dropped when
-the file is gone or replaced. A mapping that someone still reads from stays valid after
-its file was deleted: the last reference unmaps it.
+A `MappedFileQueue` follows a folder that other processes add to and delete from. It lists again only when
+the folder's time has changed; mappings are kept per file and dropped when the file is gone or replaced. A
+mapping that is still read from stays valid after its file was deleted: the last reference unmaps it.
+
+Zeros are written and looked for by file ranges: holes are skipped, not read, since a queue file is mostly
+hole. File times are kept where only zeros are written, because RocketMQ finds a queue file by its time
+(MappedFileQueue.getMappedFileByTime).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.errors import DiskError, StoreRefusedError
-from pyengine.formats.paths import parse_segment_name, segment_name
-from pyengine.storage.folder_entries import is_plain_file
+from pyengine.formats.paths import StorePaths, is_index_name, parse_segment_name, segment_name
+from pyengine.native.failpoint import failpoint
+from pyengine.storage.durable_writes import open_file, pwrite_all, sync_descriptor
+
+_NOTHING = (errno.ELOOP, errno.ENOENT, errno.ENOTDIR)
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, or a link to one. OSError when that cannot be told now."""
+    return _told(entry.is_dir)
+
+
+def is_plain_file(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a file of bytes, or a link to one. OSError when that cannot be told now."""
+    return _told(entry.is_file)
+
+
+def _told(look: Callable[[], bool]) -> bool:
+    try:
+        return look()
+    except OSError as error:
+        if error.errno in _NOTHING:
+            return False
+        raise
+
+
+def index_file_names(folder: Path | str) -> list[str]:
+    """Names of the index files, sorted; anything else is passed over, as RocketMQ does. FileNotFoundError without a folder."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if is_index_name(entry.name) and is_plain_file(entry))
+
 
 # Folder times have the granularity of the kernel's clock tick. A listing made within
 # this time of the folder's last change may have missed a second change of the same tick.
@@ -31,14 +64,14 @@ _BEING_MADE_NS = 1_000_000_000
 MAPPINGS_MAX = 256
 
 
-class SegmentFile(NamedTuple):
+class MappedFile(NamedTuple):
     """One file of the folder; its length is the segment size."""
 
     path: Path
     start_offset: int
 
 
-def list_segments(folder: str | os.PathLike[str], size_bytes: int, advice: str = "") -> list[SegmentFile]:
+def list_segments(folder: str | os.PathLike[str], size_bytes: int, advice: str = "") -> list[MappedFile]:
     """The folder's segments in order; empty when there is no folder.
 
     Raises StoreRefusedError when anything else lies there, a length differs from
@@ -46,7 +79,7 @@ def list_segments(folder: str | os.PathLike[str], size_bytes: int, advice: str =
     (MappedFileQueue.load) or misplace every offset. `advice` ends the sentence about a wrong length.
     """
     found, _ = _inodes(folder, size_bytes, advice)
-    return [SegmentFile(Path(folder) / segment_name(start), start) for start in sorted(found)]
+    return [MappedFile(Path(folder) / segment_name(start), start) for start in sorted(found)]
 
 
 def map_read_only(path: str | os.PathLike[str]) -> mmap.mmap:
@@ -120,7 +153,7 @@ class MappingCache:
             self._mappings.clear()
 
 
-class SegmentFolder:
+class MappedFileQueue:
     """One folder of segments of `size_bytes`, as it is now."""
 
     def __init__(self, folder: str | os.PathLike[str], size_bytes: int, cache: MappingCache, advice: str = "") -> None:
@@ -236,3 +269,129 @@ def _judge(path: str, start: int, length: int, size_bytes: int, advice: str) -> 
         raise StoreRefusedError(f"{path} has {length} bytes, not {size_bytes}, the size of its like{advice}")
     if start % size_bytes:
         raise StoreRefusedError(f"{path}: its name is no multiple of the size {size_bytes}")
+
+
+def forget_cached(root: str | os.PathLike[str], flushed: int) -> int:
+    """Drop the cached pages of log segments that reach above `flushed`, and of all queues and the index; the number of files.
+
+    Whole files, since the kernel caches in pieces of up to a megabyte and keeps a piece
+    that is dropped in part. Pages that another process has mapped, or that are dirty
+    still, stay.
+    """
+    paths = StorePaths(root)
+    count = 0
+    log = paths.commit_log_folders.all
+    for folder in (*log, paths.consume_queue, paths.index):
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                count += _drop(os.path.join(parent, name), flushed if folder in log else -1)
+    return count
+
+
+def _drop(path: str, flushed: int) -> bool:
+    """Drop one file's pages, unless it is a segment that ends at or below `flushed`."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            start = parse_segment_name(os.path.basename(path)) or 0
+            if flushed >= 0 and start + os.fstat(descriptor).st_size <= flushed:
+                return False
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+_CHUNK_BYTES = 1 << 20
+_ZERO_PAGE_BYTES = 4096
+_CANNOT_TELL = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS))
+_ZEROS = bytes(_CHUNK_BYTES)
+
+
+def used_end(path: Path, start: int = 0) -> int:
+    """The position behind the file's last non-zero byte, or `start` when there is none from there on."""
+    descriptor = open_file(path, os.O_RDONLY)
+    try:
+        end = start
+        for position, chunk in data_chunks(descriptor, start):
+            used = _used(chunk)
+            if used:
+                end = position + used
+        return end
+    finally:
+        os.close(descriptor)
+
+
+def clear_file_from(path: Path, start: int, *, zeros_too: bool = False) -> int:
+    """Zero a file from byte `start` to its end, durable, length and file time kept.
+
+    Returns how many bytes there were up to the last non-zero one. Holes stay holes, and pages that
+    are zero already are not written, unless `zeros_too` asks for it: after a failed sync a
+    page may be zero in memory and not on the disk. May be done twice.
+    """
+    descriptor = open_file(path, os.O_RDWR)
+    try:
+        status = os.fstat(descriptor)
+        end, is_written = start, False
+        for position, chunk in data_chunks(descriptor, start):
+            used = _used(chunk)
+            end = position + used if used else end
+            for at in range(0, len(chunk) if zeros_too else used, _ZERO_PAGE_BYTES):
+                page = chunk[at : at + _ZERO_PAGE_BYTES]
+                if zeros_too or _used(page):
+                    pwrite_all(descriptor, bytes(len(page)), position + at, path)
+                    is_written = True
+                    failpoint("zeros_page_written")
+        if is_written:
+            os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+            failpoint("zeros_written")
+            sync_descriptor(descriptor, path)
+        return end - start
+    finally:
+        os.close(descriptor)
+
+
+def data_chunks(descriptor: int, start: int) -> Iterator[tuple[int, bytearray]]:
+    """(position, bytes) of everything from `start` on that is no hole, at most 1 MiB at a time.
+
+    The bytes are a buffer that the next step overwrites.
+    """
+    pieces = _data_ranges(descriptor, start)
+    buffer = bytearray(min(_CHUNK_BYTES, max((end - position for position, end in pieces), default=0)))
+    for position, end in pieces:
+        while position < end:
+            chunk = buffer if end - position >= len(buffer) else bytearray(end - position)
+            count = os.preadv(descriptor, [chunk], position)
+            if not count:
+                return
+            yield position, chunk if count == len(chunk) else chunk[:count]
+            position += count
+
+
+def _data_ranges(descriptor: int, start: int) -> list[tuple[int, int]]:
+    """The ranges from `start` on that are no hole; allocated blocks that nobody wrote to count as holes.
+
+    All are looked up before any is read: reading brings in pages behind the range, which
+    the kernel would then take for data, and so on to the end of the file. Where a file system
+    cannot tell, all of it is data.
+    """
+    ranges = []
+    end = start
+    while True:
+        try:
+            position = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, position, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole is left
+                return ranges
+            if error.errno not in _CANNOT_TELL:
+                raise
+            return [*ranges, (end, os.fstat(descriptor).st_size)]
+        ranges.append((position, end))
+
+
+def _used(chunk: bytes | bytearray) -> int:
+    """The length without zeros at the end. Comparing first is ten times as fast where all is zero."""
+    zeros = _ZEROS if len(chunk) == _CHUNK_BYTES else bytes(len(chunk))
+    return 0 if chunk == zeros else len(chunk.rstrip(b"\0"))

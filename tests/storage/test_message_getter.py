@@ -6,7 +6,7 @@ import threading
 
 from pyengine.formats.record import decode_record, encode_record
 from pyengine.results import GetResult, GetStatus
-from pyengine.storage.get_statistics import GetFigures, GetStatistics
+from pyengine.storage.message_getter import GetFigures, GetStatistics
 
 
 def found(messages: int) -> GetResult:

@@ -17,16 +17,16 @@ from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import encode_blank
 from pyengine.results import ReadLevel
-from pyengine.storage import log_end
+from pyengine.storage import log_scan
 from pyengine.storage.abort_file import create_abort_file
-from pyengine.storage.log_end import LogEnd
+from pyengine.storage.log_scan import LogEnd
+from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
-from pyengine.storage.segment_files import MappingCache, SegmentFolder
 from pyengine.storage.watermark import DurableWatermark, note_sync_failure, write_watermark
 
 
-def log_of(builder) -> SegmentFolder:
-    return SegmentFolder(builder.paths.commit_log, 4096, MappingCache())
+def log_of(builder) -> MappedFileQueue:
+    return MappedFileQueue(builder.paths.commit_log, 4096, MappingCache())
 
 
 def end_of(builder) -> int:
@@ -131,8 +131,8 @@ def test_the_end_follows_what_is_appended(builder, monkeypatch):
     builder.put("T", b"x")
     assert end.find() == builder.end
     asked = []
-    real = log_end.walk_pieces
-    monkeypatch.setattr(log_end, "walk_pieces", lambda *args, **more: asked.append(args[2]) or real(*args, **more))
+    real = log_scan.walk_pieces
+    monkeypatch.setattr(log_scan, "walk_pieces", lambda *args, **more: asked.append(args[2]) or real(*args, **more))
     for _ in range(100):
         before = builder.end
         builder.put("T", b"x" * 50)
@@ -142,7 +142,7 @@ def test_the_end_follows_what_is_appended(builder, monkeypatch):
 
 def test_bytes_that_were_passed_and_then_written_over(builder, monkeypatch):
     """A killed writer's unacknowledged records are cleared and other ones take their place."""
-    monkeypatch.setattr(log_end, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(log_scan, "_LOOK_AGAIN_S", 0.0)
     builder.put("T", b"kept")
     kept = builder.end
     end = LogEnd(builder.root, log_of(builder))
@@ -171,7 +171,7 @@ def test_a_log_that_lost_segments_is_read_anew(builder):
 @pytest.mark.parametrize("name", [name for name in HALTED if name != "abnormal-shortfile"])
 def test_the_end_of_a_halted_golden_store_is_where_rocketmq_cuts_it(golden, name):
     store = golden(name)
-    log = SegmentFolder(store.root / "commitlog", store.sizes["mapped_file_size_commit_log_bytes"], MappingCache())
+    log = MappedFileQueue(store.root / "commitlog", store.sizes["mapped_file_size_commit_log_bytes"], MappingCache())
     assert LogEnd(store.root, log).find() == store.verify["facts"]["maxPhy"]
 
 

@@ -14,7 +14,7 @@ from pyengine.formats.consume_queue import encode_ext_address
 from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
 from pyengine.formats.properties import index_key_hash, string_hash
 from pyengine.results import GetStatus
-from pyengine.storage.index_reader import IndexReader
+from pyengine.storage.index_file import IndexService
 from pyengine.storage.store_reader import open_store
 
 
@@ -64,7 +64,7 @@ LAYOUT = IndexLayout(4, 10)
 HASH = index_key_hash("T", "k")
 
 
-def index(tmp_path, *files: tuple[IndexHeader, dict[int, IndexEntry]], head: int = 0) -> IndexReader:
+def index(tmp_path, *files: tuple[IndexHeader, dict[int, IndexEntry]], head: int = 0) -> IndexService:
     """Index files with these headers and entries; the slot of HASH holds `head`, or the newest entry."""
     for number, (header, entries) in enumerate(files):
         data = bytearray(LAYOUT.size_bytes)
@@ -73,14 +73,14 @@ def index(tmp_path, *files: tuple[IndexHeader, dict[int, IndexEntry]], head: int
         for at, entry in entries.items():
             data[LAYOUT.entry_at(at) : LAYOUT.entry_at(at) + 20] = index_file.pack_entry(entry)
         (tmp_path / f"{number:017d}").write_bytes(data)
-    return IndexReader(tmp_path, LAYOUT)
+    return IndexService(tmp_path, LAYOUT)
 
 
 def header(count: int, begin_s: int = 100, end_s: int = 200) -> IndexHeader:
     return IndexHeader(begin_s * 1000, end_s * 1000, 0, 0, 1, count)
 
 
-def ask(reader: IndexReader, begin_s: int = 0, end_s: int = 10**9, most: int = 64, accept=None) -> list[int]:
+def ask(reader: IndexService, begin_s: int = 0, end_s: int = 10**9, most: int = 64, accept=None) -> list[int]:
     return reader.select_offsets("T", "k", most, begin_s * 1000, end_s * 1000, accept)
 
 
@@ -145,7 +145,7 @@ def test_a_file_without_keys_gives_nothing_and_names_that_are_no_number_are_pass
     (tmp_path / "notes.txt").write_bytes(b"hello")
     assert ask(reader) == [20, 10]
     assert [name for name, _ in reader.headers()] == [f"{0:017d}", f"{1:017d}"]
-    assert IndexReader(tmp_path / "nowhere", LAYOUT).headers() == []
+    assert IndexService(tmp_path / "nowhere", LAYOUT).headers() == []
 
 
 def test_an_index_file_that_is_replaced_is_read_anew(tmp_path):

@@ -1,0 +1,434 @@
+"""ConsumeQueue: one queue's entries read from its files, and the files for the process that appends to them.
+
+A queue file has its full length at once but gets its blocks in 64 KiB windows ahead of the entries, so that
+many queues do not need room for many full files.
+
+An extension ends at the end of the unit with the highest address that an entry of the queue names
+(ConsumeQueueExt.truncateByMaxAddress). What comes after it was written by a process that was killed before
+the entry: it is cleared, so that a walk from unit to unit, as RocketMQ makes it at a start, never meets it.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pyengine.errors import DiskError, FormatError, StoreRefusedError, disk_error, disk_errors
+from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_UNIT_BYTES_MIN, CQ_FILLER_SIZE, MESSAGE_BYTES_MIN
+from pyengine.formats.consume_queue import (
+    ENTRY,
+    FILLER_BYTES,
+    ConsumeQueueEntry,
+    ConsumeQueueExtUnit,
+    decode_ext_address,
+    is_ext_address,
+    is_filler,
+    unpack_ext_unit,
+)
+from pyengine.formats.paths import segment_name
+from pyengine.formats.record import I32, I64, SYS_FLAG_AT, store_timestamp_at
+from pyengine.native.consume_queue import count_entries, fill
+from pyengine.storage.durable_writes import sync_file
+from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, clear_file_from, list_segments, used_end
+from pyengine.storage.new_file import create_file, create_files, sync_folder
+
+
+class ConsumeQueue:
+    """The queue `topic`-`queue_id`, read. Offsets are entry numbers; positions are bytes of one file.
+
+    Entries stand in the order of their physical offsets behind possible filler, and zeros
+    end them, so every bound is found by halving. Entries that reach beyond a limit do not
+    exist for the reader.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        folder: str | os.PathLike[str],
+        ext_folder: str | os.PathLike[str],
+        size_bytes: int,
+        ext_size_bytes: int,
+        cache: MappingCache,
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.files = MappedFileQueue(folder, size_bytes, cache)
+        self.entries_per_file = size_bytes // CQ_ENTRY_BYTES
+        self._max_hint = (-1, 1)  # (file, entries in it): the last max_offset
+        self._ext = MappedFileQueue(ext_folder, ext_size_bytes, cache)
+
+    def max_offset(self, limit: int) -> int:
+        """One behind the last entry whose message ends at or below `limit`; 0 for an empty queue."""
+
+        def is_outside(entry: tuple[int, int, int]) -> bool:
+            offset, size_bytes, _ = entry
+            if size_bytes == CQ_FILLER_SIZE and offset == 0:
+                return False
+            return size_bytes <= 0 or offset < 0 or offset + size_bytes > limit
+
+        for start in reversed(self.files.starts()):
+            view = self.files.view(start)
+            if view is None or is_outside(ENTRY.unpack_from(view)):
+                continue
+            count = self._max_hint[1] if self._max_hint[0] == start else 1
+            if is_outside(ENTRY.unpack_from(view, (count - 1) * CQ_ENTRY_BYTES)):
+                count = 1  # another limit than last time, or entries were cut
+            if count < self.entries_per_file and not is_outside(ENTRY.unpack_from(view, count * CQ_ENTRY_BYTES)):
+                count = self._first(view, count + 1, self.entries_per_file, is_outside)
+            self._max_hint = (start, count)
+            return start // CQ_ENTRY_BYTES + count
+        return 0
+
+    def min_offset(self, log_min_offset: int, max_offset: int) -> int:
+        """The first entry whose message is still in the log, filler passed over; `max_offset` when all are gone."""
+
+        def is_there(entry: tuple[int, int, int]) -> bool:
+            offset, size_bytes, _ = entry
+            return offset >= log_min_offset and not (offset == 0 and size_bytes == CQ_FILLER_SIZE)
+
+        for start in self.files.starts():
+            view = self.files.view(start)
+            first = start // CQ_ENTRY_BYTES
+            count = min(self.entries_per_file, max_offset - first)
+            if view is None or count <= 0:
+                continue
+            at = 0 if is_there(ENTRY.unpack_from(view)) else self._first(view, 1, count, is_there)
+            if at < count:
+                return first + at
+        return max_offset
+
+    def min_offset_at_load(self, log_min_offset: int, max_offset: int) -> int:
+        """What RocketMQ reports after loading (ConsumeQueue.correctMinOffset).
+
+        It looks at the first file only, and 0 remains when no entry of it has a message in
+        the log; where the log starts at 0, filler counts as an entry.
+        """
+        starts = self.files.starts()
+        view = self.files.view(starts[0]) if starts else None
+        if view is None:
+            return 0
+        first = starts[0] // CQ_ENTRY_BYTES
+        count = max(0, min(self.entries_per_file, max_offset - first))
+        at = self._first(view, 0, count, lambda entry: entry[0] >= log_min_offset)
+        return first + at if at < count else 0
+
+    def span(self, offset: int, max_offset: int) -> tuple[mmap.mmap, int, int] | None:
+        """(file, position of entry `offset`, position behind the file's last readable entry), None without the file."""
+        start = self.files.start_of(offset * CQ_ENTRY_BYTES)
+        view = None if start is None else self.files.view(start)
+        if start is None or view is None:
+            return None
+        return view, offset * CQ_ENTRY_BYTES - start, min(self.files.size_bytes, max_offset * CQ_ENTRY_BYTES - start)
+
+    def next_file_offset(self, offset: int) -> int:
+        """The first entry of the file behind the one that holds `offset` (ConsumeQueue.rollNextFile)."""
+        return offset + self.entries_per_file - offset % self.entries_per_file
+
+    def entry(self, offset: int, max_offset: int) -> ConsumeQueueEntry | None:
+        """One entry, None when it is not there."""
+        span = self.span(offset, max_offset) if 0 <= offset < max_offset else None
+        return None if span is None else ConsumeQueueEntry._make(ENTRY.unpack_from(span[0], span[1]))
+
+    def ext_unit(self, tags_code: int) -> ConsumeQueueExtUnit | None:
+        """The extension unit that a tags code names, None when it is not there."""
+        offset = decode_ext_address(tags_code)
+        start = self._ext.start_of(offset)
+        view = None if start is None else self._ext.view(start)
+        if start is None or view is None:
+            return None
+        try:
+            return unpack_ext_unit(view, offset - start)
+        except FormatError:
+            return None
+
+    @staticmethod
+    def _first(view: mmap.mmap, low: int, high: int, is_it: Callable[[tuple[int, int, int]], bool]) -> int:
+        """The first entry of the file in [low, high) for which `is_it` holds, as for all behind it; else `high`."""
+
+        def holds(number: int) -> bool:
+            return is_it(ENTRY.unpack_from(view, number * CQ_ENTRY_BYTES))
+
+        return bisect_left(range(high), True, lo=low, key=holds)
+
+
+def offset_by_time(
+    queue: ConsumeQueue, commit_log: MappedFileQueue, timestamp_ms: int, min_offset: int, max_offset: int, *,
+    as_rocketmq: bool = False,
+) -> int:
+    """The entry whose message was stored nearest to `timestamp_ms`, the older one on a tie.
+
+    The file comes first, by modification time; then its entries are halved. 0 when no
+    file has entries, or a message on the way cannot be read. A file that was modified before its own messages
+    were stored (the wall clock was set back, the store's never is) is no guide: then the messages' times
+    choose the file. `as_rocketmq`: RocketMQ's choice, whatever the file times are.
+    """
+    start = _file_by_time(queue, timestamp_ms, max_offset)
+    if start is not None and not as_rocketmq:
+        first_ms = _stored_ms(queue, commit_log, max(start, min_offset * CQ_ENTRY_BYTES))
+        modified_ms = queue.files.modified_ms(start)
+        if modified_ms is not None and first_ms > modified_ms:
+            start = _file_by_messages(queue, commit_log, timestamp_ms, min_offset, max_offset)
+    view = None if start is None else queue.files.view(start)
+    if start is None or view is None:
+        return 0
+    log_min_offset = commit_log.min_offset
+    low = max(0, min_offset * CQ_ENTRY_BYTES - start)
+    high = min(queue.files.size_bytes, max_offset * CQ_ENTRY_BYTES - start) - CQ_ENTRY_BYTES
+    left = right = -CQ_ENTRY_BYTES  # positions; negative: none
+    left_ms = right_ms = None
+    while high >= low:
+        middle = (low + high) // (2 * CQ_ENTRY_BYTES) * CQ_ENTRY_BYTES
+        physical_offset, size_bytes, _ = ENTRY.unpack_from(view, middle)
+        if physical_offset < log_min_offset:
+            low = middle + CQ_ENTRY_BYTES
+            left = middle
+            continue
+        store_ms = store_timestamp_ms(commit_log, physical_offset, size_bytes)
+        if store_ms < 0:
+            return 0
+        if store_ms == timestamp_ms:
+            return (start + middle) // CQ_ENTRY_BYTES
+        if store_ms > timestamp_ms:
+            high = middle - CQ_ENTRY_BYTES
+            right, right_ms = middle, store_ms
+        else:
+            low = middle + CQ_ENTRY_BYTES
+            left, left_ms = middle, store_ms
+    if left_ms is None:
+        chosen = right
+    elif right_ms is None:
+        chosen = left
+    else:
+        chosen = right if timestamp_ms - left_ms > right_ms - timestamp_ms else left
+    return max(0, start + chosen) // CQ_ENTRY_BYTES
+
+
+def _file_by_time(queue: ConsumeQueue, timestamp_ms: int, max_offset: int) -> int | None:
+    """The first file modified at or after the time, else the last (MappedFileQueue.getMappedFileByTime)."""
+    chosen = None
+    for start in queue.files.starts():
+        if start >= max_offset * CQ_ENTRY_BYTES:
+            break
+        modified_ms = queue.files.modified_ms(start)
+        if modified_ms is None:
+            continue
+        chosen = start
+        if modified_ms >= timestamp_ms:
+            break
+    return chosen
+
+
+def _file_by_messages(
+    queue: ConsumeQueue, commit_log: MappedFileQueue, timestamp_ms: int, min_offset: int, max_offset: int
+) -> int | None:
+    """The first file whose last message was stored at or after the time, else the last."""
+    size_bytes, first, end = queue.files.size_bytes, min_offset * CQ_ENTRY_BYTES, max_offset * CQ_ENTRY_BYTES
+    starts = [start for start in queue.files.starts() if start < end and start + size_bytes > first]
+    at = bisect_left(starts, timestamp_ms, key=lambda start: _stored_ms(
+        queue, commit_log, min(start + size_bytes, end) - CQ_ENTRY_BYTES))
+    return starts[min(at, len(starts) - 1)] if starts else None
+
+
+def _stored_ms(queue: ConsumeQueue, commit_log: MappedFileQueue, byte: int) -> int:
+    """Store time of the message that the entry at this byte of the queue names, -1 when that cannot be told."""
+    start = queue.files.start_of(byte)
+    view = None if start is None else queue.files.view(start)
+    if start is None or view is None:
+        return -1
+    physical_offset, size_bytes, _ = ENTRY.unpack_from(view, byte - start)
+    return -1 if physical_offset < commit_log.min_offset else store_timestamp_ms(commit_log, physical_offset, size_bytes)
+
+
+def store_timestamp_ms(commit_log: MappedFileQueue, physical_offset: int, size_bytes: int) -> int:
+    """CommitLog.pickupStoreTimestamp: the record's store time, -1 when the record is not there."""
+    start = commit_log.start_of(physical_offset)
+    view = None if start is None else commit_log.view(start)
+    if start is None or view is None or physical_offset - start + max(size_bytes, MESSAGE_BYTES_MIN) > len(view):
+        return -1
+    at = physical_offset - start
+    (sys_flag,) = I32.unpack_from(view, at + SYS_FLAG_AT)
+    return I64.unpack_from(view, at + store_timestamp_at(sys_flag))[0]
+
+
+WINDOW_BYTES = 65536
+
+
+class QueueEnd(NamedTuple):
+    """`next_offset` is the queue offset behind the last real entry, 0 without any; `max_physical` the physical
+    end of that entry's message, -1 without any."""
+
+    next_offset: int
+    max_physical: int
+
+
+EMPTY = QueueEnd(0, -1)
+
+
+def find_queue_end(folder: Path, file_bytes: int) -> QueueEnd:
+    """Where the queue in `folder` ends; zeros end the data, filler alone is none.
+
+    Raises StoreRefusedError for a foreign file or a wrong length, DiskError when it cannot be read.
+    """
+    for segment in reversed(list_segments(folder, file_bytes)):
+        fd = _open(segment.path, os.O_RDONLY)
+        try:
+            count = count_entries(fd, file_bytes, str(segment.path))
+            if count:
+                entry = ENTRY.unpack(os.pread(fd, CQ_ENTRY_BYTES, (count - 1) * CQ_ENTRY_BYTES))
+                if not is_filler(entry):
+                    return QueueEnd(segment.start_offset // CQ_ENTRY_BYTES + count, entry[0] + entry[1])
+        finally:
+            os.close(fd)
+    return EMPTY
+
+
+def remove_void_files(folder: Path, file_bytes: int) -> None:
+    """Delete the queue's files that hold nothing but filler and zeros, left behind by a start that was cut short."""
+    removed = False
+    for segment in list_segments(folder, file_bytes):
+        data = segment.path.read_bytes()
+        fillers = 0
+        while data.startswith(FILLER_BYTES, fillers):
+            fillers += CQ_ENTRY_BYTES
+        if data.count(0, fillers) == len(data) - fillers:
+            segment.path.unlink()
+            removed = True
+    if removed:
+        sync_folder(folder)
+
+
+def sync_names(folder: Path) -> None:
+    """Make the names of a queue's folders durable: who made them may have died before it did that."""
+    if folder.is_dir():
+        sync_folder(folder.parent)
+        sync_folder(folder.parent.parent)
+
+
+def begin_queues(folders: Sequence[Path], file_bytes: int) -> bool:
+    """Make the first files of queues that begin at 0, together, durable; False where that cannot be done (create_files)."""
+    return create_files([folder / segment_name(0) for folder in folders], file_bytes, allocate=min(WINDOW_BYTES, file_bytes))
+
+
+def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: bool = True) -> tuple[int, int, int]:
+    """Open the file that holds entry `position`, making it if need be: (descriptor, its first byte's place in the
+    queue, bytes that certainly have blocks or -1).
+
+    A new file whose first entries will never come gets filler in front (docs/formats.md section 8.3).
+    Raises DiskFullError, DiskError (also for a missing file that nobody `may_make`), StoreRefusedError.
+    """
+    byte = position * CQ_ENTRY_BYTES
+    start = byte - byte % file_bytes
+    path = folder / segment_name(start)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if not may_make:
+            raise DiskError(f"{path} is gone: somebody else has changed the store", errno=errno.ENOENT, path=str(path)) from None
+        return (*_create(folder, path, file_bytes, start, byte - start),)
+    except OSError as error:
+        raise disk_error(error, "open", path) from error
+    length = os.fstat(fd).st_size
+    if length != file_bytes:
+        os.close(fd)
+        raise StoreRefusedError(f"{path} has {length} bytes, not {file_bytes}, the size of its like")
+    return fd, start, -1
+
+
+def _create(folder: Path, path: Path, file_bytes: int, start: int, filler_bytes: int) -> tuple[int, int, int]:
+    window_end = filler_bytes + WINDOW_BYTES - filler_bytes % WINDOW_BYTES
+    allocated = min(window_end, file_bytes)
+    fd = create_file(folder, path.name, file_bytes, allocate=allocated)
+    if filler_bytes:
+        try:
+            fill(fd, filler_bytes, str(path))
+        except BaseException:
+            os.close(fd)
+            raise
+    return fd, start, allocated
+
+
+def _open(path: Path, flags: int) -> int:
+    with disk_errors("open", path):
+        return os.open(path, flags | os.O_CLOEXEC)
+
+
+_ENTRIES_READ_BYTES = 3276 * CQ_ENTRY_BYTES
+
+
+def settle_ext_end(queue_folder: Path, ext_folder: Path, queue_file_bytes: int, ext_file_bytes: int) -> int:
+    """Where the next unit goes; what stands behind it is cleared. May be done twice.
+
+    Raises StoreRefusedError for a foreign file or a wrong length in either folder, DiskError.
+    """
+    files = list_segments(ext_folder, ext_file_bytes)
+    end = _end_of_named(list_segments(queue_folder, queue_file_bytes), files, ext_file_bytes) if files else 0
+    removed = False
+    for file in reversed(files):
+        if file.start_offset >= end:
+            file.path.unlink(missing_ok=True)
+            removed = True
+        elif file.start_offset + ext_file_bytes > end and used_end(file.path) > end - file.start_offset:
+            clear_file_from(file.path, end - file.start_offset)
+    if removed:
+        sync_folder(ext_folder)
+    return end
+
+
+def _end_of_named(queue: list[MappedFile], files: list[MappedFile], file_bytes: int) -> int:
+    for address in _addresses_backwards(queue):
+        for file in files:
+            if file.start_offset <= address < file.start_offset + file_bytes:
+                with open(file.path, "rb") as opened:
+                    opened.seek(address - file.start_offset)
+                    size_bytes = int.from_bytes(opened.read(2), "big", signed=True)
+                if CQ_EXT_UNIT_BYTES_MIN <= size_bytes <= file.start_offset + file_bytes - address:
+                    return address + size_bytes
+    return 0
+
+
+def _addresses_backwards(queue: list[MappedFile]) -> Iterator[int]:
+    """What the queue's entries name in the extension, the newest entry first."""
+    for file in reversed(queue):
+        with open(file.path, "rb") as opened:
+            end = used_end(file.path)
+            end += -end % CQ_ENTRY_BYTES
+            while end > 0:
+                start = max(0, end - _ENTRIES_READ_BYTES)
+                opened.seek(start)
+                chunk = opened.read(end - start)
+                for at in range(len(chunk) - CQ_ENTRY_BYTES, -1, -CQ_ENTRY_BYTES):
+                    tags_code = ENTRY.unpack_from(chunk, at)[2]
+                    if is_ext_address(tags_code):
+                        yield decode_ext_address(tags_code)
+                end = start
+
+
+def open_ext_file(folder: Path, file_bytes: int, offset: int) -> tuple[int, int, int]:
+    """Open the file that holds byte `offset` of the extension, making it if need be: (descriptor, its first byte's
+    place, bytes that certainly have blocks or -1). Raises DiskFullError, DiskError, StoreRefusedError."""
+    start = offset - offset % file_bytes
+    path = folder / segment_name(start)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        allocated = min(WINDOW_BYTES, file_bytes)
+        return create_file(folder, path.name, file_bytes, allocate=allocated), start, allocated
+    except OSError as error:
+        raise disk_error(error, "open", path) from error
+    length = os.fstat(fd).st_size
+    if length != file_bytes:
+        os.close(fd)
+        raise StoreRefusedError(f"{path} has {length} bytes, not {file_bytes}, the size of its like")
+    return fd, start, -1
+
+
+def sync_ext(folder: Path, file_bytes: int) -> None:
+    """fsync all files of an extension; raises FlushError."""
+    for file in list_segments(folder, file_bytes):
+        sync_file(file.path)

@@ -1,0 +1,510 @@
+"""IndexService: look-up by key through the index files, the files for the process that puts keys, and their layout.
+
+How many slots and entries an index file was made for is read off its own bytes. A file's length gives one
+equation for two numbers. The rest comes from its content: the used slots come before entry 1, their count is
+in the header, and every entry belongs to the slot from which its chain starts (hash mod slots). In each
+golden store with an index exactly one pair fits.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from pyengine.errors import DiskError, DiskFullError, FormatError, StoreRefusedError, disk_errors
+from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
+from pyengine.formats.index_file import SLOT, IndexHeader, IndexLayout, unpack_entry, unpack_header, unpack_slot
+from pyengine.formats.properties import index_key_hash, index_keys
+from pyengine.formats.record import Message
+from pyengine.native.failpoint import failpoint
+from pyengine.native.flush import allocate
+from pyengine.native.index_file import ALL_KEYS, IndexFile, forget, is_putting
+from pyengine.storage.file_system import copies_on_write
+from pyengine.storage.mapped_file import index_file_names, is_plain_file, map_read_only
+from pyengine.storage.new_file import create_file
+
+_FILES_CHECKED = 3
+_CHAINS_CHECKED = 256
+_PAGE = bytes(4096)
+
+
+def find_layout(files: Sequence[Path], wanted: IndexLayout) -> IndexLayout | None:
+    """The layout of these index files (oldest first), or None when they cannot tell.
+
+    `wanted` is tried first: a store that has it, default or set, is told by a few
+    chains instead of a search. Without any key in the files only `wanted` can be
+    right, and only if it has their length; then None leaves it as it is.
+    """
+    with_keys = [view for view in map(_map_for_layout, _spread(files)) if view is not None and unpack_header(view).index_count > 1]
+    if not with_keys:
+        return None
+    if all(fits(view, wanted) for view in with_keys):
+        return wanted
+    for candidate in _candidates(with_keys[0]):
+        if all(fits(view, candidate) for view in with_keys):
+            return candidate
+    return None
+
+
+def fits(view, layout: IndexLayout) -> bool:
+    """True when the file has this layout's length and a sample of its chains obeys the layout."""
+    if len(view) != layout.size_bytes:
+        return False
+    header = unpack_header(view)
+    if not 1 < header.index_count <= layout.max_index_num or header.hash_slot_count > layout.max_hash_slot_num:
+        return False
+    try:
+        return _ends_fit(view, layout, header) and all(
+            _chain_fits(view, layout, header, number) for number in _sample(header.index_count)
+        )
+    except FormatError:
+        return False
+
+
+def _ends_fit(view, layout: IndexLayout, header: IndexHeader) -> bool:
+    first = unpack_entry(view, layout.entry_at(1))
+    last = unpack_entry(view, layout.entry_at(header.index_count - 1))
+    return first.physical_offset == header.begin_physical_offset and last.physical_offset == header.end_physical_offset
+
+
+def _chain_fits(view, layout: IndexLayout, header: IndexHeader, number: int) -> bool:
+    """Entry `number` is reached from its own slot, over entries of that slot only."""
+    slot = layout.slot_of(unpack_entry(view, layout.entry_at(number)).key_hash)
+    (current,) = SLOT.unpack_from(view, layout.slot_at(slot))
+    for _ in range(header.index_count):
+        if not number <= current < header.index_count:
+            return False
+        if current == number:
+            return True
+        entry = unpack_entry(view, layout.entry_at(current))
+        if entry.key_hash < 0 or layout.slot_of(entry.key_hash) != slot or entry.previous >= current:
+            return False
+        current = entry.previous
+    return False
+
+
+def _sample(index_count: int) -> range:
+    """Entry numbers spread over the file. The oldest have the longest chains, so not only those."""
+    return range(1, index_count, max(1, (index_count - 1) // _CHAINS_CHECKED))
+
+
+def _candidates(view) -> Iterator[IndexLayout]:
+    """Layouts of this file's length with all used slots before entry 1, nearest to the first entry's bytes first.
+
+    The length fixes slots modulo 5, and a used entry 1 (20 bytes, the size of five
+    slots) holds some byte that is not zero, unless hash, offset, time and previous all
+    are 0: so the first candidate is right but for that case.
+    """
+    header = unpack_header(view)
+    words, rest = divmod(len(view) - INDEX_HEADER_BYTES, INDEX_SLOT_BYTES)
+    if rest or header.hash_slot_count < 1:
+        return
+    per_entry = INDEX_ENTRY_BYTES // INDEX_SLOT_BYTES
+    last_slot, entry_word = _boundary(view, header.hash_slot_count)
+    if last_slot is None:
+        return
+    # Entry 1 stands `per_entry` words behind the slots (entry 0 is never used).
+    slots = entry_word - per_entry
+    slots -= (slots - words) % per_entry
+    while slots > last_slot:
+        entries = (words - slots) // per_entry
+        if entries >= 2:
+            yield IndexLayout(slots, entries)
+        slots -= per_entry
+
+
+def _boundary(view, used_slots: int) -> tuple[int | None, int]:
+    """(the last used slot, the first word behind it that is not zero), counted in words from the header's end."""
+    last_slot = None
+    seen = 0
+    for word in _used_words(view):
+        if seen == used_slots:
+            return last_slot, word
+        last_slot = word
+        seen += 1
+    return None, 0
+
+
+def _used_words(view) -> Iterator[int]:
+    """Numbers of the 4-byte words behind the header that are not zero. Zero pages are passed quickly."""
+    for start in range(INDEX_HEADER_BYTES, len(view), len(_PAGE)):
+        page = view[start : start + len(_PAGE)]
+        if page == _PAGE[: len(page)]:
+            continue
+        first_word = (start - INDEX_HEADER_BYTES) // INDEX_SLOT_BYTES
+        whole = len(page) // INDEX_SLOT_BYTES * INDEX_SLOT_BYTES
+        for number, (value,) in enumerate(SLOT.iter_unpack(page[:whole])):
+            if value:
+                yield first_word + number
+
+
+def _spread(files: Sequence[Path]) -> list[Path]:
+    """A few of the files: the first, the last, and some between."""
+    if len(files) <= _FILES_CHECKED:
+        return list(files)
+    return [files[0], files[len(files) // 2], files[-1]]
+
+
+def _map_for_layout(path: Path) -> mmap.mmap | None:
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size <= INDEX_HEADER_BYTES:
+                return None
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        return None
+
+
+class IndexService:
+    """All index files of a store, oldest first by name."""
+
+    def __init__(self, folder: str | os.PathLike[str], layout: IndexLayout) -> None:
+        self._folder = Path(folder)
+        self._layout = layout
+        self._views: dict[tuple[str, int], object] = {}
+
+    def select_offsets(
+        self,
+        topic: str,
+        key: str,
+        offsets_max: int,
+        begin_ms: int,
+        end_ms: int,
+        accept: Callable[[int], bool] | None = None,
+    ) -> list[int]:
+        """Physical offsets of messages with this key's hash, stored in [begin_ms, end_ms] as the index knows it.
+
+        Newest file first, newest entry first, at most `offsets_max`; of those that
+        `accept` takes, if it is given. The index holds no key text: a hash may be
+        another key's. Times are whole seconds from the file's begin, so a message at
+        the edge of the interval may be missed or found by up to a second.
+        """
+        key_hash = index_key_hash(topic, key)
+        found: list[int] = []
+        for _, view in reversed(self._files()):
+            header = unpack_header(view)
+            if _is_time_matched(header, begin_ms, end_ms):
+                for offset in self._chain(view, header, key_hash, begin_ms, end_ms):
+                    if accept is None or accept(offset):
+                        found.append(offset)
+                        if len(found) >= offsets_max:
+                            return found
+            if header.begin_timestamp_ms < begin_ms:
+                break
+        return found
+
+    def headers(self) -> list[tuple[str, IndexHeader]]:
+        """(file name, header) of each file."""
+        return [(name, unpack_header(view)) for name, view in self._files()]
+
+    def close(self) -> None:
+        """Let go of the mappings."""
+        self._views = {}
+
+    def _chain(self, view, header: IndexHeader, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+        layout = self._layout
+        if header.index_count <= 1:
+            return
+        number = unpack_slot(view, layout.slot_at(layout.slot_of(key_hash)), header.index_count)
+        for _ in range(header.index_count):  # a damaged chain may run in a circle
+            if number == 0:
+                return
+            try:
+                entry = unpack_entry(view, layout.entry_at(number))
+            except FormatError:
+                return
+            if entry.time_diff_s < 0:
+                return
+            time_ms = header.begin_timestamp_ms + entry.time_diff_s * 1000
+            if entry.key_hash == key_hash and begin_ms <= time_ms <= end_ms:
+                yield entry.physical_offset
+            if not 0 < entry.previous <= header.index_count or entry.previous == number or time_ms < begin_ms:
+                return
+            number = entry.previous
+
+    def _has_bytes(self, entry: os.DirEntry[str]) -> bool:
+        if (entry.name, entry.inode()) in self._views:
+            return True
+        try:
+            return entry.stat().st_size > 0
+        except FileNotFoundError:  # deleted since the folder was read
+            return False
+
+    def _files(self) -> list[tuple[str, object]]:
+        """(name, mapping) of every index file; names that are no number are passed over, as RocketMQ does.
+
+        Raises StoreRefusedError when a file with keys has not the layout's length: it
+        would be read at the wrong places.
+        """
+        try:
+            with os.scandir(self._folder) as entries:
+                present = sorted((entry.name, entry.inode()) for entry in entries
+                                 if _is_number(entry.name) and is_plain_file(entry) and self._has_bytes(entry))
+        except (FileNotFoundError, NotADirectoryError):
+            present = []
+        views = {}
+        files = []
+        for key in present:
+            view = self._views.get(key)
+            if view is None:
+                try:
+                    view = map_read_only(self._folder / key[0])
+                except FileNotFoundError:
+                    continue
+            views[key] = view
+            if len(view) == self._layout.size_bytes:
+                files.append((key[0], view))
+            elif len(view) >= INDEX_HEADER_BYTES and unpack_header(view).index_count > 1:
+                raise StoreRefusedError(
+                    f"{self._folder / key[0]} has {len(view)} bytes; with max_hash_slot_num="
+                    f"{self._layout.max_hash_slot_num} and max_index_num={self._layout.max_index_num} it would have "
+                    f"{self._layout.size_bytes}: set the numbers it was made with"
+                )
+        self._views = views
+        return files
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit()
+
+
+def _is_time_matched(header: IndexHeader, begin_ms: int, end_ms: int) -> bool:
+    """IndexFile.isTimeMatched: the file's interval and the asked one touch."""
+    first, last = header.begin_timestamp_ms, header.end_timestamp_ms
+    return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
+
+
+MessageAt = Callable[[int], Message | None]
+
+RAW_HITS_MAX = 64  # maxMsgsNumBatch
+_ROUNDS = 3
+
+
+class RawHits(NamedTuple):
+    """What DefaultMessageStore.queryMessage gives: messages by offset, one for each entry; had the index any at all?"""
+
+    messages: list[Message]
+    has_entries: bool
+
+
+def query_verified(
+    index: IndexService, message_at: MessageAt, topic: str, key: str, begin_ms: int, end_ms: int, messages_max: int
+) -> list[Message]:
+    """The newest messages of `topic` that carry `key`, each once, oldest first."""
+    found: dict[int, Message] = {}
+
+    def accept(offset: int) -> bool:
+        if offset in found:
+            return False
+        message = message_at(offset)
+        if message is None or message.topic != topic or key not in index_keys(message.properties):
+            return False
+        found[offset] = message
+        return True
+
+    index.select_offsets(topic, key, messages_max, begin_ms, end_ms, accept)
+    return [found[offset] for offset in sorted(found)]
+
+
+def query_raw(
+    index: IndexService, message_at: MessageAt, topic: str, key: str, begin_ms: int, end_ms: int, messages_max: int
+) -> RawHits:
+    """RocketMQ's own answer: at most 64 hits by hash, of other keys with the same hash too, doubles kept.
+
+    When none of the entries leads to a message that is still there it asks again, up to
+    three times, for those before the oldest one.
+    """
+    has_entries = False
+    for _ in range(_ROUNDS):
+        offsets = sorted(index.select_offsets(topic, key, min(messages_max, RAW_HITS_MAX), begin_ms, end_ms))
+        if not offsets:
+            break
+        has_entries = True
+        messages = [message for offset in offsets if (message := message_at(offset)) is not None]
+        if messages:
+            return RawHits(messages, True)
+        if end_ms < begin_ms:
+            break
+    return RawHits([], has_entries)
+
+
+_CREATE_TRIES = 16
+_T = TypeVar("_T")
+
+
+class Indexed(NamedTuple):
+    """The newest record that has keys in the index, and how many of its keys are in."""
+
+    physical_offset: int
+    keys: int
+
+
+NOTHING_INDEXED = Indexed(-1, 0)
+
+
+class IndexFiles:
+    """Index files of one layout in one folder. One process at a time may hold this object."""
+
+    def __init__(self, folder: Path, layout: IndexLayout, *, now: Callable[[], datetime] = datetime.now) -> None:
+        self._folder = folder
+        self._layout = layout
+        self._now = now
+        self._current: IndexFile | None = None
+        self._mapping: mmap.mmap | None = None
+
+    def names(self) -> list[str]:
+        """Names of the index files, oldest first. Other names in the folder are passed over, as RocketMQ does."""
+        try:
+            return index_file_names(self._folder)
+        except FileNotFoundError:
+            return []
+
+    def open_newest(self, progress) -> tuple[IndexFile | None, Indexed]:
+        """Map the newest file and tell what is indexed, after undoing a put that `progress` says was cut short.
+
+        Raises StoreRefusedError for a file of another length, DiskFullError when a sparse file finds no room.
+        """
+        names = self.names()
+        self._undo(names, progress)
+        if not names:
+            return None, NOTHING_INDEXED
+        current = self._map(names[-1])
+        header = current.header()
+        if len(names) > 1 and header.index_count == 1 and header.end_physical_offset == 0:
+            # Made, but killed before it took over the end of its predecessor.
+            current.inherit(self._look(names[-2], IndexFile.header))
+        return current, self._indexed(names, current)
+
+    def make_next(self) -> IndexFile:
+        """A new file behind the current one, which is full (or there is none); becomes the current one."""
+        names = self.names()
+        predecessor: IndexHeader | None = None
+        if self._current is not None:
+            predecessor = self._current.header()
+        name = self._create(int(names[-1]) if names else None)
+        failpoint("index_file_made")
+        current = self._map(name)
+        if predecessor is not None:
+            current.inherit(predecessor)
+        return current
+
+    def next_names(self, count: int) -> list[str]:
+        """Names for so many files behind the newest one, for somebody else to make."""
+        names = self.names()
+        number = int(names[-1]) if names else None
+        found = []
+        for _ in range(count):
+            number = next_index_number(number, self._now())
+            found.append(f"{number:017d}")
+        return found
+
+    def close(self) -> None:
+        if self._current is not None and self._mapping is not None:
+            self._current.release()
+            self._mapping.close()
+        self._current = self._mapping = None
+
+    def _indexed(self, names: list[str], current: IndexFile) -> Indexed:
+        """Read off the entries themselves: they stand in the order of their records."""
+        header = current.header()
+        offset = current.newest_offset()
+        if offset < 0:
+            if header.end_physical_offset == 0:
+                return NOTHING_INDEXED
+            offset = header.end_physical_offset
+            if len(names) == 1:  # its predecessor was deleted, full and whole
+                return Indexed(offset, ALL_KEYS)
+        elif header.end_physical_offset > offset:
+            return Indexed(header.end_physical_offset, 0)
+        keys = 0
+        for name in reversed(names):  # one record's keys may fill several small files
+            found, entries = self._look(name, lambda file: (file.count_tail(offset), file.header().index_count - 1))
+            keys += found
+            if found < entries:
+                break
+        return Indexed(offset, keys)
+
+    def _undo(self, names: list[str], progress) -> None:
+        if is_putting(progress):
+            name = f"{progress.file_number:017d}"
+            if name not in names or not self._look(name, lambda file: file.roll_back(progress)):
+                forget(progress)  # that file is gone, and its entries with it
+
+    def _look(self, name: str, what: Callable[[IndexFile], _T]) -> _T:
+        mapping, written_to = self._open(name)
+        file = IndexFile(mapping, int(name), self._layout, written_to)
+        try:
+            return what(file)
+        finally:
+            file.release()
+            mapping.close()
+
+    def _map(self, name: str) -> IndexFile:
+        self.close()
+        self._mapping, written_to = self._open(name, to_write=True)
+        self._current = IndexFile(self._mapping, int(name), self._layout, written_to)
+        return self._current
+
+    def _open(self, name: str, *, to_write: bool = False) -> tuple[mmap.mmap, int | None]:
+        return map_index_file(self._folder / name, self._layout, to_write=to_write)
+
+    def _create(self, previous: int | None) -> str:
+        for _ in range(_CREATE_TRIES):
+            number = next_index_number(previous, self._now())
+            name = f"{number:017d}"
+            try:
+                os.close(create_file(self._folder, name, self._layout.size_bytes, allocate="full"))
+                return name
+            except DiskFullError:
+                raise
+            except DiskError as error:
+                if error.errno != errno.EEXIST:
+                    raise
+                previous = number
+        raise DiskError(f"every name for a new index file in {self._folder} is taken", path=str(self._folder))
+
+
+def map_index_file(path: Path, layout: IndexLayout, *, to_write: bool = False) -> tuple[mmap.mmap, int | None]:
+    """The whole file, shared and writable, and where its disk copies on write a descriptor: it is to be written, not
+    stored into. Raises StoreRefusedError for another length, DiskError."""
+    with disk_errors("open", path):
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        length = os.fstat(fd).st_size
+        if length != layout.size_bytes:
+            raise StoreRefusedError(
+                f"{path} has {length} bytes; {layout.max_hash_slot_num} slots and"
+                f" {layout.max_index_num} entries need {layout.size_bytes}"
+            )
+        if to_write:
+            # RocketMQ's files are sparse: a store into a hole of a full disk would be a SIGBUS.
+            allocate(fd, 0, length, str(path))
+        mapping = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        return mapping, os.dup(fd) if copies_on_write(fd) else None
+    finally:
+        os.close(fd)
+
+
+def next_index_number(previous: int | None, now: datetime) -> int:
+    """The number yyyyMMddHHmmssSSS of `now`, or the next millisecond after `previous` if the clock is not past it.
+
+    Two files within one millisecond, or a clock that was set back, must not break the order of names.
+    """
+    number = _as_number(now)
+    if previous is None or number > previous:
+        return number
+    try:
+        seconds, milliseconds = divmod(previous, 1000)
+        last = datetime.strptime(f"{seconds:014d}", "%Y%m%d%H%M%S") + timedelta(milliseconds=milliseconds)
+        return _as_number(last + timedelta(milliseconds=1))
+    except (ValueError, OverflowError):  # digits that are no time
+        return previous + 1
+
+
+def _as_number(time: datetime) -> int:
+    return int(f"{time:%Y%m%d%H%M%S}{time.microsecond // 1000:03d}")

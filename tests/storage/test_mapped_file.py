@@ -1,0 +1,308 @@
+"""Folders of segments, their mappings and zeros; pages dropped from the page cache."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from pyengine.errors import DiskError, StoreRefusedError
+from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.storage import mapped_file
+from pyengine.storage.mapped_file import (
+    MappedFile,
+    MappedFileQueue,
+    MappingCache,
+    clear_file_from,
+    forget_cached,
+    list_segments,
+    map_read_only,
+    mapped,
+    used_end,
+)
+
+SIZE = 4096
+
+
+def make(folder, start: int, fill: bytes = b"\0") -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / segment_name(start)).write_bytes(fill * SIZE)
+
+
+def test_segments_come_in_order(tmp_path):
+    for start in (8192, 0, 4096):
+        make(tmp_path, start)
+    assert list_segments(tmp_path, SIZE) == [
+        MappedFile(tmp_path / segment_name(start), start) for start in (0, 4096, 8192)
+    ]
+
+
+def test_no_folder_is_an_empty_one(tmp_path):
+    assert list_segments(tmp_path / "nowhere", SIZE) == []
+    assert MappedFileQueue(tmp_path / "nowhere", SIZE, MappingCache()).min_offset == -1
+
+
+@pytest.mark.parametrize("name", ["x.tmp", "0", "0" * 21, ".hidden"])
+def test_a_foreign_file_is_refused(tmp_path, name):
+    make(tmp_path, 0)
+    (tmp_path / name).write_bytes(bytes(SIZE))
+    with pytest.raises(StoreRefusedError, match="does not belong"):
+        list_segments(tmp_path, SIZE)
+
+
+def test_a_folder_with_a_segments_name_is_refused(tmp_path):
+    (tmp_path / segment_name(0)).mkdir()
+    with pytest.raises(StoreRefusedError):
+        list_segments(tmp_path, SIZE)
+
+
+@pytest.mark.parametrize("length", [0, SIZE - 1, SIZE + 1])
+def test_a_wrong_length_is_refused(tmp_path, length):
+    make(tmp_path, 0)
+    (tmp_path / segment_name(SIZE)).write_bytes(bytes(length))
+    with pytest.raises(StoreRefusedError, match=f"{length} bytes"):
+        list_segments(tmp_path, SIZE)
+
+
+def test_a_name_between_two_segments_is_refused(tmp_path):
+    make(tmp_path, 20)
+    with pytest.raises(StoreRefusedError, match="multiple"):
+        list_segments(tmp_path, SIZE)
+
+
+def test_what_cannot_be_mapped(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        map_read_only(tmp_path / "nowhere")
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(DiskError):
+        map_read_only(tmp_path / "empty")
+
+
+def test_a_file_that_is_being_made_is_not_there_yet(tmp_path):
+    """A broker makes the file first and gives it its length then."""
+    make(tmp_path, 0)
+    new = tmp_path / segment_name(SIZE)
+    new.touch()
+    folder = MappedFileQueue(tmp_path, SIZE, MappingCache())
+    assert folder.starts() == [0]
+    with pytest.raises(StoreRefusedError):
+        list_segments(tmp_path, SIZE)
+    new.write_bytes(bytes(SIZE))
+    assert folder.starts() == [0, SIZE]
+
+
+def test_an_empty_file_that_nobody_is_making_is_refused(tmp_path, monkeypatch):
+    (tmp_path / segment_name(0)).touch()
+    monkeypatch.setattr(mapped_file, "_BEING_MADE_NS", 0)
+    with pytest.raises(StoreRefusedError):
+        MappedFileQueue(tmp_path, SIZE, MappingCache()).starts()
+
+
+def test_new_segments_are_seen(tmp_path):
+    folder = MappedFileQueue(tmp_path / "log", SIZE, MappingCache())
+    assert folder.starts() == []
+    make(tmp_path / "log", 0)
+    assert folder.starts() == [0]
+    make(tmp_path / "log", SIZE)
+    assert folder.starts() == [0, SIZE]
+    assert folder.start_of(SIZE + 5) == SIZE
+    assert folder.start_of(2 * SIZE) is None
+    make(tmp_path / "log", 2 * SIZE)
+    assert folder.start_of(2 * SIZE) == 2 * SIZE
+
+
+def test_a_listing_is_kept_while_the_folder_is_unchanged(tmp_path, monkeypatch):
+    make(tmp_path, 0)
+    os.utime(tmp_path, ns=(10**18, 10**18))
+    folder = MappedFileQueue(tmp_path, SIZE, MappingCache())
+    assert folder.starts() == [0]
+    monkeypatch.setattr(mapped_file, "_inodes", lambda *_, **__: pytest.fail("listed again"))
+    assert folder.starts() == [0]
+
+
+def test_a_change_within_one_tick_of_the_folders_time_is_seen(tmp_path):
+    folder = MappedFileQueue(tmp_path, SIZE, MappingCache())
+    make(tmp_path, 0)
+    changed = os.stat(tmp_path).st_mtime_ns
+    assert folder.starts() == [0]
+    make(tmp_path, SIZE)
+    os.utime(tmp_path, ns=(changed, changed))  # the second change carries the same time
+    assert folder.starts() == [0, SIZE]
+
+
+def test_a_deleted_segments_mapping_lives_as_long_as_its_reader(tmp_path):
+    make(tmp_path, 0, b"a")
+    make(tmp_path, SIZE, b"b")
+    folder = MappedFileQueue(tmp_path, SIZE, MappingCache())
+    folder.starts()
+    view = folder.view(0)
+    (tmp_path / segment_name(0)).unlink()
+    assert folder.starts() == [SIZE]
+    assert folder.min_offset == SIZE
+    assert view[:2] == b"aa"
+    assert folder.view(0) is None
+    assert folder.start_of(0) is None
+
+
+def test_a_replaced_segment_is_mapped_anew(tmp_path):
+    make(tmp_path, 0, b"a")
+    folder = MappedFileQueue(tmp_path, SIZE, MappingCache())
+    folder.starts()
+    assert folder.view(0)[:1] == b"a"
+    (tmp_path / "kept").write_bytes(b"b" * SIZE)
+    (tmp_path / "kept").rename(tmp_path / segment_name(0))
+    folder.starts()
+    assert folder.view(0)[:1] == b"b"
+
+
+def test_the_cache_is_bounded(tmp_path):
+    for number in range(5):
+        make(tmp_path, number * SIZE, bytes([65 + number]))
+    cache = MappingCache(mappings_max=2)
+    folder = MappedFileQueue(tmp_path, SIZE, cache)
+    kept = [folder.view(number * SIZE) for number in range(5)]
+    assert [view[0] for view in kept] == [65, 66, 67, 68, 69]
+    assert folder.view(4 * SIZE) is kept[4]
+    assert folder.view(0) is not kept[0]
+
+
+def test_times_are_whole_milliseconds_like_javas(tmp_path):
+    make(tmp_path, 0)
+    os.utime(tmp_path / segment_name(0), ns=(0, 1_700_000_000_123_999_999))
+    folder = MappedFileQueue(tmp_path, SIZE, MappingCache())
+    assert folder.modified_ms(0) == 1_700_000_000_123
+    assert folder.modified_ms(SIZE) is None
+
+
+def test_an_error_in_a_mapped_block_is_not_hidden_by_what_still_points_there(tmp_path):
+    make(tmp_path, 0, b"x")
+    path = tmp_path / segment_name(0)
+
+    def fail(view):
+        kept = memoryview(view)
+        raise DiskError(f"{len(kept)} bytes are still pointed to")
+
+    with pytest.raises(DiskError, match="4096 bytes"):
+        with mapped(path) as view:
+            fail(view)
+    with mapped(path) as view:
+        assert view[:1] == b"x"
+    assert view.closed
+
+
+ALLOCATED_BYTES = 64 << 20
+
+
+def allocated_file(path, content: bytes):
+    with open(path, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, ALLOCATED_BYTES)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def test_blocks_that_nobody_wrote_to_are_not_read(tmp_path, monkeypatch):
+    """Reading brings in what follows, which then counts as data: looked up first, that does not matter."""
+    path = allocated_file(tmp_path / "segment", b"used" * 1000)
+    read = []
+    real = os.preadv
+    monkeypatch.setattr(mapped_file.os, "preadv", lambda *args: read.append(real(*args)) or read[-1])
+    assert used_end(path) == 4000
+    assert sum(read) <= 4 << 20
+
+
+def test_the_end_is_the_last_byte_that_is_not_zero(tmp_path):
+    path = allocated_file(tmp_path / "segment", b"")
+    assert used_end(path) == 0
+    assert used_end(path, 5) == 5
+    with open(path, "r+b") as file:
+        for at in (10, 3 << 20, (5 << 20) - 1):
+            file.seek(at)
+            file.write(b"x")
+            file.flush()
+            assert used_end(path) == at + 1
+            assert used_end(path, at + 1) == at + 1
+
+
+def test_clearing_writes_zeros_where_there_were_none_and_keeps_the_file_time(tmp_path):
+    path = allocated_file(tmp_path / "segment", b"keep" + b"x" * (3 << 20))
+    os.utime(path, ns=(1, 2))
+    assert clear_file_from(path, 4) == 3 << 20
+    assert path.read_bytes() == b"keep" + bytes(ALLOCATED_BYTES - 4)
+    assert os.stat(path).st_mtime_ns == 2
+    assert clear_file_from(path, 4) == 0
+
+
+def test_what_was_cleared_is_synced(tmp_path, monkeypatch):
+    path = allocated_file(tmp_path / "segment", b"keep" + b"x" * 100)
+    synced = []
+    monkeypatch.setattr(mapped_file, "sync_descriptor", lambda descriptor, path: synced.append(path.read_bytes()[:104]))
+    clear_file_from(path, 4)
+    assert synced == [b"keep" + bytes(100)]
+
+
+@pytest.mark.parametrize("which", [os.SEEK_DATA, os.SEEK_HOLE])
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_that_cannot_tell_holes_has_all_of_it_read(tmp_path, monkeypatch, which, number):
+    path = tmp_path / "f"
+    with open(path, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 3 << 20)
+        os.pwrite(file.fileno(), b"x", 5000)
+        os.pwrite(file.fileno(), b"y", 2 << 20)
+    real = os.lseek
+
+    def lseek(descriptor: int, position: int, whence: int) -> int:
+        if whence == which:
+            raise OSError(number, os.strerror(number))
+        return real(descriptor, position, whence)
+
+    monkeypatch.setattr(os, "lseek", lseek)
+    assert (used_end(path), used_end(path, 5001), used_end(path, (2 << 20) + 1)) == ((2 << 20) + 1,) * 3
+    assert clear_file_from(path, 5001) == (2 << 20) + 1 - 5001
+    assert path.read_bytes() == bytes(5000) + b"x" + bytes((3 << 20) - 5001)
+
+
+LOG_BYTES = 1 << 20
+
+
+def is_cached(path, at=0):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.preadv(descriptor, [bytearray(100)], at, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return False
+        pytest.skip(f"this file system does not tell what is cached ({error.strerror})")
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def write(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(os.urandom(LOG_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def test_only_what_may_not_be_on_the_disk_is_dropped(tmp_path):
+    paths = StorePaths(tmp_path)
+    segments = [write(paths.commit_log_segment(start)) for start in (0, LOG_BYTES, 2 * LOG_BYTES)]
+    queue = write(paths.queue_folder("T", 0) / ("0" * 20))
+    index = write(paths.index / "20260101000000000")
+    assert all(is_cached(path) for path in (*segments, queue, index))
+    contents = [path.read_bytes() for path in (*segments, queue, index)]
+    assert forget_cached(tmp_path, LOG_BYTES + LOG_BYTES // 2) == 4
+    if is_cached(queue):
+        pytest.skip("this file system keeps its files in memory")
+    assert is_cached(segments[0])
+    assert not is_cached(segments[1], LOG_BYTES - 4096) and not is_cached(segments[2]) and not is_cached(index)
+    assert [path.read_bytes() for path in (*segments, queue, index)] == contents
+
+
+def test_no_store_is_nothing_to_drop(tmp_path):
+    assert forget_cached(tmp_path / "nothing", 0) == 0
