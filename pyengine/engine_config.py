@@ -34,8 +34,8 @@ class EngineConfig:
     """The settings of one store; made by `pyengine.config.load_config`, or directly in tests.
 
     Every value is checked when the object is made: ConfigError says what is allowed.
-    `origins` tells for each setting where its value came from: "default", "files"
-    (worked out from the store's files), "engine.toml", "environment" or "--set".
+    `origins` says for each setting that is not the default where its value came from: "files"
+    (found from the store's files), "engine.toml", "environment" or "--set".
     """
 
     # -- sizes of the store's files: fixed at creation

@@ -113,11 +113,10 @@ class PutResult(_PutAnswer, tuple):
     was submitted and its fate is not known (docs/promises.md, 9). Offsets are -1 and `count`
     is 0 where nothing was stored. A batch has the first member's offsets and `msg_id` with
     all ids joined by commas.
-
-    A tuple underneath, (answer, topic, queue_id, store_host, reason, indeterminate, msg_id), with the
-    answer as the writer gave it (native/producer.py ANSWER): that is the cheapest thing to
-    make for each message (docs/decisions/0006). Use the names.
     """
+
+    # (answer, topic, queue_id, store_host, reason, indeterminate, msg_id), with the answer as the writer gave it
+    # (native/producer.py ANSWER): the cheapest object to make for each message (docs/decisions/0006).
 
     __slots__ = ()
 

@@ -116,6 +116,10 @@ def _no_spark() -> str | None:
     return f"{', '.join(missing)} not installed (extra `spark`)" if missing else _no_java()
 
 
+def _no_griffe() -> str | None:
+    return None if importlib.util.find_spec("griffe") else "griffe not installed (extra `docs`)"
+
+
 NEEDS = {
     need.name: need
     for need in (
@@ -125,6 +129,7 @@ NEEDS = {
         Need("block", functools.cache(_no_block)),
         Need("systemd", functools.cache(_no_systemd)),
         Need("spark", functools.cache(_no_spark)),
+        Need("griffe", functools.cache(_no_griffe)),
     )
 }
 

@@ -220,7 +220,7 @@ class Consumer:
                 return {queue_id: held.committed for queue_id, held in self._held.items()}
 
     def seek(self, queue_id: int, offset: int) -> None:
-        """Continue at `offset`, forward or back, in a queue of this member; the next commit stores it.
+        """Continue at `offset`, forward or back, in a queue of this member; the next commit, or the end, stores it.
 
         Messages given from this queue before count as done. UsageError for a queue that this member does not have.
         """
