@@ -224,13 +224,13 @@ static const uint8_t *tail_of(const struct ms_record *row)
     return row->body - 16;
 }
 
-#define FOR_ROWS(type, value)                         \
-    do {                                              \
-        type *const numbers = to;                     \
-        for (int64_t i = 0; i < count; i++) {         \
-            const struct ms_record *row = &rows[i];   \
-            numbers[i] = (value);                     \
-        }                                             \
+#define FOR_ROWS(type, value)                       \
+    do {                                            \
+        type *const numbers = to;                   \
+        for (int64_t i = 0; i < count; i++) {       \
+            const struct ms_record *row = &rows[i]; \
+            numbers[i] = (value);                   \
+        }                                           \
     } while (0)
 
 void ms_columns_numbers(const struct ms_record *rows, int64_t count, int column, void *to)

@@ -73,7 +73,7 @@ void ms_queue_encode_entry(uint8_t *to, int64_t physical_offset, int32_t size_by
     ms_put_64(to + 12, (uint64_t)tags_code);
 }
 
-static int write_chunk(struct ms_queue_set *set, struct ms_queue_chunk *chunk)
+static int write_chunk(struct ms_queue_set *set, const struct ms_queue_chunk *chunk)
 {
     struct ms_queue *const queue = &set->queues[chunk->queue];
     const int64_t bytes = (int64_t)chunk->count * MS_QUEUE_ENTRY_BYTES;
@@ -104,7 +104,7 @@ int ms_queue_write_gathered(struct ms_queue_set *set)
 {
     int why = 0;
     for (int32_t i = 0; i < set->chunks_used; i++) {
-        struct ms_queue_chunk *const chunk = &set->chunks[i];
+        const struct ms_queue_chunk *const chunk = &set->chunks[i];
         if (why == 0)
             why = write_chunk(set, chunk);
         else if (set->ext != NULL)

@@ -8,7 +8,13 @@
 #include "flush.h"
 #include "utf8.h"
 
-enum { AT_BEGIN_TIME = 0, AT_END_TIME = 8, AT_BEGIN_OFFSET = 16, AT_END_OFFSET = 24, AT_SLOT_COUNT = 32, AT_COUNT = 36 };
+enum { AT_BEGIN_TIME = 0,
+       AT_END_TIME = 8,
+       AT_BEGIN_OFFSET = 16,
+       AT_END_OFFSET = 24,
+       AT_SLOT_COUNT = 32,
+       AT_COUNT = 36,
+};
 
 static uint8_t *slot_at(const struct ms_index_file *file, int32_t slot)
 {

@@ -132,7 +132,11 @@ static uint8_t *take_room(struct ms_producer *producer, uint64_t bytes, int64_t 
     if (*why != 0)
         return NULL;
     if (pad) {
-        struct { uint32_t entry_bytes; uint16_t kind; uint16_t flags; } filler = {(uint32_t)pad, MS_ENTRY_PAD, 0};
+        struct {
+            uint32_t entry_bytes;
+            uint16_t kind;
+            uint16_t flags;
+        } filler = {(uint32_t)pad, MS_ENTRY_PAD, 0};
         memcpy(producer->ring + place, &filler, sizeof filler);
         producer->tail += pad;
         place = 0;

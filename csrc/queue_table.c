@@ -70,7 +70,7 @@ static int64_t find(struct ms_queue_table *table, uint32_t hash, const uint8_t *
 }
 
 int64_t ms_queue_table_find(struct ms_queue_table *table, const uint8_t *topic, uint32_t topic_bytes,
-                    int32_t queue_id, int claim)
+                            int32_t queue_id, int claim)
 {
     if (topic_bytes == 0 || topic_bytes > sizeof table->slot[0].topic)
         return -1;

@@ -24,7 +24,7 @@ enum {
 
 static inline int32_t ms_host_bytes(int32_t sys_flag, int32_t v6_bit)
 {
-    return sys_flag & v6_bit ? 20 : 8;
+    return (sys_flag & v6_bit) != 0 ? 20 : 8;
 }
 
 /* MS_CASE_MESSAGE with `record` filled, or the first check that failed, up to

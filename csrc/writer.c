@@ -183,8 +183,14 @@ static void answer(struct ms_writer *writer, struct ms_writer_session *own, cons
 
 static int refuse(struct ms_writer *writer, struct ms_writer_session *own, uint64_t sequence, uint32_t status, uint32_t detail)
 {
-    struct ms_completion what = {.sequence = sequence, .physical_offset = -1, .end_offset = -1, .queue_offset = -1,
-                                 .status = status, .detail = detail};
+    struct ms_completion what = {
+        .sequence = sequence,
+        .physical_offset = -1,
+        .end_offset = -1,
+        .queue_offset = -1,
+        .status = status,
+        .detail = detail,
+    };
     answer(writer, own, &what);
     ms_store_relaxed(&writer->control->writer.refused, writer->control->writer.refused + 1);
     ms_put_meter_refuse(&writer->meter, status);
@@ -218,12 +224,12 @@ static uint32_t check_entry(const struct ms_writer *writer, const struct ms_writ
     int read_only = ms_load_acquire(&control->state.frozen) != 0 || state == MS_STATE_READ_ONLY || state == MS_STATE_DEGRADED;
     int raw = taken->head.kind == MS_ENTRY_RAW;
     *detail = raw && !ms_raw_is_allowed(writer, own) ? MS_REFUSED_RAW
-            : refuse_puts & 1 ? MS_REFUSED_STOPPING
-            : refuse_puts & 4 && !raw ? MS_REFUSED_SLAVE
-            : read_only ? MS_REFUSED_READ_ONLY
-            : refuse_puts & 2 || writer->no_room ? MS_REFUSED_DISK_FULL
-            : refuse_puts & 8 ? MS_REFUSED_UNWRITABLE
-                              : MS_REFUSED_NO;
+              : refuse_puts & 1                      ? MS_REFUSED_STOPPING
+              : refuse_puts & 4 && !raw              ? MS_REFUSED_SLAVE
+              : read_only                            ? MS_REFUSED_READ_ONLY
+              : refuse_puts & 2 || writer->no_room   ? MS_REFUSED_DISK_FULL
+              : refuse_puts & 8                      ? MS_REFUSED_UNWRITABLE
+                                                     : MS_REFUSED_NO;
     if (*detail != MS_REFUSED_NO)
         return SERVICE_NOT_AVAILABLE;
     return raw ? PUT_OK : ms_entry_check(taken, detail);
@@ -263,17 +269,28 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
         MS_FAILPOINT("pass_queue_remembered");
     }
     struct ms_record_template record = {
-        .queue_id = head->queue_id, .flag = head->flag, .sys_flag = head->sys_flag,
-        .born_timestamp_ms = head->born_timestamp_ms, .store_timestamp_ms = store_time(writer, head),
+        .queue_id = head->queue_id,
+        .flag = head->flag,
+        .sys_flag = head->sys_flag,
+        .born_timestamp_ms = head->born_timestamp_ms,
+        .store_timestamp_ms = store_time(writer, head),
         .reconsume_times = head->reconsume_times,
         .prepared_transaction_offset = head->kind == MS_ENTRY_BATCH ? 0 : head->prepared_transaction_offset,
-        .topic = taken->topic, .topic_bytes = (int32_t)head->topic_bytes,
-        .properties = taken->properties, .properties_bytes = (int32_t)head->properties_bytes,
+        .topic = taken->topic,
+        .topic_bytes = (int32_t)head->topic_bytes,
+        .properties = taken->properties,
+        .properties_bytes = (int32_t)head->properties_bytes,
     };
     memcpy(record.born_host, head->born_host, sizeof record.born_host);
     memcpy(record.store_host, head->store_host, sizeof record.store_host);
-    struct ms_completion what = {.sequence = head->sequence, .physical_offset = -1, .queue_offset = queue_offset,
-                                 .store_timestamp_ms = record.store_timestamp_ms, .status = PUT_OK, .count = head->count};
+    struct ms_completion what = {
+        .sequence = head->sequence,
+        .physical_offset = -1,
+        .queue_offset = queue_offset,
+        .store_timestamp_ms = record.store_timestamp_ms,
+        .status = PUT_OK,
+        .count = head->count,
+    };
     /* One segment for a whole batch: decide the roll for the sum. */
     if (head->kind == MS_ENTRY_BATCH && sum + MS_BLANK_BYTES > ms_tail_room(writer) && ms_tail_roll(writer) != 0)
         return MS_RUN_FAILED;
@@ -398,8 +415,11 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
             writer->queues_refused = 0;
         }
     }
-    struct ms_measure measure = {.segment_bytes = writer->segment_bytes, .max_message_bytes = writer->max_message_bytes,
-                                 .room = ms_tail_room(writer)};
+    struct ms_measure measure = {
+        .segment_bytes = writer->segment_bytes,
+        .max_message_bytes = writer->max_message_bytes,
+        .room = ms_tail_room(writer),
+    };
     if (status == PUT_OK) {
         status = taken.head.kind == MS_ENTRY_RAW ? ms_raw_measure(writer, &taken, &measure) : ms_entry_measure(&taken, &measure);
         detail = measure.detail;
@@ -421,9 +441,9 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
     }
     if (status == PUT_OK && writer->rolled + rolls > MS_AHEAD_MAX)
         return MS_RUN_ROLLED;
-    int why = status != PUT_OK                 ? refuse(writer, own, sequence, status, detail)
-            : taken.head.kind == MS_ENTRY_RAW  ? execute_raw(writer, own, &taken)
-                                               : execute(writer, own, &taken, measure.sum);
+    int why = status != PUT_OK                  ? refuse(writer, own, sequence, status, detail)
+              : taken.head.kind == MS_ENTRY_RAW ? execute_raw(writer, own, &taken)
+                                                : execute(writer, own, &taken, measure.sum);
     if (why != 0)
         return why;
     own->head += bytes;

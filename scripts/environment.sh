@@ -38,10 +38,19 @@ run_logged() { # run_logged WHAT command...: quiet on success, the whole log on 
   fi
 }
 
+are_among() { # are_among "a,b" "-a-b-c-"
+  local extra
+  for extra in ${1//,/ }; do
+    case $2 in *"-$extra-"*) ;; *) return 1 ;; esac
+  done
+}
+
 install_packages() { # $1 = extras joined by commas
-  local stamp=$VIRTUAL_ENV/pyengine-packages-${1//,/-}.stamp wanted
+  local stamp=$VIRTUAL_ENV/pyengine-packages-${1//,/-}-.stamp wanted found
   wanted="$checkout $(packages_digest)"
-  [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return 0
+  for found in "$VIRTUAL_ENV"/pyengine-packages-*.stamp; do
+    are_among "$1" "${found#*packages}" && [ "$(cat "$found" 2>/dev/null)" = "$wanted" ] && return 0
+  done
   run_logged "installing pyengine[$1] and what it needs into $VIRTUAL_ENV" \
     env -C "$checkout" "$PYTHON" -m pip install --disable-pip-version-check --editable ".[$1]" 'setuptools>=77' wheel
   rm -f "$VIRTUAL_ENV/pyengine-native.stamp"

@@ -118,9 +118,10 @@ def ci_requires(tmp_path):
     for name in (".ci/run", "scripts/environment.sh", "tests/needs.py", "tests/faults/loop_device.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(HERE.parent / name, tmp_path / name)
-    runner = tmp_path / "scripts" / "test"
-    runner.write_text('#!/bin/sh\necho "$PYENGINE_REQUIRE"\n')
-    runner.chmod(0o755)
+    for name, text in (("lint", ""), ("test", 'echo "$PYENGINE_REQUIRE"\n')):
+        runner = tmp_path / "scripts" / name
+        runner.write_text(f"#!/bin/sh\n{text}")
+        runner.chmod(0o755)
 
     def run(first: Path = tmp_path) -> set[str]:
         kept = {name: text for name, text in os.environ.items() if name not in ("PYTHONPATH", "PYENGINE_REQUIRE")}

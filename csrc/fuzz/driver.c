@@ -17,7 +17,10 @@
 
 static uint8_t reached[PLACES];
 static int new_places;
-static struct { uint8_t *at; size_t size; } inputs[INPUTS_MAX];
+static struct {
+    uint8_t *at;
+    size_t size;
+} inputs[INPUTS_MAX];
 static int input_count;
 static uint8_t *last;
 static const char *keep_in;

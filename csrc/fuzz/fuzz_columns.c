@@ -29,9 +29,18 @@ static void fill_texts(const struct ms_text *texts, int64_t count, int is_utf8)
 static void fill_all(int64_t count)
 {
     static const int numbers[] = {
-        MS_COLUMN_QUEUE_ID, MS_COLUMN_FLAG, MS_COLUMN_SYS_FLAG, MS_COLUMN_RECONSUME_TIMES, MS_COLUMN_BODY_CRC,
-        MS_COLUMN_SIZE, MS_COLUMN_BODY_SIZE, MS_COLUMN_QUEUE_OFFSET, MS_COLUMN_PHYSICAL_OFFSET,
-        MS_COLUMN_PREPARED_OFFSET, MS_COLUMN_STORE_TIMESTAMP, MS_COLUMN_BORN_TIMESTAMP,
+        MS_COLUMN_QUEUE_ID,
+        MS_COLUMN_FLAG,
+        MS_COLUMN_SYS_FLAG,
+        MS_COLUMN_RECONSUME_TIMES,
+        MS_COLUMN_BODY_CRC,
+        MS_COLUMN_SIZE,
+        MS_COLUMN_BODY_SIZE,
+        MS_COLUMN_QUEUE_OFFSET,
+        MS_COLUMN_PHYSICAL_OFFSET,
+        MS_COLUMN_PREPARED_OFFSET,
+        MS_COLUMN_STORE_TIMESTAMP,
+        MS_COLUMN_BORN_TIMESTAMP,
     };
     static const struct ms_text names[] = {{(const uint8_t *)"TAGS", 4}, {(const uint8_t *)"KEYS", 4}};
     int64_t values[ROWS_MAX];

@@ -13,9 +13,13 @@ static void encode_all(const struct ms_taken *taken, int64_t sum)
 {
     struct guarded log = guarded_new(sum);
     struct ms_record_template record = {
-        .flag = taken->head.flag, .sys_flag = taken->head.sys_flag, .queue_id = taken->head.queue_id,
-        .topic = taken->topic, .topic_bytes = (int32_t)taken->head.topic_bytes,
-        .properties = taken->properties, .properties_bytes = (int32_t)taken->head.properties_bytes,
+        .flag = taken->head.flag,
+        .sys_flag = taken->head.sys_flag,
+        .queue_id = taken->head.queue_id,
+        .topic = taken->topic,
+        .topic_bytes = (int32_t)taken->head.topic_bytes,
+        .properties = taken->properties,
+        .properties_bytes = (int32_t)taken->head.properties_bytes,
     };
     struct ms_records records;
     int64_t at = 0;
@@ -97,8 +101,15 @@ static void emit_entry(void (*emit)(const uint8_t *, size_t), uint16_t kind, con
                        const uint8_t *payload, uint32_t payload_bytes, uint32_t count)
 {
     static uint8_t bytes[INPUT_BYTES_MAX];
-    struct ms_entry head = {.kind = kind, .flags = 1, .sequence = 1, .count = count, .topic_bytes = (uint32_t)strlen(topic),
-                            .properties_bytes = (uint32_t)strlen(properties), .payload_bytes = payload_bytes};
+    struct ms_entry head = {
+        .kind = kind,
+        .flags = 1,
+        .sequence = 1,
+        .count = count,
+        .topic_bytes = (uint32_t)strlen(topic),
+        .properties_bytes = (uint32_t)strlen(properties),
+        .payload_bytes = payload_bytes,
+    };
     const uint64_t payload_at = ms_align8(sizeof head + head.topic_bytes + head.properties_bytes);
     head.entry_bytes = (uint32_t)ms_align8(payload_at + payload_bytes);
     memset(bytes, 0, sizeof bytes);

@@ -11,7 +11,14 @@
 #define OBJECT_BYTES_MAX (1 << 19)
 #define RING_BYTES 4096
 
-enum { CONTROL, SESSION, CLEANING, OBSTACLES, STORE_STATS, TOPIC_STATS, OBJECTS };
+enum { CONTROL,
+       SESSION,
+       CLEANING,
+       OBSTACLES,
+       STORE_STATS,
+       TOPIC_STATS,
+       OBJECTS,
+};
 
 /* The input is laid over a good object (sizes are far beyond what a fuzzer fills), cut to some length. */
 static int64_t format(int which, uint8_t *at)

@@ -11,13 +11,13 @@
 
 static uint64_t dice_state;
 
-#define CHECK(condition)                                                                              \
-    do {                                                                                              \
-        if (!(condition)) {                                                                           \
-            fprintf(stderr, "%s:%d: not so: %s (seed %llu)\n", __FILE__, __LINE__, #condition,        \
-                    (unsigned long long)start_seed);                                                  \
-            abort();                                                                                  \
-        }                                                                                             \
+#define CHECK(condition)                                                                       \
+    do {                                                                                       \
+        if (!(condition)) {                                                                    \
+            fprintf(stderr, "%s:%d: not so: %s (seed %llu)\n", __FILE__, __LINE__, #condition, \
+                    (unsigned long long)start_seed);                                           \
+            abort();                                                                           \
+        }                                                                                      \
     } while (0)
 
 static uint64_t start_seed;

@@ -25,9 +25,17 @@ static inline void segment_build(struct segment *s, int records, int64_t base)
 {
     static const char *const topics[] = {"T", "topic-00", "SCHEDULE_TOPIC_XXXX", "\xe4\xb8\xbb\xe9\xa2\x98", ""};
     static const char *const properties[] = {
-        "", "TAGS\1a", "KEYS\1k1 k2  k3\2TAGS\1b\2UNIQ_KEY\1U0001", "DELAY\1" "3\2TAGS\1c", "DELAY\1x\2KEYS\1 ",
-        "INNER_MULTI_DISPATCH\1%LMQ%a,%LMQ%b\2INNER_MULTI_QUEUE_OFFSET\1" "0,1", "\1\2\1x\2y\1",
-        "INNER_MULTI_DISPATCH\1,,q\2INNER_MULTI_QUEUE_OFFSET\1" "5,,99999999999999999999",
+        "",
+        "TAGS\1a",
+        "KEYS\1k1 k2  k3\2TAGS\1b\2UNIQ_KEY\1U0001",
+        "DELAY\1"
+        "3\2TAGS\1c",
+        "DELAY\1x\2KEYS\1 ",
+        "INNER_MULTI_DISPATCH\1%LMQ%a,%LMQ%b\2INNER_MULTI_QUEUE_OFFSET\1"
+        "0,1",
+        "\1\2\1x\2y\1",
+        "INNER_MULTI_DISPATCH\1,,q\2INNER_MULTI_QUEUE_OFFSET\1"
+        "5,,99999999999999999999",
     };
     uint8_t body[700];
     int64_t at = 0;

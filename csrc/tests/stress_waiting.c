@@ -30,8 +30,7 @@ static void *flusher(void *unused)
 {
     (void)unused;
     static struct ms_group_commit group;
-    group = (struct ms_group_commit){.control = &control, .semaphore = &semaphore,
-                                     .segment_bytes = SEGMENT, .count = 1};
+    group = (struct ms_group_commit){.control = &control, .semaphore = &semaphore, .segment_bytes = SEGMENT, .count = 1};
     group.fd[0] = fd;
     while (!__atomic_load_n(&done, __ATOMIC_ACQUIRE))
         /* So long that a wake-up which is slept through shows as a waiter's lost patience. */

@@ -77,8 +77,13 @@ static void *flush_all(void *unused)
 static void *produce(void *number)
 {
     uint32_t slot = (uint32_t)(uintptr_t)number;
-    struct ms_producer producer = {.control = control, .session = sessions[slot],
-                                   .writer_semaphore = semaphore, .slot = slot, .generation = 1};
+    struct ms_producer producer = {
+        .control = control,
+        .session = sessions[slot],
+        .writer_semaphore = semaphore,
+        .slot = slot,
+        .generation = 1,
+    };
     ms_producer_attach(&producer);
     producer.timeout_ns = producer.flush_timeout_ns = 20000000000;
     char topic[8];

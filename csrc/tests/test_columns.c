@@ -110,9 +110,19 @@ int main(void)
         static uint8_t topics[4096];
         static const struct ms_text tags[] = {{(const uint8_t *)"a", 1}, {(const uint8_t *)"b", 1}};
         struct ms_row_filter filter = {
-            .queues = queues, .places = places, .topics = topics, .tags = tags, .topics_capacity = sizeof topics,
-            .queue_capacity = 128, .place_mask = 255, .tag_count = 2, .by_queue = 1, .by_tag = (int32_t)dice(2),
-            .queued_only = (int32_t)dice(2), .start_ms = INT64_MIN, .end_ms = INT64_MAX,
+            .queues = queues,
+            .places = places,
+            .topics = topics,
+            .tags = tags,
+            .topics_capacity = sizeof topics,
+            .queue_capacity = 128,
+            .place_mask = 255,
+            .tag_count = 2,
+            .by_queue = 1,
+            .by_tag = (int32_t)dice(2),
+            .queued_only = (int32_t)dice(2),
+            .start_ms = INT64_MIN,
+            .end_ms = INT64_MAX,
         };
         ms_filter_rehash(&filter);
         segment_build(&s, 40, (int64_t)dice(1 << 30));

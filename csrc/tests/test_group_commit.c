@@ -40,8 +40,7 @@ int main(void)
     int scratch = mkstemp(path);
     close(scratch);
     unlink(path);
-    group = (struct ms_group_commit){.control = &control, .semaphore = &semaphore,
-                                     .segment_bytes = SEGMENT, .incarnation = 7};
+    group = (struct ms_group_commit){.control = &control, .semaphore = &semaphore, .segment_bytes = SEGMENT, .incarnation = 7};
     group.base[0] = 0;
     group.fd[0] = open_file(path);
     group.count = 1;

@@ -140,8 +140,14 @@ static void test_lost_progress_keeps_chains(void)
 static void test_written_file_on_a_full_disk(void)
 {
     static uint8_t stored[FILE_BYTES], before[FILE_BYTES];
-    static const struct ms_index_file written = {.base = file_bytes, .number = 1, .slots = SLOTS, .entries = ENTRIES,
-                                                 .is_written = 1, .fd = 7};
+    static const struct ms_index_file written = {
+        .base = file_bytes,
+        .number = 1,
+        .slots = SLOTS,
+        .entries = ENTRIES,
+        .is_written = 1,
+        .fd = 7,
+    };
     const struct ms_index_header predecessor = {.end_timestamp_ms = 5, .end_physical_offset = 900};
     const int writes_of_put = 3, writes_of_undo = 2;
     memset(file_bytes, 0, FILE_BYTES);

@@ -7,7 +7,8 @@
 #include "../utf8.h"
 #include "segments.h"
 
-enum { SLOTS = 7, ENTRIES = 40 };
+enum { SLOTS = 7,
+       ENTRIES = 40 };
 
 /* Entries of all queued records of one topic and queue, as a consume queue would hold them. */
 static int64_t entries_of(const struct segment *s, int record, uint8_t *to)

@@ -87,7 +87,10 @@ static void passes(void)
 static void topics(void)
 {
     enum { SLOTS = 16 };
-    static union { struct ms_topic_stats stats; uint8_t room[128 + (SLOTS + 1) * sizeof(struct ms_topic_count)]; } table;
+    static union {
+        struct ms_topic_stats stats;
+        uint8_t room[128 + (SLOTS + 1) * sizeof(struct ms_topic_count)];
+    } table;
     CHECK(ms_topic_stats_bytes(SLOTS) == (int64_t)sizeof table.room);
     CHECK(ms_topic_stats_check(&table.stats, sizeof table) == -EPROTO);
     ms_topic_stats_format(&table.stats, SLOTS);
