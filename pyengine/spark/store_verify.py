@@ -234,12 +234,14 @@ class WorkersCheck(CheckWork):
     def count_keys(self, log: LogSegments, start: int) -> int:
         units = [CountUnit(segment, max(start, part.begin), part.walk.end_offset) for segment, part in self._walks.taken
                  if part.walk.end_offset > start]
-        count, cut_short = 0, None
+        count = 0
+        cut_short: tuple[SegmentFile, int] | None = None  # the end of a part that the count did not reach
         for unit, (keys, is_whole) in zip(units, self._run(units, None)):
-            if unit.segment == cut_short:  # the index named a place that is no record: nothing of its segment was counted
+            if cut_short == (unit.segment, unit.start):  # one process counts no key up to the next damage
+                cut_short = unit.segment, unit.end
                 continue
             count += keys
-            cut_short = None if is_whole else unit.segment
+            cut_short = None if is_whole else (unit.segment, unit.end)
         return count
 
     def _run(self, units: list, common: object) -> list:

@@ -147,6 +147,26 @@ def test_more_findings_than_are_shown_are_counted_alike(here, golden):
     assert compare(store.root, 4096, **store.sizes)["left_out"] > 0
 
 
+def test_an_index_header_that_names_no_record_in_a_damaged_segment_counts_the_same_keys(tmp_path, here):
+    """One process counts again from each place where whole records follow damage."""
+    import pyengine
+    from pyengine.storage.recovery.index import list_index_files
+
+    with pyengine.Engine(tmp_path / "store", **SIZES | {"max_index_num": 20}) as engine, engine.connect() as producer:
+        places = [producer.put("T", b"x" * 400, keys=f"k{number}").physical_offset for number in range(60)]
+    index, *others = list_index_files(tmp_path / "store")
+    for path in others:
+        path.unlink()
+    with open(index, "r+b") as file:
+        file.seek(16)
+        file.write((places[0] + 1).to_bytes(8, "big"))
+    with open(tmp_path / "store" / "commitlog" / f"{0:020d}", "r+b") as file:
+        file.seek(places[20] + 200)
+        file.write(b"damage")
+    for task_bytes in (500, 3000, 1 << 30):
+        assert "missing keys" in [finding["kind"] for finding in compare(tmp_path / "store", task_bytes)["findings"]]
+
+
 def test_beside_a_running_engine_what_is_dispatched_is_checked(tmp_path, here):
     import pyengine
 
