@@ -27,8 +27,6 @@ Not to be removed while members live. A member whose file was removed drops all 
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import secrets
 import struct
@@ -41,6 +39,7 @@ from pyengine.errors import EngineError, disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.consumer_offset import group_key
 from pyengine.storage.new_file import make_folders
+from pyengine.storage.ofd_lock import find_lock, try_lock, unlock
 
 SLOTS_MAX = 1024
 MEMBERS = 1 << 40
@@ -55,7 +54,6 @@ _CRC = struct.Struct("<I")
 _FENCES = 1 << 24
 _NOBODY = 0
 _READS = 4                        # a record being written may be read torn once, not four times
-_FLOCK = "hhqqi0q"                # struct flock: l_type, l_whence, l_start, l_len, l_pid
 _living: weakref.WeakSet[GroupMembers] = weakref.WeakSet()
 
 
@@ -205,7 +203,7 @@ class GroupMembers:
         """Leave: every lock of this process on the group is dropped, also where a forked child has the file open."""
         if self._descriptor >= 0:
             try:
-                self._lock_call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0, 0)
+                unlock(self._descriptor)
             finally:
                 self._close_file()
 
@@ -218,16 +216,10 @@ class GroupMembers:
     # -- locks --------------------------------------------------------------------
 
     def _try_lock(self, byte: int) -> bool:
-        try:
-            self._lock_call(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte, 1)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise disk_error(error, "lock", self._path, ": the file system must support locks") from error
-        return True
+        return try_lock(self._descriptor, byte, self._path)
 
     def _unlock(self, byte: int) -> None:
-        self._lock_call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte, 1)
+        unlock(self._descriptor, byte, 1)
 
     def _locked(self, start: int, end: int) -> list[int]:
         """Bytes of [start, end) that other open files have locked. The kernel names one of them at a time."""
@@ -237,17 +229,13 @@ class GroupMembers:
             low, high = ranges.pop()
             if low >= high:
                 continue
-            kind, _, at, length, _ = struct.unpack(
-                _FLOCK, self._lock_call(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, low, high - low))
-            if kind == fcntl.F_UNLCK:
+            lock = find_lock(self._descriptor, low, high - low)
+            if lock is None:
                 continue
-            first, last = max(at, low), min(at + length if length else high, high)
+            first, last = max(lock.start, low), min(lock.start + lock.length if lock.length else high, high)
             found.extend(range(first, last))
             ranges += [(low, first), (last, high)]
         return found
-
-    def _lock_call(self, command: int, kind: int, start: int, length: int) -> bytes:
-        return fcntl.fcntl(self._descriptor, command, struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0))
 
     # -- records ------------------------------------------------------------------
 

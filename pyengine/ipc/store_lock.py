@@ -19,21 +19,20 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
-import fcntl
 import os
 import signal
 import stat
-import struct
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, disk_error
+from pyengine.errors import DiskError, InvariantError, NotAStoreError, StoreBusyError, disk_error
 from pyengine.formats.small_file import open_regular
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.storage.file_system import refuse_shared
 from pyengine.storage.later_format import require_known_format
+from pyengine.storage.ofd_lock import EXCLUSIVE, OFD_PID, SHARED, UNLOCKED, find_lock, try_lock
 
 LETTERS = b"lock"
 OWNER_BYTE = 0
@@ -43,8 +42,6 @@ WORKER_LOOKS = 25
 POLL_STEP_S = 0.02
 # No such file, nothing that could be locked, or another user's.
 _NO_LOCK_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM)
-_OFD_PID = -1  # what the kernel says of a lock that belongs to no process, as ours do; 0 is one of another container
-_FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
 
 class Ownership(enum.Enum):
@@ -96,20 +93,20 @@ class StoreLock:
         StoreRefusedError for a store that this engine must not write into (storage/later_format.py).
         """
         require_known_format(self.path.parent)
-        if not self._set(KIND_BYTE, fcntl.F_WRLCK):
+        if not self._set(KIND_BYTE, EXCLUSIVE):
             raise StoreBusyError(f"{self.path.parent} is run by another supervisor: stop it first (pyengine stop)")
-        if self._set(OWNER_BYTE, fcntl.F_WRLCK):
+        if self._set(OWNER_BYTE, EXCLUSIVE):
             self._write_letters()
             return Ownership.EXCLUSIVE
-        if self._set(OWNER_BYTE, fcntl.F_RDLCK):
+        if self._set(OWNER_BYTE, SHARED):
             found = self._wait_for_workers()
             if found is not None:
                 return found
-            self._set(OWNER_BYTE, fcntl.F_UNLCK)
-            self._set(KIND_BYTE, fcntl.F_UNLCK)
+            self._set(OWNER_BYTE, UNLOCKED)
+            self._set(KIND_BYTE, UNLOCKED)
             raise StoreBusyError(f"somebody who is no worker holds a lock on {self.path}, which whoever may read it can do: "
                                  f"`fuser {self.path}` names the process, as root")
-        self._set(KIND_BYTE, fcntl.F_UNLCK)
+        self._set(KIND_BYTE, UNLOCKED)
         raise StoreBusyError(self._sentence())
 
     def _wait_for_workers(self) -> Ownership | None:
@@ -118,7 +115,7 @@ class StoreLock:
         for _ in range(WORKER_LOOKS):
             if any(self.kind_taken(kind) for kind in range(1, KINDS_MAX)):
                 return Ownership.ADOPTED
-            if self._set(OWNER_BYTE, fcntl.F_WRLCK):
+            if self._set(OWNER_BYTE, EXCLUSIVE):
                 self._write_letters()
                 return Ownership.EXCLUSIVE
             time.sleep(POLL_STEP_S)
@@ -129,16 +126,16 @@ class StoreLock:
 
         False while its owner recovers it or a RocketMQ runs on it.
         """
-        return self._set(OWNER_BYTE, fcntl.F_RDLCK)
+        return self._set(OWNER_BYTE, SHARED)
 
     def take_kind(self, kind: int) -> None:
         """Be the one living worker of this kind, or raise StoreBusyError."""
-        if not self._set(KIND_BYTE + kind, fcntl.F_WRLCK):
+        if not self._set(KIND_BYTE + kind, EXCLUSIVE):
             raise StoreBusyError(f"{self.path.parent} has a living worker of this kind already")
 
     def kind_taken(self, kind: int) -> bool:
         """Whether another process holds the kind's byte."""
-        return self._conflict(KIND_BYTE + kind) is not None
+        return find_lock(self._descriptor, KIND_BYTE + kind) is not None
 
     def holder(self) -> Holder:
         """Who else holds byte 0."""
@@ -157,17 +154,7 @@ class StoreLock:
         self.close()
 
     def _set(self, byte: int, how: int) -> bool:
-        request = struct.pack(_FLOCK, how, os.SEEK_SET, byte, 1, 0)
-        try:
-            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, request)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise disk_error(error, "lock", self.path, ": the file system must support locks") from error
-        return True
-
-    def _conflict(self, byte: int) -> tuple[int, int] | None:
-        return _conflict(self._descriptor, byte)
+        return try_lock(self._descriptor, byte, self.path, how)
 
     def _sentence(self) -> str:
         holder = self.holder()
@@ -213,19 +200,20 @@ def living_kinds(root: str | os.PathLike[str], kinds: int = KINDS_MAX) -> list[i
             return []
         raise disk_error(error, "open", path, ": it is unknown whether an engine runs") from error
     try:
-        return [kind for kind in range(kinds) if _conflict(descriptor, KIND_BYTE + kind) is not None]
+        return [kind for kind in range(kinds) if find_lock(descriptor, KIND_BYTE + kind) is not None]
     finally:
         os.close(descriptor)
 
 
 def hold(descriptor: int) -> None:
     """Lock byte 0 of an open file until the last copy of this descriptor and the last mapping made of it are gone."""
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+    if not try_lock(descriptor, 0, "a shared object"):
+        raise InvariantError("a shared object that was just made is locked already")
 
 
 def is_held(descriptor: int) -> bool:
     """Whether byte 0 is locked through another open of that file."""
-    return _conflict(descriptor, 0) is not None
+    return find_lock(descriptor, 0) is not None
 
 
 def open_lock(root: str | os.PathLike[str]) -> int:
@@ -290,19 +278,10 @@ def lock_modified_ns(root: str | os.PathLike[str]) -> int:
         return 0
 
 
-def _conflict(descriptor: int, byte: int) -> tuple[int, int] | None:
-    """(lock type, pid or -1 for an OFD lock) of one lock that would refuse an exclusive one, or None."""
-    request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request)
-    kind, _, _, _, pid = struct.unpack(_FLOCK, answer)
-    return None if kind == fcntl.F_UNLCK else (kind, pid)
-
-
 def _holder(descriptor: int) -> Holder:
-    found = _conflict(descriptor, OWNER_BYTE)
+    found = find_lock(descriptor, OWNER_BYTE)
     if found is None:
         return Holder("nobody")
-    kind, pid = found
-    if pid != _OFD_PID:
-        return Holder("foreign", max(0, pid))
-    return Holder("engine" if kind == fcntl.F_RDLCK else "owner")
+    if found.pid != OFD_PID:
+        return Holder("foreign", max(0, found.pid))
+    return Holder("engine" if found.kind == SHARED else "owner")

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import stat
@@ -36,12 +35,12 @@ from pathlib import Path
 
 from pyengine.errors import FlushError, disk_error
 from pyengine.storage.new_file import make_folders, sync_folder
+from pyengine.storage.ofd_lock import try_lock, unlock
 
 TIMEOUT_S = 10.0
 _NAP_FIRST_S, _NAP_LAST_S = 0.0005, 0.02
 _STATE = struct.Struct("<QQ")  # generation, ticket of the present writer
 _GENERATIONS = 1 << 40
-_FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 _TRIES_AHEAD = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -81,7 +80,7 @@ class OffsetLock:
                     yield writer
                     return
                 finally:
-                    _unlock(descriptor, generation)  # a child forked meanwhile has the descriptor too
+                    unlock(descriptor, generation, 1)  # a child forked meanwhile has the descriptor too
             finally:
                 os.close(descriptor)
 
@@ -97,11 +96,11 @@ class OffsetLock:
         nap_s = _NAP_FIRST_S
         while True:
             state = _read(descriptor)
-            if _try_lock(descriptor, state[0], self._path):
+            if try_lock(descriptor, state[0], self._path):
                 if _read(descriptor)[0] == state[0]:
                     _write(descriptor, state[0], self._path)
                     return state[0]
-                _unlock(descriptor, state[0])
+                unlock(descriptor, state[0], 1)
                 continue
             now_s = time.monotonic()
             if state != seen:
@@ -119,11 +118,11 @@ class OffsetLock:
         """Take a later generation; None when somebody else has just done so, or the writer went on."""
         for ahead in range(1, _TRIES_AHEAD):
             following = (generation + ahead) % _GENERATIONS
-            if _try_lock(descriptor, following, self._path):
+            if try_lock(descriptor, following, self._path):
                 if _read(descriptor)[0] == generation:
                     _write(descriptor, following, self._path)
                     return following
-                _unlock(descriptor, following)
+                unlock(descriptor, following, 1)
                 return None
         return None
 
@@ -224,21 +223,6 @@ def _write(descriptor: int, generation: int, path: Path) -> None:
         os.pwrite(descriptor, _STATE.pack(generation, secrets.randbits(64)), 0)
     except OSError as error:
         raise disk_error(error, "write", path) from error
-
-
-def _try_lock(descriptor: int, generation: int, path: Path) -> bool:
-    request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, generation, 1, 0)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise disk_error(error, "lock", path) from error
-    return True
-
-
-def _unlock(descriptor: int, generation: int) -> None:
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, generation, 1, 0))
 
 
 def _sync(descriptor: int, path: Path) -> None:

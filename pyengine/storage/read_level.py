@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import fcntl
 import os
-import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from pyengine.results import ReadLevel
 from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.log_scan import LogEnd
 from pyengine.storage.mapped_file import MappedFileQueue
+from pyengine.storage.ofd_lock import SHARED, find_lock
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.watermark import WatermarkReading, read_sync_failure, read_watermark
 
@@ -30,7 +29,6 @@ from pyengine.storage.watermark import WatermarkReading, read_sync_failure, read
 LOCAL_FILE_SYSTEMS = frozenset((
     "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs",
 ))
-_FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
 
 class Watermark(Protocol):
@@ -59,13 +57,14 @@ def store_use(root: str | os.PathLike[str]) -> StoreUse:
     except OSError:
         return StoreUse.NOBODY
     try:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        kind = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]
+        lock = find_lock(descriptor, 0)
     except OSError:  # a file system without locks
         return StoreUse.NOBODY
     finally:
         os.close(descriptor)
-    return {fcntl.F_UNLCK: StoreUse.NOBODY, fcntl.F_RDLCK: StoreUse.ENGINE}.get(kind, StoreUse.OTHER)
+    if lock is None:
+        return StoreUse.NOBODY
+    return StoreUse.ENGINE if lock.kind == SHARED else StoreUse.OTHER
 
 
 @dataclass(frozen=True, slots=True)

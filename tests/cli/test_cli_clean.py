@@ -14,8 +14,8 @@ from pyengine.config import load_config
 from pyengine.ipc import live_reader
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
-from pyengine.services.retention import clean_by_hand
 from pyengine.storage.check import check as check_module
+from pyengine.storage.ofd_lock import try_lock
 from pyengine.storage.recovery.rebuild import rebuild
 
 SEGMENT = 1 << 20
@@ -120,7 +120,7 @@ def test_a_cleaner_that_does_not_answer_in_time_is_told(engine, monkeypatch):
 
 def test_only_one_asks_at_a_time(engine):
     with engine.memory(writable=True) as memory, Cleaning(memory.folder) as cleaning:
-        clean_by_hand._lock(cleaning.shared.descriptor)
+        assert try_lock(cleaning.shared.descriptor, 0, "cleaning")
         ran = run("clean", engine.root)
         assert ran.code == 5 and "another `pyengine clean`" in ran.stderr
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 
 import pytest
 
@@ -15,6 +14,7 @@ from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
+from pyengine.storage.ofd_lock import EXCLUSIVE, ByteLock
 
 FIXED_FIELDS = {"state", "role", "read_only", "reason", "positions", "workers", "sessions"}
 
@@ -182,6 +182,7 @@ def test_a_start_that_a_broker_refuses_leaves_nothing_and_status_names_the_broke
 
 def test_a_lock_of_another_container_is_a_brokers_too(golden, monkeypatch):
     store = golden("basic")
-    monkeypatch.setattr(store_lock, "_conflict", lambda descriptor, byte: (fcntl.F_WRLCK, 0) if byte == 0 else None)
+    lock = ByteLock(EXCLUSIVE, 0, 1, pid=0)
+    monkeypatch.setattr(store_lock, "find_lock", lambda descriptor, byte: lock if byte == 0 else None)
     assert "runs in another container" in run("status", store.root, "--json").document["reason"]
     assert run("start", store.root).code == 5

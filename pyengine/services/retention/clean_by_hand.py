@@ -8,9 +8,7 @@ asker did not wait is done all the same.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,9 +25,9 @@ from pyengine.services.retention.clean_files import CleanCommitLogService, Clean
 from pyengine.services.retention.clean_rules import CleanRules, Request, decide
 from pyengine.storage.commit_log import measure_log
 from pyengine.storage.file_system import measure
+from pyengine.storage.ofd_lock import try_lock
 
 POLL_STEP_S = 0.02
-_FLOCK = "hhqqi0q"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 _COUNTERS = ("removed_segments", "removed_bytes", "removed_queue_files", "removed_index_files")
 
 
@@ -75,7 +73,8 @@ def ask_to_clean(memory: EngineMemory, request: Request, timeout_s: float,
     """What the cleaner deleted. StoreBusyError: another request is under way; EngineUnavailableError: the engine
     went away; DiskError: it could not delete; EngineError after `timeout_s`, the cleaner goes on."""
     with Cleaning(memory.folder) as cleaning:
-        _lock(cleaning.shared.descriptor)
+        if not try_lock(cleaning.shared.descriptor, 0, "the cleaner's shared object"):
+            raise StoreBusyError("another `pyengine clean` is waiting for the cleaner")
         block = cleaning.block
         deadline_s = time.monotonic() + timeout_s
         _wait(memory, block, native.load(block, "asked"), deadline_s, lambda: None)  # of an asker that died
@@ -105,10 +104,3 @@ def _wait(memory: EngineMemory, block, number: int, deadline_s: float, tell: Cal
         if time.monotonic() >= deadline_s:
             raise EngineError("the cleaner has not finished yet and goes on by itself; `pyengine status` shows the minimum")
         time.sleep(POLL_STEP_S)
-
-
-def _lock(descriptor: int) -> None:
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-    except OSError:
-        raise StoreBusyError("another `pyengine clean` is waiting for the cleaner") from None
