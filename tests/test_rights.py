@@ -38,7 +38,6 @@ from pyengine.ipc.store_lock import Ownership, StoreLock
 from pyengine.native import control as native
 from pyengine.services.replication.ha_service import HAService
 from pyengine.services.replication.ha_stream import BadStreamError, LogsDifferError, RecordStream
-from pyengine.storage import consume_queue, message_getter
 from pyengine.storage.commit_log import LocalLog
 from ready_store import store_with_writer
 from waiting import eventually

@@ -16,9 +16,7 @@ from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 
 
 def make_service(attached: worker.Worker) -> AllocateMappedFileService:
-    return AllocateMappedFileService(attached.memory, attached.root, attached.config,
-                                     lambda text: worker.say(native.ALLOCATOR, text),
-                                     lambda text: worker.say(native.ALLOCATOR, text, worker.WARNING))
+    return AllocateMappedFileService(attached.memory, attached.root, attached.config, attached.say, attached.warn)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 
 
 def make_service(attached: worker.Worker) -> FlushConsumeQueueService:
-    return FlushConsumeQueueService(attached.memory, attached.root, attached.config,
-                                    lambda text: worker.say(native.CHECKPOINTER, text), attached.beat)
+    return FlushConsumeQueueService(attached.memory, attached.root, attached.config, attached.say, attached.beat)
 
 
 if __name__ == "__main__":

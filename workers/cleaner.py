@@ -31,12 +31,9 @@ class CleanerService(CleanResourceService):
         def uses() -> tuple[DiskUse, DiskUse]:
             return measure_log(attached.root), measure(paths.consume_queue)
 
-        def report(text: str) -> None:
-            worker.say(native.CLEANER, text)
-
         self._shared = Cleaning(attached.memory.folder)
-        super().__init__(attached.memory, self._shared.block, attached.root, attached.config, uses, report)
-        probe = DiskSpaceProbe(attached.memory, self._shared.block, CleanRules.of(attached.config), uses, report)
+        super().__init__(attached.memory, self._shared.block, attached.root, attached.config, uses, attached.say)
+        probe = DiskSpaceProbe(attached.memory, self._shared.block, CleanRules.of(attached.config), uses, attached.say)
         probe.look()  # before READY: a start on a full disk says so at once
         self._watch = DiskSpaceWatch(probe)
         self._watch.start()

@@ -26,9 +26,6 @@ SESSION_WAIT_S = 2.0
 
 
 def make_service(attached: worker.Worker) -> Service:
-    def report(text: str) -> None:
-        worker.say(native.REPLICATOR, text)
-
     identity = attached.memory.identity
     if not identity.replicates:
         raise EngineUnavailableError("the engine was started without replication: no replicator belongs to it")
@@ -36,8 +33,8 @@ def make_service(attached: worker.Worker) -> Service:
     replication = Replication(attached.memory.folder, writable=True)
     if identity.role == native.SLAVE:
         return HaClient(attached.memory, attached.root, attached.config,
-                        lambda ring_bytes: open_session(attached.root, ring_bytes, SESSION_WAIT_S), replication, report)
-    service = HAService(attached.memory, attached.root, attached.config, replication, report,
+                        lambda ring_bytes: open_session(attached.root, ring_bytes, SESSION_WAIT_S), replication, attached.say)
+    service = HAService(attached.memory, attached.root, attached.config, replication, attached.say,
                         must_listen=attached.incarnation == 1)
     service.start()
     return service

@@ -22,7 +22,7 @@ def make_service(attached: worker.Worker) -> ScheduleMessageService:
     settings = attached.config.overrides()  # the environment alone may say something else
     return ScheduleMessageService(attached.memory, attached.root, attached.config,
                                   lambda: connect(attached.root, timeout_s=SESSION_WAIT_S, **settings),
-                                  lambda text: worker.say(native.SCHEDULER, text))
+                                  attached.say)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from pyengine.services.put_message import PutMessageService
 def serve(attached: worker.Worker) -> None:
     """Passes until asked to stop; then everything that was published before."""
     try:
-        service = PutMessageService(attached.memory, attached.root, attached.config, attached.beat,
-                                    lambda text: worker.say(native.WRITER, text, worker.WARNING))
+        service = PutMessageService(attached.memory, attached.root, attached.config, attached.beat, attached.warn)
     except EngineError as error:
         raise worker.BootFailedError(str(error)) from error
     try:

@@ -5,19 +5,27 @@
 Every step may be cut short by a crash: until the control block is published nobody can
 attach, and the next start begins again. What recovery refuses is refused before anything
 is created.
+
+A slave does not become a master by a setting that was forgotten: no other store has what it would take
+then, and its next start as a slave would cut it. A master that ends before what its
+slaves have confirmed has lost bytes (a power cut, an old copy put back): its slaves are
+the better masters, so a SYNC_MASTER, whose puts promised more, does not start over it. `confirm` never says
+more than is there: what counts as confirmed is settled, durable, before the first put after it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyengine.config import EngineConfig, keep_sizes
-from pyengine.engine.replication_start import check_role, set_confirmed, settle_confirmed
-from pyengine.errors import CorruptionError, DiskFullError, NotAStoreError
+from pyengine.engine.memory_growth import make_pool_buffer
+from pyengine.errors import CorruptionError, DiskFullError, EngineError, NotAStoreError, UsageError
 from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import sessions, shared_objects
@@ -35,12 +43,13 @@ from pyengine.native.failpoint import failpoint
 from pyengine.services.replication.ha_join import join
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.abort_file import create_abort_file
-from pyengine.storage.commit_log import list_log, look_at_log, new_segment_folder
+from pyengine.storage.commit_log import LocalLog, list_log, look_at_log, new_segment_folder
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.new_file import create_file, make_folders
 from pyengine.storage.recovery.cut_log import Cut, intend_cut
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import RecoveryReport, RecoveryState
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.store_checkpoint import read_checkpoint
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
@@ -50,8 +59,12 @@ QUEUE_SLOTS_MIN = 4096
 POOL_AT_ONCE_BYTES = 256 << 20  # so much of the pool is made before READY, the rest while the engine runs
 LOG_NAME = "engine.log"
 _STORE_NAMES = frozenset(("commitlog", "consumequeue", "index", "checkpoint", "config", "lock", "abort", LOG_NAME))
-
 Progress = Callable[[int, int], None]
+SLAVE = "SLAVE"
+# An engine with all kinds of workers, a producer and forty queues needs 36 in the process that holds most; each further
+# producer, and each buffer of a pool, takes one of the supervisor's.
+DESCRIPTORS_MIN = 48
+DESCRIPTORS_RAISED_TO = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +232,6 @@ def _create_pool(memory: EngineMemory) -> None:
         make_pool_buffer(memory, number)
 
 
-def make_pool_buffer(memory: EngineMemory, number: int) -> None:
-    """Create one buffer, every page of it, and let the writer have it."""
-    name = shared_objects.pool_name(number)
-    memory.folder.unlink(name)  # of a supervisor that died in here
-    memory.folder.create(name, memory.identity.segment_bytes).close()
-    native.compare_and_swap(memory.control.pool[number], "segment_base", POOL_NOT_MADE, -1)
-
-
-def missing_pool_buffers(memory: EngineMemory) -> list[int]:
-    """Numbers of the buffers that are still to be made."""
-    return [number for number in range(memory.identity.pool_buffers)
-            if native.load(memory.control.pool[number], "segment_base") == POOL_NOT_MADE]
-
-
 def _set_positions(memory: EngineMemory, root: Path, report: RecoveryReport) -> None:
     """Everything that recovery kept is written, committed, durable and dispatched; of a degraded store the watermark is durable."""
     control, size = memory.control, memory.identity.segment_bytes
@@ -259,3 +258,92 @@ def _publish(memory: EngineMemory, state: int, reason: str) -> None:
     Heartbeat(memory.control.workers[native.SUPERVISOR]).begin(os.getpid(), process_start_ms(os.getpid()) or 0)
     native.store(memory.control.state, "state", state)
     memory.publish()
+
+
+# ---- what the last run noted of replication (config/replication.json) ------------
+
+
+def check_role(root: str | os.PathLike[str], config: EngineConfig) -> None:
+    """UsageError where a slave is started as a master without having been promoted, or may be one for all that can be read."""
+    if config.broker_role == SLAVE or not StorePaths(root).config.is_dir():  # a file there ends the start by itself
+        return
+    noted, said = ReplicationStateFile(root).read()
+    if noted is not None and noted.role == SLAVE:
+        why = f"{root} ran as a slave last, and is not started as {config.broker_role}: start it as a slave again"
+    elif said:  # what stands in for the file may be older than the role
+        why = (f"nobody can tell whether {root} ran as a slave last ({said}), so it is not started as {config.broker_role}: put the "
+               "file back from a copy, start it as a slave")
+    else:
+        return
+    raise UsageError(f"{why} (broker_role=SLAVE and ha_master_address=HOST:PORT, by --set or in config/engine.toml), or make it "
+                     f"the master: pyengine promote {root}")
+
+
+def settle_confirmed(root: str | os.PathLike[str], config: EngineConfig, end: int, remembered: int) -> tuple[int, tuple[str, ...]]:
+    """How far the log [.., end) counts as confirmed, and sentences for the report.
+
+    `remembered`: what the dead engine's memory says, which is newer than the note; 0 nothing.
+    CorruptionError where a SYNC_MASTER has lost what was confirmed, unless ha_cut=any goes on without it.
+    """
+    file = ReplicationStateFile(root)
+    noted = file.read().state
+    confirm = max(noted.confirm if noted else 0, remembered)
+    notes: tuple[str, ...] = ()
+    if confirm > end:
+        lost = f"slaves have confirmed this log up to {confirm}, but it ends at {end}: {confirm - end:,} bytes are lost here"
+        if config.broker_role == SLAVE:
+            lost = f"this slave had reported its log up to {confirm}, but it ends at {end}"
+        elif config.broker_role == "SYNC_MASTER" and config.ha_cut != "any":
+            raise CorruptionError(
+                f"{lost}. A slave that is linked last has them: promote it (pyengine promote), and start this store as its slave. "
+                "To go on without them, start with ha_cut=any; slaves that have them will not follow then")
+        else:
+            lost += "; slaves that have them do not follow this master (docs/replication.md)"
+        notes = (lost,)
+        confirm = end
+    dispatch_at = "replicated" if config.dispatch_at == "replicated" and config.broker_role != SLAVE else "committed"
+    if noted is not None and noted.confirm > end or dispatch_at != (noted.dispatch_at if noted else "committed"):
+        master_end = noted.master_end if noted is not None and config.broker_role == SLAVE else 0
+        file.write(ReplicationState(config.broker_role, confirm, dispatch_at, master_end))
+        failpoint("confirmed_settled")
+    return confirm, notes
+
+
+def set_confirmed(memory: EngineMemory, root: str | os.PathLike[str], confirm: int, end: int) -> None:
+    """`confirm` as it was settled, and dispatch no further where that bounds it; the rest is in queues unseen."""
+    identity, control = memory.identity, memory.control
+    if not identity.replicates:
+        return
+    native.store_position(control.confirm, confirm)
+    failpoint("confirm_restored")
+    if identity.role == native.SLAVE:
+        noted = ReplicationStateFile(root).read().state
+        native.store(control.replicator, "master_end", noted.master_end if noted else 0)
+    if identity.dispatch_at and confirm < end:
+        start = max(confirm, native.load_position(control.min_offset))
+        with contextlib.closing(LocalLog(root, identity.segment_bytes)) as log:
+            native.store_position(control.reput_from, log.record_boundary(start))
+
+
+# ---- how many files a process may have open --------------------------------------
+
+
+def require_descriptors() -> None:
+    """EngineError where a process started from here could not open enough files, even by raising its own limit."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if _is_below(hard):
+        raise EngineError(f"a process may have {hard} files open here, and an engine needs {DESCRIPTORS_MIN} at least: raise the limit "
+                          "(`ulimit -n 1024`, LimitNOFILE= in a unit; root can raise the hard one)")
+
+
+def raise_descriptors() -> None:
+    """For the supervisor, whose limit its workers inherit: a soft limit that is too low becomes what the hard one allows."""
+    require_descriptors()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _is_below(soft):
+        wanted = DESCRIPTORS_RAISED_TO if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_RAISED_TO)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _is_below(limit: int) -> bool:
+    return limit != resource.RLIM_INFINITY and limit < DESCRIPTORS_MIN

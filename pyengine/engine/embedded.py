@@ -294,8 +294,7 @@ def _is_supervisor(pid: int) -> bool:
 
 def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     """What can be refused here, with its own sentence, is refused before anything is started."""
-    from pyengine.engine.bring_up import prepare_root
-    from pyengine.engine.limits import require_descriptors
+    from pyengine.engine.bring_up import prepare_root, require_descriptors
 
     refuse_shared(root)
     require_descriptors()

@@ -31,13 +31,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.config import EngineConfig, load_config, parse_set
-from pyengine.engine.bring_up import bring_up, make_pool_buffer, missing_pool_buffers, prepare_root
+from pyengine.engine.bring_up import bring_up, prepare_root, raise_descriptors
 from pyengine.engine.children import Children
 from pyengine.engine.kinds import Kind, kinds_for
-from pyengine.engine.limits import raise_descriptors
-from pyengine.engine.notify import notify, watchdog_interval_s
-from pyengine.engine.queue_growth import grow_queue_table
-from pyengine.engine.worker import ERROR, WARNING, say
+from pyengine.engine.memory_growth import PoolGrowth, grow_queue_table
+from pyengine.engine.service_manager import ERROR, WARNING, notify, say, watchdog_interval_s
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, os_error_sentence
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import (
@@ -51,7 +49,7 @@ from pyengine.ipc.control_block import (
 )
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.sessions import Sessions, SessionServer
-from pyengine.ipc.shared_objects import SOCKET, find_folder, pool_name, removed_names
+from pyengine.ipc.shared_objects import SOCKET, find_folder, removed_names
 from pyengine.ipc.statistics import StoreStatsService
 from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, living_kinds, name_processes, require_startable
 from pyengine.native import control as native
@@ -212,7 +210,7 @@ class Supervisor:
         children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._say)
         bridge = _LatchBridge(self._memory, self._selector)
         server = SessionServer(self._memory, self._selector, Sessions(self._memory))
-        self._pool = _Pool(self._memory, self._say)
+        self._pool = PoolGrowth(self._memory, self._say)
         try:
             children.start()
             if self._become_ready(children):
@@ -449,37 +447,6 @@ class _LatchBridge:
         self._thread.join()
         self._selector.unregister(self._event)
         os.close(self._event)
-
-
-class _Pool:
-    """Makes the pool buffers that were not needed at once, beside the running engine, and has all of them open."""
-
-    def __init__(self, memory: EngineMemory, tell) -> None:
-        self._memory = memory
-        self.buffers = list(memory.open_pool(writable=False).values())
-        self._tell = tell
-        self._going = True
-        self._thread = threading.Thread(target=self._make, name="pool", daemon=True)
-
-    def start(self) -> None:
-        if missing_pool_buffers(self._memory):
-            self._thread.start()
-
-    def _make(self) -> None:
-        try:
-            for number in missing_pool_buffers(self._memory):
-                if not self._going:
-                    return
-                make_pool_buffer(self._memory, number)
-                self.buffers.append(self._memory.folder.attach(pool_name(number), writable=False))
-                self._memory.wake(native.WRITER)
-        except EngineError as error:
-            self._tell(f"the pool stays smaller than asked: {error}")
-
-    def join(self) -> None:
-        self._going = False
-        if self._thread.ident is not None:
-            self._thread.join()
 
 
 def _attach_to_living(root: Path) -> EngineMemory:

@@ -19,19 +19,17 @@ Exit codes: pyengine.engine.kinds.WorkerExit. An uncaught exception is a crash: 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import errno
 import faulthandler
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pyengine.config import EngineConfig, load_config, parse_set
 from pyengine.engine.kinds import KINDS, WorkerExit
-from pyengine.engine.notify import notify, pause_before_restart, watchdog_interval_s
+from pyengine.engine.service_manager import ERROR, WARNING, notify, pause_before_restart, say, watchdog_interval_s
 from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
 from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
@@ -41,8 +39,6 @@ from pyengine.native import control as native
 from pyengine.native import obstacles
 from pyengine.services import Service
 
-# Levels of what is said, as syslog and the journal number them.
-ERROR, WARNING, INFO = 3, 4, 6
 OWNER_WAIT_S = 30.0
 POLL_STEP_S = 0.02
 NAMES_STEP_S = 1.0   # between two looks at the names in shared memory
@@ -102,6 +98,14 @@ class Worker:
         if text != self._obstacle:
             self._obstacle = text
             obstacles.say(self.memory.obstacles, self.kind, text)
+
+    def say(self, text: str) -> None:
+        """One line for the log."""
+        say(self.kind, text)
+
+    def warn(self, text: str) -> None:
+        """One line for the log, as a warning."""
+        say(self.kind, text, WARNING)
 
     def beat(self, *, worked: bool = False) -> None:
         """Heartbeat; once a round, so that it tells of progress."""
@@ -178,26 +182,6 @@ def _settings_of(memory: EngineMemory, root: Path, settings: Mapping[str, str]) 
         return read_run_settings(memory.folder)
     except EngineUnavailableError:
         return load_config(root, settings)
-
-
-def say(kind: int, text: str, level: int = INFO) -> None:
-    """One line on stderr: when, who, what; to the journal, which knows when and who, its level and what."""
-    if _stderr_is_journal():
-        lines = f"<{level}>" + text.replace("\n", f"\n<{level}>")
-    else:
-        lines = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z {KIND_NAMES[kind]}[{os.getpid()}] {text}"
-    with contextlib.suppress(OSError):  # a log that cannot be written, on a full disk perhaps, stops nobody
-        print(lines, file=sys.stderr, flush=True)
-
-
-def _stderr_is_journal() -> bool:
-    """Whether the service manager connected stderr, itself and not a pipe of somebody in between, to its journal."""
-    stream = os.environ.get("JOURNAL_STREAM", "")
-    try:
-        found = os.fstat(2)
-    except OSError:
-        return False
-    return stream == f"{found.st_dev}:{found.st_ino}"
 
 
 def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float = OWNER_WAIT_S) -> Worker:

@@ -58,7 +58,7 @@ class ReplicationStateFile:
     def read(self) -> ReadState:
         """For a bad file `.bak` stands in, whose `confirm` is older, which is safe.
 
-        Its role may be older too: with a sentence the store does not start as a master (pyengine/engine/replication_start.py).
+        Its role may be older too: with a sentence the store does not start as a master (pyengine/engine/bring_up.py).
         """
         state, said, from_backup = read_config(self.path, _decode)
         self._keep_backup = not from_backup

@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from pyengine.config import config_path, set_in_file
-from pyengine.engine import notify
+from pyengine.engine import service_manager
 from pyengine.engine.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
-from pyengine.engine.worker import say
+from pyengine.engine.service_manager import say
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles
@@ -140,14 +140,14 @@ def test_under_a_service_manager_a_worker_that_fails_at_once_ends_a_while_later(
     assert child.wait(timeout=30) == WorkerExit.TEMPFAIL
     assert "waits 5.0" in child.stderr.read()
     waited = []
-    monkeypatch.setattr(notify.time, "sleep", waited.append)
-    monkeypatch.setattr(notify.signal, "signal", lambda number, handler: None)
-    notify.pause_before_restart(notify.SHORT_LIFE_S)
+    monkeypatch.setattr(service_manager.time, "sleep", waited.append)
+    monkeypatch.setattr(service_manager.signal, "signal", lambda number, handler: None)
+    service_manager.pause_before_restart(service_manager.SHORT_LIFE_S)
     assert waited == []
-    notify.pause_before_restart(1.0)
+    service_manager.pause_before_restart(1.0)
     monkeypatch.delenv("NOTIFY_SOCKET")
-    notify.pause_before_restart(1.0)
-    assert waited == [notify.RESTART_PAUSE_S]
+    service_manager.pause_before_restart(1.0)
+    assert waited == [service_manager.RESTART_PAUSE_S]
 
 
 def test_a_worker_says_what_keeps_it_from_its_work(make_owner):

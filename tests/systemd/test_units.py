@@ -165,7 +165,7 @@ def test_the_commands_of_the_page_are_those_that_the_guests_run():
         assert command in guests, command
 
 
-SAY = "import sys; from pyengine.engine.worker import ERROR, say; say(1, 'first\\nsecond', ERROR); say(3, 'third')"
+SAY = "import sys; from pyengine.engine.service_manager import ERROR, say; say(1, 'first\\nsecond', ERROR); say(3, 'third')"
 
 
 def test_what_workers_say_reaches_the_journal_with_its_level(tmp_path):

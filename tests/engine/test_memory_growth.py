@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pyengine.engine import queue_growth
-from pyengine.engine.queue_growth import grow_queue_table
+from pyengine.engine import memory_growth
+from pyengine.engine.memory_growth import grow_queue_table
 from pyengine.ipc import shared_objects
+from pyengine.ipc.control_block import POOL_NOT_MADE
 from pyengine.native import control as native
 from pyengine.native import queue_table
 
@@ -65,9 +66,21 @@ def test_a_table_that_somebody_scribbled_over_is_a_sentence_and_no_search_withou
 
 
 def test_too_many_queues_and_no_room_are_sentences(owner, monkeypatch):
-    want(owner, queue_growth.SLOTS_MAX * 2)
+    want(owner, memory_growth.SLOTS_MAX * 2)
     assert "more than an engine can hold" in grow_queue_table(owner.memory)
-    monkeypatch.setattr(queue_growth, "SLOTS_MAX", 1 << 60)
+    monkeypatch.setattr(memory_growth, "SLOTS_MAX", 1 << 60)
     want(owner, 1 << 30)
     assert "no room" in grow_queue_table(owner.memory)
     assert offered(owner) == 1
+
+
+def test_a_pool_that_cannot_grow_says_so_whatever_refused_it(make_owner, monkeypatch):
+    owner = make_owner(mode=native.MODE_POOL, pool_buffers=2)
+    for number in range(2):
+        native.store(owner.control.pool[number], "segment_base", POOL_NOT_MADE)
+    said = []
+    growth = memory_growth.PoolGrowth(owner.memory, said.append)
+    monkeypatch.setattr(owner.memory.folder, "create", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+    growth.start()
+    growth.join()
+    assert len(said) == 1 and said[0].startswith("the pool stays smaller than asked") and "Too many open files" in said[0]

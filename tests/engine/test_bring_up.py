@@ -1,19 +1,24 @@
-"""A start with dispatch_at=replicated: `confirm` and dispatch go on where they were noted, whatever queues hold."""
+"""Bringing an engine up: `confirm` and dispatch where they were noted, and too few descriptors refused at once."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import resource
 import shutil
+import socket
 
 import pytest
 
 import pyengine
+from fix_cli import spawn
 from fix_engine import SMALL
 from pyengine.cli.promote import _promote_stopped
 from pyengine.config import load_config
 from pyengine.engine import bring_up as bring_up_module
-from pyengine.engine.bring_up import FIRST_GENERATION, bring_up
-from pyengine.errors import CorruptionError, UsageError
+from pyengine.engine.bring_up import DESCRIPTORS_MIN, FIRST_GENERATION, bring_up, raise_descriptors
+from pyengine.errors import CorruptionError, EngineError, UsageError
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.store_lock import StoreLock
@@ -22,6 +27,7 @@ from pyengine.native import queue_table
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 MASTER = {"broker_role": "SYNC_MASTER", "dispatch_at": "replicated"}
+FEW = 24
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +222,59 @@ def test_a_start_that_fails_on_the_way_leaves_no_semaphore_and_no_memory(store, 
         with pytest.raises(OSError, match="no room"):
             bring_up(root, config, lock)
     assert made and sessions.producers_attached(made[0]) is None
+
+
+# ---- how many files a process may have open --------------------------------------
+
+
+def with_limit(number: int):
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
+
+
+def test_a_start_with_too_few_descriptors_is_refused_at_once(tmp_path):
+    root = tmp_path / "store"
+    done = spawn("start", root, preexec_fn=with_limit(FEW))
+    assert done.code == 1 and f"may have {FEW} files open" in done.stderr and "ulimit -n" in done.stderr, done
+    assert f"needs {DESCRIPTORS_MIN}" in done.stderr and "Traceback" not in done.stderr and not root.exists()
+
+
+@pytest.mark.parametrize(("soft", "hard", "becomes"), [
+    (FEW, 1 << 20, 1024), (FEW, 60, 60), (FEW, resource.RLIM_INFINITY, 1024), (DESCRIPTORS_MIN, DESCRIPTORS_MIN, None),
+    (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None), (FEW, FEW, "refused")])
+def test_a_supervisor_raises_what_it_may(monkeypatch, soft, hard, becomes):
+    raised = []
+    monkeypatch.setattr(bring_up_module.resource, "getrlimit", lambda which: (soft, hard))
+    monkeypatch.setattr(bring_up_module.resource, "setrlimit", lambda which, pair: raised.append(pair))
+    if becomes == "refused":
+        with pytest.raises(EngineError, match="LimitNOFILE="):
+            raise_descriptors()
+    else:
+        raise_descriptors()
+    assert raised == ([(becomes, hard)] if isinstance(becomes, int) else [])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_fewest_that_are_not_refused_are_enough_for_all_workers_and_a_dozen_producers(tmp_path):
+    """In pool mode, with a replicator and forty queues."""
+    root = tmp_path / "store"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = {**SMALL, "transient_store_pool_enable": "true", "transient_store_pool_size": 2, "ha_listen_port": port}
+    with_few = with_limit(DESCRIPTORS_MIN)
+    done = spawn("start", root, *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
+                 preexec_fn=with_few)
+    assert done.code == 0, done
+    try:
+        with contextlib.ExitStack() as stack:
+            producers = [stack.enter_context(pyengine.connect(root)) for _ in range(12)]
+            for number in range(480):
+                assert producers[number % 12].put(f"t{number % 40}", bytes(500), keys="k", timeout_s=20).ok
+        with pyengine.open_store(root) as store:
+            for queue in range(40):
+                assert store.wait_for_message(f"t{queue}", 0, 11, 60), queue
+    finally:
+        done = spawn("stop", root, preexec_fn=with_few)
+    assert done.code == 0, done
+    assert spawn("check", root, preexec_fn=with_few).code == 0
+    assert os.strerror(errno.EMFILE) not in (root / "engine.log").read_text()
