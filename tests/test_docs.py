@@ -315,3 +315,17 @@ def test_an_example_of_a_command_is_accepted_by_it(line, tmp_path, monkeypatch):
                 if not word.startswith("-") and not Path(word).exists():
                     (tmp_path / word).touch()
     load_config(None, command.make_context("example", words).params["settings"], {})
+
+
+def test_each_decision_has_a_title_a_date_a_status_and_a_row_in_the_index():
+    folder = SOURCES / "docs" / "decisions"
+    rows = re.findall(r"^\| \[(\d{4})\]\((\S+)\) \| (.*) \|$", text_of("docs/decisions/README.md"), re.MULTILINE)
+    assert [number for number, _, _ in rows] == sorted(path.name[:4] for path in folder.glob("[0-9]*.md"))
+    numbers = {number for number, _, _ in rows}
+    for number, name, title in rows:
+        lines = (folder / name).read_text(encoding="utf-8").splitlines()
+        assert name.startswith(f"{number}-") and lines[0] == f"# {number}: {title}"
+        status = re.fullmatch(r"\d{4}-\d\d-\d\d\. (?:Accepted|Superseded by \[(\d{4})\]\(\S+\))\.", lines[2])
+        assert status, f"{name}: line 3 is the date and the status"
+        assert status[1] is None or status[1] in numbers
+        assert {"**Chosen.**", "**Why.**"} <= set(re.findall(r"^\*\*\w+\.\*\*", "\n".join(lines), re.MULTILINE)), name
