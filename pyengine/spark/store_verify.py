@@ -27,11 +27,20 @@ from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import sync, walk
 from pyengine.native.store_check import broken_chain, count_keys
 from pyengine.spark.jobs import run_units
-from pyengine.storage.check.entries import EntriesFound, QueueFile, QueueRules, check_queue_file, guess_after
 from pyengine.storage.check.queues import queue_files
 from pyengine.storage.check.report import CheckReport
-from pyengine.storage.check.segments import LogSegments
-from pyengine.storage.check.work import CheckWork, IndexPart, KeysFound, check_index_part
+from pyengine.storage.check.work import (
+    CheckWork,
+    EntriesFound,
+    IndexPart,
+    KeysFound,
+    LogSegments,
+    QueueFile,
+    QueueRules,
+    check_index_part,
+    check_queue_file,
+    guess_after,
+)
 from pyengine.storage.mapped_file import MappedFile, mapped
 from pyengine.storage.recovery.index import makes_sense, read_index_header
 from pyengine.storage.recovery.queues import QueueState

@@ -2,29 +2,43 @@
 
 Library code that the command, the tests and the crash scripts call. It never writes.
 A store that the real RocketMQ stopped in order has no findings.
+
+The list of acknowledged messages has one JSON object a line: topic, queue_id, queue_offset, physical_offset,
+body_sha256 (hex). Each must be in the log at its offset and in its queue at its number, with that body. The physical
+offset may be null (a put_many tells that of its first message only): then the queue says where.
+
+Of config/ the tables are checked that a start needs and no log can give back. RocketMQ and this engine use a table's
+`.bak`, its content before its last change, where the file itself cannot be used, and nothing where neither can:
+topics are unknown then, and groups begin anew.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from pyengine.errors import NotAStoreError, StoreRefusedError
-from pyengine.formats.paths import StorePaths
+from pyengine.errors import FormatError, NotAStoreError, StoreRefusedError, UsageError
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.consume_queue import ENTRY, is_live
+from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.record import Message, decode_record
+from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_file
+from pyengine.native.scan import classify
 from pyengine.storage.abort_file import abort_file_exists
-from pyengine.storage.check.acked import check_acked
-from pyengine.storage.check.config import check_config
-from pyengine.storage.check.extensions import check_extensions
-from pyengine.storage.check.grades import REFUSED_BY_RECOVER
 from pyengine.storage.check.index import check_index, index_files_to_check
 from pyengine.storage.check.log import LogFacts, check_log
-from pyengine.storage.check.queues import QueueCheck
-from pyengine.storage.check.report import CheckProgress, CheckReport, Finding, Findings, Severity
-from pyengine.storage.check.segments import LogSegments
-from pyengine.storage.check.work import CheckWork
+from pyengine.storage.check.queues import QueueCheck, check_extensions
+from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckProgress, CheckReport, Finding, Findings, Severity
+from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.commit_log import list_log, log_exists, shown
+from pyengine.storage.consumer_offset import decode_offsets
+from pyengine.storage.delay_offset import decode_delay_offsets
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.later_format import later_things, queues_are_elsewhere
 from pyengine.storage.log_scan import LogScan, LogView, find_end, own_watermark
@@ -36,6 +50,7 @@ from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
 from pyengine.storage.recovery.recover import lost_messages, would_refuse
 from pyengine.storage.recovery.report import copy_note
 from pyengine.storage.store_checkpoint import read_checkpoint
+from pyengine.storage.topic_config import decode_topics
 from pyengine.storage.watermark import read_sync_failure, read_watermark
 
 
@@ -86,44 +101,36 @@ def check(
     end = LogScan(limit, limit, "range_end") if limit is not None else find_end(root, view)
     log.end = end.end_offset
     work.begin(log, index_files, geometry.index_layout)
-    facts = check_log(
-        root, log, work, findings, report, end=end, is_running=is_running, watermark=watermark, was_stopped=was_stopped,
-        progress=progress or (lambda done, total: None),
-    )
+    store = StoreUnderCheck(root, log, work, findings, report, watermark, was_stopped, is_running)
+    facts = check_log(store, end, progress or (lambda done, total: None))
     if reading.is_copied:
         findings.info("copy", "config/watermark", None, copy_note(report.end_offset, reading.watermark.flushed))
-    is_ours = watermark is not None
-    if not is_ours and not is_running and read_marker(root) is None:
+    if not store.is_ours and not is_running and read_marker(root) is None:
         was_emptied = was_stopped and not facts.is_cut_short
         known = lost_messages(root, view, queues, log.end, was_emptied=was_emptied)
         if known:
             findings.error("lost messages", "commitlog", log.end, known)
-    queue_check = QueueCheck(
-        root, log, facts, work, findings, report, is_ours=is_ours, was_stopped=was_stopped, is_running=is_running
-    )
+    queue_check = QueueCheck(store, facts)
     work.log_is_known(log, queues, queue_check.rules, root)
     for one in later_things(root):
         findings.warning("later format", one.path, None, one.what)
     if not queues_are_elsewhere(root):
         queue_check.check(queues)
         queue_check.check_light_queues(is_expected=enable_multi_dispatch)
-        check_extensions(root, geometry, log, queues, findings)
+        check_extensions(store, geometry.mapped_file_size_consume_queue_ext_bytes, queues)
     if message_index_enable:
-        check_index(
-            root, geometry.index_layout, index_files, log, work, findings, report,
-            is_ours=is_ours, was_stopped=was_stopped, is_running=is_running,
-        )
+        check_index(store, geometry.index_layout, index_files)
     if acked is not None:
-        check_acked(root, Path(acked), log, geometry.mapped_file_size_consume_queue_bytes, findings, report)
-    check_config(root, findings)
+        _check_acked(store, Path(acked), geometry.mapped_file_size_consume_queue_bytes)
+    _check_config(root, findings)
     if not is_running:
         _check_notes(root, findings, reading.damage, was_stopped)
         _check_checkpoint(root, facts, findings, was_stopped)
-    if is_ours:
+    if store.is_ours:
         _check_blocks(root, log, findings)
     log.close()
     if not is_running:
-        report.findings = _with_limits(root, geometry, report.findings, is_ours)
+        report.findings = _with_limits(root, geometry, report.findings, store.is_ours)
     report.findings.sort(key=lambda finding: list(Severity).index(finding.severity))
     report.seconds = time.monotonic() - started_s
     return report
@@ -182,3 +189,135 @@ def _check_blocks(root: Path, log: LogSegments, findings: Findings) -> None:
         if status.st_blocks * 512 < status.st_size:
             findings.info("blocks", shown(segment.path, root), None,
                           f"only {status.st_blocks * 512} of {status.st_size} bytes have blocks on the disk")
+
+
+_FIELDS = {"topic": str, "queue_id": int, "queue_offset": int, "physical_offset": int | None, "body_sha256": str}
+
+
+def _check_acked(store: StoreUnderCheck, acked: Path, queue_file_bytes: int) -> None:
+    """Look for every message of the list; UsageError names the line that is no such object."""
+    lines = []
+    for number, ack in _read(acked):
+        place = _place_by_queue(store.root, ack, queue_file_bytes)
+        lines.append((number, ack, place, place if ack["physical_offset"] is None else ack["physical_offset"]))
+    for number, ack, place, offset in sorted(lines, key=lambda line: -1 if line[3] is None else line[3]):
+        store.report.acked += 1
+        wrong, kind = _in_log(ack, offset, store.log) if offset is not None else "", "acked"
+        if not wrong and place != offset or offset is None:
+            wrong = "its queue has no such entry" if place is None else "its queue entry does not point to it"
+            kind = "acked entry"
+        if wrong:
+            store.report.acked_missing += 1
+            store.findings.error(
+                kind, "commitlog", offset,
+                f"acknowledged message {ack['queue_offset']} of queue {ack['queue_id']} of {ack['topic']} "
+                f"(line {number}): {wrong}",
+            )
+
+
+def _read(acked: Path) -> Iterator[tuple[int, dict]]:
+    try:
+        text = acked.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the list of acknowledged messages {acked}: {error}") from error
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            ack = json.loads(line)
+        except PARSE_ERRORS as error:
+            raise UsageError(f"{acked}, line {number}: no JSON ({error})") from error
+        if not isinstance(ack, dict) or any(not isinstance(ack.get(name), kind) for name, kind in _FIELDS.items()):
+            raise UsageError(f"{acked}, line {number}: needs {', '.join(_FIELDS)}")
+        yield number, ack
+
+
+def _in_log(ack: dict, offset: int, log: LogSegments) -> str:
+    """What is wrong with its record at `offset`, or nothing."""
+    segment = log.view_at(offset)
+    if segment is None:
+        return f"the log holds [{log.min_offset}, {log.end}) only"
+    base, limit, view = segment
+    label = classify(view, offset - base, limit - offset, offset)
+    if label != "message":
+        return f"no whole record stands there ({label})"
+    try:
+        message: Message = decode_record(view, offset - base)
+    except FormatError as error:
+        return f"no whole record stands there ({error})"
+    if (message.topic, message.queue_id, message.queue_offset) != (ack["topic"], ack["queue_id"], ack["queue_offset"]):
+        return f"message {message.queue_offset} of queue {message.queue_id} of {message.topic} stands there"
+    if hashlib.sha256(message.body).hexdigest() != ack["body_sha256"].lower():
+        return "its body is another one"
+    return ""
+
+
+def _place_by_queue(root: Path, ack: dict, queue_file_bytes: int) -> int | None:
+    """The physical offset in its queue entry; None without one."""
+    position = ack["queue_offset"] * CQ_ENTRY_BYTES
+    start = position - position % queue_file_bytes
+    path = StorePaths(root).queue_folder(ack["topic"], ack["queue_id"]) / segment_name(start)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(position - start)
+            entry = file.read(CQ_ENTRY_BYTES)
+    except OSError:
+        return None
+    if len(entry) < CQ_ENTRY_BYTES or not is_live(ENTRY.unpack(entry)):
+        return None
+    return ENTRY.unpack(entry)[0]
+
+
+BACKUP = ".bak"
+NOT_KEPT = frozenset(("engine-run.json",))  # where the last engine's memory was: never synced, and nothing after a boot
+
+
+def _check_config(root: Path, findings: Findings) -> None:
+    """Every .json of config/ but NOT_KEPT, and each `.bak` whose own file is gone."""
+    folder = StorePaths(root).config
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    tables = sorted({name.removesuffix(BACKUP) for name in names if name.removesuffix(BACKUP).endswith(".json")})
+    for name in tables:
+        if name in NOT_KEPT:
+            continue
+        file = f"config/{name}"
+        why = _why_unusable(folder / name)
+        if not why:
+            if name + BACKUP in names and (old_why := _why_unusable(folder / (name + BACKUP))):
+                findings.info("config backup", file + BACKUP, None, f"it {old_why}; the next change replaces it")
+        elif _why_unusable(folder / (name + BACKUP)):
+            findings.error("config lost", file, None, f"it {why}, and there is no {name}{BACKUP} that can be used: nothing of it is")
+        else:
+            findings.error("config", file, None, f"it {why}: {name}{BACKUP}, what it said before its last change, is used instead")
+
+
+def _why_unusable(path: Path) -> str:
+    """A verb and what follows; empty for a table that can be used."""
+    decode: Callable[[bytes], Any] = _DECODERS.get(path.name.removesuffix(BACKUP), _decode_any)
+    try:
+        content = read_small_file(path)
+        if not content.strip(b"\0 \t\r\n"):
+            return "is empty"
+        decode(content)
+    except FileNotFoundError:
+        return "is not there"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except UnicodeDecodeError:
+        return "is no text"
+    except FormatError as error:
+        return f"is damaged ({error})"
+    return ""
+
+
+def _decode_any(content: bytes) -> None:
+    """A broker's other tables: an object of JSON, whatever is in it."""
+    if not isinstance(decode_config(content.decode()), dict):
+        raise FormatError("it is no table")
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "topics.json": lambda content: decode_topics(content.decode()),
+    "delayOffset.json": lambda content: decode_delay_offsets(content.decode()),
+    "consumerOffset.json": decode_offsets,
+}

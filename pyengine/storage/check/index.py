@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyengine.formats.index_file import IndexLayout
-from pyengine.storage.check.report import CheckReport, Findings, Severity
-from pyengine.storage.check.segments import LogSegments
-from pyengine.storage.check.work import CheckWork
+from pyengine.storage.check.report import Severity
+from pyengine.storage.check.work import StoreUnderCheck
 from pyengine.storage.recovery.index import list_index_files, makes_sense, read_index_header
 
 
@@ -18,17 +17,15 @@ def index_files_to_check(root: Path, *, is_running: bool) -> list[Path]:
     return files[:-1] if is_running else files
 
 
-def check_index(
-    root: Path, layout: IndexLayout, files: Sequence[Path], log: LogSegments, work: CheckWork, findings: Findings,
-    report: CheckReport, *, is_ours: bool, was_stopped: bool, is_running: bool,
-) -> None:
+def check_index(store: StoreUnderCheck, layout: IndexLayout, files: Sequence[Path]) -> None:
     """`files`: those that `work` was told of at the beginning. A running engine rolls to new ones meanwhile, and deletes others."""
+    log, work, findings = store.log, store.work, store.findings
     covered_from, keys = None, 0
     for path in files:
-        if is_running and not path.exists():
+        if store.is_running and not path.exists():
             continue
-        report.index_files += 1
-        name = str(path.relative_to(root))
+        store.report.index_files += 1
+        name = str(path.relative_to(store.root))
         if path.stat().st_size != layout.size_bytes:
             findings.error("index length", name, None,
                            f"{path.stat().st_size} bytes, not {layout.size_bytes} as its slots and entries need")
@@ -48,17 +45,17 @@ def check_index(
         for part in work.index_parts(path, name, layout, header.index_count):
             found = work.keys(log, part)
             findings.take(found.findings)
-            report.index_keys += found.keys
+            store.report.index_keys += found.keys
             keys += found.keys
             if found.beyond:
-                if not is_running:  # else the file was filled while the check was under way
+                if not store.is_running:  # else the file was filled while the check was under way
                     findings.warning("key beyond the log", name, layout.entry_at(found.beyond),
                                      f"{header.index_count - found.beyond} entries name records behind the log's end, {log.end}")
                 break
-    if covered_from is None or is_running:
+    if covered_from is None or store.is_running:
         return
     expected = work.count_keys(log, max(covered_from, log.min_offset))
     if keys < expected:
-        severity = Severity.ERROR if is_ours and was_stopped else Severity.WARNING
+        severity = Severity.ERROR if store.is_ours and store.was_stopped else Severity.WARNING
         findings.add(severity, "missing keys", "index", None,
                      f"the index holds {keys} of the {expected} keys that the log has from {covered_from} on")

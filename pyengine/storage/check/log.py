@@ -15,19 +15,16 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyengine.formats.record_case import CaseLabel
 from pyengine.native.scan import sync, walk
-from pyengine.storage.check.report import CheckProgress, CheckReport, Findings, Severity
-from pyengine.storage.check.segments import LogSegments
-from pyengine.storage.check.work import CheckWork
+from pyengine.storage.check.report import CheckProgress, Findings, Severity
+from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.commit_log import shown
 from pyengine.storage.log_scan import LogScan
 from pyengine.storage.mapped_file import MappedFile, mapped, used_end
 from pyengine.storage.recovery.cases import Content, End, Owner, TailDecision, tail_case
 from pyengine.storage.recovery.log import tail_content
-from pyengine.storage.watermark import DurableWatermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +47,10 @@ class LogFacts:
     further: dict[tuple[str, int], int]  # records of other queues that have an entry in this one (INNER_MULTI_DISPATCH)
 
 
-def check_log(
-    root: Path, log: LogSegments, work: CheckWork, findings: Findings, report: CheckReport, *,
-    end: LogScan, is_running: bool, watermark: DurableWatermark | None, was_stopped: bool, progress: CheckProgress,
-) -> LogFacts:
+def check_log(store: StoreUnderCheck, end: LogScan, progress: CheckProgress) -> LogFacts:
     """Walk the log up to `end`. What is beyond a running engine's end is not looked at."""
-    look = _LogLook(root, log, work, findings, report, watermark, progress)
+    log, findings, report, watermark = store.log, store.findings, store.report, store.watermark
+    look = _LogLook(store, progress)
     look.walk(end)
     report.bytes, report.min_offset = end.end_offset - log.min_offset, log.min_offset if log.segments else -1
     report.end_offset = end.end_offset
@@ -64,24 +59,18 @@ def check_log(
         is_damaged = True
         findings.error("below watermark", "commitlog", end.end_offset,
                        f"the log ends at {end.end_offset} ({end.reason}), but everything up to {watermark.flushed} had been synced")
-    is_cut_short = not is_running and _judge_end(root, log, end, findings, watermark, was_stopped)
-    queues, further = _queues_in_log(work, log, findings)
+    is_cut_short = not store.is_running and _judge_end(store, end)
+    queues, further = _queues_in_log(store.work, log, findings)
     return LogFacts(is_damaged or is_cut_short, is_cut_short, look.last_ms, queues, further)
 
 
 class _LogLook:
     """The walk from the first segment to the end."""
 
-    def __init__(
-        self, root: Path, log: LogSegments, work: CheckWork, findings: Findings, report: CheckReport,
-        watermark: DurableWatermark | None, progress: CheckProgress,
-    ) -> None:
-        self._root = root
-        self._log = log
-        self._work = work
-        self._findings = findings
-        self._report = report
-        self._watermark = watermark
+    def __init__(self, store: StoreUnderCheck, progress: CheckProgress) -> None:
+        self._store = store
+        self._log = store.log
+        self._findings = store.findings
         self._progress = progress
         self.last_ms = -1
 
@@ -91,7 +80,7 @@ class _LogLook:
         for segment in log.segments:
             base = segment.start_offset
             if base != reached:
-                self._findings.error("gap", shown(segment.path, self._root), None,
+                self._findings.error("gap", shown(segment.path, self._store.root), None,
                                      f"the segment before it, from {reached} on, is missing")
                 log.lost.append((reached, base))
             if base >= end.end_offset:
@@ -103,11 +92,11 @@ class _LogLook:
         log, at, used = self._log, segment.start_offset, None
         while at < stop:
             start, reason = at, str(CaseLabel.RANGE_END)
-            with contextlib.closing(self._work.walk(log, segment, start, stop)) as results:  # nothing reads on when `progress` raises
+            with contextlib.closing(self._store.work.walk(log, segment, start, stop)) as results:  # nothing reads on when `progress` raises
                 for result in results:
                     at, reason = result.end_offset, str(result.reason)
-                    self._report.records += result.records
-                    self._report.messages += result.messages
+                    self._store.report.records += result.records
+                    self._store.report.messages += result.messages
                     self.last_ms = result.last_store_timestamp_ms if result.messages else self.last_ms
                     self._progress(at - log.min_offset, len(log.segments) * log.size_bytes)
             log.whole.append((segment, start, at))
@@ -121,9 +110,9 @@ class _LogLook:
             at = following or stop
 
     def _tell(self, segment: MappedFile, at: int, reason: str, following: int | None) -> None:
-        name, position = shown(segment.path, self._root), at - segment.start_offset
+        name, position = shown(segment.path, self._store.root), at - segment.start_offset
         after = f"whole records follow from {following} on" if following is not None else "no whole record follows in this segment"
-        ours = self._watermark
+        ours = self._store.watermark
         if ours is None or at >= ours.flushed:
             self._findings.error("damage", name, position, f"{reason} at {at}; {after}")
         elif at < ours.verified_from:
@@ -134,16 +123,15 @@ class _LogLook:
                                  f"{reason} at {at}, below {ours.flushed}, up to which everything had been synced; {after}")
 
 
-def _judge_end(
-    root: Path, log: LogSegments, end: LogScan, findings: Findings, watermark: DurableWatermark | None, was_stopped: bool
-) -> bool:
+def _judge_end(store: StoreUnderCheck, end: LogScan) -> bool:
     """Report what is at the end and after it; True when it is more than nothing."""
+    log, findings = store.log, store.findings
     at, reason = end.end_offset, str(end.reason)
     segments = [segment for segment in log.segments if segment.start_offset + log.size_bytes > at]
     if not segments or reason == CaseLabel.BLANK:
         return False
     segment = segments[0]
-    name, start = shown(segment.path, root), max(0, at - segment.start_offset)
+    name, start = shown(segment.path, store.root), max(0, at - segment.start_offset)
     content, used_bytes = tail_content(segment, at, reason) if at >= segment.start_offset else (Content.OTHER, 0)
     after = next((found for each in segments
                   if (found := _whole_record_after(each, log.size_bytes, at, each.start_offset + log.size_bytes,
@@ -155,17 +143,13 @@ def _judge_end(
         )
     elif not used_bytes and not is_later_used:
         return False
-    elif was_stopped:
+    elif store.was_stopped:
         findings.error("tail", name, start, f"{reason} at {at}, although the store was stopped in order")
-    elif is_later_used or tail_case(content, _owner(watermark), End.SCAN).decision is TailDecision.QUARANTINE:
+    elif is_later_used or tail_case(content, Owner.OURS if store.is_ours else Owner.THEIRS, End.SCAN).decision is TailDecision.QUARANTINE:
         findings.error("tail", name, start, f"{reason} at {at}: {used_bytes} bytes that may have been a message")
     else:
         findings.warning("tail", name, start, f"{reason} at {at}: a put that was cut short; `recover` clears it")
     return True
-
-
-def _owner(watermark: DurableWatermark | None) -> Owner:
-    return Owner.THEIRS if watermark is None else Owner.OURS
 
 
 def _whole_record_after(segment: MappedFile, size_bytes: int, at: int, stop: int, used: int) -> int | None:

@@ -1,49 +1,48 @@
-"""The queue part of the whole-store check: every entry points to its own record, and every record has its entries."""
+"""The queue part of the whole-store check: every entry points to its own record, and every record has its entries.
+
+Of a queue with an extension every unit that an entry names is there and is its message's.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pyengine.formats.constants import LMQ_PREFIX, LMQ_QUEUE_ID
+from pyengine.errors import StoreRefusedError
+from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX, LMQ_QUEUE_ID
+from pyengine.formats.consume_queue import ENTRY, ConsumeQueueExtUnit, is_ext_address
 from pyengine.formats.paths import StorePaths
-from pyengine.storage.check.entries import QueueFile, QueueRules
+from pyengine.formats.record import I32, I64, SYS_FLAG_AT, store_timestamp_at
 from pyengine.storage.check.log import LogFacts
-from pyengine.storage.check.report import CheckReport, Findings, Severity
-from pyengine.storage.check.segments import LogSegments
-from pyengine.storage.check.work import CheckWork
+from pyengine.storage.check.report import Findings, Severity
+from pyengine.storage.check.work import LogSegments, QueueFile, QueueRules, StoreUnderCheck
+from pyengine.storage.consume_queue import ConsumeQueue
+from pyengine.storage.mapped_file import MappingCache
 from pyengine.storage.recovery.queues import QueueState
 
 
 class QueueCheck:
     """Looks at one queue after the other, then for queues that are missing."""
 
-    def __init__(
-        self, root: Path, log: LogSegments, facts: LogFacts, work: CheckWork, findings: Findings, report: CheckReport, *,
-        is_ours: bool, was_stopped: bool, is_running: bool,
-    ) -> None:
-        self._root = root
-        self._log = log
+    def __init__(self, store: StoreUnderCheck, facts: LogFacts) -> None:
+        self._store = store
+        self._findings = store.findings
         self._facts = facts
-        self._work = work
-        self._findings = findings
-        self._report = report
-        self._is_running = is_running
         self._further: Counter[tuple[str, int]] = Counter()  # entries of other queues' records, by queue
         # RocketMQ lives with a queue that it lost in part or whose topic was deleted; our own never loses one.
-        settled_by_recovery = not was_stopped or facts.is_damaged
+        settled_by_recovery = not store.was_stopped or facts.is_damaged
         self.rules = QueueRules(
-            missing=Severity.ERROR if is_ours and not settled_by_recovery else Severity.WARNING,
-            beyond=Severity.WARNING if settled_by_recovery or not is_ours else Severity.ERROR,
-            is_running=is_running,
+            missing=Severity.ERROR if store.is_ours and not settled_by_recovery else Severity.WARNING,
+            beyond=Severity.WARNING if settled_by_recovery or not store.is_ours else Severity.ERROR,
+            is_running=store.is_running,
         )
 
     def check(self, queues: list[QueueState]) -> None:
         """All queues on the disk, then the ones that only the log knows."""
         for queue in queues:
             self._check_queue(queue)
-        if self._is_running:
+        if self._store.is_running:
             return
         known = {(queue.topic, queue.queue_id) for queue in queues}
         for (topic, queue_id), in_log in sorted(self._facts.queues.items()):
@@ -58,7 +57,7 @@ class QueueCheck:
 
         Not looked for in a store without any, unless they are expected: RocketMQ makes none where its settings say so.
         """
-        if self._is_running or not (is_expected or +self._further):
+        if self._store.is_running or not (is_expected or +self._further):
             return
         for (topic, queue_id), count in sorted(self._facts.further.items()):
             have = self._further[topic, queue_id]
@@ -69,21 +68,21 @@ class QueueCheck:
                 )
 
     def _check_queue(self, queue: QueueState) -> None:
-        self._report.queues += 1
+        self._store.report.queues += 1
         expected_start = queue.files[0].start_offset
         after, own_entries = -1, 0
-        for file in queue_files(self._root, queue):
+        for file in queue_files(self._store.root, queue):
             if file.start_offset != expected_start:
                 self._findings.error("queue gap", file.name, None, f"the file before it, {expected_start:020d}, is missing")
             expected_start = file.start_offset + queue.size_bytes
-            found = self._work.queue_file(self._log, file, self.rules, after)
+            found = self._store.work.queue_file(self._store.log, file, self.rules, after)
             self._findings.take(found.findings)
-            self._report.queue_entries += found.entries
+            self._store.report.queue_entries += found.entries
             own_entries += found.own
             self._further[_counted_as(queue.topic, queue.queue_id)] += found.entries - found.own
             after = found.after
         in_log = self._facts.queues.get((queue.topic, queue.queue_id))
-        if in_log is not None and own_entries < in_log.count and not self._is_running:
+        if in_log is not None and own_entries < in_log.count and not self._store.is_running:
             self._findings.add(
                 self.rules.missing, "missing entries", f"consumequeue/{queue.topic}/{queue.queue_id}", None,
                 f"only {own_entries} of the {in_log.count} messages that the log holds for this queue have an entry",
@@ -91,7 +90,7 @@ class QueueCheck:
 
 
 def _counted_as(topic: str, queue_id: int) -> tuple[str, int]:
-    """A light queue is one, whichever queue id RocketMQ's settings gave its entries (formats.light_queues.further_offset)."""
+    """A light queue is one, whichever queue id RocketMQ's settings gave its entries (formats.consume_queue.further_offset)."""
     return (topic, LMQ_QUEUE_ID) if topic.startswith(LMQ_PREFIX) else (topic, queue_id)
 
 
@@ -102,3 +101,56 @@ def queue_files(root: Path, queue: QueueState) -> Iterator[QueueFile]:
         yield QueueFile(queue.topic, queue.queue_id, file.path, str(file.path.relative_to(StorePaths(root).root)),
                         file.start_offset, queue.size_bytes, number + 1 == len(queue.files), previous)
         previous = file.path
+
+
+_TIME_READABLE_BYTES = 68 + 8  # behind a 20-byte host
+
+
+def check_extensions(store: StoreUnderCheck, ext_file_bytes: int, queues: Sequence[QueueState]) -> None:
+    """Look at all queues that have an extension; others cost one look for the folder."""
+    root, findings, paths = store.root, store.findings, StorePaths(store.root)
+    if not paths.consume_queue_ext.is_dir():
+        return
+    cache = MappingCache()
+    for queue in queues:
+        reader = ConsumeQueue(
+            queue.topic, queue.queue_id, queue.folder, paths.queue_ext_folder(queue.topic, queue.queue_id),
+            queue.size_bytes, ext_file_bytes, cache,
+        )
+        try:
+            _check_units(root, queue, reader, store.log, findings)
+        except StoreRefusedError as error:
+            findings.error("extension", f"consumequeue_ext/{queue.topic}/{queue.queue_id}", None,
+                           str(error).replace(f"{root}/", ""))
+
+
+def _check_units(root: Path, queue: QueueState, reader: ConsumeQueue, log: LogSegments, findings: Findings) -> None:
+    for file in queue.files:
+        name = str(file.path.relative_to(root))
+        used = min(queue.end - file.start_offset, queue.size_bytes)
+        if used <= 0:
+            break
+        with open(file.path, "rb") as opened:
+            entries = opened.read(used)
+        for at, (offset, _, tags_code) in enumerate(ENTRY.iter_unpack(entries[: used - used % CQ_ENTRY_BYTES])):
+            if is_ext_address(tags_code) and log.min_offset <= offset < log.end:
+                wrong = _wrong(reader.ext_unit(tags_code), offset, log)
+                if wrong:
+                    findings.error("extension", name, at * CQ_ENTRY_BYTES,
+                                   f"the unit that entry {file.start_offset // CQ_ENTRY_BYTES + at} names {wrong}")
+
+
+def _wrong(unit: ConsumeQueueExtUnit | None, offset: int, log: LogSegments) -> str:
+    if unit is None:
+        return "is not there"
+    segment = log.view_at(offset)
+    if segment is None:
+        return ""
+    base, _, view = segment
+    if offset - base + _TIME_READABLE_BYTES > len(view):
+        return ""  # no record begins there: the check of the entries tells
+    (sys_flag,) = I32.unpack_from(view, offset - base + SYS_FLAG_AT)
+    (stored_ms,) = I64.unpack_from(view, offset - base + store_timestamp_at(sys_flag))
+    if unit.store_timestamp_ms == stored_ms:
+        return ""
+    return f"has the store time {unit.store_timestamp_ms}, its message {stored_ms}"

@@ -1,10 +1,16 @@
-"""What a whole-store check finds, and how bad it is.
+"""What a whole-store check finds, how bad it is, and what can be done about it.
 
     error    a message is lost, damaged or cannot be reached; a promise of the store is broken   exit 3
     warning  recovery settles it, or RocketMQ leaves it that way and lives with it
     info     worth knowing
 
-Each finding also has a grade, which says what can be done (storage/check/grades.py).
+Each finding also has a grade, which says what can be done:
+
+    grade       means
+    ok          nothing was found
+    notice      nothing has to be done
+    repairable  the log still holds everything: a command here repairs it
+    loss        messages are gone, damaged or out of reach in this copy of the store
 """
 
 from __future__ import annotations
@@ -12,10 +18,135 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyengine.errors import ExitCode
-from pyengine.storage.check.grades import ORDER, RESTORE, Grade, advice_for, grade_of, rank
+from pyengine.formats.paths import parse_segment_name
+
+
+class Grade(enum.IntEnum):
+    """Ordered: the worst finding's grade is the store's."""
+
+    OK = 0
+    NOTICE = 1
+    REPAIRABLE = 2
+    LOSS = 3
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+RESTORE = "restore the segment from a copy, or carve out what is whole with `pyengine salvage STORE DEST`"
+LATER_FORMAT = "keep the store with RocketMQ 5, or make one of its log with `pyengine salvage STORE DEST`"
+MOVE_AWAY = "move away what does not belong there"
+RECOVER = "run `pyengine recover STORE`, as every start does: what it cuts goes to quarantine first"
+ACCEPT_LOSS = ("run `pyengine recover STORE --accept-loss` when nothing more can be restored: the log ends before the damage then, "
+               "and what it cuts goes to quarantine first")
+REBUILD_INDEX = "run `pyengine rebuild STORE --index`"
+REBUILD_QUEUE = "run `pyengine rebuild STORE --topic {topic} --queue-id {queue_id}`"
+REBUILD_QUEUES = "run `pyengine rebuild STORE --queues`"
+RESTORE_CONFIG = "copy what it said before over it: `cp STORE/{file}.bak STORE/{file}`"
+GIVE_UP_CONFIG = "restore STORE/{file} from a copy, or give up what it said: `rm -rf STORE/{file} STORE/{file}.bak`"
+STOP = "start the store and stop it: an orderly stop writes the file again"
+# What comes first is done first: what one step cuts cannot be carved out after it, and queues are made from the log.
+ORDER = (RESTORE, LATER_FORMAT, MOVE_AWAY, RESTORE_CONFIG, GIVE_UP_CONFIG, RECOVER, ACCEPT_LOSS, REBUILD_INDEX, REBUILD_QUEUES,
+         REBUILD_QUEUE, STOP)
+
+
+class Row(NamedTuple):
+    """A kind of finding: its grade as an error, its grade otherwise, and what to do, in order."""
+
+    as_error: Grade
+    otherwise: Grade
+    advice: tuple[str, ...]
+
+
+_R, _N, _L = Grade.REPAIRABLE, Grade.NOTICE, Grade.LOSS
+KINDS = {
+    #                       as error  otherwise
+    "refused":           Row(_R,      _R,  (MOVE_AWAY,)),
+    "gap":               Row(_L,      _L,  (RESTORE,)),
+    "below watermark":   Row(_L,      _L,  (RESTORE,)),
+    "damaged before":    Row(_L,      _L,  (RESTORE,)),
+    "damage":            Row(_L,      _L,  (RESTORE,)),
+    "unreachable":       Row(_L,      _L,  (RESTORE, RECOVER)),
+    "lost messages":     Row(_L,      _L,  (RESTORE,)),
+    "tail":              Row(_L,      _R,  (RECOVER,)),
+    "log gap":           Row(_L,      _L,  (RESTORE,)),
+    "missing queue":     Row(_R,      _R,  (REBUILD_QUEUE,)),
+    "missing entries":   Row(_R,      _R,  (REBUILD_QUEUE,)),
+    "queue gap":         Row(_R,      _R,  (REBUILD_QUEUE,)),
+    "queue hole":        Row(_R,      _R,  (REBUILD_QUEUE,)),
+    "wrong entry":       Row(_R,      _R,  (REBUILD_QUEUE,)),
+    "entry beyond the log": Row(_R,   _R,  (RECOVER,)),
+    "extension":         Row(_R,      _R,  (REBUILD_QUEUE,)),
+    "index length":      Row(_R,      _R,  (REBUILD_INDEX,)),
+    "index header":      Row(_R,      _R,  (REBUILD_INDEX,)),
+    "index chain":       Row(_R,      _R,  (REBUILD_INDEX,)),
+    "wrong key":         Row(_R,      _R,  (REBUILD_INDEX,)),
+    "missing keys":      Row(_R,      _R,  (REBUILD_INDEX,)),
+    "key beyond the log": Row(_R,     _R,  (RECOVER,)),
+    "acked":             Row(_L,      _L,  (RESTORE,)),
+    "acked entry":       Row(_R,      _R,  (REBUILD_QUEUES,)),
+    "config":            Row(_R,      _R,  (RESTORE_CONFIG,)),
+    "config lost":       Row(_L,      _L,  (GIVE_UP_CONFIG,)),
+    "config backup":     Row(_N,      _N,  ()),
+    "watermark":         Row(_R,      _N,  (STOP,)),
+    "copy":              Row(_R,      _N,  (RECOVER,)),
+    "abort":             Row(_R,      _R,  (RECOVER,)),
+    "marker":            Row(_R,      _R,  (RECOVER,)),
+    "checkpoint":        Row(_R,      _R,  (RECOVER,)),
+    "later format":      Row(_N,      _N,  (LATER_FORMAT,)),
+    "blocks":            Row(_N,      _N,  ()),
+}
+
+# Damage that `recover` does not cut without --accept-loss.
+REFUSED_BY_RECOVER = frozenset(("gap", "below watermark", "lost messages"))
+
+
+def grade_of(kind: str, file: str, *, is_error: bool) -> Grade:
+    """The grade of one finding. KeyError for a kind that has no row."""
+    row = KINDS[kind]
+    if kind == "refused" and _is_segment(file):
+        return Grade.LOSS
+    return row.as_error if is_error else row.otherwise
+
+
+def _is_segment(file: str) -> bool:
+    """True for a log segment, which nothing makes again; a foreign file has no such name."""
+    folder, _, name = file.rpartition("/")
+    return folder == "commitlog" and parse_segment_name(name) is not None
+
+
+def advice_for(kind: str, file: str, grade: Grade, *, recover_is_refused: bool, rebuild_is_vain: bool) -> list[str]:
+    """What to do, in order, with the queue's own name where the file tells it.
+
+    `recover_is_refused`: as long as the damage is there, `recover` changes nothing without --accept-loss.
+    `rebuild_is_vain`: the log lacks what queues and index would be made from, so only a restored log helps.
+    """
+    steps = list(KINDS[kind].advice)
+    if kind == "refused" and file.startswith("consumequeue/"):
+        steps = [REBUILD_QUEUE]
+    elif kind == "refused" and grade is Grade.LOSS:
+        steps = [RESTORE]
+    if rebuild_is_vain:
+        steps = [RESTORE if step in (REBUILD_INDEX, REBUILD_QUEUES, REBUILD_QUEUE) else step for step in steps]
+    if recover_is_refused:
+        steps = [ACCEPT_LOSS if step is RECOVER else step for step in steps]
+        if kind in REFUSED_BY_RECOVER:
+            steps.append(ACCEPT_LOSS)
+    parts = file.split("/")
+    queue = REBUILD_QUEUES if len(parts) < 3 else REBUILD_QUEUE.format(topic=parts[1], queue_id=parts[2])
+    return [queue if step is REBUILD_QUEUE else step.format(file=file) for step in steps]
+
+
+def rank(step: str, kind: str) -> int:
+    """The place of a step among others (ORDER); what keeps recovery from opening the store comes before that."""
+    if kind == "refused" and step != RESTORE:
+        return ORDER.index(MOVE_AWAY)
+    return next(number for number, form in enumerate(ORDER) if step.startswith(form.split("{")[0]))
+
 
 FINDINGS_PER_KIND_MAX = 20
 

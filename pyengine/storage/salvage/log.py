@@ -1,24 +1,26 @@
-"""The new log of a salvage: whole records at new places, with every number that names a place moved along."""
+"""The logs of a salvage: runs of whole records carved out of the old one, and the new one they are appended to.
+
+A record gets a new place, and every number that names a place is moved along.
+"""
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyengine.formats.constants import (
-    PROPERTY_INNER_MULTI_QUEUE_OFFSET,
-    SYS_FLAG_TRANSACTION_MASK,
-)
+from pyengine.formats.constants import MESSAGE_MAGIC, PROPERTY_INNER_MULTI_QUEUE_OFFSET, SYS_FLAG_TRANSACTION_MASK
 from pyengine.formats.consume_queue import NOT_QUEUED, further_places, with_further_offsets
-from pyengine.formats.paths import segment_name
+from pyengine.formats.paths import parse_segment_name, segment_name
 from pyengine.formats.record import (
     BEGIN,
     HEAD_BY_FLAGS,
     I16,
     I32,
     I64,
+    MAGIC_AT,
     PHYSICAL_OFFSET_AT,
     QUEUE_OFFSET_AT,
     SYS_FLAG_AT,
@@ -26,8 +28,90 @@ from pyengine.formats.record import (
     decode_record,
     encode_blank,
 )
+from pyengine.formats.record_case import CaseLabel
+from pyengine.native.scan import classify, walk
 from pyengine.storage.durable_writes import pwrite_all, sync_descriptor
+from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.new_file import create_file, make_folders
+
+_MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Whole records, one behind the other, in [start, end)."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Bytes of [start, end) that are no whole records; `reason` is what stands at the start."""
+
+    start: int
+    end: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """The blank in [start, end) that closes a segment."""
+
+    start: int
+    end: int
+
+
+def list_damaged_segments(folder: Path) -> list[tuple[int, Path]]:
+    """(start offset, path) of every 20-digit file, whatever its length; other files are left out."""
+    found = []
+    for name in os.listdir(folder):
+        start = parse_segment_name(name)
+        if start is not None and (folder / name).is_file():
+            found.append((start, folder / name))
+    return sorted(found)
+
+
+def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skipped | Blank, memoryview]]:
+    """Runs, skipped ranges and the blank of one segment in order, each with its bytes; `size_bytes` is what it should have.
+
+    Zeros up to the segment's end are left out. The bytes are valid until the next one is asked for.
+    """
+    if path.stat().st_size == 0:
+        return
+    with mapped(path) as mapping, memoryview(mapping) as view:
+        end = base + min(len(view), size_bytes)
+        data_end = min(end, base + used_end(path))
+        at = base
+        while at < data_end:
+            result = walk(mapping, base, at, end)
+            if result.end_offset > at:
+                with view[at - base : result.end_offset - base] as piece:
+                    yield Run(at, result.end_offset), piece
+                at = result.end_offset
+            if at >= data_end or result.reason == CaseLabel.RANGE_END:
+                return
+            if result.reason == CaseLabel.BLANK and BEGIN.unpack_from(view, at - base)[0] == base + size_bytes - at:
+                with view[at - base : end - base] as piece:  # what follows the blank's head is undefined
+                    yield Blank(at, base + size_bytes), piece
+                return
+            following = _next_record(mapping, base, at + 1, end)
+            stop = data_end if following is None else following
+            with view[at - base : stop - base] as piece:
+                yield Skipped(at, stop, str(result.reason)), piece
+            at = stop
+
+
+def _next_record(view, base: int, start: int, end: int) -> int | None:
+    """The first whole record that begins in [start, end)."""
+    found = view.find(_MAGIC, start - base + MAGIC_AT, end - base)
+    while found >= 0:
+        at = found - MAGIC_AT
+        if classify(view, at, end - base - at, base + at) == CaseLabel.MESSAGE:
+            return base + at
+        found = view.find(_MAGIC, found + 1, end - base)
+    return None
+
 
 _WRITE_BYTES = 1 << 20
 _QUEUE_ID_AT = 12

@@ -19,9 +19,8 @@ from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.check import log as check_log
 from pyengine.storage.check import report as check_report
 from pyengine.storage.check.check import check
-from pyengine.storage.check.grades import KINDS, Grade
-from pyengine.storage.check.report import FINDINGS_PER_KIND_MAX, Severity
-from pyengine.storage.check.segments import LogSegments
+from pyengine.storage.check.report import FINDINGS_PER_KIND_MAX, KINDS, Grade, Severity
+from pyengine.storage.check.work import LogSegments
 from pyengine.storage.geometry import discover
 from pyengine.storage.mapped_file import used_end
 from pyengine.storage.recovery.index import read_index_header

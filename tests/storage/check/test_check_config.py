@@ -10,7 +10,7 @@ import pytest
 
 from pyengine.errors import ExitCode
 from pyengine.storage.check.check import check
-from pyengine.storage.check.grades import Grade
+from pyengine.storage.check.report import Grade
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.topic_config import TopicConfig, TopicConfigs
