@@ -13,7 +13,7 @@ from pyengine.cli import messages, output
 from pyengine.cli.follow import Follower
 from pyengine.cli.options import level_option, reading, set_option, store_argument, topic_option
 from pyengine.client.consumer import consume
-from pyengine.client.start_offset import AtOffset
+from pyengine.client.consumer_groups import AtOffset
 from pyengine.errors import EngineError
 
 if TYPE_CHECKING:

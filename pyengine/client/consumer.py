@@ -21,10 +21,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from pyengine import arguments
-from pyengine.client.assigned_queue import AssignedQueue
-from pyengine.client.group_lag import QueueLag, queue_lags
-from pyengine.client.group_session import BEAT_S, GroupSession, HistoryChangedError
-from pyengine.client.start_offset import Start, check_start, start_offset
+from pyengine.client.consumer_groups import QueueLag, Start, check_start, queue_lags, start_offset
+from pyengine.client.group_session import BEAT_S, AssignedQueue, GroupSession, HistoryChangedError
 from pyengine.config import check_keywords
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.record import Message

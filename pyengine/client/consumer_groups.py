@@ -1,4 +1,8 @@
-"""The consumer groups of a store: their members, their lag, and their offsets, which can be reset."""
+"""The consumer groups of a store, seen from outside: their members, how far they lag, where they start, and their reset.
+
+A group's lag is the number of messages between what it has committed and the end of each queue. A group starts
+in a queue at its first message, after its last, at a time, or at an offset.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from pyengine.client.group_lag import QueueLag, queue_lags
-from pyengine.client.start_offset import AtOffset, check_start, start_offset
 from pyengine.config import check_keywords
 from pyengine.errors import DiskError, UsageError
 from pyengine.ipc.group_members import GroupMembers
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
+from pyengine.results import ReadLevel
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
+
+if TYPE_CHECKING:
+    from pyengine.storage.store_reader import StoreReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +132,108 @@ class ConsumerGroups:
     def _end_holds(self, topic: str, group: str, queues: Sequence[int]) -> None:
         try:
             members = GroupMembers(self._root, topic, group, may_create=False)
-        except FileNotFoundError:  # nobody has ever held a queue
+        except FileNotFoundError:  # no queue was ever held
             return
         try:
             for queue_id in queues:
                 members.fence_off(queue_id)
         finally:
             members.close()
+
+
+# ---- lag -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLag:
+    """The lag of a group in one queue.
+
+    `committed` is the next offset of the group, None for a queue that is new to it; `lag` the number of messages
+    from there to `max_offset`, whatever their tags; `waiting_since_ms` the store time of the first of them, None without
+    any. `lost` counts messages that were deleted before the group read them.
+    """
+
+    queue_id: int
+    committed: int | None
+    min_offset: int
+    max_offset: int
+    lag: int
+    lost: int
+    waiting_since_ms: int | None
+
+
+def queue_lags(
+    reader: StoreReader, topic: str, committed: Mapping[int, int], level: ReadLevel | str | None = None,
+) -> dict[int, QueueLag]:
+    """The lag in each queue of the topic, and in queues that only the offsets name."""
+    return {queue_id: _queue_lag(reader, topic, queue_id, committed.get(queue_id), level)
+            for queue_id in sorted({*reader.queue_ids(topic), *committed})}
+
+
+def _queue_lag(
+    reader: StoreReader, topic: str, queue_id: int, committed: int | None, level: ReadLevel | str | None,
+) -> QueueLag:
+    low, high = reader.queue_range(topic, queue_id, level)
+    wanted = low if committed is None else committed
+    first = max(wanted, low)
+    found = reader.get_message(topic, queue_id, first, 1, level=level).messages if first < high else []
+    return QueueLag(queue_id, committed, low, high, max(0, high - first), max(0, low - wanted),
+                    found[0].store_timestamp_ms if found else None)
+
+
+# ---- where to start --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffset:
+    """The same offset in every queue; a plain number is a time."""
+
+    offset: int
+
+
+Start = Literal["first", "last"] | int | datetime | AtOffset
+
+
+def check_start(start: Start) -> Start:
+    """`start` itself; UsageError for what is none."""
+    if start in ("first", "last") or (type(start) is int and start >= 0) or isinstance(start, AtOffset):
+        return start
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise UsageError(f"{start.isoformat()} has no time zone: give one, for example datetime.UTC")
+        return start
+    raise UsageError(f"{start!r} is no place to start: give 'first', 'last', a time in ms or a datetime")
+
+
+def start_offset(reader: StoreReader, topic: str, queue_id: int, start: Start) -> int:
+    """The first offset to read, within the queue. At a time: that of the first message stored then or later, the
+    end if there is none."""
+    low, high = reader.queue_range(topic, queue_id)
+    if start == "first":
+        return low
+    if start == "last":
+        return high
+    if isinstance(start, AtOffset):
+        return min(max(start.offset, low), high)
+    return first_at_or_after(reader, topic, queue_id, _ms(start))
+
+
+def first_at_or_after(reader: StoreReader, topic: str, queue_id: int, timestamp_ms: int) -> int:
+    """Offset of the queue's first message with a store time of `timestamp_ms` or later; its end if there is none.
+
+    RocketMQ's own look-up gives the nearest message, and any one among several of the
+    same millisecond: a reader that starts there may leave some out.
+    """
+    low, high = reader.queue_range(topic, queue_id)
+    while low < high:
+        middle = (low + high) // 2
+        found = reader.get_message(topic, queue_id, middle, 1).messages
+        if found and found[0].store_timestamp_ms >= timestamp_ms:
+            high = middle
+        else:  # older, or just removed, which the oldest are
+            low = middle + 1
+    return low
+
+
+def _ms(start: int | datetime) -> int:
+    return int(start.timestamp() * 1000) if isinstance(start, datetime) else start

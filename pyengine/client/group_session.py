@@ -1,6 +1,6 @@
 """One member's part in a consumer group: its share of the queues, its claims on them, their offsets.
 
-    session.beat()                      # often, so that nobody takes this process for dead
+    session.beat()                      # often, so that no member takes this process for dead
     session.share(queue_ids)            # which queues are this member's now
     session.take(those it lacks)        # claims what is free, with the offsets to start from
     session.commit(...)                 # only what it still holds is remembered
@@ -14,13 +14,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyengine.client.allocate_message_queue import allocate_averagely
 from pyengine.ipc.group_members import Claim, GroupMembers
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 from pyengine.storage.engine_id import read_epoch
+
+if TYPE_CHECKING:
+    from pyengine.formats.record import Message
 
 BEAT_S = 0.5
 
@@ -78,7 +83,7 @@ class GroupSession:
             self._members.beat()
 
     def rejoin_if_removed(self) -> bool:
-        """Start anew if somebody removed the members' file: all claims are void then."""
+        """Start anew if the members' file was removed: all claims are void then."""
         if self._members.is_current:
             return False
         fresh, slot = self._joined()
@@ -107,13 +112,13 @@ class GroupSession:
             return {}
         claims: dict[int, Claim] = {}
 
-        def let_go() -> None:
+        def drop_claims() -> None:
             for claim in claims.values():
                 self._members.drop(claim)
             claims.clear()
 
         def change(table: Table) -> None:
-            let_go()  # of a try in which this process was passed over
+            drop_claims()  # of a try in which this process was passed over
             for queue_id in free:
                 claim = self._members.seize(queue_id) if queue_id in overdue else self._members.claim(queue_id)
                 if claim is not None:
@@ -121,8 +126,8 @@ class GroupSession:
 
         try:
             row = self._offsets.update(change).offsets.get(self._key, {})
-        except BaseException:  # a claim that nobody knows of would keep its queue from everybody
-            let_go()
+        except BaseException:  # a claim that is not recorded would keep its queue from all members
+            drop_claims()
             raise
         for queue_id in claims:
             self._liveness.forget(("queue", queue_id))
@@ -148,7 +153,7 @@ class GroupSession:
         return self._offsets.read(self._topic, self._group)
 
     def drop(self, claim: Claim) -> None:
-        """Let go of a claim that was lost."""
+        """Drop the lock of a claim that was lost."""
         self._members.drop(claim)
 
     def close(self) -> None:
@@ -234,3 +239,80 @@ class LivenessTracker:
     def forget(self, thing: Hashable) -> None:
         """Start measuring it anew."""
         self._seen.pop(thing, None)
+
+
+def allocate_averagely(queue_ids: Sequence[int], members: Sequence[int], me: int) -> list[int]:
+    """The share of member `me`: a run of neighbouring queues; shares differ by one queue at most.
+
+    All members sort both sequences the same way. Empty for a process that is no member, and for the
+    members that are left over where there are more of them than queues.
+    """
+    if me not in members or not queue_ids:
+        return []
+    index, rest = members.index(me), len(queue_ids) % len(members)
+    size = len(queue_ids) // len(members) + (1 if index < rest else 0)
+    start = index * size + (0 if index < rest else rest)
+    return list(queue_ids[start : start + size])
+
+
+@dataclass(slots=True)
+class AssignedQueue:
+    """Always `done <= handed_end <= position`, but for a moment inside a method.
+
+    position     the next entry to fetch
+    handed_end   after the last message that the program was given
+    done         everything below has been dealt with: what a commit remembers
+    committed    what is remembered; -1 for nothing
+    """
+
+    queue_id: int
+    claim: Claim | None
+    position: int
+    committed: int = -1
+    done: int = -1
+    handed_end: int = -1
+    buffer: deque[Message] = field(default_factory=deque)
+    last: Message | None = None           # the last one fetched: tells whether the log is still the same
+    leaving_since_s: float | None = None  # it belongs to another member now: nothing more is handed out
+
+    def __post_init__(self) -> None:
+        self.done = self.handed_end = self.position
+
+    @property
+    def is_outstanding(self) -> bool:
+        """Whether the program was given messages and has not said that it is done with them."""
+        return self.done < self.handed_end
+
+    @property
+    def next_offset(self) -> int:
+        """What is handed out next, or where it will be looked for."""
+        return self.buffer[0].queue_offset if self.buffer else self.position
+
+    def hand_out(self, count: int) -> list[Message]:
+        """Up to `count` messages for the program."""
+        messages = [self.buffer.popleft() for _ in range(min(count, len(self.buffer)))]
+        if messages:
+            self.handed_end = messages[-1].queue_offset + 1
+        return messages
+
+    def finish(self, end: int | None = None) -> None:
+        """The program is done with what it was given, below `end` at least if that is said."""
+        self.done = self.handed_end if end is None else max(self.done, min(end, self.handed_end))
+        self.settle()
+
+    def settle(self) -> None:
+        """What was passed over without being handed out is done too, once nothing before it is open."""
+        if not self.is_outstanding and not self.buffer:
+            self.done = self.handed_end = self.position
+
+    def put_back(self) -> None:
+        """Forget what was fetched but not handed out."""
+        self.position = self.next_offset
+        self.buffer.clear()
+        self.settle()
+
+    def go_to(self, offset: int) -> None:
+        """Go on at `offset`, whatever was handed out."""
+        self.buffer.clear()
+        self.last = None
+        self.position = self.handed_end = self.done = offset

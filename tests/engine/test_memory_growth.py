@@ -10,6 +10,7 @@ from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import POOL_NOT_MADE
 from pyengine.native import control as native
 from pyengine.native import queue_table
+from waiting import eventually
 
 
 @pytest.fixture
@@ -82,5 +83,6 @@ def test_a_pool_that_cannot_grow_says_so_whatever_refused_it(make_owner, monkeyp
     growth = memory_growth.PoolGrowth(owner.memory, said.append)
     monkeypatch.setattr(owner.memory.folder, "create", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
     growth.start()
+    eventually(lambda: said, "the thread has tried")
     growth.join()
     assert len(said) == 1 and said[0].startswith("the pool stays smaller than asked") and "Too many open files" in said[0]

@@ -9,8 +9,7 @@ import struct
 import pytest
 
 from pyengine.client import group_session
-from pyengine.client.allocate_message_queue import allocate_averagely
-from pyengine.client.group_session import GroupSession, HistoryChangedError, LivenessTracker
+from pyengine.client.group_session import GroupSession, HistoryChangedError, LivenessTracker, allocate_averagely
 from pyengine.errors import DiskError
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
