@@ -1,6 +1,5 @@
-"""The command line: `pyengine COMMAND STORE ...`, one file per command.
+"""The command line: `pyengine COMMAND STORE ...`, one file for a command or a family of commands.
 
-main.py finds the command and turns errors into sentences and exit codes;
-command_table.py lists the commands; options.py, output.py, progress.py and
-messages.py are what they share.
+main.py lists the commands, finds the one that is called, and turns errors into sentences and exit
+codes; options.py and output.py are what the commands share.
 """

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, store_command
-from pyengine.cli.progress import byte_bar
-from pyengine.cli.spark_session import master_option, spark_option, spark_session
+from pyengine.cli.options import existing_store, master_option, spark_option, spark_session, store_command
+from pyengine.cli.output import byte_bar
 from pyengine.config import load_config
 
 if TYPE_CHECKING:

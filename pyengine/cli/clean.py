@@ -9,7 +9,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, store_command
-from pyengine.cli.progress import byte_bar
+from pyengine.cli.output import byte_bar
 from pyengine.config import load_config
 from pyengine.errors import EngineError, StoreBusyError
 

@@ -1,13 +1,70 @@
-"""`pyengine dump`: the structures of a store, field by field."""
+"""`pyengine dump` and `inspect`: the structures of a store, field by field, and all of it as one document.
+
+The fields of the control block come from the layout that C was compiled with, so nothing can be left
+out; OWNERS tells which process writes each (the longest prefix of the field's path counts).
+"""
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
-from pyengine.cli.options import existing_store, json_option, set_option, store_argument
-from pyengine.errors import UsageError
+from pyengine._native import ffi
+from pyengine.cli import output
+from pyengine.cli.options import existing_store, json_option, set_option, store_argument, store_command
+from pyengine.config import load_config
+from pyengine.errors import DiskError, EngineError, StoreRefusedError, UsageError
+from pyengine.formats import consume_queue, index_file
+from pyengine.formats.checkpoint import unpack_checkpoint
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.consume_queue import is_ext_address, is_filler, is_live
+from pyengine.formats.index_file import IndexLayout, unpack_header
+from pyengine.formats.paths import StorePaths, is_index_name
+from pyengine.formats.small_file import read_small_file
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.native import control as native
+from pyengine.storage.mapped_file import list_segments, mapped
+
+# Path prefix -> the one process that writes it. [] stands for an element of an array.
+OWNERS = {
+    "identity": "supervisor, before it is published",
+    "state": "supervisor",
+    "state.frozen": "the first worker that fails",
+    "state.reason": "the first worker that fails, else supervisor",
+    "state.refuse_puts": "supervisor; cleaner when the disk is full or read-only; a bit each",
+    "min_offset": "cleaner; supervisor at start",
+    "wrote": "writer",
+    "committed": "committer; writer without a pool",
+    "flushed": "flusher",
+    "reput_from": "reputter",
+    "confirm": "replicator",
+    "received": "replicator",
+    "flush_seq": "flusher; whoever freezes",
+    "arrival_seq": "reputter",
+    "session_seq": "supervisor",
+    "confirm_seq": "replicator",
+    "writer": "writer",
+    "slot_pass": "writer",
+    "allocator": "allocator",
+    "flusher": "flusher",
+    "replicator": "replicator",
+    "index_progress": "reputter",
+    "workers[]": "that worker",
+    "workers[].restarts": "supervisor",
+    "latch[]": "that worker clears it, the worker that wakes it sets it",
+    "pool[]": "writer takes, committer gives back",
+    "sessions[]": "supervisor",
+    "sessions[].state": "supervisor opens and marks dead, writer frees",
+    "sessions[].bad_entry": "writer",
+    "slots[]": "writer",
+    "undo": "writer",
+}
+_PADDING = ("pad", "pad2", "reserved")
 
 
 @click.command()
@@ -44,18 +101,247 @@ def dump(
     if what == "queue" and (topic is None or queue_id is None):
         raise UsageError("dump STORE queue needs --topic and --queue-id")
     if what == "checkpoint":
-        from pyengine.cli.dump_checkpoint import dump_checkpoint
-
         dump_checkpoint(store, as_json)
     elif what == "queue":
-        from pyengine.cli.dump_queue import dump_queue
-
         dump_queue(store, settings, as_json, topic, queue_id, offset, most)
     elif what == "index":
-        from pyengine.cli.dump_index import dump_index
-
         dump_index(store, settings, as_json, file_name, most if entries else 0)
     else:
-        from pyengine.cli.dump_control import dump_control
-
         dump_control(store, as_json)
+
+
+def dump_checkpoint(store: Path, as_json: bool) -> None:
+    """Print the checkpoint; EngineError if the store has none, FormatError if it is too short."""
+    path = StorePaths(store).checkpoint
+    try:
+        data = read_small_file(path)
+    except FileNotFoundError as error:
+        raise EngineError(
+            f"{store} has no checkpoint file; a store without one is recovered from its first segment") from error
+    except OSError as error:
+        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+    times = unpack_checkpoint(data)
+    rows = [(name, getattr(times, name)) for name in (
+        "physic_msg_timestamp_ms", "logics_msg_timestamp_ms", "index_msg_timestamp_ms",
+        "min_timestamp_ms", "min_timestamp_index_ms")]
+    if as_json:
+        output.write_json({**dict(rows), "file_bytes": len(data)})
+        return
+    output.write_table(("field", "value", "time"), [(name, str(value), output.time_text(value)) for name, value in rows])
+
+
+def dump_queue(
+    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, offset: int | None, most: int
+) -> None:
+    """Print up to `most` entries from `offset` on, zeros beyond the queue's end left out."""
+    if "/" in topic or topic in ("", ".", ".."):
+        raise UsageError(f"{topic!r} is no topic")
+    folder = StorePaths(store).queue_folder(topic, queue_id)
+    if not folder.is_dir():
+        raise EngineError(f"{store} has no queue {queue_id} of topic {topic}")
+    size_bytes = load_config(store, settings).mapped_file_size_consume_queue_bytes
+    entries = []
+    for segment in list_segments(folder, size_bytes):
+        first = segment.start_offset // CQ_ENTRY_BYTES
+        with mapped(segment.path) as view:
+            for at in range(0, len(view) - CQ_ENTRY_BYTES + 1, CQ_ENTRY_BYTES):
+                number = first + at // CQ_ENTRY_BYTES
+                if offset is not None and number < offset:
+                    continue
+                entry = consume_queue.unpack_entry(view, at)
+                if not is_live(entry) or len(entries) == most:
+                    break
+                entries.append((number, entry))
+        if len(entries) == most:
+            break
+    if as_json:
+        output.write_json({"topic": topic, "queue_id": queue_id, "entries": [
+            {"queue_offset": number, **entry._asdict(), "filler": is_filler(entry)} for number, entry in entries]})
+        return
+    output.write_table(("offset", "position", "size", "tag code", ""), [
+        (number, *entry, "filler" if is_filler(entry) else "extension" if is_ext_address(entry.tags_code) else "")
+        for number, entry in entries])
+
+
+def dump_index(store: Path, settings: dict[str, str], as_json: bool, file_name: str | None, most: int) -> None:
+    """Print each index file's header, and its first `most` entries (0: none)."""
+    folder = StorePaths(store).index
+    names = sorted(path.name for path in folder.iterdir() if is_index_name(path.name)) if folder.is_dir() else []
+    if file_name is not None:
+        if file_name not in names:
+            raise EngineError(f"{store} has no index file {file_name}; it has {', '.join(names) or 'none'}")
+        names = [file_name]
+    config = load_config(store, settings)
+    layout = IndexLayout(config.max_hash_slot_num, config.max_index_num)
+    files = [_index_file(folder / name, layout, most) for name in names]
+    if as_json:
+        output.write_json({"max_hash_slot_num": layout.max_hash_slot_num, "max_index_num": layout.max_index_num,
+                           "files": files})
+        return
+    output.write_table(
+        ("file", "begin time", "end time", "begin position", "end position", "slots used", "count"),
+        [(one["name"], output.time_text(one["begin_timestamp_ms"]), output.time_text(one["end_timestamp_ms"]),
+          one["begin_physical_offset"], one["end_physical_offset"], one["hash_slot_count"], one["index_count"])
+         for one in files])
+    for one in files:
+        if most:
+            output.write_table(("number", "slot", "key hash", "position", "seconds", "previous"),
+                               [tuple(entry.values()) for entry in one["entries"]], title=f"entries of {one['name']}")
+
+
+def _index_file(path: Path, layout: IndexLayout, most: int) -> dict[str, Any]:
+    with path.open("rb") as file:
+        if path.stat().st_size != layout.size_bytes:
+            raise StoreRefusedError(f"{path} has {path.stat().st_size:,} bytes; with {layout.max_hash_slot_num:,} slots "
+                                    f"and {layout.max_index_num:,} entries it must have {layout.size_bytes:,}")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            header = unpack_header(view)
+            document: dict[str, Any] = {"name": path.name, **header._asdict()}
+            if most:
+                last = min(header.index_count - 1, layout.max_index_num - 1, most)
+                document["entries"] = [_index_entry(view, layout, number) for number in range(1, last + 1)]
+            return document
+
+
+def _index_entry(view: mmap.mmap, layout: IndexLayout, number: int) -> dict[str, int]:
+    entry = index_file.unpack_entry(view, layout.entry_at(number))
+    return {"number": number, "slot": layout.slot_of(entry.key_hash), "key_hash": entry.key_hash,
+            "physical_offset": entry.physical_offset, "time_diff_s": entry.time_diff_s, "previous": entry.previous}
+
+
+class Field(NamedTuple):
+    """One number or text of the block."""
+
+    path: str
+    offset: int
+    size_bytes: int
+    owner: str
+    value: Any
+
+
+def owner_of(path: str) -> str:
+    """Who writes a field; "" for one that nobody is known to write."""
+    plain = "".join("[]" if piece.isdecimal() else piece for piece in _pieces(path))
+    fitting = (prefix for prefix in OWNERS if plain == prefix or plain.startswith((f"{prefix}.", f"{prefix}_", f"{prefix}[")))
+    return OWNERS.get(max(fitting, key=len, default=""), "")
+
+
+def _pieces(path: str) -> list[str]:
+    return path.replace("[", "\0").replace("]", "\0").split("\0")
+
+
+def fields(control: Any) -> Iterator[Field]:
+    """Every field of a mapped block; of tables only the elements in use."""
+    used = _used(control)
+    yield from _walk("", ffi.typeof("struct ms_control"), 0, control, used)
+
+
+def _used(control: Any) -> dict[str, set[int]]:
+    """Which elements of the big arrays say something."""
+    open_sessions = {slot for slot in range(len(control.sessions))
+                     if native.load(control.sessions[slot], "state") != native.SESSION_FREE}
+    undone = set(range(min(native.load(control.undo, "count"), len(control.undo.old_offset))))
+    return {"sessions": open_sessions, "slots[0].sessions": open_sessions, "slots[1].sessions": open_sessions,
+            "pool": set(range(min(control.identity.pool_buffers, len(control.pool)))),
+            "undo.old_offset": undone, "undo.table_slot": undone}
+
+
+def _walk(path: str, kind: Any, at: int, value: Any, used: dict[str, set[int]]) -> Iterator[Field]:
+    if kind.kind == "struct":
+        for name, field in kind.fields:
+            if name not in _PADDING:
+                yield from _walk(f"{path}.{name}" if path else name, field.type, at + field.offset,
+                                 getattr(value, name), used)
+    elif kind.kind == "array" and ffi.sizeof(kind.item) == 1:
+        yield Field(path, at, ffi.sizeof(kind), owner_of(path), _bytes_text(bytes(ffi.buffer(value))))
+    elif kind.kind == "array":
+        step = ffi.sizeof(kind.item)
+        for number in range(kind.length):
+            if path not in used or number in used[path]:
+                yield from _walk(f"{path}[{number}]", kind.item, at + number * step, value[number], used)
+    else:
+        yield Field(path, at, ffi.sizeof(kind), owner_of(path), int(value))
+
+
+def _bytes_text(data: bytes) -> str:
+    text = data.rstrip(b"\0")
+    return text.decode("utf-8", "backslashreplace") if text.isascii() and text.decode().isprintable() else data.hex()
+
+
+class Place(NamedTuple):
+    """A field as the layout has it: of an array only the first element, with the number of elements and their distance."""
+
+    path: str
+    offset: int
+    size_bytes: int
+    owner: str
+    repeats: str
+
+
+def layout(path: str = "", kind: Any = None, at: int = 0, repeats: str = "") -> Iterator[Place]:
+    """Every field of the control block, without any block at hand: what docs/shared_memory.md shows."""
+    kind = ffi.typeof("struct ms_control") if kind is None else kind
+    if kind.kind == "struct":
+        for name, field in kind.fields:
+            if name not in _PADDING:
+                yield from layout(f"{path}.{name}" if path else name, field.type, at + field.offset, repeats)
+    elif kind.kind == "array" and ffi.sizeof(kind.item) > 1:
+        times = f"{'n' if kind.length is None else kind.length} x {ffi.sizeof(kind.item)}"
+        yield from layout(f"{path}[]", kind.item, at, f"{repeats}, {times}" if repeats else times)
+    else:
+        yield Place(path, at, ffi.sizeof(kind), owner_of(path), repeats)
+
+
+def dump_control(store: Path, as_json: bool) -> None:
+    """Print the control block of the engine that runs, or last ran, on the store."""
+    with EngineMemory.attach(find_folder(store), writable=False) as memory:
+        found = list(fields(memory.control))
+        size_bytes = ffi.sizeof("struct ms_control")
+    named = [field._replace(path=_with_kind(field.path)) for field in found]
+    if as_json:
+        output.write_json({"size_bytes": size_bytes, "fields": [
+            {"field": field.path, "offset": field.offset, "size_bytes": field.size_bytes, "owner": field.owner,
+             "value": field.value} for field in named]})
+        return
+    output.write_table(("offset", "bytes", "field", "value", "owner"),
+                       [(field.offset, field.size_bytes, field.path, str(field.value), field.owner) for field in named])
+
+
+def _with_kind(path: str) -> str:
+    """workers[3].pid -> workers[flusher].pid"""
+    if path.startswith("workers["):
+        number, rest = path.removeprefix("workers[").split("]", 1)
+        return f"workers[{KIND_NAMES[int(number)]}]{rest}"
+    return path
+
+
+@click.command()
+@store_command
+def inspect(store: Path, settings: dict[str, str], as_json: bool) -> None:
+    """Show everything that a store holds, as it is: positions, records, queues, queries.
+
+    Strictly read-only: nothing is recovered, created or written, also beside a running
+    engine or broker. Queues come through the consume queues and queries through the
+    index, never from the log behind their back, so what is broken there shows here.
+    With --json every record, queue entry, message and key query; else a summary.
+
+    \b
+    Examples:
+      pyengine inspect STORE
+      pyengine inspect STORE --json --set mappedFileSizeConsumeQueue=1000 > store.json
+    """
+    from pyengine.storage.inspect import inspect as inspect_store
+
+    document = inspect_store(existing_store(store), settings)
+    if as_json:
+        output.write_json(document)
+        return
+    facts = document["facts"]
+    output.write_facts([
+        ("log begins at", facts["minPhy"]), ("log ends at", facts["maxPhy"]),
+        ("records", len(document["records"])), ("messages in queues", len(document["messages"])),
+        ("keys in the log", len(document["queries"])),
+        ("found by key", sum(1 for query in document["queries"] if query["phys"]))])
+    print()
+    output.write_table(("topic", "queue", "min", "max", "entries"), [
+        (queue["topic"], queue["queueId"], queue["min"], queue["max"], len(queue["entries"])) for queue in facts["queues"]])

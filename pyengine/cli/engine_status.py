@@ -1,7 +1,8 @@
-"""How a store stands, as one document: from the shared counters if an engine runs, else from the files.
+"""The status of a store as one document: from the shared counters if an engine runs, else from the files.
 
-Looks only; nothing is created, attached to for long, or changed. The fields that every
-document has: state, role, mode, read_only, reason, positions, workers, sessions.
+Read-only: nothing is created or changed. The fields that every document has: state, role, mode,
+read_only, reason, positions, workers, sessions. `replication` has one shape for both roles: its
+`links` are a master's slaves, or a slave's one link to its master (docs/replication.md).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyengine.cli.replication_status import live_replication, noted_replication, why_unlinked
 from pyengine.config import EngineConfig, load_config
 from pyengine.engine_config import DAY_MS
 from pyengine.errors import DiskError, EngineUnavailableError, StoreBusyError, UsageError
@@ -21,6 +21,7 @@ from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, Engi
 from pyengine.ipc.crashed_engine_memory import left_memory
 from pyengine.ipc.heartbeat import is_alive, is_stopped
 from pyengine.ipc.live_reader import LiveWatermark
+from pyengine.ipc.replication import LinkLook, Replication
 from pyengine.ipc.sessions import producers_attached
 from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, find_folder, removed_names
 from pyengine.ipc.statistics import Statistics, put_totals, read_statistics, schedule_offsets
@@ -35,6 +36,7 @@ from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.file_system import used_ratio
 from pyengine.storage.later_format import later_things
 from pyengine.storage.recovery.report import copy_note
+from pyengine.storage.replication_state import ReplicationStateFile
 from pyengine.storage.watermark import DurableWatermark, read_watermark
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ CLOCK_AHEAD_MS = 60_000
 CLOCK_SET_MS = DAY_MS
 CLOCK_IDLE_MS = 180 * DAY_MS  # a store may be idle for long; after half a year the clock is as likely to be wrong
 POSITIONS = ("wrote", "committed", "flushed", "reput_from", "confirm")
+SLAVE = "SLAVE"
 
 
 def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
@@ -367,3 +370,66 @@ def _queued_end(store: StoreReader, end: int) -> int:
             if entry is not None and not is_filler(entry):
                 queued = max(queued, entry.physical_offset + entry.size_bytes)
     return queued
+
+
+def live_replication(memory: EngineMemory) -> dict[str, Any] | None:
+    """How an engine's replication stands; None where it does not replicate."""
+    control, identity = memory.control, memory.identity
+    if not identity.replicates:
+        return None
+    committed, confirm = native.load_position(control.committed), native.load_position(control.confirm)
+    is_slave = ROLE_NAMES[identity.role] == SLAVE
+    master_end = native.load(control.replicator, "master_end") if is_slave else 0
+    document: dict[str, Any] = {
+        "dispatch_at": "replicated" if identity.dispatch_at else "committed",
+        "min_in_sync_replicas": identity.min_in_sync_replicas,
+        "slaves_connected": native.load(control.replicator, "slaves_connected"),
+        "unconfirmed_bytes": max(0, committed - confirm),
+        "linked": bool(native.load(control.replicator, "linked")) if is_slave else None,
+        "master_end": master_end or None,
+        "received": native.load_position(control.received) if is_slave else None,
+        "behind_master_bytes": max(0, master_end - native.load_position(control.wrote)) if master_end else None,
+    }
+    try:
+        with Replication(memory.folder) as replication:
+            figures = replication.look()
+            links = [_link(one, committed) for one in replication.links()]
+    except EngineUnavailableError:
+        return document | {"links": []}
+    return document | {
+        "listening_port": figures.listening_port or None, "connections": figures.connections, "refused": figures.refused,
+        "closed": figures.closed, "last_closed": _last(figures), "links": links}
+
+
+def noted_replication(root: Path) -> dict[str, Any] | None:
+    """What a stopped store has noted; None where it never replicated."""
+    state, said = ReplicationStateFile(root).read()
+    if state is None:
+        return {"said": said} if said else None
+    return {"role": state.role, "confirm": state.confirm, "dispatch_at": state.dispatch_at,
+            "master_end": state.master_end or None, "said": said}
+
+
+def why_unlinked(replication: dict[str, Any] | None) -> str:
+    """A slave without its master, as a reason; "" where nothing is wrong."""
+    if replication is None or replication["linked"] is not False:
+        return ""
+    said = [link["said"] for link in replication["links"] if link["said"]]
+    if any(link["state"] == "handshake" for link in replication["links"]):
+        return "it compares its log with its master's"
+    return "it is not linked to its master" + (f": {said[0]}" if said else "")
+
+
+def _link(look: LinkLook, committed: int) -> dict[str, Any]:
+    known = look.acked if look.acked >= 0 else look.start
+    return {
+        "address": look.address, "state": look.state, "since_ms": look.since_ms, "start": look.start, "sent": look.sent,
+        "acked": look.acked, "acked_age_ms": max(0, now_ms() - look.acked_ms) if look.acked_ms else None,
+        "behind_bytes": max(0, committed - known) if known >= 0 else None, "bytes": look.bytes, "frames": look.frames,
+        "said": look.said}
+
+
+def _last(figures) -> dict[str, Any] | None:
+    if not figures.last_said:
+        return None
+    return {"address": figures.last_address, "said": figures.last_said, "at_ms": figures.last_said_ms}

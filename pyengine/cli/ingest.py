@@ -1,24 +1,34 @@
-"""`pyengine ingest`: real files into a running engine, a message per line."""
+"""`pyengine ingest`: real files into a running engine, a message per line.
+
+Files are cut into byte ranges, one contiguous share of the input per producer. A line belongs to the
+range in which its first byte is, so any cut is a good one: the producer of a range skips the line it
+starts inside of and finishes the line it ends inside of. Every line is read once.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import selectors
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import click
 
 from pyengine.cli import output
-from pyengine.cli.acked_list import AckedList
-from pyengine.cli.ingest_crew import run_crew
-from pyengine.cli.ingest_plan import find_files, share_out, size_of
-from pyengine.cli.ingest_work import Job, Tally, produce
-from pyengine.cli.interrupt import StopAtBatchEnd
+from pyengine.cli.ingest_producer import AckedList, Job, Range, StopAtBatchEnd, Tally, produce
 from pyengine.cli.options import existing_store, store_command, topic_option
-from pyengine.cli.progress import byte_bar
-from pyengine.errors import ExitCode, UsageError
+from pyengine.cli.output import byte_bar
+from pyengine.engine.children import child_environment
+from pyengine.errors import EngineError, ExitCode, UsageError
 
 STDIN = Path("-")
+STOP_TIMEOUT_S = 20.0
 
 
 @click.command()
@@ -113,3 +123,121 @@ def _print(tally: Tally, seconds: float, producers: int, topic: str, as_json: bo
           f"{rate:,.0f} messages/s, {output.size_text(byte_rate)}/s, {producers} producer{'' if producers == 1 else 's'}")
     if tally.unconfirmed:
         print(f"{tally.unconfirmed:,} of them are stored but not confirmed as durable")
+
+
+def find_files(paths: Sequence[Path], pattern: str | None) -> list[Path]:
+    """The files that were named; a folder stands for the regular files under it, in order of name.
+
+    `pattern` (as in a shell) picks among the files of folders. UsageError for a path
+    that is not there or a folder without any such file.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(one for one in path.rglob("*")
+                            if one.is_file() and (pattern is None or fnmatch(one.name, pattern)))
+            if not inside:
+                raise UsageError(f"{path} holds no file{f' like {pattern}' if pattern else ''}")
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise UsageError(f"{path} does not exist")
+    return found
+
+
+def share_out(files: Sequence[tuple[str, int]], producers: int) -> list[list[Range]]:
+    """(path, size) pairs as one list of ranges per producer, equal in bytes to within a few; empty ones left out."""
+    total = sum(size for _, size in files)
+    bounds = [total * number // producers for number in range(producers + 1)]
+    shares: list[list[Range]] = [[] for _ in range(producers)]
+    base = 0
+    for path, size in files:
+        for number, (low, high) in enumerate(itertools.pairwise(bounds)):
+            start, end = max(low - base, 0), min(high - base, size)
+            if start < end:
+                shares[number].append(Range(path, start, end))
+        base += size
+    return shares
+
+
+def size_of(path: Path) -> int:
+    """A file's size; UsageError if it is no regular file (its end is not known)."""
+    state = os.stat(path)
+    if not os.path.isfile(path):
+        raise UsageError(f"{path} is no regular file; give - to read standard input")
+    return state.st_size
+
+
+def run_crew(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
+    """Run each job in a process of its own, to the end; the tally of all.
+
+    If one fails the others are stopped, and its EngineError is raised here. However this
+    is left (Ctrl-C too), no process stays behind.
+    """
+    crew: list[subprocess.Popen[bytes]] = []
+    tallies = [Tally() for _ in jobs]
+    done: set[int] = set()
+    try:
+        for job in jobs:
+            crew.append(_start(job))
+        with selectors.DefaultSelector() as selector:
+            for number, process in enumerate(crew):
+                selector.register(process.stdout, selectors.EVENT_READ, number)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    number = key.data
+                    line = key.fileobj.readline()
+                    if line:
+                        tallies[number], finished = _read(line)
+                        done |= {number} if finished else set()
+                        report(_sum(tallies))
+                        continue
+                    selector.unregister(key.fileobj)
+                    code = crew[number].wait()
+                    if number not in done:
+                        raise EngineError(
+                            f"a producer (pid {crew[number].pid}) ended without an answer, exit code {code}; "
+                            f"{tallies[number].messages:,} of its messages had been acknowledged")
+        return _sum(tallies)
+    finally:
+        for process in crew:
+            _stop(process)
+
+
+def _start(job: Job) -> subprocess.Popen[bytes]:
+    # In a group of its own: Ctrl-C in a terminal is for this process, which then ends the crew.
+    process = subprocess.Popen([sys.executable, "-P", "-m", "pyengine.cli.ingest_producer"],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=child_environment(), process_group=0)
+    process.stdin.write(job.to_json().encode())
+    process.stdin.close()
+    return process
+
+
+def _read(line: bytes) -> tuple[Tally, bool]:
+    """(tally, whether the producer has finished) from one report; raises the error that it tells of."""
+    document = json.loads(line)
+    finished, error, code = document.pop("done", False), document.pop("error", None), document.pop("exit_code", 1)
+    if error is not None:
+        failure = EngineError(error)
+        failure.exit_code = ExitCode(code)
+        raise failure
+    return Tally(**document), finished
+
+
+def _sum(tallies: Sequence[Tally]) -> Tally:
+    total = Tally()
+    for tally in tallies:
+        total.add(tally)
+    return total
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    process.stdout.close()

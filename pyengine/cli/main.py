@@ -3,7 +3,8 @@
 stdout carries the answer and nothing else; logs, progress and errors go to stderr.
 An EngineError is one line and its own exit code (PYENGINE_DEBUG=1 adds the
 traceback); with --json stdout then holds `{"error": ...}`. Ctrl-C ends with 130
-after the command's clean-up, a closed pipe quietly.
+after the command's clean-up, a closed pipe quietly. A command's module is imported
+only when it is called, so that `pyengine status` never waits for what `pyengine export` needs.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import logging
 import os
 import sys
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
 import pyengine
 from pyengine.cli import output
-from pyengine.cli.command_table import BY_NAME, COMMANDS, SECTIONS
 from pyengine.errors import EngineError, ExitCode, os_error_sentence
 
 EPILOG = """\b
@@ -34,6 +34,46 @@ A first run:
   pyengine stop /tmp/store
 """
 
+
+class Row(NamedTuple):
+    name: str
+    module: str
+    attribute: str
+    section: str
+
+
+COMMANDS = (
+    Row("start", "pyengine.cli.engine", "start", "Run a store"),
+    Row("stop", "pyengine.cli.engine", "stop", "Run a store"),
+    Row("status", "pyengine.cli.status", "status", "Run a store"),
+    Row("top", "pyengine.cli.top", "top", "Run a store"),
+    Row("metrics", "pyengine.cli.metrics", "metrics", "Run a store"),
+    Row("promote", "pyengine.cli.promote", "promote", "Run a store"),
+    Row("clean", "pyengine.cli.clean", "clean", "Run a store"),
+    Row("put", "pyengine.cli.put", "put", "Write and read"),
+    Row("ingest", "pyengine.cli.ingest", "ingest", "Write and read"),
+    Row("get", "pyengine.cli.read", "get", "Write and read"),
+    Row("tail", "pyengine.cli.tail", "tail", "Write and read"),
+    Row("topics", "pyengine.cli.topics", "topics", "Write and read"),
+    Row("groups", "pyengine.cli.groups", "groups", "Write and read"),
+    Row("query", "pyengine.cli.read", "query", "Look up"),
+    Row("message", "pyengine.cli.read", "message", "Look up"),
+    Row("offset-at", "pyengine.cli.read", "offset_at", "Look up"),
+    Row("check", "pyengine.cli.check", "check", "Check and repair"),
+    Row("recover", "pyengine.cli.repair", "recover", "Check and repair"),
+    Row("rebuild", "pyengine.cli.repair", "rebuild", "Check and repair"),
+    Row("salvage", "pyengine.cli.repair", "salvage", "Check and repair"),
+    Row("replay", "pyengine.cli.replay", "replay", "Check and repair"),
+    Row("prove", "pyengine.cli.prove", "prove", "Check and repair"),
+    Row("inspect", "pyengine.cli.dump", "inspect", "Look inside"),
+    Row("stats", "pyengine.cli.spark_jobs", "stats", "Look inside"),
+    Row("report", "pyengine.cli.report", "report", "Look inside"),
+    Row("export", "pyengine.cli.spark_jobs", "export", "Look inside"),
+    Row("dump", "pyengine.cli.dump", "dump", "Look inside"),
+    Row("config", "pyengine.cli.config", "config", "Look inside"),
+)
+BY_NAME = {row.name: row for row in COMMANDS}
+SECTIONS = tuple(dict.fromkeys(row.section for row in COMMANDS))
 
 class CommandLine(click.Group):
     """A group that imports a command when it is named, and that owns the error policy."""

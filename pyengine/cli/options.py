@@ -1,4 +1,4 @@
-"""The arguments that commands share: STORE, --set, --json, and the checks that go with them."""
+"""The arguments that commands share: STORE, --set, --json, --spark, and the checks that go with them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyengine.config import SET, SETTINGS, parse_set, setting_name
-from pyengine.errors import ConfigError, NotAStoreError, UsageError
+from pyengine.config import FIXED_NAMES, SET, SETTINGS, load_config, parse_set, setting_name
+from pyengine.errors import ConfigError, NotAStoreError, UsageError, require_extra
 from pyengine.results import ReadLevel
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from pyengine.ipc.live_reader import LiveStoreReader
 
 # What tells a store from any other directory: one of these is there.
 STORE_SIGNS = ("commitlog", "consumequeue", "checkpoint", "config/engine.toml", "config/engine-id")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
+level_option = click.option(
+    "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
+    help="How far to read; flushed for a store in sync mode, else committed, if not given.")
+topic_option = click.option("--topic", required=True, help="The topic.")
+queue_id_option = click.option("--queue-id", type=click.IntRange(min=0), required=True, help="The queue's number.")
+master_option = click.option(
+    "--master", default=None, metavar="URL",
+    help="Spark's master: local[N], or a cluster's that sees the store's files under the same path. "
+         "All processors of this host if not given.")
+spark_option = click.option(
+    "--spark", "on_spark", is_flag=True, help="Let Spark's workers do the reading; --master alone means it too.")
+spark_level_option = click.option(
+    "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
+    help="How far to read; flushed if not given.")
 
 
 def _settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
@@ -43,12 +60,6 @@ store_argument = click.argument("store", type=_StorePath(path_type=Path), metava
 set_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", callback=_settings,
     help="A setting for this run, by its own or RocketMQ's name; may be repeated.")
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
-level_option = click.option(
-    "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
-    help="How far to read; flushed for a store in sync mode, else committed, if not given.")
-topic_option = click.option("--topic", required=True, help="The topic.")
-queue_id_option = click.option("--queue-id", type=click.IntRange(min=0), required=True, help="The queue's number.")
 
 
 def store_command(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,3 +92,19 @@ def existing_store(root: Path) -> Path:
             hint = f"; did you mean {root.parent}?"
         raise NotAStoreError(f"{root} holds no store: there is no commitlog folder in it{hint}")
     return root
+
+
+@contextlib.contextmanager
+def spark_session(app: str, master: str | None = None) -> Iterator[SparkSession]:
+    """A session that ends with the block. UsageError without Spark and what it needs."""
+    require_extra("pyspark", "pyarrow", "pandas")
+    from pyengine.spark.spark_session import borrowed_session
+
+    with borrowed_session(app, {} if master is None else {"spark.master": master}) as spark:
+        yield spark
+
+
+def size_options(root: Path, settings: dict[str, str]) -> dict[str, str]:
+    """The sizes that the store's files depend on, as options of a job."""
+    config = load_config(root, settings)
+    return {name: str(getattr(config, name)) for name in FIXED_NAMES}

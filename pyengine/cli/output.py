@@ -1,21 +1,28 @@
-"""What commands print on stdout: tables for people, one JSON document for programs.
+"""What commands print: tables for people and one JSON document for programs on stdout, progress bars on stderr.
 
 Text that comes out of a store is printed with its control characters escaped: a
-message body must not steer the terminal of whoever reads it.
+message body must not steer the reader's terminal.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyengine.errors import ExitCode
 
+if TYPE_CHECKING:
+    from pyengine.formats.record import Message
+
 WIDTH_WITHOUT_TERMINAL = 10_000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+BODY_COLUMN_MOST = 60
+Advance = Callable[[int], None]
 
 
 def write_json(document: Any) -> None:
@@ -144,3 +151,68 @@ def time_text(timestamp_ms: int | None) -> str:
     except (OverflowError, ValueError, OSError):
         return str(timestamp_ms)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{timestamp_ms % 1000:03d}Z"
+
+
+def message_document(message: Message) -> dict[str, Any]:
+    """All of a message. `body` is its text; a body that is not UTF-8 stands in `body_base64` instead."""
+    document: dict[str, Any] = {
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "physical_offset": message.physical_offset,
+        "size_bytes": message.size_bytes,
+        "msg_id": message.msg_id,
+        "store_timestamp_ms": message.store_timestamp_ms,
+        "store_host": message.store_host,
+        "born_timestamp_ms": message.born_timestamp_ms,
+        "born_host": message.born_host,
+        "tags": message.tags,
+        "keys": message.keys,
+        "properties": message.properties,
+        "flag": message.flag,
+        "sys_flag": message.sys_flag,
+        "reconsume_times": message.reconsume_times,
+        "prepared_transaction_offset": message.prepared_transaction_offset,
+        "body_bytes": len(message.body),
+    }
+    try:
+        document["body"] = message.body.decode("utf-8")
+    except UnicodeDecodeError:
+        document["body_base64"] = base64.b64encode(message.body).decode("ascii")
+    return document
+
+
+def write_message_table(messages: Iterable[Message]) -> None:
+    """One row a message, bodies cut to a line."""
+    write_table(
+        ("topic", "queue", "offset", "position", "stored", "tags", "keys", "bytes", "body"),
+        [(message.topic, message.queue_id, message.queue_offset, message.physical_offset,
+          time_text(message.store_timestamp_ms), message.tags, message.keys, len(message.body),
+          body_text(message.body, BODY_COLUMN_MOST)) for message in messages])
+
+
+def write_message(message: Message) -> None:
+    """One message in full, its body last."""
+    document = message_document(message)
+    properties = document.pop("properties")
+    document.pop("body", None)
+    document.pop("body_base64", None)
+    for name in ("store_timestamp_ms", "born_timestamp_ms"):
+        document[name] = f"{document[name]} ({time_text(document[name])})"
+    write_facts([*document.items(), *((f"property {name}", value) for name, value in properties.items())])
+    print()
+    print(body_text(message.body))
+
+
+@contextlib.contextmanager
+def byte_bar(what: str, total_bytes: int | None) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar over bytes; the given function takes (bytes done, new total or None)."""
+    if not sys.stderr.isatty():
+        yield lambda done, total=None: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True),
+                  TransferSpeedColumn(), TimeRemainingColumn(), console=console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=total_bytes)
+        yield lambda done, total=None: bars.update(task, completed=done, **({} if total is None else {"total": total}))

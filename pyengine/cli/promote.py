@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,24 +11,72 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
 from pyengine.cli import output
-from pyengine.cli.launch_settings import Start, StartedBy, launch_settings
 from pyengine.cli.options import existing_store, store_command
-from pyengine.config import config_path, load_config, set_in_file
-from pyengine.errors import EngineError, ExitCode, StoreBusyError
-from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory
+from pyengine.config import FIXED_NAMES, config_path, load_config, set_in_file
+from pyengine.engine.embedded import supervisor_pid
+from pyengine.engine.supervisor import parse_arguments
+from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError
+from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_run_settings
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import Ownership, StoreLock, living_kinds
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
+_SUPERVISOR = "pyengine.workers.supervisor"
 SLAVE = "SLAVE"
 POLL_INTERVAL_S = 0.05
 STILL_S = 0.5          # a slave that gets nothing for so long, although it is linked, has everything
 UNLINKED_WAIT_S = 1.0  # for the writer to append what had arrived before the master was lost
 OF_A_SLAVE = ("broker_role", "ha_master_address")
+
+
+class StartedBy(enum.Enum):
+    """Who keeps the supervisor."""
+
+    BACKGROUND = "pyengine start"
+    FOREGROUND = "pyengine start --foreground"  # or whoever runs that: a container, a service manager
+    EMBEDDED = "a program that embeds it"
+    UNITS = "systemd units"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A living supervisor's start; `settings` by their own names, as text, without the sizes that the store keeps."""
+
+    pid: int
+    by: StartedBy
+    settings: dict[str, str]
+
+
+def launch_settings(root: Path, memory: EngineMemory) -> Start:
+    """The start of the engine that runs on `root`. EngineUnavailableError where its processes cannot be looked at."""
+    pid = supervisor_pid(root)
+    if pid is None:
+        raise EngineUnavailableError(f"no supervisor runs on {root}, or it is just starting: `pyengine start {root}` takes its "
+                                     "workers over")
+    try:
+        arguments = parse_arguments(_behind(psutil.Process(pid).cmdline(), _SUPERVISOR))
+    except (psutil.Error, ValueError) as error:
+        raise EngineUnavailableError(f"cannot tell how the engine on {root} was started (pid {pid}): {error}") from None
+    told = read_run_settings(memory.folder).overrides()
+    return Start(pid, _started_by(arguments), {name: value for name, value in told.items() if name not in FIXED_NAMES})
+
+
+def _started_by(arguments) -> StartedBy:
+    if arguments.no_children:
+        return StartedBy.UNITS
+    if arguments.embedder_descriptor >= 0:
+        return StartedBy.EMBEDDED
+    return StartedBy.BACKGROUND if arguments.report_descriptor >= 0 else StartedBy.FOREGROUND
+
+
+def _behind(words: list[str], module: str) -> list[str]:
+    """The arguments of `python -m module`; ValueError for another command line."""
+    return words[words.index(module) + 1:]
 
 
 @dataclass(frozen=True, slots=True)

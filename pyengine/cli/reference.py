@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from pyengine.cli.command_table import COMMANDS, SECTIONS
+from pyengine.cli.main import COMMANDS, SECTIONS
 from pyengine.config import ENV_PREFIX, FIXED_NAMES, REFUSED_KEYS
 from pyengine.engine_config import KEPT_NAMES, SETTINGS
 
@@ -136,7 +136,7 @@ def _kind(kind: click.ParamType) -> str:
 def shared_memory_page() -> str:
     """docs/shared_memory.md: every field of the control block and the statistics as C has laid them out, and who writes it."""
     from pyengine._native import ffi
-    from pyengine.cli.dump_control import layout
+    from pyengine.cli.dump import layout
     from pyengine.native import obstacles, store_stats, topic_stats
     from pyengine.native.control import CONTROL_BYTES, LAYOUT_VERSION
 

@@ -9,8 +9,9 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, store_command
-from pyengine.cli.replication_status import LINK_COLUMNS, link_row, replication_facts
 from pyengine.errors import ExitCode
+
+LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "behind", "said")
 
 
 @click.command()
@@ -98,3 +99,31 @@ def _times(figures: dict[str, Any], *names: str) -> str:
         return "-"
     labels = ("p50", "p99", "max" if "max" in names[2] else "p99.9")
     return " ".join(f"{label} {output.number_text(figures[name])}" for label, name in zip(labels, names, strict=True)) + " ms"
+
+
+def link_row(link: dict[str, Any]) -> tuple[object, ...]:
+    """One link as a table shows it."""
+    return (link["address"], link["state"], output.time_text(link["since_ms"]), _position(link["sent"]), _position(link["acked"]),
+            output.size_text(link["behind_bytes"]) if link["behind_bytes"] is not None else "-", link["said"])
+
+
+def _position(offset: int) -> str:
+    return f"{offset:,}" if offset >= 0 else "-"
+
+
+def replication_facts(replication: dict[str, Any] | None) -> list[tuple[str, object]]:
+    """An engine's replication in a line; nothing where there is none."""
+    if replication is None or "links" not in replication:
+        return []
+    if replication["linked"] is not None:
+        return [("master", _master_line(replication))]
+    bound = ", and queues end there" if replication["dispatch_at"] == "replicated" else ""
+    return [("slaves", f"{replication['slaves_connected']} connected, {output.size_text(replication['unconfirmed_bytes'])} not "
+                       f"confirmed{bound}")]
+
+
+def _master_line(replication: dict[str, Any]) -> str:
+    address = replication["links"][0]["address"] if replication["links"] else ""
+    heard = "nothing heard of it yet" if replication["master_end"] is None else (
+        f"heard of at {replication['master_end']:,}, {output.size_text(replication['behind_master_bytes'])} behind")
+    return f"{address} {'linked' if replication['linked'] else 'not linked'}, {heard}".strip()

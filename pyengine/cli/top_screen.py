@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pyengine.cli import output
-from pyengine.cli.replication_status import LINK_COLUMNS, link_row, replication_facts
-from pyengine.cli.top_look import Look
+from pyengine.cli.status import LINK_COLUMNS, link_row, replication_facts
+from pyengine.cli.top import Look
 
 TOPICS_SHOWN = 10
 

@@ -11,8 +11,7 @@ import pytest
 from fix_cli import SOURCES, command_line, environment, run, spawn
 from pyengine import errors
 from pyengine.cli import output
-from pyengine.cli.command_table import COMMANDS
-from pyengine.cli.main import CommandLine, main
+from pyengine.cli.main import COMMANDS, CommandLine, main
 from pyengine.cli.reference import PAGES
 
 

@@ -14,8 +14,7 @@ from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, command_line, environment, picture, run
 from fix_engine import SMALL
-from pyengine.cli.launch_settings import Start, StartedBy, _started_by
-from pyengine.cli.promote import Standing, _by_hand, _judge, _promote_stopped, _wait_until_caught_up
+from pyengine.cli.promote import Standing, Start, StartedBy, _by_hand, _judge, _promote_stopped, _started_by, _wait_until_caught_up
 from pyengine.config import EngineConfig, config_path, keep_sizes, read_file, set_in_file
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import parse_arguments

@@ -6,7 +6,7 @@ import pytest
 
 from fix_cli import run
 from pyengine.cli import prove_rounds
-from pyengine.cli.disk_measure import HONEST_US_MIN, DiskMeasure, file_system_of, measure_disk
+from pyengine.cli.prove import HONEST_US_MIN, DiskMeasure, file_system_of, measure_disk
 
 SECONDS = 0.1  # one round of each mode
 

@@ -11,7 +11,7 @@ import pytest
 
 from fix_cli import changes, command_line, environment, picture, run, spawn
 from fix_golden import compare_inspect
-from pyengine.cli.messages import message_document
+from pyengine.cli.output import message_document
 from pyengine.formats.record import Message
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fix_cli import run
-from pyengine.cli.replication_status import live_replication
+from pyengine.cli.engine_status import live_replication
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
 from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER

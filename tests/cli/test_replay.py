@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fix_golden import GOLDEN
-from pyengine.cli.replay import compare, replay_puts, send, settings_of
-from pyengine.cli.replay_manifest import load_manifest
+from pyengine.cli.replay import compare, load_manifest, replay_puts, send, settings_of
 from pyengine.config import load_config
 from pyengine.formats.record import BatchMember, encode_batch
 from pyengine.results import PutResult, PutStatus

@@ -11,10 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyengine.cli.report import _write
+from pyengine.cli.report import (
+    BARS_MAX,
+    DRAWN,
+    HOUR_MS,
+    NOTHING,
+    Count,
+    Figures,
+    GroupFigures,
+    TopicFigures,
+    _write,
+    in_steps,
+    page,
+    step_text,
+)
 from pyengine.cli.report_charts import Layer, bars, line, scale
-from pyengine.cli.report_figures import HOUR_MS, NOTHING, Count, Figures, GroupFigures, TopicFigures
-from pyengine.cli.report_page import BARS_MAX, DRAWN, in_steps, page, step_text
 
 BASE_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
 EVIL = ['<script>alert("x")</script>', "a&b", "\x07bell\x1b[31m", "\udcff not text", "订单", "'\" onload=x", "x" * 127]

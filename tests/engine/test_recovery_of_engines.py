@@ -13,7 +13,7 @@ import pyengine
 from damage import flip
 from fix_owner import eventually
 from pyengine.cli.engine_status import engine_status
-from pyengine.cli.recover import recover_alone
+from pyengine.cli.repair import recover_alone
 from pyengine.config import load_config
 from pyengine.errors import ExitCode
 from pyengine.ipc.crashed_engine_memory import rebuild_alone

@@ -14,7 +14,7 @@ import pyengine
 from crash.in_child import InChild
 from pyengine._native import ffi
 from pyengine.cli.engine_status import engine_status
-from pyengine.cli.recover import recover_alone
+from pyengine.cli.repair import recover_alone
 from pyengine.config import load_config
 from pyengine.errors import EngineError
 from pyengine.ipc.crashed_engine_memory import left_memory

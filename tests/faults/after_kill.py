@@ -22,7 +22,7 @@ THEN = ("recover", "rebuild", "salvage", "cut", "read")
 # argv: store, acks, rows. Cuts at the record of an acknowledged message in the last third of the log.
 CUT = """
 import json, os, sys
-from pyengine.cli.recover import recover_alone
+from pyengine.cli.repair import recover_alone
 from pyengine.config import load_config
 from pyengine.storage.recovery.cut_log import Cut, intend_cut
 from pyengine.storage.recovery.recover import RecoveryOptions, recover

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from pyengine.cli.main import main
-from pyengine.cli.recover import recover as _imported_now  # noqa: F401  (nothing is imported once a call may fail)
+from pyengine.cli.repair import recover as _imported_now  # noqa: F401  (nothing is imported once a call may fail)
 
 SHORT = -1
 SHIM = ctypes.CDLL(None)

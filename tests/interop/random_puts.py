@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyengine.cli.replay_manifest import Expected, Put
+from pyengine.cli.replay import Expected, Put
 from pyengine.formats.properties import encode_properties
 from pyengine.formats.record import BatchMember, decode_batch, encode_batch, encode_host
 

@@ -1,0 +1,148 @@
+"""`pyengine start` and `pyengine stop`: run the engine of a store, and stop it in order."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from pyengine.cli import output
+from pyengine.cli.options import existing_store, store_command
+from pyengine.cli.output import byte_bar, size_text
+from pyengine.config import load_config
+from pyengine.errors import DiskFullError, ExitCode, UsageError
+from pyengine.formats.paths import StorePaths
+
+if TYPE_CHECKING:
+    from pyengine.config import EngineConfig
+
+SEGMENTS_AHEAD = 2
+QUEUE_WINDOW_BYTES = 65_536
+
+
+@click.command()
+@store_command
+@click.option("--foreground", is_flag=True, help="Stay in the foreground, for systemd and containers; log on stderr.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=3600.0, show_default=True,
+              help="Longest wait for readiness, in seconds.")
+def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool, timeout_s: float) -> int:
+    """Start the engine of a store, and return when it is ready.
+
+    A store that does not exist is created; its file sizes are then fixed. One that was
+    not stopped in order is recovered first. Living workers of a supervisor that was
+    killed are taken over without recovery, as they run: settings that differ from theirs
+    are refused. The engine's log is STORE/engine.log.
+
+    Space: two segments are allocated ahead, an index file with the first key, and 64 KiB
+    for each queue. For small stores make smaller files, as below.
+
+    Exit codes: 0 running, 6 running but read-only (degraded), 3 refused for damage,
+    5 already running, running with other settings, or open in a broker.
+
+    \b
+    Examples:
+      pyengine start STORE
+      pyengine start STORE --set flush_disk_type=SYNC_FLUSH
+      pyengine start STORE --set mapped_file_size_commit_log_bytes=16MiB --set max_index_num=40000
+    """
+    from pyengine.engine.embedded import start_engine
+    from pyengine.ipc.control_block import read_run_settings
+    from pyengine.ipc.shared_objects import find_folder
+
+    config = load_config(store, settings)
+    check_space(store, config)
+    if foreground:
+        if as_json:
+            raise UsageError("--foreground stays and prints a log, so there is no document: leave --json out")
+        stay(store, settings)
+    with byte_bar("recover", None) as show:
+        ready = start_engine(store, settings, progress=show, timeout_s=timeout_s)
+    if as_json:
+        config = read_run_settings(find_folder(store))
+        output.write_json({"store": str(store), "space": needed_space(config), **ready})
+    else:
+        print(f"{ready['state']} (pid {ready['pid']}, {ready['mode']}): {ready.get('recovery') or ready.get('reason') or ''}"
+              f"{'living workers were taken over' if ready.get('adopted') else ''}")
+        print(f"log: {store / 'engine.log'}")
+    return ExitCode.OK if ready["state"] == "running" else ExitCode.DEGRADED
+
+
+def stay(store: Path, settings: dict[str, str]) -> NoReturn:
+    """Become the supervisor: this process stays, SIGTERM and Ctrl-C stop the engine in order."""
+    from pyengine.engine.children import child_environment
+
+    sys.stdout.flush()
+    pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(store.absolute()), *pairs],
+              child_environment())
+
+
+@click.command()
+@store_command
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
+              help="Longest wait, in seconds; the engine goes on stopping after that.")
+def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float) -> None:
+    """Stop the engine of a store: puts are refused, everything is flushed, `abort` is removed.
+
+    The next start then needs no recovery, and a RocketMQ broker may open the store. An
+    engine that does not run is not an error.
+
+    \b
+    Examples:
+      pyengine stop STORE
+      pyengine stop STORE --timeout 300
+    """
+    from pyengine.engine.embedded import stop_engine
+
+    existing_store(store)
+    if settings:  # a broken engine.toml alone must not keep an engine from being stopped
+        load_config(store, settings)
+    started_s = time.monotonic()
+    was_running = stop_engine(store, timeout_s)
+    seconds = time.monotonic() - started_s
+    unclean = (store / "abort").exists()
+    if as_json:
+        output.write_json({"store": str(store), "state": "stopped", "was_running": was_running, "unclean": unclean,
+                           "seconds": round(seconds, 3)})
+    elif was_running:
+        print(f"stopped in {seconds:.1f} s")
+    else:
+        print("was not running" + ("; it was not stopped in order before: the next start recovers it" if unclean else ""))
+
+
+def needed_space(config: EngineConfig) -> dict[str, int]:
+    """Bytes by purpose: what is allocated at the start, with the first key, per queue, in shared memory."""
+    return {
+        "segments_bytes": SEGMENTS_AHEAD * config.mapped_file_size_commit_log_bytes,
+        "index_file_bytes": config.geometry.index_layout.size_bytes if config.message_index_enable else 0,
+        "per_queue_bytes": QUEUE_WINDOW_BYTES,
+        "pool_bytes": (config.transient_store_pool_size * config.mapped_file_size_commit_log_bytes
+                       if config.pool_enabled else 0),
+    }
+
+
+def check_space(root: Path, config: EngineConfig) -> None:
+    """DiskFullError, with numbers and what to set, if a new store's first files have no room.
+
+    A store with segments is not judged: its next segment is needed only when the last is full.
+    """
+    folders = StorePaths(root).commit_log_folders
+    if any(folder.is_dir() and any(folder.iterdir()) for folder in folders.all):
+        return
+    first = folders.writable[0].absolute()
+    folder = next(path for path in (first, *first.parents) if path.is_dir())
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize
+    space = needed_space(config)
+    needed = space["segments_bytes"] + space["index_file_bytes"]
+    if needed > free:
+        raise DiskFullError(
+            f"a new store needs {size_text(needed)} on {folder} ({SEGMENTS_AHEAD} segments of "
+            f"{size_text(config.mapped_file_size_commit_log_bytes)} and an index file of "
+            f"{size_text(space['index_file_bytes'])}), "
+            f"{size_text(free)} are free: make smaller files, as with --set mapped_file_size_commit_log_bytes=64MiB "
+            f"--set max_index_num=100000 --set max_hash_slot_num=25000", path=str(folder))

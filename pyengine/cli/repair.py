@@ -1,0 +1,210 @@
+"""`pyengine recover`, `rebuild` and `salvage`: make a store whole again, its queues and index, or a new store of what is valid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pyengine.cli import output
+from pyengine.cli.options import existing_store, master_option, spark_option, spark_session, store_command
+from pyengine.cli.output import byte_bar
+from pyengine.config import keep_sizes, load_config
+from pyengine.errors import ExitCode, StoreBusyError, UsageError
+
+if TYPE_CHECKING:
+    from pyengine.config import EngineConfig
+    from pyengine.storage.recovery.rebuild import RebuildReport
+    from pyengine.storage.recovery.report import Progress, RecoveryReport
+    from pyengine.storage.salvage.salvage import SalvageReport
+
+
+@click.command()
+@store_command
+@click.option("--accept-loss", is_flag=True,
+              help="Go on although bytes that were durable are damaged: what follows the damage is given up.")
+def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: bool) -> int:
+    """Recover a store: find its end, cut what is torn, bring queues and index up to it.
+
+    What `start` does first, alone. It ends as RocketMQ's own recovery would, and
+    whatever is removed goes to STORE/quarantine before. Bytes that only stand in the
+    buffers of a dead engine are drained. Damage below what was durable is never cut:
+    the store is refused and nothing changed, unless --accept-loss says so. Interrupted,
+    it can be run again.
+
+    Exit codes: 0 recovered, 4 something went to quarantine, 3 refused, 5 in use.
+
+    \b
+    Examples:
+      pyengine recover STORE
+      pyengine recover STORE --accept-loss --json
+    """
+    existing_store(store)
+    config = load_config(store, settings)
+    with byte_bar("recover", None) as show:
+        report = recover_alone(store, config, progress=show, accept_loss=accept_loss)
+    return output.print_report(report, as_json, _print_recovery)
+
+
+def recover_alone(
+    root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
+) -> RecoveryReport:
+    """Recover a store that nobody has open, drain what a dead engine left in memory, and leave the store stopped.
+
+    StoreBusyError while any process has it open.
+    """
+    from pyengine.ipc.crashed_engine_memory import left_memory
+    from pyengine.ipc.store_lock import Ownership, StoreLock
+    from pyengine.storage.engine_id import raise_epoch, renew_copied_id
+    from pyengine.storage.recovery.recover import RecoveryOptions
+    from pyengine.storage.recovery.recover import recover as recover_store
+    from pyengine.storage.recovery.report import RecoveryState
+
+    with StoreLock(root, create=True) as lock:
+        if lock.own() is Ownership.ADOPTED:
+            raise StoreBusyError(f"{root} still has living workers, though no supervisor: `pyengine start {root}` takes "
+                                 f"them over, `pyengine stop {root}` ends them")
+        renew_copied_id(root)
+        with left_memory(root) as left:
+            left.require_dead()
+            report = recover_store(root, config.geometry, progress=progress, accept_loss=accept_loss,
+                                   shared=left.shared, options=RecoveryOptions.of(config))
+            if report.state is RecoveryState.RECOVERED and left.discard():
+                raise_epoch(root)
+    return report
+
+
+def _print_recovery(report: RecoveryReport) -> None:
+    """What a recovery did, for people."""
+    if report.exit_code is not ExitCode.CORRUPTION:
+        print(report.sentence)
+    output.write_facts([
+        ("path", report.path.value), ("end", report.end_offset), ("read from", report.scan_from),
+        ("records read", report.records), ("bytes kept", report.kept_bytes), ("bytes cut", report.cut_bytes),
+        ("bytes drained", report.drained_bytes), ("bytes dispatched", report.dispatched_bytes),
+        ("queue entries removed", report.queue_entries_removed), ("index files removed", report.index_files_removed),
+        ("shared memory", report.shared_state), ("seconds", report.seconds), ("GB/s", report.gigabytes_per_second)])
+    if report.quarantined:
+        print()
+        output.write_table(("quarantined", "from offset", "bytes", "why"), [
+            (str(piece.path), piece.physical_offset, piece.size_bytes, piece.reason) for piece in report.quarantined])
+    for note in report.notes:
+        print(f"note: {output.printable(note)}")
+
+
+@click.command()
+@store_command
+@click.option("--topic", default=None, help="Only this topic's queues, and not the index unless --index says so.")
+@click.option("--queue-id", type=click.IntRange(min=0), default=None, help="Only this queue of the topic.")
+@click.option("--queues", is_flag=True, help="Queues, and not the index unless --index is given too.")
+@click.option("--index", is_flag=True, help="The index, and no queue unless --queues or --topic is given too.")
+@spark_option
+@master_option
+def rebuild(
+    store: Path, settings: dict[str, str], as_json: bool, topic: str | None, queue_id: int | None, queues: bool, index: bool,
+    on_spark: bool, master: str | None,
+) -> int:
+    """Make queues and index again from the commit log alone.
+
+    All of them, or those that the options name. A queue that is lost or wrong comes back as it was,
+    light queues and extension included; what stood there is moved to STORE/quarantine. The log itself
+    is not changed, but for what `recover` would do to a store that was not stopped in order. The
+    store must not be running. Interrupted, it can be run again; so does the next start.
+
+    A queue of which the log holds no message any more is left as it is.
+
+    --spark makes all queues and the index in Spark's workers, the same bytes (docs/spark.md); a
+    store of some GiB on one host is sooner done without.
+
+    Exit codes: 0 made again, 3 refused (damage below what was durable; nothing was changed),
+    4 and part of the log went to quarantine, 5 in use.
+
+    \b
+    Examples:
+      pyengine rebuild STORE
+      pyengine rebuild STORE --topic orders --queue-id 0
+      pyengine rebuild STORE --index --json
+    """
+    existing_store(store)
+    if on_spark or master is not None:
+        if topic is not None or queues or index:
+            raise UsageError("--spark makes all queues and the index: leave out --topic, --queue-id, --queues and --index")
+        config = load_config(store, settings)
+        with spark_session("pyengine rebuild", master) as spark, byte_bar("rebuild", None) as show:
+            from pyengine.spark.store_rebuild import rebuild as rebuild_in_workers
+
+            report = rebuild_in_workers(spark, store, config=config, progress=show)
+        return output.print_report(report, as_json, _print_rebuild)
+    from pyengine.ipc.crashed_engine_memory import rebuild_alone
+    from pyengine.storage.recovery.rebuild import Selection
+
+    selection = Selection(queues=queues or topic is not None or not index, index=index or not (queues or topic is not None),
+                          topic=topic, queue_id=queue_id)
+    config = load_config(store, settings)
+    with byte_bar("rebuild", None) as show:
+        report = rebuild_alone(store, config, selection, progress=show)
+    return output.print_report(report, as_json, _print_rebuild)
+
+
+def _print_rebuild(report: RebuildReport) -> None:
+    """What was made again, for people."""
+    if report.exit_code is not ExitCode.CORRUPTION:
+        print(report.sentence)
+    output.write_facts([("queues", len(report.queues)), ("index", report.index), ("log end", report.end_offset),
+                        ("bytes dispatched", report.log_bytes), ("seconds", report.seconds)])
+    for topic, queue_id in report.kept:
+        print(f"kept: queue {queue_id} of {output.printable(topic)}, of which the log holds no message any more")
+    for note in report.notes:
+        print(f"note: {output.printable(note)}")
+
+
+@click.command()
+@store_command
+@click.argument("dest", type=click.Path(path_type=Path), metavar="DEST")
+def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path) -> int:
+    """Make a new store at DEST from every whole record of a damaged one.
+
+    The damaged store is not changed, and may be of a RocketMQ broker that will not start
+    any more. Records keep their order and get new positions; queues, index and checkpoint
+    are made anew. DEST must be absent or an empty folder. Where the store has no
+    config/watermark (one of RocketMQ has none), nobody can tell whether messages are
+    missing behind the last one that was found, and the report says so.
+
+    Exit codes: 0 nothing is known to be missing, 4 something had to be left out.
+
+    \b
+    Examples:
+      pyengine salvage STORE DEST
+      pyengine salvage STORE DEST --set mappedFileSizeCommitLog=1GiB --json
+    """
+    from pyengine.storage.recovery.recover import RecoveryOptions
+    from pyengine.storage.salvage.salvage import salvage as salvage_store
+
+    existing_store(store)
+    config = load_config(store, settings)
+    options = RecoveryOptions.of(config)
+    with byte_bar("salvage", None) as show:
+        report = salvage_store(store, dest, config.geometry, options=options, progress=show)
+    keep_sizes(dest, replace(config, store_path_commit_log="", read_only_commit_log_store_paths=""))  # its log is its own
+    if as_json:
+        output.write_json(report.to_dict())
+    else:
+        _print_salvage(report, dest)
+    return report.exit_code
+
+
+def _print_salvage(report: SalvageReport, dest: Path) -> None:
+    """What came over and what did not, for people."""
+    print(f"{report.records:,} records, {output.size_text(report.kept_bytes)}, are in {dest}")
+    if report.skipped:
+        output.write_table(("left out from", "to", "bytes", "why"), [
+            (piece.start, piece.end, piece.end - piece.start, piece.reason) for piece in report.skipped])
+    for start in report.missing_segments:
+        print(f"the segment at {start:,} is missing")
+    if report.moved_queues:
+        output.write_table(("topic", "queue", "newest offsets moved up by"), [
+            (topic, queue_id, by) for (topic, queue_id), by in sorted(report.moved_queues.items())])
+    for note in report.notes:
+        print(f"note: {output.printable(note)}")
