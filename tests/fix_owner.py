@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from pyengine.ipc.replication import create_replication
 from pyengine.ipc.shared_objects import SharedFolder
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
+from pyengine.services.service import ServiceContext
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_boot_id
+from pyengine.storage.message_store import MessageStore
 from waiting import eventually
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -81,6 +84,12 @@ class Owner:
                                  stderr=subprocess.PIPE, text=True)
         self.children.append(child)
         return child
+
+    def context(self, config: EngineConfig | None = None, **hooks) -> ServiceContext:
+        """What a service works with; `hooks`: report, warn, beat."""
+        config = config or self.config
+        geometry = replace(config.geometry, mapped_file_size_commit_log_bytes=self.memory.identity.segment_bytes)
+        return ServiceContext(self.memory, MessageStore(self.root, geometry), config, **hooks)
 
     def worker(self, kind: int):
         """The worker's line in the control block."""

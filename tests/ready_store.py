@@ -14,7 +14,7 @@ SEGMENT = 65536
 def ready_segments(owner: Owner, count: int) -> None:
     """Let `count` segments stand ready."""
     native.store(owner.control.writer, "wanted_end", count * SEGMENT)
-    allocator = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+    allocator = AllocateMappedFileService(owner.context(EngineConfig()))
     while native.load(owner.control.allocator, "ready_end") < count * SEGMENT:
         assert allocator.work()
     allocator.close()

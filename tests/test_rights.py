@@ -366,8 +366,7 @@ def master(make_owner):
             writer.put(b"message %d" % number)
         create_replication(owner.folder, owner.memory.identity.epoch)
         config = EngineConfig(broker_role="SYNC_MASTER", **settings)
-        served.append(HAService(owner.memory, owner.root, config, Replication(owner.folder, writable=True), lambda text: None,
-                                port=0))
+        served.append(HAService(owner.context(config), Replication(owner.folder, writable=True), port=0))
         served[-1].start()
         return owner, served[-1], writer
 

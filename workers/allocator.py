@@ -16,7 +16,7 @@ from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 
 
 def make_service(attached: worker.Worker) -> AllocateMappedFileService:
-    return AllocateMappedFileService(attached.memory, attached.root, attached.config, attached.say, attached.warn)
+    return AllocateMappedFileService(attached.context)
 
 
 if __name__ == "__main__":

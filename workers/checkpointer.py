@@ -15,7 +15,7 @@ from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 
 
 def make_service(attached: worker.Worker) -> FlushConsumeQueueService:
-    return FlushConsumeQueueService(attached.memory, attached.root, attached.config, attached.say, attached.beat)
+    return FlushConsumeQueueService(attached.context)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,9 @@ from __future__ import annotations
 import sys
 
 from pyengine.engine import worker
-from pyengine.formats.paths import StorePaths
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.services.retention.clean_resource import CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
-from pyengine.services.retention.clean_rules import CleanRules
 from pyengine.storage.commit_log import measure_log
 from pyengine.storage.file_system import DiskUse, measure
 
@@ -26,14 +24,14 @@ class CleanerService(CleanResourceService):
     """The rounds, and beside them the probe."""
 
     def __init__(self, attached: worker.Worker) -> None:
-        paths = StorePaths(attached.root)
+        store = attached.context.store
 
         def uses() -> tuple[DiskUse, DiskUse]:
-            return measure_log(attached.root), measure(paths.consume_queue)
+            return measure_log(store), measure(store.consume_queue)
 
         self._shared = Cleaning(attached.memory.folder)
-        super().__init__(attached.memory, self._shared.block, attached.root, attached.config, uses, attached.say)
-        probe = DiskSpaceProbe(attached.memory, self._shared.block, CleanRules.of(attached.config), uses, attached.say)
+        super().__init__(attached.context, self._shared.block, uses)
+        probe = DiskSpaceProbe(attached.context, self._shared.block, uses)
         probe.look()  # before READY: a start on a full disk says so at once
         self._watch = DiskSpaceWatch(probe)
         self._watch.start()

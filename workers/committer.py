@@ -18,7 +18,7 @@ from pyengine.services.commit_real_time import CommitRealTimeService
 def make_service(attached: worker.Worker) -> CommitRealTimeService:
     if attached.memory.identity.mode != native.MODE_POOL:
         raise worker.BootFailedError("this engine writes without a pool: there is nothing to commit")
-    return CommitRealTimeService(attached.memory, attached.root, attached.config)
+    return CommitRealTimeService(attached.context)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,14 @@ import sys
 
 from pyengine.engine import worker
 from pyengine.native import control as native
-from pyengine.services import Service
-from pyengine.services.flush_commit_log import FlushRealTimeService, GroupCommitService
+from pyengine.services.flush_commit_log import FlushRealTimeService, FlushService, GroupCommitService
 
 
-def make_service(attached: worker.Worker) -> Service:
+def make_service(attached: worker.Worker) -> FlushService:
     """Group commit in sync mode, timed flushing otherwise."""
     sync = attached.memory.identity.mode == native.MODE_SYNC
     service = GroupCommitService if sync else FlushRealTimeService
-    return service(attached.memory, attached.root, attached.config)
+    return service(attached.context)
 
 
 if __name__ == "__main__":

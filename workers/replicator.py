@@ -18,9 +18,9 @@ from pyengine.ipc.replication import Replication
 from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
 from pyengine.native import cpu
-from pyengine.services import Service
-from pyengine.services.replication.ha_client import HaClient
+from pyengine.services.replication.ha_client import HAClient
 from pyengine.services.replication.ha_service import HAService
+from pyengine.services.service import Service
 
 SESSION_WAIT_S = 2.0
 
@@ -32,10 +32,8 @@ def make_service(attached: worker.Worker) -> Service:
     cpu.schedule_interactive()  # puts wait for it, the master's for a slave's too
     replication = Replication(attached.memory.folder, writable=True)
     if identity.role == native.SLAVE:
-        return HaClient(attached.memory, attached.root, attached.config,
-                        lambda ring_bytes: open_session(attached.root, ring_bytes, SESSION_WAIT_S), replication, attached.say)
-    service = HAService(attached.memory, attached.root, attached.config, replication, attached.say,
-                        must_listen=attached.incarnation == 1)
+        return HAClient(attached.context, lambda ring_bytes: open_session(attached.root, ring_bytes, SESSION_WAIT_S), replication)
+    service = HAService(attached.context, replication, must_listen=attached.incarnation == 1)
     service.start()
     return service
 

@@ -15,7 +15,7 @@ from pyengine.services.reput_message import ReputMessageService
 
 
 def make_service(attached: worker.Worker) -> ReputMessageService:
-    return ReputMessageService(attached.memory, attached.root, attached.config, attached.say)
+    return ReputMessageService(attached.context)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,8 @@ SESSION_WAIT_S = 2.0
 
 def make_service(attached: worker.Worker) -> ScheduleMessageService:
     settings = attached.config.overrides()  # the environment alone may say something else
-    return ScheduleMessageService(attached.memory, attached.root, attached.config,
-                                  lambda: connect(attached.root, timeout_s=SESSION_WAIT_S, **settings),
-                                  attached.say)
+    return ScheduleMessageService(attached.context,
+                                  lambda: connect(attached.root, timeout_s=SESSION_WAIT_S, **settings))
 
 
 if __name__ == "__main__":

@@ -19,17 +19,17 @@ from pyengine.services.put_message import PutMessageService
 def serve(attached: worker.Worker) -> None:
     """Passes until asked to stop; then everything that was published before."""
     try:
-        service = PutMessageService(attached.memory, attached.root, attached.config, attached.beat, attached.warn)
+        service = PutMessageService(attached.context)
     except EngineError as error:
         raise worker.BootFailedError(str(error)) from error
     try:
         attached.ready()
         while not attached.stopping:
-            attached.beat(worked=service.run())
-            attached.say_obstacle(service.obstacle)
+            attached.beat(worked=service.work())
+            attached.say_blocked_reason(service.blocked_reason)
         attached.heart.state(native.WORKER_STOPPING)
         while not attached.memory.retired and not service.drained:
-            attached.beat(worked=service.run())
+            attached.beat(worked=service.work())
     finally:
         service.close()
 

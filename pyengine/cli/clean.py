@@ -78,6 +78,7 @@ def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cle
     from pyengine.results import ReadLevel
     from pyengine.services.retention.clean_by_hand import clean_stopped
     from pyengine.storage.abort_file import abort_file_exists
+    from pyengine.storage.message_store import MessageStore
     from pyengine.storage.recovery.marker import read_marker
     from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
     from pyengine.storage.store_reader import open_store
@@ -93,4 +94,4 @@ def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cle
                               f"{root}` finishes it")
         with open_store(root, **config.overrides()) as store:
             end = store.max_physical_offset(ReadLevel.COMMITTED)
-        return clean_stopped(root, config, max(0, end), request, show)
+        return clean_stopped(MessageStore(root, config.geometry), config, max(0, end), request, show)

@@ -45,6 +45,7 @@ from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.commit_log import LocalLog, list_log, look_at_log, new_segment_folder
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import create_file, make_folders
 from pyengine.storage.recovery.cut_log import Cut, intend_cut
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
@@ -159,7 +160,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
 def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, remembered: int,
                  progress: Progress | None) -> tuple[RecoveryReport, MasterLink | None]:
     """Where a new slave's log begins, and what of another's goes because its master does not have it (services/replication/ha_join.py)."""
-    found = join(root, config, report.min_offset, report.end_offset, remembered)
+    found = join(MessageStore(root, config.geometry), config, report.min_offset, report.end_offset, remembered)
     if found.cut_at is not None:
         failpoint("cut_decided")
         intend_cut(root, Cut(found.cut_at, report.end_offset, found.notes[0]))

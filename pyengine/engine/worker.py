@@ -37,7 +37,8 @@ from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, removed_names
 from pyengine.ipc.store_lock import StoreLock, living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles
-from pyengine.services import Service
+from pyengine.services.service import Service, ServiceContext
+from pyengine.storage.message_store import MessageStore
 
 OWNER_WAIT_S = 30.0
 POLL_STEP_S = 0.02
@@ -56,8 +57,7 @@ class BootFailedError(EngineError):
 class Worker:
     """One worker process attached to its engine.
 
-    `memory`, `config`, `root` and `latch` (its own) are what a service works with;
-    `stopping` is to be looked at in every round.
+    `context` is what its service works with; `stopping` is to be read in every round.
     """
 
     def __init__(self, kind: int, root: Path, settings: Mapping[str, str], memory: EngineMemory, lock: StoreLock) -> None:
@@ -67,10 +67,12 @@ class Worker:
         self.memory = memory
         self.lock = lock
         self.latch = memory.latch(kind)
+        self.context = ServiceContext(memory, MessageStore(root, self.config.geometry), self.config,
+                                      self.say, self.warn, self.beat)
         self.heart = Heartbeat(memory.control.workers[kind])
         self.incarnation = self.heart.begin(os.getpid(), process_start_ms(os.getpid()) or 0)
         self._asked_to_stop = False
-        self._obstacle = obstacles.read(memory.obstacles, kind)
+        self._blocked_reason = obstacles.read(memory.obstacles, kind)
         self._watchdog_s = watchdog_interval_s()
         self._watchdog_due_s = 0.0
         self._names_due_s = 0.0
@@ -90,13 +92,13 @@ class Worker:
         """Tell the supervisor, and systemd if it is there, that this worker does its work from now on."""
         self.heart.state(native.WORKER_READY)
         self.memory.wake(native.SUPERVISOR)
-        self.say_obstacle("")
+        self.say_blocked_reason("")
         notify("READY=1")
 
-    def say_obstacle(self, text: str) -> None:
+    def say_blocked_reason(self, text: str) -> None:
         """For `status`: what keeps this worker from its work; "" for nothing any more."""
-        if text != self._obstacle:
-            self._obstacle = text
+        if text != self._blocked_reason:
+            self._blocked_reason = text
             obstacles.say(self.memory.obstacles, self.kind, text)
 
     def say(self, text: str) -> None:
@@ -142,17 +144,16 @@ class Worker:
         While there is work the latch stays unarmed, which spares the others their wake-ups.
         """
         armed = False
-        never_idle = getattr(service, "never_idle", False)
         while not self.stopping:
             if service.work():
-                if never_idle:
-                    self.say_obstacle(service.obstacle)
+                if service.never_idle:
+                    self.say_blocked_reason(service.blocked_reason)
                 if armed:
                     self.latch.disarm()
                     armed = False
                 self.beat(worked=True)
                 continue
-            self.say_obstacle(getattr(service, "obstacle", ""))
+            self.say_blocked_reason(service.blocked_reason)
             self.beat()
             if not armed:
                 self.latch.arm()
@@ -278,12 +279,12 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
         serve(worker)
         served = True
     except BootFailedError as error:
-        worker.say_obstacle(f"cannot start: {error}")
+        worker.say_blocked_reason(f"cannot start: {error}")
         say(kind, f"cannot start: {error}", ERROR)
         return WorkerExit.TEMPFAIL if may_pass(error) else WorkerExit.BOOT_FAILED
     except Exception as error:
         why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
-        worker.say_obstacle(f"it ended and is started again: {why}")
+        worker.say_blocked_reason(f"it ended and is started again: {why}")
         if not may_pass(error):
             raise
         say(kind, why, ERROR)

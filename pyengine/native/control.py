@@ -150,6 +150,11 @@ def add(struct, field: str, by: int = 1) -> int:
     return lib.ms_add_u32(ffi.cast("uint32_t *", ffi.addressof(struct, field)), by)
 
 
+def increment(struct, field: str, by: int = 1) -> None:
+    """Add to a counter that this process alone writes."""
+    store(struct, field, load(struct, field) + by)
+
+
 def refuse_puts(control, bits: int, on: bool = True) -> None:
     """Set or clear REFUSE_ bits; several processes own one each, so never by load and store."""
     while True:

@@ -22,21 +22,19 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable
 
 from pyengine._native import ffi
-from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, disk_errors
-from pyengine.formats.paths import StorePaths
-from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import cpu
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import lock_memory, monotonic_ns, populate
+from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.commit_log import new_segment_folder
 from pyengine.storage.file_system import copies_on_write, reserve_dispatch_space
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import create_file, make_folders, sync_folder
 
 RETRY_NS = 500_000_000
@@ -51,27 +49,21 @@ PIECE_BYTES = 4 << 20   # one call; the process looks around in between
 PAGE_BYTES = mmap.PAGESIZE
 
 
-class AllocateMappedFileService:
+class AllocateMappedFileService(Service):
     """Creates segments ahead of the writer and, in async mapped mode, brings their pages in."""
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
-                 report: Callable[[str], None] = lambda text: None, warn: Callable[[str], None] = lambda text: None) -> None:
-        """`report` gets a sentence when making a segment begins to fail and when it works again, `warn` what is only slower."""
-        self._memory = memory
-        self._root = root
-        self._control = memory.control
-        self._line = memory.control.allocator
-        self._paths = StorePaths(root)
-        self._segment_bytes = memory.identity.segment_bytes
-        self._report = report
-        self._warn = warn
+    KIND = native.ALLOCATOR
+
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(context)
+        self._line = self._control.allocator
+        self._warn = context.warn
         self._warned = False
-        self._warmer = None
-        if memory.identity.mode == native.MODE_MAPPED:
-            self._warmer = PageWarmer(root, self._segment_bytes, whole=config.warm_mapped_file_enable,
+        self._warmer: PageWarmer | None = None
+        if self._memory.identity.mode == native.MODE_MAPPED:
+            self._warmer = PageWarmer(context.store, whole=context.config.warm_mapped_file_enable,
                                       populated_end=native.load(self._line, "populated_end"))
         self._retry_ns = 0
-        self.obstacle = ""
         self._wrote = -1
         cpu.schedule_batch()
         self._moved_ns = 0
@@ -84,7 +76,7 @@ class AllocateMappedFileService:
         if wrote != self._wrote:
             self._wrote, self._moved_ns = wrote, now_ns
         if native.load(self._line, "ready_end") < self._target(wrote):
-            if now_ns < self._retry_ns or native.load(self._control.state, "frozen"):
+            if now_ns < self._retry_ns or self._is_frozen:
                 return False
             return self._make_one(now_ns)
         return self._warm(wrote)
@@ -100,19 +92,16 @@ class AllocateMappedFileService:
         try:
             self._create(start)
         except DiskError as error:
-            number = error.errno or errno.EIO
-            said, self.obstacle = self.obstacle, f"cannot make the next segment: {error}; trying again each {RETRY_NS / 1e9:g} s"
-            if said != self.obstacle:
-                self._report(self.obstacle)
-            native.store(self._line, "error_number", number)
+            reason = f"cannot make the next segment: {error}; trying again each {RETRY_NS / 1e9:g} s"
+            self._blocked.set(reason, reason)
+            native.store(self._line, "error_number", error.errno or errno.EIO)
             native.add(self._line, "error_count")
             self._retry_ns = now_ns + RETRY_NS
             self._memory.wake(native.WRITER)
             return False
         if native.load(self._line, "error_number"):
             native.store(self._line, "error_number", 0)
-            self.obstacle = ""
-            self._report("segments can be made again")
+            self._blocked.clear("segments can be made again")
         failpoint("segment_made")
         native.store(self._line, "ready_end", start + self._segment_bytes)
         failpoint("segment_ready")
@@ -121,9 +110,9 @@ class AllocateMappedFileService:
         return True
 
     def _create(self, start: int) -> None:
-        path = self._paths.commit_log_segment(start)
+        path = self._store.commit_log_segment(start)
         if not path.exists():
-            path = new_segment_folder(self._root, start, self._segment_bytes) / path.name
+            path = new_segment_folder(self._store, start, self._segment_bytes) / path.name
             make_folders(path.parent)
             undispatched_bytes = start + self._segment_bytes - native.load_position(self._control.reput_from)
             reserve_dispatch_space(path.parent, self._segment_bytes, undispatched_bytes)
@@ -168,9 +157,9 @@ class AllocateMappedFileService:
         after the name is gone would be lost, however often it is synced.
         """
         stopping = native.load(self._control.state, "refuse_puts") & native.REFUSE_STOPPING
-        if not stopping or native.load(self._control.state, "frozen"):
+        if not stopping or self._is_frozen:
             return False
-        if native.WRITER in living_kinds(self._root, len(KIND_NAMES)):
+        if native.WRITER in living_kinds(self._store.root, len(KIND_NAMES)):
             return False
         wrote, _ = native.committed_slot(self._control)
         wrote = max(wrote, native.load(self._control.writer, "intent_end"))
@@ -186,7 +175,7 @@ class AllocateMappedFileService:
         failpoint("spare_given_up")
         folders = set()
         for start in reversed(range(first, ready_end, self._segment_bytes)):
-            path = self._paths.commit_log_segment(start)
+            path = self._store.commit_log_segment(start)
             folders.add(path.parent)
             with disk_errors("remove", path):
                 path.unlink(missing_ok=True)
@@ -231,11 +220,10 @@ class _Window:
 class PageWarmer:
     """Keeps the pages of [wrote, wrote + window) present; `whole` takes whole segments, and locks them until written."""
 
-    def __init__(self, root: str | os.PathLike[str], segment_bytes: int, *, whole: bool = False,
-                 populated_end: int = 0) -> None:
+    def __init__(self, store: MessageStore, *, whole: bool = False, populated_end: int = 0) -> None:
         """`populated_end`: how far a predecessor had come; populating again would dirty the pages again."""
-        self._paths = StorePaths(root)
-        self._segment_bytes = segment_bytes
+        self._store = store
+        self._segment_bytes = store.segment_bytes
         self._whole = whole
         self._windows: dict[int, _Window] = {}
         self._filling = True
@@ -256,7 +244,7 @@ class PageWarmer:
         start = at - at % size
         stop = min(end, at + PIECE_BYTES, start + size)
         if start not in self._windows:
-            self._windows[start] = _Window(self._paths.commit_log_segment(start), size)
+            self._windows[start] = _Window(self._store.commit_log_segment(start), size)
         refused, lock_refused = self._windows[start].bring_in(at - start, stop - start, lock=self._whole)
         self.lock_refused = lock_refused or self.lock_refused
         self.refused = lock_refused or refused or self.refused

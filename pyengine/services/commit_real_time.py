@@ -22,18 +22,14 @@ from __future__ import annotations
 import os
 
 from pyengine._native import ffi
-from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, DiskFullError, InvariantError, disk_errors
 from pyengine.formats.constants import BLANK_HEADER_BYTES
-from pyengine.formats.paths import StorePaths
 from pyengine.ipc import shared_objects
-from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import nap, scan
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns, pwrite_all
-from pyengine.services.freeze import freeze
-from pyengine.services.stream_detector import StreamDetector
+from pyengine.services.service import Service, ServiceContext, StreamDetector
 
 PIECE_BYTES = 1 << 20
 SMALL_BYTES = 64 << 10
@@ -43,37 +39,32 @@ RETRY_NS = 500_000_000  # after a write that found no room
 NO_SEGMENT = -1
 
 
-class CommitRealTimeService:
+class CommitRealTimeService(Service):
     """Moves `committed` behind `wrote`, through the files."""
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig) -> None:
-        self._memory = memory
-        self._control = memory.control
-        self._root = root
-        self._paths = StorePaths(root)
-        self._segment_bytes = memory.identity.segment_bytes
-        self._replicates = memory.identity.replicates != 0
-        self._interval_s = config.commit_interval_commit_log_ms / 1000
-        self._buffers = memory.open_pool(writable=False)
+    KIND = native.COMMITTER
+
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(context)
+        self._interval_s = context.config.commit_interval_commit_log_ms / 1000
+        self._buffers = self._memory.open_pool(writable=False)
         self._base = NO_SEGMENT
         self._descriptor = -1
         self._path = ""
         self._stream = StreamDetector(NAP_NS, QUIET_NS)
         self._committed = native.load_position(self._control.committed)
-        self._line = self._control.workers[native.COMMITTER]
         native.store(self._line, "error_number", 0)
         self._retry_ns = 0
-        self.obstacle = ""
         self._free_full_buffers()
         nap.precisely()
 
     def work(self) -> bool:
         """Commit one piece, unless it is so small that waiting a moment for more is better."""
-        if native.load(self._control.state, "frozen") or monotonic_ns() < self._retry_ns:
+        if self._is_frozen or monotonic_ns() < self._retry_ns:
             return False
         wrote = native.load_position(self._control.wrote)
         if wrote - self._committed < SMALL_BYTES and self._stream.busy or wrote <= self._committed:
-            if not self._stream.next_is_there(self._control.wrote, self._committed):
+            if not self._stream.wait_for_next(self._control.wrote, self._committed):
                 return False
             wrote = native.load_position(self._control.wrote)
         done = self._commit(wrote)
@@ -103,12 +94,12 @@ class CommitRealTimeService:
             self._wait_for_room(error)
             return False
         except DiskError as error:
-            freeze(self._memory, self._root, native.COMMITTER, error)
+            self._freeze(error)
             return False
         if end <= start:
             raise InvariantError(f"pool buffer {number}: {walked.reason} at {start}, below wrote = {wrote}")
-        if self.obstacle:
-            self.obstacle = ""
+        if self.blocked_reason:
+            self._blocked.clear()
             native.store(self._line, "error_number", 0)
         native.store_position(self._control.committed, end)
         failpoint("pool_committed")
@@ -121,9 +112,9 @@ class CommitRealTimeService:
         return True
 
     def _wait_for_room(self, error: DiskFullError) -> None:
-        self.obstacle = (f"cannot commit what is in the pool: {error}; trying again each {RETRY_NS / 1e9:g} s: free space")
+        self._blocked.set(f"cannot commit what is in the pool: {error}; trying again each {RETRY_NS / 1e9:g} s: free space")
         native.store(self._line, "error_number", error.errno)
-        native.store(self._line, "error_count", native.load(self._line, "error_count") + 1)
+        self._count_error()
         self._retry_ns = monotonic_ns() + RETRY_NS
         failpoint("pool_without_room")
         self._memory.wake(native.WRITER)
@@ -136,7 +127,7 @@ class CommitRealTimeService:
 
     def _open(self, base: int) -> None:
         self._close_segment()
-        self._path = str(self._paths.commit_log_segment(base))
+        self._path = str(self._store.commit_log_segment(base))
         with disk_errors("open", self._path):
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
         self._base = base
@@ -171,14 +162,14 @@ class CommitRealTimeService:
             self._memory.wake(native.WRITER)
 
     def pause_s(self) -> float:
-        if self.obstacle:
+        if self.blocked_reason:
             return max(0.01, (self._retry_ns - monotonic_ns()) / 1e9)
         return self._interval_s
 
     def drain(self) -> bool:
         """Commit to the end. The writer is gone by now."""
         wrote = native.load_position(self._control.wrote)
-        if native.load(self._control.state, "frozen") or wrote <= self._committed:
+        if self._is_frozen or wrote <= self._committed:
             return False
         return self._commit(wrote)
 

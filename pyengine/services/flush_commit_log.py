@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import os
 
-from pyengine.config import EngineConfig
 from pyengine.errors import FlushError, disk_errors
-from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import cpu, group_commit, scan, store_stats
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import fdatasync, monotonic_ns
-from pyengine.services.freeze import freeze
+from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.mapped_file import map_read_only
+from pyengine.storage.message_store import MessageStore
 
 RECHECK_S = 0.02
 ROUND_NS = 100_000_000
@@ -44,7 +43,7 @@ def take_over(memory: EngineMemory) -> int:
     return incarnation
 
 
-def last_store_time(memory: EngineMemory, root: str | os.PathLike[str], start: int, target: int) -> int:
+def last_store_time(memory: EngineMemory, store: MessageStore, start: int, target: int) -> int:
     """Store time of the last record below `target`, as far as it can be told; never one ahead of it.
 
     Both are record boundaries. Where the commit slot speaks of this very target it
@@ -54,12 +53,11 @@ def last_store_time(memory: EngineMemory, root: str | os.PathLike[str], start: i
     if wrote == target:
         return slot_time_ms
     _, time_ms = native.flush_pair(memory.control)
-    size = memory.identity.segment_bytes
-    segments = UnflushedSegments(root, size)
+    size = store.segment_bytes
     while start < target:
         base = start - start % size
         end = min(target, base + size)
-        mapping = map_read_only(segments.path(base))
+        mapping = map_read_only(store.commit_log_segment(base))
         walked = scan.walk(mapping, base, start, end, check_crc=False)
         if walked.messages:
             time_ms = max(time_ms, walked.last_store_timestamp_ms)
@@ -69,30 +67,43 @@ def last_store_time(memory: EngineMemory, root: str | os.PathLike[str], start: i
     return time_ms
 
 
-class FlushRealTimeService:
+class FlushService(Service):
+    """What both services share: the descriptors of what is not flushed, and the right to flush."""
+
+    KIND = native.FLUSHER
+
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(context)
+        self._segments = UnflushedSegments(context.store)
+        self._follow()
+        self.incarnation = take_over(self._memory)
+
+    def _follow(self) -> None:
+        """Open the segments that may hold unflushed bytes by now, close those that are flushed."""
+        ready_end = max(native.load(self._control.allocator, "ready_end"), native.load_position(self._control.committed))
+        self._segments.follow(native.load_position(self._control.flushed), ready_end)
+
+    @property
+    def _is_verified(self) -> bool:
+        """Whether the writer has synced its own descriptors clean for this incarnation."""
+        return native.load(self._control.writer, "verified_flusher") == self.incarnation
+
+    def close(self) -> None:
+        self._segments.close()
+
+
+class FlushRealTimeService(FlushService):
     """Timed flushing of the commit log."""
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig) -> None:
-        self._memory = memory
-        self._root = root
-        self._control = memory.control
-        self._interval_ns = config.flush_interval_commit_log_ms * 1_000_000
-        self._segments = UnflushedSegments(root, memory.identity.segment_bytes)
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(context)
+        self._interval_ns = context.config.flush_interval_commit_log_ms * 1_000_000
         self._due_ns = 0
         self._flushed = native.load_position(self._control.flushed)
-        self._segments.follow(self._flushed, self._ready_end())
-        self.incarnation = take_over(memory)
-
-    def _ready_end(self) -> int:
-        return native.load(self._control.allocator, "ready_end")
-
-    def _may_flush(self) -> bool:
-        return (native.load(self._control.state, "frozen") == 0
-                and native.load(self._control.writer, "verified_flusher") == self.incarnation)
 
     def work(self) -> bool:
         """Flush everything if it is due."""
-        self._segments.follow(self._flushed, self._ready_end())
+        self._follow()
         if monotonic_ns() >= self._due_ns and self.flush():
             self._due_ns = monotonic_ns() + self._interval_ns
         return False
@@ -100,10 +111,10 @@ class FlushRealTimeService:
     def flush(self) -> bool:
         """Sync [flushed, committed) and publish it; whether there was something and it could be done."""
         target = native.load_position(self._control.committed)
-        if target <= self._flushed or not self._may_flush():
+        if target <= self._flushed or self._is_frozen or not self._is_verified:
             return False
-        self._segments.follow(self._flushed, max(target, self._ready_end()))
-        time_ms = last_store_time(self._memory, self._root, self._flushed, target)
+        self._follow()
+        time_ms = last_store_time(self._memory, self._store, self._flushed, target)
         lines = self._control.flusher
         for start in self._segments.between(self._flushed, target):
             failpoint("timed_sync_begins")
@@ -111,12 +122,12 @@ class FlushRealTimeService:
             try:
                 fdatasync(self._segments.descriptors[start], self._segments.path(start))
             except FlushError as error:
-                freeze(self._memory, self._root, native.FLUSHER, error)
+                self._freeze(error)
                 return False
             took_ns = monotonic_ns() - began_ns
             store_stats.add_sync(self._memory.counters, took_ns)
-            native.store(lines, "syncs", native.load(lines, "syncs") + 1)
-            native.store(lines, "sync_ns_total", native.load(lines, "sync_ns_total") + took_ns)
+            native.increment(lines, "syncs")
+            native.increment(lines, "sync_ns_total", took_ns)
             native.store(lines, "sync_ns_max", max(native.load(lines, "sync_ns_max"), took_ns))
         failpoint("timed_synced")
         native.publish_flushed(self._control, target, time_ms)
@@ -127,7 +138,7 @@ class FlushRealTimeService:
     def pause_s(self) -> float:
         if native.load_position(self._control.committed) <= self._flushed:
             return self._interval_ns / 1e9
-        if native.load(self._control.writer, "verified_flusher") != self.incarnation:
+        if not self._is_verified:
             return RECHECK_S
         return max(0.0, min(self._interval_ns, self._due_ns - monotonic_ns()) / 1e9)
 
@@ -135,47 +146,32 @@ class FlushRealTimeService:
         """Flush to the end; gives up where the store is frozen or no writer vouches for this incarnation."""
         return self.flush()
 
-    def close(self) -> None:
-        self._segments.close()
 
-
-class GroupCommitService:
+class GroupCommitService(FlushService):
     """Latch-driven flushing of the commit log. work() sleeps on the latch itself."""
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig) -> None:
-        self._memory = memory
-        self._control = memory.control
-        self._root = root
-        self._segments = UnflushedSegments(root, memory.identity.segment_bytes)
-        self._follow()
-        self.incarnation = take_over(memory)
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(context)
+        memory = context.memory
         self._group = group_commit.GroupCommit(
             self._control, memory.latch(native.FLUSHER).semaphore, memory.latch(native.WRITER).semaphore,
             memory.identity.segment_bytes, self.incarnation, memory.counters)
         self._group.use(self._segments.descriptors)
         cpu.schedule_interactive()
 
-    def _follow(self) -> None:
-        ready_end = max(native.load(self._control.allocator, "ready_end"),
-                        native.load_position(self._control.committed))
-        self._segments.follow(native.load_position(self._control.flushed), ready_end)
-
     def work(self) -> bool:
         """A tenth of a second of group commits."""
         self._follow()
         self._group.use(self._segments.descriptors)
-        verified = native.load(self._control.writer, "verified_flusher") == self.incarnation
-        outcome = self._group.run(monotonic_ns() + (ROUND_NS if verified else RECHECK_NS))
+        outcome = self._group.run(monotonic_ns() + (ROUND_NS if self._is_verified else RECHECK_NS))
         if outcome == group_commit.FAILED:
-            self._freeze(*self._group.failure)
+            self._freeze_after_sync()
         return outcome == group_commit.SEGMENT
 
-    def _freeze(self, error_number: int, base: int) -> None:
+    def _freeze_after_sync(self) -> None:
+        error_number, base = self._group.failure
         path = self._segments.path(base)
-        freeze(self._memory, self._root, native.FLUSHER, FlushError(f"fdatasync {path}", errno=error_number, path=path))
-
-    def pause_s(self) -> float:
-        return 0.0
+        self._freeze(FlushError(f"fdatasync {path}", errno=error_number, path=path))
 
     def drain(self) -> bool:
         """Flush to the end; gives up where the store is frozen or no writer vouches for this incarnation."""
@@ -184,11 +180,8 @@ class GroupCommitService:
         try:
             return self._group.once()
         except OSError:
-            self._freeze(*self._group.failure)
+            self._freeze_after_sync()
             return False
-
-    def close(self) -> None:
-        self._segments.close()
 
 
 class UnflushedSegments:
@@ -199,13 +192,13 @@ class UnflushedSegments:
     may never learn of it.
     """
 
-    def __init__(self, root: str | os.PathLike[str], segment_bytes: int) -> None:
-        self._paths = StorePaths(root)
-        self.segment_bytes = segment_bytes
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self.segment_bytes = store.segment_bytes
         self.descriptors: dict[int, int] = {}
 
     def path(self, start: int) -> str:
-        return str(self._paths.commit_log_segment(start))
+        return str(self._store.commit_log_segment(start))
 
     def follow(self, flushed: int, ready_end: int) -> None:
         """Open what has become ready, close what is flushed. Cheap when nothing has changed."""

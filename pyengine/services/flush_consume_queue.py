@@ -25,25 +25,24 @@ import math
 import os
 from collections.abc import Callable
 
-from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, FlushError, FormatError, disk_error
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import decode_ext_address, is_ext_address, unpack_entry
 from pyengine.formats.index_file import unpack_header
-from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.paths import segment_name
 from pyengine.formats.record_case import CaseLabel
-from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import check_written, fdatasync, monotonic_ns, sync_file_system
 from pyengine.native.scan import walk
-from pyengine.services.freeze import freeze
+from pyengine.services.service import BlockedReason, Service, ServiceContext
 from pyengine.storage.dispatcher import touched_queues
 from pyengine.storage.durable_writes import MANY_FILES
 from pyengine.storage.mapped_file import index_file_names, mapped
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
-from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
+from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 WATERMARK_INTERVAL_NS = 1_000_000_000
 SHARE = 10  # a round that took long is followed by a pause this many times as long
@@ -52,21 +51,14 @@ SLICE_BYTES = 8 << 20
 RETRY_NS = 1_000_000_000
 
 
-class FlushConsumeQueueService:
+class FlushConsumeQueueService(Service):
     """Syncs queues and index, writes checkpoint and watermark."""
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
-                 report: Callable[[str], None] = lambda text: None,
-                 beat: Callable[[], None] = lambda: None) -> None:
-        """`report` gets a sentence when something cannot be written; `beat` is called between files."""
-        self._memory = memory
-        self._control = memory.control
-        self._line = memory.control.workers[native.CHECKPOINTER]
-        self._root = root
-        self._paths = StorePaths(root)
-        self._report = report
-        self._beat = beat
-        self._segment_bytes = memory.identity.segment_bytes
+    KIND = native.CHECKPOINTER
+
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(context)
+        config = context.config
         self._queue_file_bytes = config.geometry.mapped_file_size_consume_queue_bytes
         self._ext_file_bytes = config.mapped_file_size_consume_queue_ext_bytes if config.enable_consume_queue_ext else 0
         self._index_enabled = config.message_index_enable
@@ -74,21 +66,20 @@ class FlushConsumeQueueService:
         self._interval_ns = config.flush_interval_consume_queue_ms * 1_000_000
         self._due_ns = 0
         self._watermark_due_ns = 0
-        self._checkpoint = read_checkpoint(root)
+        self._checkpoint = read_checkpoint(context.store.root)
         self._watermark = (-1, 0)
-        self._adopted = AdoptedLog(root, self._segment_bytes, self._unread_end(),
-                                   lambda: native.load_position(self._control.min_offset), report)
+        self._adopted = AdoptedLog(context.store, self._unread_end(),
+                                   lambda: native.load_position(self._control.min_offset), context.report)
         self._synced_index = ""  # the newest index file that is synced for good
-        self._obstacle = ""
 
     @property
-    def obstacle(self) -> str:
+    def blocked_reason(self) -> str:
         """What cannot be written; else, what of the log cannot be read or is damaged since before this engine."""
-        return self._obstacle or self._adopted.obstacle
+        return self._blocked.text or self._adopted.blocked.text
 
     def _unread_end(self) -> int:
         """Where the part of the log ends that this engine does not know: all that stands, where it finds no watermark of its own."""
-        own = read_watermark(self._root).watermark
+        own = self._store.read_watermark().watermark
         if own is not None and own.uuid == str(self._memory.identity.store_uuid):
             return own.verified_from
         return native.load_position(self._control.flushed)
@@ -100,29 +91,25 @@ class FlushConsumeQueueService:
             self._guarded(final=False)
             now_ns = monotonic_ns()
             self._due_ns = now_ns + max(self._interval_ns, SHARE * (now_ns - began_ns))
-        if not native.load(self._control.state, "frozen"):
+        if not self._is_frozen:
             try:
                 self._adopted.work()
             except FlushError as error:
-                freeze(self._memory, self._root, native.CHECKPOINTER, error)
+                self._freeze(error)
         return False
 
     def _guarded(self, *, final: bool) -> None:
-        if native.load(self._control.state, "frozen"):
+        if self._is_frozen:
             return  # what is on the disk now is what recovery must work with
         try:
             self._round(final=final)
         except FlushError as error:
-            freeze(self._memory, self._root, native.CHECKPOINTER, error)
+            self._freeze(error)
         except DiskError as error:
-            if self._obstacle != str(error):
-                self._obstacle = str(error)
-                self._report(f"checkpoint and watermark stand still: {error}")
-            native.store(self._line, "error_count", native.load(self._line, "error_count") + 1)
+            self._blocked.set(str(error), f"checkpoint and watermark stand still: {error}")
+            self._count_error()
         else:
-            if self._obstacle:
-                self._obstacle = ""
-                self._report("checkpoint and watermark move again")
+            self._blocked.clear("checkpoint and watermark move again")
 
     def _round(self, *, final: bool) -> None:
         target = native.load_position(self._control.reput_from)
@@ -149,18 +136,18 @@ class FlushConsumeQueueService:
         while start < end:
             base = start - start % self._segment_bytes
             stop = min(end, base + self._segment_bytes)
-            with mapped(self._paths.commit_log_segment(base)) as view:
+            with mapped(self._store.commit_log_segment(base)) as view:
                 touched = touched_queues(view, base, start, stop, multi_dispatch=self._multi_dispatch)
             if touched.reason not in ("range_end", "blank"):
                 raise DiskError(f"the log cannot be read at {touched.reached} ({touched.reason})",
-                                path=str(self._paths.commit_log_segment(base)))
+                                path=str(self._store.commit_log_segment(base)))
             last_ms = max(last_ms, touched.last_store_timestamp_ms)
             for queue in touched.queues:
                 low, high = spans.get((queue.topic, queue.queue_id), (queue.min_queue_offset, queue.max_queue_offset))
                 spans[queue.topic, queue.queue_id] = min(low, queue.min_queue_offset), max(high, queue.max_queue_offset)
             start = stop
             self._beat()
-        is_synced = len(spans) >= MANY_FILES and sync_file_system(self._paths.consume_queue)
+        is_synced = len(spans) >= MANY_FILES and sync_file_system(self._store.consume_queue)
         for (topic, queue_id), (low, high) in spans.items():
             self._sync_queue(topic, queue_id, low, high, is_synced)
             self._beat()
@@ -168,12 +155,12 @@ class FlushConsumeQueueService:
 
     def _sync_queue(self, topic: str, queue_id: int, low: int, high: int, is_synced: bool) -> None:
         size = self._queue_file_bytes
-        folder = self._paths.queue_folder(topic, queue_id)
+        folder = self._store.queue_folder(topic, queue_id)
         first = low * CQ_ENTRY_BYTES // size * size
         if self._ext_file_bytes:
             self._sync_ext(topic, queue_id, low, high, is_synced)
         for start in range(first, high * CQ_ENTRY_BYTES + 1, size):
-            self._sync_file(str(folder / segment_name(start)), is_synced)
+            self._sync_derived(str(folder / segment_name(start)), is_synced)
 
     def _sync_ext(self, topic: str, queue_id: int, low: int, high: int, is_synced: bool) -> None:
         """Sync the extension files of the units that the queue's entries [low, high] name."""
@@ -182,37 +169,29 @@ class FlushConsumeQueueService:
         if not addresses:
             return
         size = self._ext_file_bytes
-        folder = self._paths.queue_ext_folder(topic, queue_id)
+        folder = self._store.queue_ext_folder(topic, queue_id)
         for start in range(min(addresses) // size * size, max(addresses) + 1, size):
-            self._sync_file(str(folder / segment_name(start)), is_synced)
+            self._sync_derived(str(folder / segment_name(start)), is_synced)
 
     def _ext_address(self, topic: str, queue_id: int, offset: int) -> int | None:
         """The unit that an entry names, None without one."""
         start = offset * CQ_ENTRY_BYTES // self._queue_file_bytes * self._queue_file_bytes
         try:
-            with open(self._paths.queue_folder(topic, queue_id) / segment_name(start), "rb", buffering=0) as file:
+            with open(self._store.queue_folder(topic, queue_id) / segment_name(start), "rb", buffering=0) as file:
                 file.seek(offset * CQ_ENTRY_BYTES - start)
                 tags_code = unpack_entry(file.read(CQ_ENTRY_BYTES)).tags_code
         except (FileNotFoundError, FormatError):
             return None
         return decode_ext_address(tags_code) if is_ext_address(tags_code) else None
 
-    def _sync_file(self, path: str, is_synced: bool = False) -> None:
-        """Sync one file of derived data, or with its file system behind it ask whether that has worked.
+    def _sync_derived(self, path: str, is_synced: bool = False) -> None:
+        """Sync one file of queues or index; where its file system was synced, ask only whether that worked.
 
-        One that is not there (removed meanwhile, or never made) needs none.
+        A file that does not exist (removed meanwhile, or never made) needs none.
         """
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise disk_error(error, "open", path) from error
-        try:
-            (check_written if is_synced else fdatasync)(descriptor, path)
+        with contextlib.suppress(FileNotFoundError):
+            _sync_file(path, check_written if is_synced else fdatasync)
             failpoint("derived_file_synced")
-        finally:
-            os.close(descriptor)
 
     # -- index
 
@@ -221,27 +200,27 @@ class FlushConsumeQueueService:
         if not self._index_enabled:
             return 0
         try:
-            names = index_file_names(self._paths.index)
+            names = index_file_names(self._store.index)
         except FileNotFoundError:
             return 0
         full = names[:-1]
         index_ms = 0
         for name in [name for name in full if name > self._synced_index]:
-            path = str(self._paths.index / name)
-            self._sync_file(path)
+            path = str(self._store.index / name)
+            self._sync_derived(path)
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
                 index_ms = unpack_header(file.read(INDEX_HEADER_BYTES)).end_timestamp_ms
             self._synced_index = name
             self._beat()
         if final and names:
-            self._sync_file(str(self._paths.index / names[-1]))
+            self._sync_derived(str(self._store.index / names[-1]))
         return index_ms
 
     # -- what is written about it
 
     def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
         if checkpoint != self._checkpoint:
-            write_checkpoint(self._root, checkpoint)
+            write_checkpoint(self._store.root, checkpoint)
             self._checkpoint = checkpoint
 
     def _write_watermark(self, flushed: int, *, final: bool) -> None:
@@ -250,7 +229,7 @@ class FlushConsumeQueueService:
         if (flushed, verified_from) == self._watermark or now_ns < self._watermark_due_ns and not final:
             return
         identity = self._memory.identity
-        write_watermark(self._root, DurableWatermark(str(identity.store_uuid), identity.epoch, flushed, verified_from))
+        write_watermark(self._store.root, DurableWatermark(str(identity.store_uuid), identity.epoch, flushed, verified_from))
         self._watermark = flushed, verified_from
         self._watermark_due_ns = now_ns + WATERMARK_INTERVAL_NS
 
@@ -262,8 +241,6 @@ class FlushConsumeQueueService:
         self._guarded(final=True)
         return False
 
-    def close(self) -> None:
-        """Nothing is kept open."""
 
 
 class AdoptedLog:
@@ -276,14 +253,14 @@ class AdoptedLog:
     and is nothing that recovery may stop for later.
     """
 
-    def __init__(self, root: str | os.PathLike[str], segment_bytes: int, verified_from: int, min_offset: Callable[[], int],
-                 report: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, store: MessageStore, verified_from: int, min_offset: Callable[[], int],
+                 report: Callable[[str], None]) -> None:
         """`min_offset` tells where the log begins now; `report` gets a sentence at the end of the work."""
         self.verified_from = verified_from if verified_from > min_offset() else 0
-        self.obstacle = ""  # the damage, or why nothing can be read at present
+        self.blocked = BlockedReason(report)  # the damage, or why nothing can be read at present
         self._is_over = not self.verified_from
-        self._paths = StorePaths(root)
-        self._segment_bytes = segment_bytes
+        self._store = store
+        self._segment_bytes = store.segment_bytes
         self._min_offset = min_offset
         self._report = report
         self._at = -1  # the next record of the segment that is being read; -1 between two
@@ -300,13 +277,12 @@ class AdoptedLog:
             self._is_over = True
             raise
         except DiskError as error:
-            if self.obstacle != str(error):
-                self.obstacle = str(error)
-                self._report(f"what was there before this engine is not read: {error}; trying again each {RETRY_NS / 1e9:g} s")
+            self.blocked.set(str(error), f"what was there before this engine is not read: {error}; "
+                                         f"trying again each {RETRY_NS / 1e9:g} s")
             self._due_ns = monotonic_ns() + RETRY_NS
         else:
             if not self._is_over:
-                self.obstacle = ""
+                self.blocked.clear()
             self._due_ns = 2 * monotonic_ns() - began_ns
 
     def pause_s(self) -> float:
@@ -316,12 +292,12 @@ class AdoptedLog:
     def _read(self) -> None:
         top = self.verified_from
         base = (top - 1) // self._segment_bytes * self._segment_bytes
-        path = self._paths.commit_log_segment(base)
+        path = self._store.commit_log_segment(base)
         try:
             if self._is_deleted(base):
                 return
             if self._at < 0:
-                self._sync(str(path))
+                _sync_file(str(path), fdatasync)
                 self._at = base
             with mapped(path) as view:
                 found = walk(view, base, self._at, min(self._at + SLICE_BYTES, top), limit=top)
@@ -337,11 +313,11 @@ class AdoptedLog:
             self._move_to(base)
         elif not self._is_deleted(base):
             self._is_over = True
-            self.obstacle = (
+            damage = (
                 f"the log is {why}, in what was there before this engine; everything from {top} on was read and is whole. "
                 "Restore that segment from a copy and start again, or make a store without the damage: stop, then "
                 "`pyengine salvage STORE DEST`")
-            self._report(self.obstacle)
+            self.blocked.set(damage, damage)
 
     def _is_deleted(self, base: int) -> bool:
         """Whether the cleaner has taken the segment: its bytes read as zeros then. All that is left is read."""
@@ -357,14 +333,16 @@ class AdoptedLog:
             self._is_over = True
             self._report("the log that was there before this engine is read and whole: the watermark covers all of it")
 
-    def _sync(self, path: str) -> None:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise disk_error(error, "open", path) from error
-        try:
-            fdatasync(descriptor, path)
-        finally:
-            os.close(descriptor)
+
+def _sync_file(path: str, sync: Callable[[int, str], None]) -> None:
+    """Open a file and `sync` it. FileNotFoundError; DiskError when it cannot be opened, FlushError when not synced."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise disk_error(error, "open", path) from error
+    try:
+        sync(descriptor, path)
+    finally:
+        os.close(descriptor)

@@ -22,13 +22,10 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from pyengine._native import ffi
 from pyengine.errors import DiskFullError, EngineUnavailableError, FlushError, InvariantError
 from pyengine.ipc import shared_objects
-from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
 from pyengine.native import cpu, flush, queue_table, session, session_guard, store_stats
@@ -36,12 +33,9 @@ from pyengine.native import writer as pass_
 from pyengine.native.failpoint import failpoint
 from pyengine.native.writer import Segment, Writer
 from pyengine.services.flush_commit_log import UnflushedSegments
-from pyengine.services.freeze import freeze
+from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.file_system import copies_on_write
 from pyengine.storage.watermark import note_sync_failure
-
-if TYPE_CHECKING:
-    from pyengine.config import EngineConfig
 
 RUN_NS = 100_000_000        # housekeeping at least this often
 SEGMENT_WAIT_S = 5.0        # RocketMQ waits as long for a mapped file (AllocateMappedFileService)
@@ -53,27 +47,25 @@ ROOM_PROBE_BYTES = 65536
 WAKES = (native.COMMITTER, native.FLUSHER, native.REPUTTER)
 
 
-class PutMessageService:
-    """The appender of the store. `beat` is called on each wait, so that waiting for a segment is not silence."""
+class PutMessageService(Service):
+    """The appender of the store. It waits inside work()."""
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
-                 beat: Callable[[], None] = lambda: None, warn: Callable[[str], None] = lambda text: None) -> None:
-        self._memory = memory
-        self._root = root
-        self._warn = warn
+    KIND = native.WRITER
+    never_idle = True
+
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(context)
+        memory, config = context.memory, context.config
+        self._warn = context.warn
         self._warned = False
-        self._control = memory.control
         self._identity = memory.identity
-        self._size = self._identity.segment_bytes
-        self._beat = beat
         self._latch = memory.latch(native.WRITER)
-        self._unflushed = UnflushedSegments(root, self._size)
+        self._unflushed = UnflushedSegments(context.store)
         self._mappings: dict[int, mmap.mmap] = {}       # async mapped: by segment base
         self._pool = memory.open_pool()                 # by buffer number
         self._locked: set[int] = set()
         self._sessions: dict[int, SharedObject] = {}    # by slot
         self._dying: set[int] = set()
-        self.obstacle = ""
         self._room_retry_ns = 0
         self._untaken = False  # a pass that found no room is still to be taken back
         self._follow()
@@ -106,8 +98,8 @@ class PutMessageService:
             intent_end = native.load(self._control.writer, "intent_end")
             start = wrote
             while start < intent_end:
-                base = start - start % self._size
-                end = min(intent_end, base + self._size)
+                base = start - start % self._segment_bytes
+                end = min(intent_end, base + self._segment_bytes)
                 self._zero(base, start, end)
                 self._beat()
                 start = end
@@ -126,7 +118,7 @@ class PutMessageService:
 
     def _attach_segments_at_start(self) -> None:
         position = self._writer.position
-        base = position - position % self._size
+        base = position - position % self._segment_bytes
         if position > base:
             segment = self._segment(base)
             if segment is None:
@@ -157,7 +149,7 @@ class PutMessageService:
             return Segment(base, ffi.cast("uint8_t *", memory), -1, number)
         mapping = self._mappings.get(base)
         if mapping is None:
-            mapping = self._mappings[base] = mmap.mmap(descriptor, self._size)
+            mapping = self._mappings[base] = mmap.mmap(descriptor, self._segment_bytes)
         return Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(mapping)), -1, -1)
 
     def _buffer_of(self, base: int) -> int | None:
@@ -184,14 +176,14 @@ class PutMessageService:
             if flush.lock_memory(ffi.from_buffer("uint8_t[]", shared.memory), shared.size_bytes) and not self._warned:
                 self._warned = True
                 self._warn(f"the pool cannot be locked in memory, puts may wait for a page: raise the memlock limit "
-                           f"to {self._identity.pool_buffers * self._size:,} bytes (ulimit -l, LimitMEMLOCK=)")
+                           f"to {self._identity.pool_buffers * self._segment_bytes:,} bytes (ulimit -l, LimitMEMLOCK=)")
         return shared
 
     def _attach_ahead(self, count: int) -> bool:
         """Give the pass `count` segments ahead, as far as they stand ready; True when it has them."""
         while self._writer.ahead_count < count:
             base = self._writer.next_base
-            if native.load(self._control.allocator, "ready_end") < base + self._size:
+            if native.load(self._control.allocator, "ready_end") < base + self._segment_bytes:
                 return False
             segment = self._segment(base)
             if segment is None:
@@ -202,7 +194,7 @@ class PutMessageService:
     def _wait_for_segments(self) -> None:
         """RUN_SEGMENT: the entry at hand needs segments; refuse it when they do not come."""
         needed = self._writer.pointer.segments_needed
-        wanted_end = self._writer.next_base + (needed - self._writer.ahead_count) * self._size
+        wanted_end = self._writer.next_base + (needed - self._writer.ahead_count) * self._segment_bytes
         if wanted_end > native.load(self._control.writer, "wanted_end"):
             native.store(self._control.writer, "wanted_end", wanted_end)
         failpoint("segment_wanted")
@@ -216,7 +208,7 @@ class PutMessageService:
                 break
             short = native.load(self._control.allocator, "ready_end") < wanted_end
             failing = native.load(self._control.allocator if short else self._control.workers[native.COMMITTER], "error_number")
-            if failing or native.load(self._control.state, "frozen") or time.monotonic() >= deadline_s:
+            if failing or self._is_frozen or time.monotonic() >= deadline_s:
                 self._latch.disarm()
                 self._writer.pointer.refuse_segment = 1
                 break
@@ -224,7 +216,7 @@ class PutMessageService:
             self._beat()
             self._latch.wait(POLL_INTERVAL_S)
         if waited_for_pool:
-            native.store(self._control.writer, "pool_waits", native.load(self._control.writer, "pool_waits") + 1)
+            native.increment(self._control.writer, "pool_waits")
 
     def _after_roll(self) -> None:
         """RUN_ROLLED: let go of what is finished; the next segment is attached if it is ready."""
@@ -362,7 +354,7 @@ class PutMessageService:
             for start in sorted(self._unflushed.descriptors):
                 flush.fdatasync(self._unflushed.descriptors[start], self._unflushed.path(start))
         except FlushError as error:
-            freeze(self._memory, self._root, native.WRITER, error)
+            self._freeze(error)
             return
         failpoint("flusher_vouched")
         native.store(self._control.writer, "verified_flusher", incarnation)
@@ -371,10 +363,10 @@ class PutMessageService:
 
     def _start_over(self) -> None:
         """RUN_FAILED: the pass failed on the disk; forget it. What follows is refused by the frozen state."""
-        if not native.load(self._control.state, "frozen"):
+        if not self._is_frozen:
             self._wait_for_room()
             return
-        note_sync_failure(self._root, native.load_position(self._control.flushed), "the log", native.reason(self._control))
+        note_sync_failure(self._store.root, native.load_position(self._control.flushed), "the log", native.reason(self._control))
         pass_.roll_back(self._control, self._table)
         pass_.rolled_back(self._control)
         self._writer.open()
@@ -386,7 +378,7 @@ class PutMessageService:
     def _wait_for_room(self) -> None:
         """RUN_FAILED without a failure: the disk is full. Puts are refused until it takes bytes again."""
         number = self._writer.pointer.error_number
-        self.obstacle = (f"cannot write the commit log: {os.strerror(number)}; puts are refused, trying again each "
+        self._blocked.set(f"cannot write the commit log: {os.strerror(number)}; puts are refused, trying again each "
                          f"{ROOM_RETRY_NS / 1e9:g} s: free space")
         native.store(self._control.writer, "pass_started_ms", 0)
         failpoint("pass_without_room")
@@ -416,18 +408,18 @@ class PutMessageService:
         try:
             if segment is not None and segment.memory is None:
                 at = self._writer.position - segment.base
-                flush.pwrite_all(segment.fd, bytes(min(ROOM_PROBE_BYTES, self._size - at)), at, self._unflushed.path(segment.base))
+                flush.pwrite_all(segment.fd, bytes(min(ROOM_PROBE_BYTES, self._segment_bytes - at)), at, self._unflushed.path(segment.base))
         except DiskFullError:
             self._room_retry_ns = flush.monotonic_ns() + ROOM_RETRY_NS
             return True
         self._writer.pointer.no_room = 0
-        self.obstacle = ""
+        self._blocked.clear()
         return True
 
     # ---- the round --------------------------------------------------------------
 
-    def run(self) -> bool:
-        """Passes for up to RUN_NS, or one errand; whether entries were executed."""
+    def work(self) -> bool:
+        """Passes for up to RUN_NS, or one pending request of the pass; whether entries were executed."""
         if self._writer.pointer.no_room and not self._look_for_room():
             self._latch.arm()
             self._latch.wait(POLL_INTERVAL_S)

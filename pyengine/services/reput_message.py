@@ -1,7 +1,7 @@
 """DefaultMessageStore.ReputMessageService: from the log to queues and index, behind the writer.
 
 RocketMQ's polls each millisecond. Here the writer (with the pool the committer) rings a
-latch; in a stream of puts it goes on by itself (services/detector.py).
+latch; in a stream of puts it goes on by itself (StreamDetector).
 
 Order: entries and keys first, then `reput_from`, then the arrival sequence that consumers
 sleep on. After a crash everything from `reput_from` on is dispatched again, which changes
@@ -12,24 +12,21 @@ in the control block.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Callable
 
 from pyengine._native import ffi
-from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, EngineUnavailableError
-from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
 from pyengine.native import nap, sequence, store_stats
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
-from pyengine.services.stream_detector import StreamDetector
+from pyengine.services.service import Service, ServiceContext, StreamDetector
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.mapped_file import map_read_only
 
 BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
-BEHIND_BYTES = 1 << 20     # after a batch as long as this there is no gathering
+BACKLOG_BYTES = 1 << 20     # after a batch as long as this there is no gathering
 NAP_NS = 250_000           # in a stream of puts, what comes within this time is dispatched together
 QUIET_NS = 1_000_000       # the stream is over after so long without one
 SYNC_NAP_NS = 1_000_000    # beside puts that wait for the disk or for slaves: each time this process runs, one of them waits longer
@@ -40,20 +37,18 @@ IDLE_PAUSE_S = 0.5
 HALF_A_RECORD = ("range_end", "overrun", "blank")  # of a blank, too: a slave of RocketMQ, or `confirm`, may end inside one
 
 
-class ReputMessageService:
+class ReputMessageService(Service):
     """Dispatches what is committed; moves `reput_from` and the arrival sequence."""
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
-                 report: Callable[[str], None] = lambda text: None, clock_ms: Callable[[], int] = now_ms) -> None:
-        """`report` gets a sentence when dispatching begins to fail and when it works again; `clock_ms` is the wall clock."""
-        self._memory = memory
-        self._control = memory.control
-        self._paths = StorePaths(root)
-        self._segment_bytes = memory.identity.segment_bytes
-        self._report = report
+    KIND = native.REPUTTER
+
+    def __init__(self, context: ServiceContext, clock_ms: Callable[[], int] = now_ms) -> None:
+        """`clock_ms` is the wall clock."""
+        super().__init__(context)
+        memory, config = context.memory, context.config
         self._limit = self._control.confirm if memory.identity.dispatch_at else self._control.committed
         self._dispatcher = Dispatcher(
-            root, config.geometry,
+            context.store, config.geometry,
             index_progress=ffi.addressof(self._control, "index_progress"),
             message_index_enable=config.message_index_enable,
             message_delay_level=config.message_delay_level,
@@ -65,10 +60,9 @@ class ReputMessageService:
         self._reput_from = native.load_position(self._control.reput_from)
         self._base = -1
         self._view: mmap.mmap | None = None
-        self._behind = False
+        self._has_backlog = False
         self._told = -1  # consumers were woken for what is readable below; whom a predecessor woke is not known
         self._retry_ns = 0
-        self.obstacle = ""
         if memory.identity.mode == native.MODE_SYNC or memory.identity.role in (native.SYNC_MASTER, native.SLAVE):
             self._stream = StreamDetector(SYNC_NAP_NS, SYNC_QUIET_NS)
         else:
@@ -80,7 +74,8 @@ class ReputMessageService:
         if not self._advance():
             return False
         leave_ns = monotonic_ns() + ROUND_NS
-        while monotonic_ns() < leave_ns and self._stream.next_is_there(self._limit, self._reput_from, behind=self._behind):
+        while monotonic_ns() < leave_ns and self._stream.wait_for_next(
+                self._limit, self._reput_from, has_backlog=self._has_backlog):
             if not self._advance():
                 break
         return True
@@ -112,9 +107,7 @@ class ReputMessageService:
             self._fail(f"the record at {start} cannot be dispatched ({self._dispatcher.stopped_by}), "
                        f"although everything below {end} is committed")
             return False
-        if self.obstacle:
-            self._report("dispatching works again")
-            self.obstacle = ""
+        self._blocked.clear("dispatching works again")
         self._retry_ns = 0
         self._reput_from = reached
         failpoint("batch_dispatched")
@@ -122,7 +115,7 @@ class ReputMessageService:
         failpoint("reput_from_moved")
         self._told = reached
         sequence.raise_(self._control.arrival_seq)
-        self._behind = reached - start >= BEHIND_BYTES
+        self._has_backlog = reached - start >= BACKLOG_BYTES
         self._stream.worked()
         self._count(end - start)
         return True
@@ -144,7 +137,7 @@ class ReputMessageService:
 
     def _open(self, base: int) -> None:
         """Map the segment read-only; the one before it stays mapped until then."""
-        path = self._paths.commit_log_segment(base)
+        path = self._store.commit_log_segment(base)
         try:
             view = map_read_only(path)
         except FileNotFoundError as error:
@@ -160,11 +153,8 @@ class ReputMessageService:
 
     def _fail(self, why: str) -> None:
         """Derived data can wait: puts go on, and it is tried again each second."""
-        if why != self.obstacle:
-            self.obstacle = why
-            self._report(f"queues and index stand still: {why}")
-        line = self._control.workers[native.REPUTTER]
-        native.store(line, "error_count", native.load(line, "error_count") + 1)
+        self._blocked.set(why, f"queues and index stand still: {why}")
+        self._count_error()
         self._retry_ns = monotonic_ns() + RETRY_NS
 
     def pause_s(self) -> float:

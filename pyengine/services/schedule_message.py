@@ -24,7 +24,6 @@ slave nothing: its master does.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
@@ -44,6 +43,7 @@ from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import PutResult, PutStatus, ReadLevel
+from pyengine.services.service import BlockedReason, Service, ServiceContext
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.store_reader import StoreReader
@@ -113,29 +113,28 @@ class _Level:
         return self.number - 1
 
 
-class ScheduleMessageService:
+class ScheduleMessageService(Service):
     """Delivers, and keeps `delayOffset.json`."""
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
-                 connect: Callable[[], Producer], report: Callable[[str], None] = lambda text: None,
+    KIND = native.SCHEDULER
+
+    def __init__(self, context: ServiceContext, connect: Callable[[], Producer],
                  clock_ms: Callable[[], int] = now_ms, clock_ns: Callable[[], int] = monotonic_ns) -> None:
-        """`connect` opens a session; `report` gets sentences for the log; the clocks are the wall's and a steady one."""
-        self._memory = memory
-        self._control = memory.control
+        """`connect` opens a session; the clocks are the wall's and a steady one."""
+        super().__init__(context)
+        memory, config = context.memory, context.config
         self._connect = connect
-        self._report = report
         self._clock_ms = clock_ms
         self._clock_ns = clock_ns
         self._is_idle = bool(memory.identity.replay_clock) or memory.identity.role == native.SLAVE
         self._watermark = DispatchedWatermark(memory)
-        self._reader = StoreReader(root, watermark=self._watermark, **config.overrides())
-        self._offsets = DelayOffsets(root)
+        self._reader = StoreReader(context.store.root, watermark=self._watermark, **config.overrides())
+        self._offsets = DelayOffsets(context.store.root)
         self._save_interval_ns = config.flush_delay_offset_interval_ms * 1_000_000
         self._save_due_ns = 0
         self._written: dict[int, int] = {}
         self._said = ""
-        self._waits_for = ""
-        self._unsaved = ""
+        self._unsaved = BlockedReason(context.report)
         self._producer: Producer | None = None
         self._used_ns = 0
         self._retry_ns = 0
@@ -175,7 +174,8 @@ class ScheduleMessageService:
             try:
                 more = self._deliver_levels()
                 self._be_ready()
-                self._waits_for = self._waits_for if self._retry_ns else ""
+                if not self._retry_ns:
+                    self._blocked.clear()
             except EngineError as error:  # a folder or a file that cannot be read now
                 self._wait_with(str(error))
         else:
@@ -189,9 +189,9 @@ class ScheduleMessageService:
         return more and not self._retry_ns
 
     @property
-    def obstacle(self) -> str:
+    def blocked_reason(self) -> str:
         """What delayed messages wait for, or why it cannot be noted how far they are delivered."""
-        return self._waits_for or self._unsaved
+        return self._blocked.text or self._unsaved.text
 
     def pause_s(self) -> float:
         if self._is_idle:
@@ -409,10 +409,11 @@ class ScheduleMessageService:
         self._retry_ns = self._clock_ns() + RETRY_NS
         if self._memory.state != native.STATE_RUNNING:
             return
-        self._waits_for = f"delayed messages wait: {why}"
+        reason = f"delayed messages wait: {why}"
+        self._blocked.set(reason)
         if why != self._said:
             self._said = why
-            self._report(self._waits_for)
+            self._report(reason)
 
     # ---- session ----------------------------------------------------------------
 
@@ -454,14 +455,13 @@ class ScheduleMessageService:
             self._offsets.write(table)
         except DiskError as error:
             self._save_due_ns = self._clock_ns() + self._save_interval_ns
-            said, self._unsaved = self._unsaved, (f"how far delayed messages are delivered cannot be noted: {error}; "
+            reason = (f"how far delayed messages are delivered cannot be noted: {error}; "
                                                   "after a crash they are delivered again from the last note on")
-            if said != self._unsaved:
-                self._report(self._unsaved)
+            self._unsaved.set(reason, reason)
             return False
         failpoint("deliveries_noted")
         self._written = table
-        self._unsaved = ""
+        self._unsaved.clear()
         return True
 
 

@@ -19,7 +19,7 @@ from pyengine.errors import DiskError
 from pyengine.native import control as native
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.results import PutStatus
-from pyengine.services.freeze import freeze
+from pyengine.services.service import freeze
 from waiting import eventually
 
 PUTS, PUTS_LONG = 150, 20_000

@@ -27,6 +27,7 @@ from pyengine.engine import worker
 from pyengine.errors import DiskError
 how = sys.argv.pop() if sys.argv[-1].startswith("fail") else ""
 class Service:
+    never_idle, blocked_reason = False, ""
     def __init__(self, attached):
         if how == "fail-boot":
             raise DiskError("no disk today")
@@ -38,7 +39,7 @@ class Service:
             raise ValueError("a defect")
         if how == "fail-work-files":
             raise OSError(24, "Too many open files", "somewhere")
-        self.obstacle = "something in the way" if how == "fail-slow" else ""
+        self.blocked_reason = "something in the way" if how == "fail-slow" else ""
         return False
     def pause_s(self):
         return 0.05

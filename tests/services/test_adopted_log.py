@@ -9,13 +9,14 @@ import pytest
 from pyengine.errors import DiskError, FlushError
 from pyengine.services import flush_consume_queue
 from pyengine.services.flush_consume_queue import AdoptedLog
+from pyengine.storage.message_store import MessageStore
 
 BODY_AT = 88
 
 
 def adopt(store, verified_from: int | None = None, min_offset: int = 0):
     said: list[str] = []
-    log = AdoptedLog(store.root, store.size_bytes, store.end if verified_from is None else verified_from,
+    log = AdoptedLog(MessageStore(store.root), store.end if verified_from is None else verified_from,
                      lambda: min_offset, said.append)
     return log, said
 
@@ -37,7 +38,7 @@ def test_segments_are_read_the_newest_first_until_all_is_covered(build_store):
     starts = sorted((int(path.name) for path in (store.root / "commitlog").iterdir()), reverse=True)
     assert len(starts) > 2
     assert read_all(log) == [store.end, *starts]
-    assert log.obstacle == "" and len(said) == 1 and "all of it" in said[0]
+    assert log.blocked.text == "" and len(said) == 1 and "all of it" in said[0]
 
 
 def test_slices_come_to_the_same(build_store, monkeypatch):
@@ -56,7 +57,7 @@ def test_damage_is_told_and_what_is_above_its_segment_stays_covered(build_store,
     read_all(log)
     segment_end = record.start - record.start % store.size_bytes + store.size_bytes
     assert log.verified_from == min(segment_end, store.end)
-    assert f"damaged at {record.start}" in log.obstacle and said == [log.obstacle]
+    assert f"damaged at {record.start}" in log.blocked.text and said == [log.blocked.text]
 
 
 def test_a_record_that_names_another_offset_is_damage_here_as_everywhere_in_our_stores(build_store):
@@ -64,7 +65,7 @@ def test_a_record_that_names_another_offset_is_damage_here_as_everywhere_in_our_
     store.flip(store.records[3].start + 35)
     log, _ = adopt(store)
     read_all(log)
-    assert "offset_mismatch" in log.obstacle
+    assert "offset_mismatch" in log.blocked.text
 
 
 def test_a_segment_that_the_cleaner_takes_meanwhile_is_no_damage(build_store):
@@ -72,7 +73,7 @@ def test_a_segment_that_the_cleaner_takes_meanwhile_is_no_damage(build_store):
     first = min(int(path.name) for path in (store.root / "commitlog").iterdir())
     store.segment(first).unlink()
     log, _ = adopt(store, min_offset=first + store.size_bytes)
-    assert read_all(log)[-1] == 0 and log.obstacle == ""
+    assert read_all(log)[-1] == 0 and log.blocked.text == ""
 
 
 def test_a_segment_that_vanishes_is_told(build_store):
@@ -80,7 +81,7 @@ def test_a_segment_that_vanishes_is_told(build_store):
     store.segment(0).unlink()
     log, _ = adopt(store)
     read_all(log)
-    assert "is missing" in log.obstacle and log.verified_from == store.size_bytes
+    assert "is missing" in log.blocked.text and log.verified_from == store.size_bytes
 
 
 def test_each_segment_is_synced_before_it_is_read(build_store, monkeypatch):
@@ -117,10 +118,10 @@ def test_what_cannot_be_read_now_is_tried_again(build_store, monkeypatch):
     monkeypatch.setattr(flush_consume_queue, "mapped", fail)
     log, said = adopt(store)
     log.work()
-    assert "no descriptor" in log.obstacle and 0 < log.pause_s() <= 1
+    assert "no descriptor" in log.blocked.text and 0 < log.pause_s() <= 1
     monkeypatch.setattr(flush_consume_queue, "mapped", real)
     log._due_ns = 0
-    assert read_all(log)[-1] == 0 and log.obstacle == ""
+    assert read_all(log)[-1] == 0 and log.blocked.text == ""
 
 
 def test_there_is_nothing_to_read_where_the_log_begins_at_its_end(build_store):

@@ -17,6 +17,8 @@ from pyengine.native import control as native
 from pyengine.services import allocate_mapped_file
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService, PageWarmer
 from pyengine.storage.file_system import derived_room_bytes, free_bytes
+from pyengine.storage.geometry import Geometry
+from pyengine.storage.message_store import MessageStore
 from waiting import eventually
 
 SEGMENT = 65536
@@ -41,7 +43,7 @@ def allocator(make_owner):
     owner.position(0)
     owner.publish()
     said = []
-    service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig(), said.append)
+    service = AllocateMappedFileService(owner.context(EngineConfig(), report=said.append))
     yield owner, service, said
     service.close()
 
@@ -153,7 +155,7 @@ def test_the_one_segment_of_an_empty_log_that_begins_later_stays_at_stop(make_ow
     native.store_position(owner.control.min_offset, 3 * SEGMENT)
     native.store(owner.control.allocator, "ready_end", 3 * SEGMENT)
     owner.publish()
-    service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+    service = AllocateMappedFileService(owner.context(EngineConfig()))
     settle(service)
     native.store(owner.control.state, "refuse_puts", native.REFUSE_STOPPING)
     assert not service.drain()
@@ -176,11 +178,11 @@ def test_pages_are_brought_in_ahead_and_only_in_mapped_mode(make_owner):
         owner = make_owner(f"store-{mode}", mode=mode, pool_buffers=0)
         owner.position(0)
         owner.publish()
-        service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+        service = AllocateMappedFileService(owner.context(EngineConfig()))
         settle(service)
         assert native.load(owner.control.allocator, "populated_end") == populated
         service.close()
-        successor = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+        successor = AllocateMappedFileService(owner.context(EngineConfig()))
         assert not successor.work(), "nothing is populated twice"
         successor.close()
 
@@ -195,7 +197,7 @@ def test_warming_changes_no_byte_and_follows_the_writer(tmp_path, whole):
             os.posix_fallocate(file.fileno(), 0, size)
     with open(paths.commit_log_segment(0), "r+b") as file:
         file.write(b"a record")
-    warmer = PageWarmer(tmp_path, size, whole=whole)
+    warmer = PageWarmer(MessageStore(tmp_path, Geometry(size)), whole=whole)
     ready = 3 * size
     while warmer.advance(0, ready):
         pass
@@ -219,7 +221,7 @@ def test_a_memlock_limit_that_is_too_low_is_warned_of_once(make_owner, monkeypat
     owner.position(0)
     owner.publish()
     said = []
-    service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig(warm_mapped_file_enable=True), warn=said.append)
+    service = AllocateMappedFileService(owner.context(EngineConfig(warm_mapped_file_enable=True), warn=said.append))
     native.store(owner.control.writer, "wanted_end", 4 * SEGMENT)
     eventually(lambda: not service.work(), "all is made and warmed")
     assert ready_end(owner) == 4 * SEGMENT
@@ -250,7 +252,7 @@ def test_a_really_full_disk_and_room_again(make_small_disk, monkeypatch):
         owner.position(0)
         owner.publish()
         monkeypatch.setattr(allocate_mapped_file, "RETRY_NS", 1_000_000)
-        service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+        service = AllocateMappedFileService(owner.context(EngineConfig()))
         native.store(owner.control.writer, "wanted_end", 50 * SEGMENT)
         eventually(lambda: not service.work() and error_number(owner) == errno.ENOSPC, "the disk is full")
         reached = ready_end(owner)
@@ -272,7 +274,7 @@ def test_room_is_left_for_queues_and_index(make_small_disk):
         owner.position(0)
         owner.publish()
         said = []
-        service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig(), said.append)
+        service = AllocateMappedFileService(owner.context(EngineConfig(), report=said.append))
         native.store(owner.control.writer, "wanted_end", 50 * SEGMENT)
         eventually(lambda: not service.work() and error_number(owner) == errno.ENOSPC, "the disk counts as full")
         reached = ready_end(owner)
@@ -286,7 +288,7 @@ def test_room_is_left_for_queues_and_index(make_small_disk):
 
 def test_an_unreadable_log_folder_is_a_disk_error(tmp_path):
     with pytest.raises(DiskError, match="commitlog"):
-        PageWarmer(tmp_path, SEGMENT).advance(0, SEGMENT)
+        PageWarmer(MessageStore(tmp_path, Geometry(SEGMENT))).advance(0, SEGMENT)
 
 
 def test_no_page_is_brought_in_where_the_disk_copies_on_write(tmp_path, monkeypatch):
@@ -294,7 +296,7 @@ def test_no_page_is_brought_in_where_the_disk_copies_on_write(tmp_path, monkeypa
     (tmp_path / "commitlog" / segment_name(0)).write_bytes(bytes(SEGMENT))
     monkeypatch.setattr(allocate_mapped_file, "copies_on_write", lambda descriptor: True)
     monkeypatch.setattr(allocate_mapped_file, "populate", lambda *range_: pytest.fail("it takes room"))
-    warmer = PageWarmer(tmp_path, SEGMENT, whole=True)
+    warmer = PageWarmer(MessageStore(tmp_path, Geometry(SEGMENT)), whole=True)
     assert not warmer.advance(0, SEGMENT) and warmer.populated_end == SEGMENT
     warmer.close()
 
@@ -303,7 +305,7 @@ def test_a_slow_stream_is_looked_at_less_often_than_a_fast_one(make_owner, monke
     owner = make_owner(mode=native.MODE_MAPPED, segment_bytes=64 << 20)
     owner.position(0)
     owner.publish()
-    service = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+    service = AllocateMappedFileService(owner.context(EngineConfig()))
     now_ns, wrote, pauses = 10**12, 0, {}
     monkeypatch.setattr(allocate_mapped_file, "monotonic_ns", lambda: now_ns)
     for bytes_a_pause in (0, 100, 8 << 20):

@@ -36,11 +36,11 @@ def rig(make_owner):
     owner.position(0)
     owner.publish()
     native.store(owner.control.writer, "wanted_end", 6 * SEGMENT)
-    allocator = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+    allocator = AllocateMappedFileService(owner.context(EngineConfig()))
     while allocator.work():
         pass
     writer = PlainWriter(owner)
-    service = CommitRealTimeService(owner.memory, owner.root, EngineConfig())
+    service = CommitRealTimeService(owner.context(EngineConfig()))
     yield owner, writer, service
     service.close()
     writer.close()
@@ -112,7 +112,7 @@ def test_what_a_dead_committer_had_written_is_written_again(rig):
     service.close()
     for _ in range(30):
         writer.put(b"y" * 300)
-    successor = CommitRealTimeService(owner.memory, owner.root, EngineConfig())
+    successor = CommitRealTimeService(owner.context(EngineConfig()))
     while successor.work():
         pass
     assert committed(owner) == writer.end and writer.on_disk() == bytes(writer.log)
@@ -125,7 +125,7 @@ def test_a_successor_frees_the_buffer_that_a_dead_committer_did_not_get_to(rig):
     owner.control.pool[1].segment_base = 0
     native.store_position(owner.control.committed, SEGMENT)
     native.store_position(owner.control.wrote, SEGMENT)
-    CommitRealTimeService(owner.memory, owner.root, EngineConfig()).close()
+    CommitRealTimeService(owner.context(EngineConfig())).close()
     assert native.load(owner.control.pool[1], "segment_base") == -1
 
 
@@ -162,13 +162,13 @@ def test_a_disk_without_room_is_waited_for(rig, monkeypatch):
     latch.arm()
     assert not service.work() and not service.work() and not service.drain()
     assert committed(owner) == before and native.load(owner.control.state, "frozen") == 0
-    assert native.load(owner.worker(native.COMMITTER), "error_number") == errno.ENOSPC and "no room" in service.obstacle
+    assert native.load(owner.worker(native.COMMITTER), "error_number") == errno.ENOSPC and "no room" in service.blocked_reason
     assert latch.wait(10), "the writer learns of it: it refuses what finds no buffer"
     room = 2
     while service.work():
         pass
     assert committed(owner) == writer.end and writer.on_disk() == bytes(writer.log)
-    assert native.load(owner.worker(native.COMMITTER), "error_number") == 0 and service.obstacle == ""
+    assert native.load(owner.worker(native.COMMITTER), "error_number") == 0 and service.blocked_reason == ""
 
 
 def test_rubbish_in_a_buffer_is_a_broken_promise_not_a_record(rig):

@@ -26,7 +26,7 @@ def rig(make_owner, mode, segments=4):
     owner.position(0)
     owner.publish()
     native.store(owner.control.writer, "wanted_end", segments * SEGMENT)
-    allocator = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+    allocator = AllocateMappedFileService(owner.context(EngineConfig()))
     while native.load(owner.control.allocator, "ready_end") < segments * SEGMENT:
         assert allocator.work()
     allocator.close()
@@ -42,7 +42,7 @@ def flusher(request, make_owner):
     mode = native.MODE_SYNC if request.param == "group" else native.MODE_MAPPED
     owner, writer = rig(make_owner, mode)
     kind = GroupCommitService if request.param == "group" else FlushRealTimeService
-    service = kind(owner.memory, owner.root, EVERY_TIME)
+    service = kind(owner.context(EVERY_TIME))
     yield owner, writer, service
     service.close()
 
@@ -91,7 +91,7 @@ def test_what_is_put_during_a_timed_sync_is_not_counted_as_synced(make_owner, mo
         writer.put(b"y" * 100)
 
     monkeypatch.setattr(flush_commit_log, "fdatasync", sync_and_put)
-    service = FlushRealTimeService(owner.memory, owner.root, EVERY_TIME)
+    service = FlushRealTimeService(owner.context(EVERY_TIME))
     writer.vouch()
     assert service.flush() and flushed(owner) == first < writer.end
     service.close()
@@ -158,7 +158,7 @@ def test_a_new_flusher_over_a_frozen_store_does_nothing(make_owner):
     owner, writer = rig(make_owner, native.MODE_MAPPED)
     writer.put(b"x")
     native.freeze(owner.control, native.COMMITTER, errno.EIO, "tried")
-    service = FlushRealTimeService(owner.memory, owner.root, EVERY_TIME)
+    service = FlushRealTimeService(owner.context(EVERY_TIME))
     writer.vouch()
     service.work()
     assert not service.drain() and flushed(owner) == 0
@@ -167,7 +167,7 @@ def test_a_new_flusher_over_a_frozen_store_does_nothing(make_owner):
 
 def test_timed_flushing_waits_for_its_interval(make_owner):
     owner, writer = rig(make_owner, native.MODE_MAPPED)
-    service = FlushRealTimeService(owner.memory, owner.root, EngineConfig(flush_interval_commit_log_ms=86_400_000))
+    service = FlushRealTimeService(owner.context(EngineConfig(flush_interval_commit_log_ms=86_400_000)))
     writer.vouch()
     writer.put(b"x")
     service.work()
@@ -182,7 +182,7 @@ def test_timed_flushing_waits_for_its_interval(make_owner):
 
 def test_segments_are_open_before_they_are_written_and_closed_when_they_are_flushed(make_owner):
     owner, writer = rig(make_owner, native.MODE_MAPPED, segments=3)
-    service = FlushRealTimeService(owner.memory, owner.root, EVERY_TIME)
+    service = FlushRealTimeService(owner.context(EVERY_TIME))
     writer.vouch()
     assert sorted(service._segments.descriptors) == [0, SEGMENT, 2 * SEGMENT]
     while writer.end <= SEGMENT:
@@ -196,7 +196,7 @@ def test_segments_are_open_before_they_are_written_and_closed_when_they_are_flus
 def test_the_time_of_pool_bytes_is_read_from_the_records(make_owner):
     """In pool mode `committed` lags behind the slot for as long as there is load."""
     owner, writer = rig(make_owner, native.MODE_MAPPED)
-    service = FlushRealTimeService(owner.memory, owner.root, EVERY_TIME)
+    service = FlushRealTimeService(owner.context(EVERY_TIME))
     writer.vouch()
     times = {}
     for _ in range(60):

@@ -31,7 +31,7 @@ class Rig:
         self.config = EngineConfig(**{name: getattr(config, name) for name in (
             "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num",
             "max_index_num")}, flush_interval_consume_queue_ms=1, **changes)
-        self.reputter = ReputMessageService(self.owner.memory, self.owner.root, self.config)
+        self.reputter = ReputMessageService(self.owner.context(self.config))
         self.said: list[str] = []
         self.synced: list[str] = []
         real = flush_consume_queue.fdatasync
@@ -44,7 +44,7 @@ class Rig:
         self.service = self.make()
 
     def make(self) -> FlushConsumeQueueService:
-        return FlushConsumeQueueService(self.owner.memory, self.owner.root, self.config, self.said.append)
+        return FlushConsumeQueueService(self.owner.context(self.config, report=self.said.append))
 
     def dispatch(self) -> None:
         while self.reputter.work():

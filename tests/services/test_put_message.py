@@ -26,7 +26,7 @@ OF_SECOND_SEGMENT = 1000
 
 
 def service_of(parts, **settings) -> PutMessageService:
-    return PutMessageService(parts.owner.memory, parts.owner.root, parts.owner.config, **settings)
+    return PutMessageService(parts.owner.context(**settings))
 
 
 def test_a_pool_that_cannot_be_locked_is_warned_of_once(make_parts, monkeypatch):
@@ -170,11 +170,11 @@ def test_a_new_flusher_is_vouched_for_once_each_unflushed_segment_is_synced(make
     monkeypatch.setattr(flush, "fdatasync", fdatasync)
     incarnation = native.load(control.flusher, "incarnation") + 1
     native.store(control.flusher, "incarnation", incarnation)
-    service.run()
+    service.work()
     names = [f"{number * 65536:020d}" for number in range(3)]
     assert synced == (names[:2] if fails else names)
     assert (verified() == incarnation, native.load(control.state, "frozen") != 0) == (not fails, fails)
-    service.run()
+    service.work()
     assert synced == (names[:2] if fails else names), "once"
     service.close()
 
@@ -198,16 +198,16 @@ def test_a_pass_without_room_is_taken_back_once_its_bytes_can_be_cleared_and_the
 
         monkeypatch.setattr(flush, "zero_range", clear)
         for _ in range(3):
-            service.run()
+            service.work()
             assert not refused.done() and native.load_position(parts.control.wrote) == wrote
             assert native.load(parts.control.writer, "intent_end") > wrote, "a successor would clear them"
-        assert native.load(parts.control.state, "frozen") == 0 and "No space left" in service.obstacle
+        assert native.load(parts.control.state, "frozen") == 0 and "No space left" in service.blocked_reason
         room = True
-        service.run()
+        service.work()
         assert refused.result(10).status is PutStatus.SERVICE_NOT_AVAILABLE
-        eventually(lambda: service.run() or service.obstacle == "", "the disk takes bytes again")
+        eventually(lambda: service.work() or service.blocked_reason == "", "the disk takes bytes again")
         future = producer.put_async("T", b"after")
-        eventually(lambda: (service.run(), native.load_position(parts.control.wrote) > wrote)[-1], "it is written")
+        eventually(lambda: (service.work(), native.load_position(parts.control.wrote) > wrote)[-1], "it is written")
         assert future.result(10).physical_offset == wrote
         os.close(full)
         service.close()

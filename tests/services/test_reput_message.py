@@ -34,7 +34,7 @@ def derived_files(root):
 
 
 def service_of(owner, said=None):
-    return ReputMessageService(owner.memory, owner.root, owner.config, (said if said is not None else []).append)
+    return ReputMessageService(owner.context(report=(said if said is not None else []).append))
 
 
 def test_what_is_committed_becomes_visible_and_consumers_are_woken(make_owner):
@@ -232,7 +232,7 @@ def test_a_log_that_ends_inside_a_blank_is_waited_for_without_a_word(make_owner)
         while service.work():
             pass
         assert reput_from(owner) == blank, end
-    assert said == [] and not service.obstacle
+    assert said == [] and not service.blocked_reason
     assert native.load(owner.control.workers[native.REPUTTER], "error_count") == 0
     native.store_position(owner.control.committed, writer.end)
     eventually(lambda: service.work() or reput_from(owner) == writer.end, "the rest")

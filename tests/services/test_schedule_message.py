@@ -53,7 +53,7 @@ class Rig:
                                    mapped_file_size_consume_queue_bytes=6000, max_hash_slot_num=100, max_index_num=400,
                                    **settings)
         self.producer = parts.producer(delay_levels=3)
-        self.reputter = ReputMessageService(self.owner.memory, self.root, self.config)
+        self.reputter = ReputMessageService(self.owner.context(self.config))
         self.wall_ms = 0
         self.steady_ns = 1_000_000_000
         self.said: list[str] = []
@@ -75,8 +75,7 @@ class Rig:
     def service(self) -> ScheduleMessageService:
         """A scheduler as the worker makes it; an earlier one is dropped as kill -9 drops it."""
         self.services.append(ScheduleMessageService(
-            self.owner.memory, self.root, self.config, self.connect, self.said.append, lambda: self.wall_ms,
-            lambda: self.steady_ns))
+            self.owner.context(self.config, report=self.said.append), self.connect, lambda: self.wall_ms, lambda: self.steady_ns))
         return self.services[-1]
 
     def connect(self):

@@ -35,7 +35,7 @@ def look(make_parts):
 
 
 def reputter_of(owner, clock_ms=lambda: 0):
-    return ReputMessageService(owner.memory, owner.root, owner.config, clock_ms=clock_ms)
+    return ReputMessageService(owner.context(), clock_ms=clock_ms)
 
 
 @MODES

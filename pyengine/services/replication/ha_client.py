@@ -15,13 +15,10 @@ A master whose log differs, or ends before this one's, is left alone: the link i
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
-from pyengine.config import EngineConfig
 from pyengine.errors import EngineError
-from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER, Link, Replication
 from pyengine.ipc.session_client import ProducerSession
 from pyengine.native import control as native
@@ -40,6 +37,7 @@ from pyengine.services.replication.ha_stream import (
     RecordStream,
 )
 from pyengine.services.replication.replication_notes import ReplicationNotes
+from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.commit_log import LocalLog
 
 RING_BYTES_MIN = 16 << 20
@@ -69,18 +67,19 @@ class _ReconnectError(EngineError):
     """Nothing is wrong with the master: begin again, at once."""
 
 
-class HaClient:
+class HAClient(Service):
     """The slave's replicator, as a service. `open_session` gives a session with a ring of so many bytes;
     `replication` is closed with it.
     """
 
     never_idle = True  # while it is connected it waits in the socket, not on its latch
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig,
-                 open_session: Callable[[int], ProducerSession], replication: Replication,
-                 report: Callable[[str], None] = lambda text: None, clock_ns: Callable[[], int] = monotonic_ns) -> None:
-        self._memory = memory
-        self._control = control = memory.control
+    KIND = native.REPLICATOR
+
+    def __init__(self, context: ServiceContext, open_session: Callable[[int], ProducerSession], replication: Replication,
+                 clock_ns: Callable[[], int] = monotonic_ns) -> None:
+        super().__init__(context)
+        control, config = self._control, context.config
         self._store_received = native.storer(control.received, "value")
         self._load_flushed = native.loader(control.flushed, "value")
         self._load_confirm = native.loader(control.confirm, "value")
@@ -90,14 +89,12 @@ class HaClient:
         self._config = config
         self._address = config.ha_master_address
         self._open_session = open_session
-        self._say_line = report
         self._clock_ns = clock_ns
         self._heartbeat_ns = config.ha_send_heartbeat_interval_ms * 1_000_000
         self._silence_ns = config.ha_housekeeping_interval_ms * 1_000_000
         self._acks_flushed = config.acks_flushed
-        self._segment_bytes = memory.identity.segment_bytes
-        self._log = LocalLog(root, self._segment_bytes)
-        self._notes = ReplicationNotes(memory, root, report)
+        self._log = LocalLog(context.store.root, self._segment_bytes)
+        self._notes = ReplicationNotes(context)
         self._notes.note()  # from its first moment on the store is known for a slave
         self._notes.start()
         self._replication = replication
@@ -152,9 +149,9 @@ class HaClient:
         return REJOIN if offset >= self._load_confirm() else MASTER_LOST
 
     @property
-    def obstacle(self) -> str:
+    def blocked_reason(self) -> str:
         """What keeps it from noting how far it is; that it is not linked shows elsewhere."""
-        return self._notes.obstacle
+        return self._notes.blocked.text
 
     def pause_s(self) -> float:
         return max(0.01, min(1.0, (self._retry_ns - self._clock_ns()) / 1e9))
@@ -275,7 +272,7 @@ class HaClient:
     def _say(self, text: str) -> None:
         if text != self._said:
             self._said = text
-            self._say_line(f"master {self._address}: {text}")
+            self._report(f"master {self._address}: {text}")
 
     # ---- one round ------------------------------------------------------------------
 
@@ -342,7 +339,7 @@ class HaClient:
         if self._look is not None:
             self._look.state(LINK_TRANSFER)
         self._said = ""
-        self._say_line(f"master {self._address}: follows from {self._stream.own_end}")
+        self._report(f"master {self._address}: follows from {self._stream.own_end}")
 
     def _judge_first(self, offset: int) -> None:
         """The first header need not be for what was asked: then it says why."""

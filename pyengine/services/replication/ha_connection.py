@@ -21,12 +21,12 @@ from dataclasses import dataclass
 
 from pyengine.errors import DiskError, FormatError, disk_error
 from pyengine.formats import ha_wire
-from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Link
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER
+from pyengine.storage.message_store import MessageStore
 
 BUFFER_BYTES = 512 << 10  # so many bytes of frames go in one system call
 FAREWELL_NS = 2_000_000_000  # so long a slave may take to read why it is not served
@@ -287,11 +287,11 @@ class TransferSource:
     was shortened is an error instead of a signal.
     """
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str]) -> None:
+    def __init__(self, memory: EngineMemory, store: MessageStore) -> None:
         self._load_committed = native.loader(memory.control.committed, "value")
         self._load_min_offset = native.loader(memory.control.min_offset, "value")
-        self._paths = StorePaths(root)
-        self.segment_bytes = memory.identity.segment_bytes
+        self._store = store
+        self.segment_bytes = store.segment_bytes
         self._open: dict[int, int] = {}
 
     def end(self) -> int:
@@ -318,18 +318,18 @@ class TransferSource:
         except OSError as error:
             if self.min_offset() > offset:
                 return False
-            raise disk_error(error, "read", self._paths.commit_log_segment(base)) from error
+            raise disk_error(error, "read", self._store.commit_log_segment(base)) from error
         if self.min_offset() > offset:
             return False
         if got != wanted:
-            raise DiskError(f"{self._paths.commit_log_segment(base)} is shorter than a segment: {got} bytes instead of "
-                            f"{wanted} at {offset}", path=str(self._paths.commit_log_segment(base)))
+            raise DiskError(f"{self._store.commit_log_segment(base)} is shorter than a segment: {got} bytes instead of "
+                            f"{wanted} at {offset}", path=str(self._store.commit_log_segment(base)))
         return True
 
     def _open_segment(self, base: int) -> int:
         if len(self._open) >= SEGMENTS_OPEN_MAX:
             self._close(next(iter(self._open)))
-        descriptor = os.open(self._paths.commit_log_segment(base), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(self._store.commit_log_segment(base), os.O_RDONLY | os.O_CLOEXEC)
         failpoint("source_opened")
         self._open[base] = descriptor
         return descriptor

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -36,6 +35,7 @@ from pyengine.services.replication.ha_stream import (
     RecordStream,
 )
 from pyengine.storage.commit_log import LocalLog
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.replication_state import ReplicationStateFile
 
 STEP_BACK = 8        # each look that finds nothing equal begins so many times as far below the end
@@ -62,7 +62,7 @@ class JoinRefusedError(CorruptionError):
     """This store cannot follow that master as things are; nothing was changed."""
 
 
-def join(root: str | os.PathLike[str], config: EngineConfig, min_offset: int, end_offset: int,
+def join(store: MessageStore, config: EngineConfig, min_offset: int, end_offset: int,
          remembered: int = 0) -> Join:
     """Ask the master at `config.ha_master_address`. The store's log is [min_offset, end_offset), settled by recovery.
 
@@ -79,17 +79,17 @@ def join(root: str | os.PathLike[str], config: EngineConfig, min_offset: int, en
         return Join(notes=(f"the log was not compared with the master's: {error}",))
     try:
         found = _new_store(config) if end_offset == 0 else _old_store(
-            root, config, max(0, min_offset), end_offset, remembered)
+            store, config, max(0, min_offset), end_offset, remembered)
     except BaseException:
         presence.close()
         raise
     return replace(found, presence=presence)
 
 
-def _old_store(root: str | os.PathLike[str], config: EngineConfig, low: int, end_offset: int, remembered: int) -> Join:
+def _old_store(store: MessageStore, config: EngineConfig, low: int, end_offset: int, remembered: int) -> Join:
     if end_offset == low:
         return Join()  # its origin is known, and there is nothing to compare
-    log = LocalLog(root, config.mapped_file_size_commit_log_bytes)
+    log = LocalLog(store.root, config.mapped_file_size_commit_log_bytes)
     try:
         cut_at, why = _Comparison(config, log, low, end_offset).run()
     except (LinkLostError, BadStreamError) as error:
@@ -98,14 +98,14 @@ def _old_store(root: str | os.PathLike[str], config: EngineConfig, low: int, end
         log.close()
     if cut_at is None:
         return Join()
-    _check_floor(root, config, cut_at, end_offset, remembered, why)
+    _check_floor(store, config, cut_at, end_offset, remembered, why)
     return Join(cut_at=cut_at, notes=(why,))
 
 
-def _check_floor(root: str | os.PathLike[str], config: EngineConfig, cut_at: int, end_offset: int, remembered: int,
+def _check_floor(store: MessageStore, config: EngineConfig, cut_at: int, end_offset: int, remembered: int,
                  why: str) -> None:
     """JoinRefusedError when what was confirmed would go."""
-    state, said = ReplicationStateFile(root).read()
+    state, said = ReplicationStateFile(store.root).read()
     floor = min(end_offset, max(remembered, state.confirm if state is not None else 0))
     if said and state is None:
         floor = end_offset  # nobody knows what was confirmed

@@ -13,7 +13,7 @@ or more, the links from one address count as one slave, the best of them, or a s
 back before its old link was noticed to be dead would count twice.
 
 A port that cannot be had ends the first replicator of an engine, whose start fails then. Later
-ones, and a listener that gets no descriptors, try again each second and say so (`obstacle`):
+ones, and a listener that gets no descriptors, try again each second and say so (`blocked_reason`):
 puts go on, by the rules for slaves that are away.
 
 A failure of the second thread ends the worker, as one of the first does: its successor
@@ -32,7 +32,6 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pyengine.config import EngineConfig
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Replication
@@ -43,6 +42,7 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINKS_MAX
 from pyengine.services.replication.ha_connection import HAConnection, LinkLimits, TransferSource
 from pyengine.services.replication.replication_notes import ReplicationNotes
+from pyengine.services.service import Service, ServiceContext
 
 PAUSE_S = 0.5
 TICK_S_MAX = 1.0
@@ -95,20 +95,20 @@ def count_slaves(links: Iterable[tuple[str, int]], *, by_host: bool) -> list[int
     return list(best.values())
 
 
-class HAService:
+class HAService(Service):
     """The replicator of a master."""
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], config: EngineConfig, replication: Replication,
-                 report: Callable[[str], None], *, port: int | None = None, must_listen: bool = True,
+    KIND = native.REPLICATOR
+
+    def __init__(self, context: ServiceContext, replication: Replication, *, port: int | None = None, must_listen: bool = True,
                  clock_ns: Callable[[], int] = monotonic_ns) -> None:
         """Listens at the configured port, or at `port` (0: any that is free); serves from start() on.
 
         EngineUnavailableError when the address cannot be had and `must_listen`; else it is tried each second.
         """
-        self._memory = memory
-        self._control = memory.control
-        self._report = report
-        self._lines = HostLines(report)
+        super().__init__(context)
+        memory, config = context.memory, context.config
+        self._lines = HostLines(context.report)
         self._clock_ns = clock_ns
         self._limits = LinkLimits(config.ha_send_heartbeat_interval_ms * 1_000_000,
                                   config.ha_housekeeping_interval_ms * 1_000_000, config.ha_transfer_batch_size_bytes)
@@ -117,7 +117,7 @@ class HAService:
         self._drain_until_ns = 0
         self._confirm = ConfirmedPosition(memory)
         self._by_host = memory.identity.min_in_sync_replicas > 1 and not config.ha_slaves_share_hosts
-        self._source = TransferSource(memory, root)
+        self._source = TransferSource(memory, context.store)
         self._by_descriptor: dict[int, HAConnection] = {}
         self._all_sent = NOT_ALL  # every slave that can take bytes has been given all below this
         self._lock = FairLock()
@@ -125,7 +125,6 @@ class HAService:
         self._going = True
         self._host = config.ha_listen_host
         self.port = config.ha_port if port is None else port
-        self._obstacle = ""
         self._listener: socket.socket | None = None
         self._takes = False       # the listener is watched
         self._take_ns = 0         # when to try again, where it is not
@@ -137,12 +136,12 @@ class HAService:
             if must_listen:
                 self._epoll.close()
                 raise
-            self._not_now(str(error), clock_ns())
+            self._retry_later(str(error), clock_ns())
         self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._waker, select.EPOLLIN)
         self._thread = threading.Thread(target=self._serve, name="slaves", daemon=True)
         self._replication = replication
-        self._notes = ReplicationNotes(memory, root, report)
+        self._notes = ReplicationNotes(context)
         self._replication.listening(self.port if self._listener else 0)
         self._publish_connected()
 
@@ -177,9 +176,9 @@ class HAService:
         self._memory.wake(native.REPLICATOR)
 
     @property
-    def obstacle(self) -> str:
+    def blocked_reason(self) -> str:
         """What keeps it from taking slaves, or from noting what they have."""
-        return self._obstacle or self._notes.obstacle
+        return self._blocked.text or self._notes.blocked.text
 
     def pause_s(self) -> float:
         return PAUSE_S
@@ -289,21 +288,18 @@ class HAService:
             if self._listener is None:
                 self._listen()
                 self._replication.listening(self.port)
-                self._report(f"listens for slaves at {self._host}:{self.port}")
-                self._obstacle = ""
+                self._blocked.clear(f"listens for slaves at {self._host}:{self.port}")
             else:
                 self._epoll.register(self._listener, select.EPOLLIN)
                 self._takes = True
                 with self._lock:
                     self._accept(self._clock_ns())
         except (EngineUnavailableError, OSError) as error:
-            self._not_now(str(error), self._clock_ns())
+            self._retry_later(str(error), self._clock_ns())
 
-    def _not_now(self, why: str, now_ns: int) -> None:
+    def _retry_later(self, why: str, now_ns: int) -> None:
         """No slaves can be taken: said once, tried again each second."""
-        if why != self._obstacle:
-            self._obstacle = why
-            self._report(why)
+        self._blocked.set(why, why)
         self._take_ns = now_ns + RETRY_NS
 
     def _accept(self, now_ns: int) -> None:
@@ -311,13 +307,13 @@ class HAService:
             connected, address = self._listener.accept()
         except OSError as error:
             if error.errno in _GONE_ALREADY:
-                self._obstacle = ""
+                self._blocked.clear()
                 return
             self._epoll.unregister(self._listener)  # no descriptor is free: it stays readable, and is left alone for a while
             self._takes = False
-            self._not_now(f"cannot take slaves: {error.strerror}", now_ns)
+            self._retry_later(f"cannot take slaves: {error.strerror}", now_ns)
             return
-        self._obstacle = ""
+        self._blocked.clear()
         host, name = _host_texts(address)
         link = self._replication.open_link(name) if len(self._by_descriptor) < self._connections_max else None
         if link is None:

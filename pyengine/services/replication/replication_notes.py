@@ -6,14 +6,13 @@ no acknowledgement waits for it.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable
 
 from pyengine.errors import EngineError
-from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory
+from pyengine.ipc.control_block import ROLE_NAMES
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
+from pyengine.services.service import BlockedReason, ServiceContext
 from pyengine.storage.replication_state import DISPATCH_AT, ReplicationState, ReplicationStateFile
 
 INTERVAL_S = 1.0
@@ -22,17 +21,17 @@ INTERVAL_S = 1.0
 class ReplicationNotes:
     """Notes the role and the confirmed position of one engine, and how far a slave's master was heard of.
 
-    `obstacle`: why nothing can be noted at present, a sentence; "" as long as it can.
+    `blocked`: why nothing can be noted at present.
     """
 
-    def __init__(self, memory: EngineMemory, root: str | os.PathLike[str], report: Callable[[str], None]) -> None:
+    def __init__(self, context: ServiceContext) -> None:
+        memory = context.memory
         self._control = memory.control
         self._role = ROLE_NAMES[memory.identity.role]
         self._dispatch_at = DISPATCH_AT[memory.identity.dispatch_at]  # not as it stands in a file that may be unreadable now
-        self._file = ReplicationStateFile(root)
-        self._report = report
+        self._file = ReplicationStateFile(context.store.root)
         self._written, _ = self._file.read()
-        self.obstacle = ""
+        self.blocked = BlockedReason(context.report)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._go, name="notes", daemon=True)
 
@@ -54,12 +53,11 @@ class ReplicationNotes:
             self._file.write(state)
             failpoint("replication_noted")
         except EngineError as error:
-            said, self.obstacle = self.obstacle, f"how far the log is confirmed cannot be noted: {error}"
-            if said != self.obstacle:
-                self._report(self.obstacle)
+            reason = f"how far the log is confirmed cannot be noted: {error}"
+            self.blocked.set(reason, reason)
             return False
         self._written = state
-        self.obstacle = ""
+        self.blocked.clear()
         return True
 
     def close(self) -> None:

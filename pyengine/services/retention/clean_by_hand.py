@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pyengine._native import ffi
 from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError
-from pyengine.formats.paths import StorePaths
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
-from pyengine.services.retention.clean_files import CleanCommitLogService, CleanConsumeQueueService, CleaningClock
+from pyengine.services.retention.clean_files import CleanCommitLogService, CleanConsumeQueueService, CleanedStore, CleaningClock
 from pyengine.services.retention.clean_rules import CleanRules, Request, decide
 from pyengine.storage.commit_log import measure_log
 from pyengine.storage.file_system import measure
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.ofd_lock import try_lock
 
 POLL_STEP_S = 0.02
@@ -42,29 +42,27 @@ class Cleaned:
     min_offset: int
 
 
-def clean_stopped(root: str | os.PathLike[str], config: EngineConfig, log_end: int, request: Request,
+def clean_stopped(store: MessageStore, config: EngineConfig, log_end: int, request: Request,
                   progress: Callable[[int, int | None], None] = lambda done, total: None,
                   clock: CleaningClock | None = None) -> Cleaned:
     """Do what was asked by hand, all of it. Raises DiskError; then the rest is for the next time."""
     clock = clock or CleaningClock()
-    paths = StorePaths(root)
-    control, cleaning = ffi.new("struct ms_control *"), native_cleaning.private()
+    control, shared = ffi.new("struct ms_control *"), native_cleaning.private()
     for position in (control.wrote, control.committed, control.flushed, control.reput_from):
         native.store_position(position, log_end)
     for slot in control.slots:
         slot.wrote = log_end
     native.store(control.workers[native.CHECKPOINTER], "position", log_end)
     rules = CleanRules.of(config)
-    log = CleanCommitLogService(control, config.mapped_file_size_commit_log_bytes, cleaning, root, config, clock,
-                                lambda text: None)
-    queues = CleanConsumeQueueService(cleaning, root, config)
-    for pause_s in log.steps(lambda: decide(rules, [measure_log(root), measure(paths.consume_queue)], clock.hour(), request)):
-        progress(native.load(cleaning, "removed_bytes"), None)
+    cleaned = CleanedStore(control, shared, store, config, clock)
+    log, queues = CleanCommitLogService(cleaned), CleanConsumeQueueService(cleaned)
+    for pause_s in log.steps(lambda: decide(rules, [measure_log(store.root), measure(store.consume_queue)], clock.hour(), request)):
+        progress(native.load(shared, "removed_bytes"), None)
         time.sleep(pause_s)
     for pause_s in queues.steps(log.publish_min()):
         time.sleep(pause_s)
-    return Cleaned(native.load(cleaning, "removed_segments"), native.load(cleaning, "removed_bytes"),
-                   native.load(cleaning, "removed_queue_files"), native.load(cleaning, "removed_index_files"),
+    return Cleaned(native.load(shared, "removed_segments"), native.load(shared, "removed_bytes"),
+                   native.load(shared, "removed_queue_files"), native.load(shared, "removed_index_files"),
                    native.load_position(control.min_offset))
 
 

@@ -17,10 +17,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.config import EngineConfig
-from pyengine.formats.paths import StorePaths, parse_segment_name, segment_name
+from pyengine.formats.paths import parse_segment_name, segment_name
 from pyengine.ipc.cleaning import holders
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
@@ -30,22 +31,53 @@ from pyengine.services.retention.clean_rules import Decision, deletable_end, nex
 from pyengine.storage.durable_writes import give_back, unlink_durably
 from pyengine.storage.expired_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
 from pyengine.storage.mapped_file import is_plain_file
+from pyengine.storage.message_store import MessageStore
 
 QUEUES_A_STEP = 64  # looked at without a pause in between
+
+
+class CleaningClock:
+    """The clocks that retention depends on, in one place, so that tests can set them."""
+
+    def now_ms(self) -> int:
+        """Wall clock, against the files' modification times."""
+        return time.time_ns() // 1_000_000
+
+    def hour(self) -> int:
+        """Hour of the day in the local time zone, 0..23."""
+        return time.localtime().tm_hour
+
+    def monotonic_ns(self) -> int:
+        """For pauses and waits."""
+        return monotonic_ns()
+
+
+@dataclass(frozen=True)
+class CleanedStore:
+    """What is cleaned, and by which clock: the running engine's store, or a stopped one with structs of this process.
+
+    `control` and `shared`: `struct ms_control *` and `struct ms_cleaning *`.
+    """
+
+    control: object
+    shared: object
+    store: MessageStore
+    config: EngineConfig
+    clock: CleaningClock
+    report: Callable[[str], None] = lambda text: None
 
 
 class CleanCommitLogService:
     """Deletes segments of one store."""
 
-    def __init__(self, control, segment_bytes: int, cleaning, root: str | os.PathLike[str], config: EngineConfig,
-                 clock: CleaningClock, report: Callable[[str], None]) -> None:
-        """`control` and `cleaning`: `struct ms_control *` and `struct ms_cleaning *`."""
-        self._control = control
-        self._cleaning = cleaning
-        self._paths = StorePaths(root)
-        self._segment_bytes = segment_bytes
-        self._clock = clock
-        self._report = report
+    def __init__(self, cleaned: CleanedStore) -> None:
+        config = cleaned.config
+        self._control = cleaned.control
+        self._cleaning = cleaned.shared
+        self._store = cleaned.store
+        self._segment_bytes = cleaned.store.segment_bytes
+        self._clock = cleaned.clock
+        self._report = cleaned.report
         self._pause_s = config.delete_commit_log_files_interval_ms / 1000
         self._forcibly_ns = config.destroy_mapped_file_interval_forcibly_ms * 1_000_000
         self._retry_ns = config.redelete_hanged_file_interval_ms * 1_000_000
@@ -70,7 +102,7 @@ class CleanCommitLogService:
                 return
             if deleted:
                 yield self._pause_s
-            if not self._let_go(segment, decision):
+            if not self._is_released(segment, decision):
                 return
             yield from self._delete(segment)
             deleted += 1
@@ -95,7 +127,7 @@ class CleanCommitLogService:
     def _segments(self) -> list[tuple[int, int]]:
         """(start, modification time in ms), ascending."""
         found = []
-        for folder in self._paths.commit_log_folders.all:
+        for folder in self._store.commit_log_folders.all:
             with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
                 for entry in entries:
                     start = parse_segment_name(entry.name)
@@ -103,7 +135,7 @@ class CleanCommitLogService:
                         found.append((start, entry.stat().st_mtime_ns // 1_000_000))
         return sorted(found)
 
-    def _let_go(self, segment: int, decision: Decision) -> bool:
+    def _is_released(self, segment: int, decision: Decision) -> bool:
         """Whether nobody holds the segment, or has held it for too long."""
         line = self._cleaning
         end = segment + self._segment_bytes
@@ -120,11 +152,11 @@ class CleanCommitLogService:
             since_ns = now_ns
             native.store(line, "removing_since_ns", now_ns)
         if now_ns - since_ns >= self._forcibly_ns:
-            native.store(line, "forced_holds", native.load(line, "forced_holds") + 1)
+            native.increment(line, "forced_holds")
             self._report(f"segment {segment_name(segment)} is deleted although {_names(held_by)} held it for "
                          f"{(now_ns - since_ns) / 1e9:.0f} s")
             return True
-        native.store(line, "waited_for_holds", native.load(line, "waited_for_holds") + 1)
+        native.increment(line, "waited_for_holds")
         self._say_once(f"segment {segment_name(segment)} should go, but {_names(held_by)} holds it: tried again, and "
                        f"forced after {self._forcibly_ns / 1e9:g} s")
         return False
@@ -132,14 +164,14 @@ class CleanCommitLogService:
     def _delete(self, segment: int) -> Iterator[float]:
         line, end = self._cleaning, segment + self._segment_bytes
         failpoint("segment_let_go")
-        descriptor = unlink_durably(self._paths.commit_log_segment(segment))
+        descriptor = unlink_durably(self._store.commit_log_segment(segment))
         failpoint("segment_removed")
         native.store_position(self._control.min_offset, end)
         failpoint("min_moved")
         native.store(line, "removing_since_ns", 0)
-        native.store(line, "removed_segments", native.load(line, "removed_segments") + 1)
+        native.increment(line, "removed_segments")
         failpoint("removal_half_counted")
-        native.store(line, "removed_bytes", native.load(line, "removed_bytes") + self._segment_bytes)
+        native.increment(line, "removed_bytes", self._segment_bytes)
         failpoint("removal_counted")
         self._said = ""
         yield from give_back(descriptor)
@@ -157,9 +189,10 @@ def _names(pids: list[int]) -> str:
 class CleanConsumeQueueService:
     """Deletes queue and index files whose messages are gone."""
 
-    def __init__(self, cleaning, root: str | os.PathLike[str], config: EngineConfig) -> None:
-        self._cleaning = cleaning
-        self._paths = StorePaths(root)
+    def __init__(self, cleaned: CleanedStore) -> None:
+        config = cleaned.config
+        self._cleaning = cleaned.shared
+        self._store = cleaned.store
         self._geometry = config.geometry
         self._pause_s = config.delete_consume_queue_files_interval_ms / 1000
         self._done_to = 0
@@ -168,11 +201,11 @@ class CleanConsumeQueueService:
         """One pass, if the log's beginning has moved; yields the seconds to pause."""
         if log_min <= self._done_to:
             return
-        for number, (topic, queue_id, folder) in enumerate(queue_folders(self._paths)):
+        for number, (topic, queue_id, folder) in enumerate(queue_folders(self._store)):
             expired = expired_queue_files(folder, self._geometry.mapped_file_size_consume_queue_bytes, log_min)
             for path in expired:
                 yield from self._delete(path, "removed_queue_files")
-            ext_folder = self._paths.queue_ext_folder(topic, queue_id)
+            ext_folder = self._store.queue_ext_folder(topic, queue_id)
             for path in expired_ext_files(folder, ext_folder, self._geometry.mapped_file_size_consume_queue_ext_bytes, log_min):
                 expired.append(path)
                 yield from self._delete(path, "removed_queue_files")
@@ -180,28 +213,12 @@ class CleanConsumeQueueService:
                 yield self._pause_s
             elif number % QUEUES_A_STEP == 0:
                 yield 0.0
-        for path in expired_index_files(self._paths.index, log_min):
+        for path in expired_index_files(self._store.index, log_min):
             yield from self._delete(path, "removed_index_files")
         self._done_to = log_min
 
     def _delete(self, path: Path, counter: str) -> Iterator[float]:
         descriptor = unlink_durably(path)
         failpoint("derived_file_removed")
-        native.store(self._cleaning, counter, native.load(self._cleaning, counter) + 1)
+        native.increment(self._cleaning, counter)
         yield from give_back(descriptor)
-
-
-class CleaningClock:
-    """The system's clocks."""
-
-    def now_ms(self) -> int:
-        """Wall clock, against the files' modification times."""
-        return time.time_ns() // 1_000_000
-
-    def hour(self) -> int:
-        """Hour of the day in the local time zone, 0..23."""
-        return time.localtime().tm_hour
-
-    def monotonic_ns(self) -> int:
-        """For pauses and waits."""
-        return monotonic_ns()

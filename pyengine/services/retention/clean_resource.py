@@ -16,18 +16,16 @@ After a crash the bits stay as they are until the next cleaner's first look.
 from __future__ import annotations
 
 import errno
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from pyengine.config import EngineConfig
 from pyengine.errors import DiskError
 from pyengine.ipc.cleaning import reap_dead
-from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
-from pyengine.services.retention.clean_files import CleanCommitLogService, CleanConsumeQueueService, CleaningClock
+from pyengine.services.retention.clean_files import CleanCommitLogService, CleanConsumeQueueService, CleanedStore, CleaningClock
 from pyengine.services.retention.clean_rules import CleanRules, Decision, Request, decide, refusal
+from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.file_system import DiskUse
 
 PAUSE_S_MAX = 1.0  # the heart beats at least this often
@@ -35,32 +33,31 @@ PROBE_INTERVAL_S = 1.0
 _OURS = native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE
 
 
-class CleanResourceService:
+class CleanResourceService(Service):
     """The cleaner worker's service."""
 
-    def __init__(self, memory: EngineMemory, cleaning, root: str | os.PathLike[str], config: EngineConfig,
-                 measure: Callable[[], Sequence[DiskUse]], report: Callable[[str], None] = lambda text: None,
+    KIND = native.CLEANER
+
+    def __init__(self, context: ServiceContext, shared: object, measure: Callable[[], Sequence[DiskUse]],
                  clock: CleaningClock | None = None) -> None:
-        """`cleaning`: the `struct ms_cleaning *`; `measure` gives the disk use of log and queues; `report` gets sentences."""
-        self._control = memory.control
-        self._cleaning = cleaning
-        self._rules = CleanRules.of(config)
+        """`shared`: the `struct ms_cleaning *`; `measure` gives the disk use of log and queues."""
+        super().__init__(context)
+        self._cleaning = shared
+        self._rules = CleanRules.of(context.config)
         self._measure = measure
-        self._report = report
         self._clock = clock or CleaningClock()
-        self._interval_ns = config.clean_resource_interval_ms * 1_000_000
-        self._log = CleanCommitLogService(memory.control, memory.identity.segment_bytes, cleaning, root, config, self._clock,
-                                          report)
-        self._queues = CleanConsumeQueueService(cleaning, root, config)
+        self._interval_ns = context.config.clean_resource_interval_ms * 1_000_000
+        cleaned = CleanedStore(self._control, shared, context.store, context.config, self._clock, context.report)
+        self._log = CleanCommitLogService(cleaned)
+        self._queues = CleanConsumeQueueService(cleaned)
         self._steps: Iterator[float] | None = None
         self._due_ns = self._clock.monotonic_ns() + self._interval_ns
         self._resume_ns = 0
-        self.obstacle = ""
 
     def work(self) -> bool:
         """One step, if it is due."""
         now_ns = self._clock.monotonic_ns()
-        if native.load(self._control.state, "frozen"):
+        if self._is_frozen:
             self._drop_round()
             return False
         if self._steps is None:
@@ -83,13 +80,11 @@ class CleanResourceService:
     def _over(self, why: str) -> None:
         self._steps = None
         self._due_ns = self._clock.monotonic_ns() + self._interval_ns
-        line = self._control.workers[native.CLEANER]
         if why:
-            native.store(line, "error_count", native.load(line, "error_count") + 1)
-        if why != self.obstacle:
-            self.obstacle = why
-            self._report(f"old files cannot be deleted: {why}; trying again each {self._interval_ns / 1e9:g} s" if why
-                         else "old files can be deleted again")
+            self._count_error()
+            self._blocked.set(why, f"old files cannot be deleted: {why}; trying again each {self._interval_ns / 1e9:g} s")
+        else:
+            self._blocked.clear("old files can be deleted again")
 
     def _round(self) -> Iterator[float]:
         asked, request = self._request()
@@ -106,7 +101,7 @@ class CleanResourceService:
 
     def _answer(self, asked: int, before: tuple[int, int], error_number: int) -> None:
         line = self._cleaning
-        native.store(line, "rounds", native.load(line, "rounds") + 1)
+        native.increment(line, "rounds")
         if asked:
             native.store(line, "answer_segments", native.load(line, "removed_segments") - before[0])
             native.store(line, "answer_bytes", native.load(line, "removed_bytes") - before[1])
@@ -114,7 +109,7 @@ class CleanResourceService:
             native.store(line, "answered", asked)
 
     def _decide(self, request: Request | None) -> Decision:
-        if native.load(self._control.state, "frozen"):
+        if self._is_frozen:
             return Decision()
         return decide(self._rules, self._measure(), self._clock.hour(), request)
 
@@ -152,16 +147,14 @@ class CleanResourceService:
 class DiskSpaceProbe:
     """Looks, publishes what it saw, and refuses puts or takes them again."""
 
-    def __init__(self, memory: EngineMemory, cleaning, rules: CleanRules, measure: Callable[[], Sequence[DiskUse]],
-                 report: Callable[[str], None] = lambda text: None) -> None:
-        """`cleaning`: its `struct ms_cleaning *`; `measure` gives the use of the log's and the queues' file system."""
-        self._control = memory.control
-        self._cleaning = cleaning
-        self._rules = rules
+    def __init__(self, context: ServiceContext, shared: object, measure: Callable[[], Sequence[DiskUse]]) -> None:
+        """`shared`: the `struct ms_cleaning *`; `measure` gives the use of the log's and the queues' file system."""
+        self._control = context.memory.control
+        self._cleaning = shared
+        self._rules = CleanRules.of(context.config)
         self._measure = measure
-        self._report = report
+        self._report = context.report
         self._refusing = 0
-        self._obstacles: list[str] = []
 
     def look(self) -> bool:
         """One look; whether puts are taken."""
@@ -179,7 +172,7 @@ class DiskSpaceProbe:
         native.refuse_puts(self._control, _OURS & ~bits, on=False)
         if not bits:
             native_cleaning.set_reason(line, "")
-        native.store(line, "probes", native.load(line, "probes") + 1)
+        native.increment(line, "probes")
         if bits != self._refusing:
             self._refusing = bits
             self._report(f"puts are refused: {why}" if bits else "there is room again: puts are taken")

@@ -7,7 +7,7 @@ import pytest
 from pyengine.config import EngineConfig
 from pyengine.ipc import replication
 from pyengine.native import control as native
-from pyengine.services.replication.ha_client import HaClient
+from pyengine.services.replication.ha_client import HAClient
 from pyengine.services.replication.ha_stream import LinkLostError
 from pyengine.storage.replication_state import ReplicationStateFile
 from ready_store import SEGMENT, store_with_writer
@@ -47,10 +47,9 @@ class Rig:
         def begin_session(client):
             client._session = client._writer = self.session
 
-        monkeypatch.setattr(HaClient, "_begin_session", begin_session)
-        self.client = HaClient(self.owner.memory, self.owner.root, config, lambda ring_bytes: None,
-                               replication.Replication(self.owner.folder, writable=True), self.said.append,
-                               lambda: self.now_ns)
+        monkeypatch.setattr(HAClient, "_begin_session", begin_session)
+        self.client = HAClient(self.owner.context(config, report=self.said.append), lambda ring_bytes: None,
+                               replication.Replication(self.owner.folder, writable=True), lambda: self.now_ns)
 
     def until(self, condition, what) -> None:
         eventually(lambda: self.client.work() and condition(), what)

@@ -15,6 +15,7 @@ from pyengine.formats import ha_wire
 from pyengine.formats.paths import segment_name
 from pyengine.services.replication import ha_join
 from pyengine.services.replication.ha_join import Join, JoinRefusedError, join
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from scripted_master import OURS, ROCKETMQ, ScriptedMaster
 from waiting import eventually
@@ -70,11 +71,11 @@ def config_of(root, master, **settings):
 def joined(root, log, master, **settings):
     root.mkdir(exist_ok=True)
     if log is None:
-        found = join(root, config_of(root, master, **settings), 0, 0)
+        found = join(MessageStore(root), config_of(root, master, **settings), 0, 0)
     else:
         if not (root / "commitlog").exists():
             log.write(root)
-        found = join(root, config_of(root, master, **settings), log.first_offset, log.end)
+        found = join(MessageStore(root), config_of(root, master, **settings), log.first_offset, log.end)
     return found
 
 
@@ -137,7 +138,7 @@ def test_a_beginning_of_the_masters_log_stays_as_it_is(tmp_path, masters, manner
     for number, data in enumerate(content_of(log)[at : at + SEGMENT] for at in range(0, end, SEGMENT)):
         (tmp_path / "commitlog" / segment_name(number * SEGMENT)).write_bytes(data.ljust(SEGMENT, b"\0"))
     config = config_of(tmp_path, masters(content_of(log), manner))
-    assert join(tmp_path, config, 0, end) == Join()
+    assert join(MessageStore(tmp_path), config, 0, end) == Join()
 
 
 @MANNERS
@@ -211,7 +212,7 @@ def test_what_was_confirmed_is_not_cut_unless_it_is_allowed(tmp_path, masters):
             assert joined(tmp_path, log, master).cut_at == border
         assert joined(tmp_path, log, master, ha_cut="any").cut_at == border
     with pytest.raises(JoinRefusedError, match="ha_cut=any"):  # the note is older than what a dead engine's memory says
-        join(tmp_path, config_of(tmp_path, master), 0, log.end, remembered=borders_of(log)[31])
+        join(MessageStore(tmp_path), config_of(tmp_path, master), 0, log.end, remembered=borders_of(log)[31])
 
 
 def test_a_connection_stands_from_the_first_look_until_the_replicator_has_its_own(tmp_path, masters):

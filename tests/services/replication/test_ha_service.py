@@ -37,7 +37,7 @@ class Rig:
         owner.publish()
         replication.create_replication(owner.folder, 1)
         native.store(owner.control.writer, "wanted_end", segments * SEGMENT)
-        allocator = AllocateMappedFileService(owner.memory, owner.root, EngineConfig())
+        allocator = AllocateMappedFileService(owner.context(EngineConfig()))
         while native.load(owner.control.allocator, "ready_end") < segments * SEGMENT:
             assert allocator.work()
         allocator.close()
@@ -50,8 +50,7 @@ class Rig:
 
     def new_service(self) -> HAService:
         shared = replication.Replication(self.owner.folder, writable=True)
-        return HAService(self.owner.memory, self.owner.root, self.config, shared, self.said.append, port=0,
-                         clock_ns=lambda: self.now_ns)
+        return HAService(self.owner.context(self.config, report=self.said.append), shared, port=0, clock_ns=lambda: self.now_ns)
 
     def slave(self, *reports: int) -> WireSlave:
         self.slaves.append(WireSlave(self.service.port))
@@ -382,28 +381,28 @@ def test_an_orderly_stop_waits_for_a_slave_so_long_and_no_longer(make_rig):
 def test_a_taken_port_is_told(make_rig):
     rig = make_rig()
     with pytest.raises(EngineUnavailableError, match="cannot listen for slaves.*set ha_listen_host and ha_listen_port"):
-        HAService(rig.owner.memory, rig.owner.root, rig.config, replication.Replication.private(), rig.said.append,
-                  port=rig.service.port)
+        HAService(rig.owner.context(rig.config, report=rig.said.append), replication.Replication.private(), port=rig.service.port)
 
 
 def test_a_port_that_a_later_replicator_cannot_have_is_tried_again(make_rig):
     rig = make_rig()
     rig.fill(1000)
     holder, rig.service = rig.service, None
-    service = rig.service = HAService(rig.owner.memory, rig.owner.root, rig.config, replication.Replication.private(),
-                                      rig.said.append, port=holder.port, must_listen=False, clock_ns=lambda: rig.now_ns)
-    assert "cannot listen for slaves" in service.obstacle and "in use" in service.obstacle
+    service = rig.service = HAService(
+        rig.owner.context(rig.config, report=rig.said.append), replication.Replication.private(), port=holder.port,
+        must_listen=False, clock_ns=lambda: rig.now_ns)
+    assert "cannot listen for slaves" in service.blocked_reason and "in use" in service.blocked_reason
     for _ in range(3):
         rig.now_ns += 10**9
         rig.turn()
-    assert service.obstacle and len([said for said in rig.said if "cannot listen" in said]) == 1
+    assert service.blocked_reason and len([said for said in rig.said if "cannot listen" in said]) == 1
     port = holder.port
     holder.close()
     rig.turn()
-    assert service.obstacle, "not before its time"
+    assert service.blocked_reason, "not before its time"
     rig.now_ns += 10**9
     rig.turn()
-    assert not service.obstacle and service.port == port
+    assert not service.blocked_reason and service.port == port
     slave = rig.slave(1)
     rig.until(lambda: slave.end == rig.writer.end, "served")
 
@@ -418,13 +417,13 @@ def test_an_address_that_cannot_be_had_is_told_or_tried_again(make_rig, monkeypa
     if host == "a-name":
         monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
     config = dataclasses.replace(rig.config, ha_listen_host=host)
-    arguments = rig.owner.memory, rig.owner.root, config, replication.Replication.private(), rig.said.append
+    arguments = rig.owner.context(config, report=rig.said.append), replication.Replication.private()
     with pytest.raises(EngineUnavailableError, match="cannot listen for slaves"):
         HAService(*arguments, port=0)
     service = HAService(*arguments, port=0, must_listen=False, clock_ns=lambda: rig.now_ns)
     rig.now_ns += 10**9
     service.turn()
-    assert "cannot listen for slaves" in service.obstacle
+    assert "cannot listen for slaves" in service.blocked_reason
     service.close()
 
 
@@ -444,7 +443,7 @@ def test_without_descriptors_the_listener_is_left_alone_for_a_second(make_rig):
     rig.service._listener = NoDescriptors()
     for _ in range(5):
         rig.service.turn()
-    assert len(tries) == 1 and rig.service.obstacle == "cannot take slaves: Too many open files"
+    assert len(tries) == 1 and rig.service.blocked_reason == "cannot take slaves: Too many open files"
     rig.now_ns += 10**9
     for _ in range(5):
         rig.service.turn()
@@ -453,7 +452,7 @@ def test_without_descriptors_the_listener_is_left_alone_for_a_second(make_rig):
     rig.service._listener = real
     rig.now_ns += 10**9
     rig.until(lambda: slave.end == rig.writer.end, "served")
-    assert not rig.service.obstacle
+    assert not rig.service.blocked_reason
 
 
 def test_peers_that_only_look_whether_somebody_is_there_are_not_told(make_rig):

@@ -11,14 +11,14 @@ def test_a_note_that_cannot_be_written_is_an_obstacle_until_it_can(make_owner):
     owner = make_owner("store", role=native.SYNC_MASTER, replicates=1)
     owner.publish()
     said: list[str] = []
-    notes = ReplicationNotes(owner.memory, owner.root, said.append)
+    notes = ReplicationNotes(owner.context(report=said.append))
     file = ReplicationStateFile(owner.root)
     in_the_way = file.path.with_name(file.path.name + ".tmp")
     in_the_way.mkdir(parents=True)
     assert not notes.note() and not notes.note()
-    assert "cannot be noted" in notes.obstacle and str(file.path) in notes.obstacle and said == [notes.obstacle]
+    assert "cannot be noted" in notes.blocked.text and str(file.path) in notes.blocked.text and said == [notes.blocked.text]
     in_the_way.rmdir()
-    assert notes.note() and not notes.obstacle
+    assert notes.note() and not notes.blocked.text
     assert file.read().state == ReplicationState("SYNC_MASTER", 0)
 
 
@@ -28,5 +28,5 @@ def test_where_queues_end_is_kept_although_the_file_could_not_be_read(make_owner
     file = ReplicationStateFile(owner.root)
     file.path.parent.mkdir(exist_ok=True)
     file.path.write_text("{")
-    assert ReplicationNotes(owner.memory, owner.root, lambda text: None).note()
+    assert ReplicationNotes(owner.context()).note()
     assert file.read().state.dispatch_at == "replicated"

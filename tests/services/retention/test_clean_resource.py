@@ -22,7 +22,7 @@ from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.retention import clean_files
 from pyengine.services.retention.clean_files import CleaningClock
 from pyengine.services.retention.clean_resource import CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
-from pyengine.services.retention.clean_rules import HOUR_MS, CleanRules
+from pyengine.services.retention.clean_rules import HOUR_MS
 from pyengine.storage import durable_writes
 from pyengine.storage.check.check import check
 from pyengine.storage.file_system import DiskUse
@@ -70,8 +70,8 @@ class Rig:
         while self.writer.end < segments * SEGMENT + 1000:
             self.writer.put(b"%06d" % number * 100, queue_id=number % 2, properties=f"KEYS\x01k{number}")
             number += 1
-        self.reputter = ReputMessageService(self.owner.memory, self.root, self.config)
-        self.checkpointer = FlushConsumeQueueService(self.owner.memory, self.root, self.config)
+        self.reputter = ReputMessageService(self.owner.context(self.config))
+        self.checkpointer = FlushConsumeQueueService(self.owner.context(self.config))
         self.flush()
         self.dispatch()
         self.checkpoint()
@@ -80,8 +80,8 @@ class Rig:
         self.service = self.make()
 
     def make(self) -> CleanResourceService:
-        return CleanResourceService(self.owner.memory, self.cleaning.block, self.root, self.config, self.measure,
-                                    self.said.append, self.clock)
+        return CleanResourceService(self.owner.context(self.config, report=self.said.append), self.cleaning.block, self.measure,
+                                    self.clock)
 
     def measure(self) -> list[DiskUse]:
         return [DiskUse("/log", self.percent, 1 << 30), DiskUse("/queues", 10, 1 << 30)]
@@ -401,7 +401,7 @@ def test_the_probe_is_not_blocked_by_a_deletion_that_hangs(make_rig, monkeypatch
         return -1
 
     monkeypatch.setattr(clean_files, "unlink_durably", hang)
-    watch = DiskSpaceWatch(DiskSpaceProbe(rig.owner.memory, rig.cleaning.block, CleanRules.of(rig.config), rig.measure), 0.001)
+    watch = DiskSpaceWatch(DiskSpaceProbe(rig.owner.context(rig.config), rig.cleaning.block, rig.measure), 0.001)
     watch.start()
     rig.ask(reserved_ms=0)
     deletion = threading.Thread(target=rig.service.work)

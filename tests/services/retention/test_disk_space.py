@@ -12,7 +12,6 @@ from pyengine.ipc.cleaning import Cleaning, create_cleaning
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.services.retention.clean_resource import DiskSpaceProbe, DiskSpaceWatch
-from pyengine.services.retention.clean_rules import CleanRules
 from pyengine.storage.file_system import UNKNOWN_PERCENT, DiskUse, measure
 from waiting import eventually
 
@@ -22,8 +21,8 @@ def probe(make_owner):
     owner = make_owner()
     create_cleaning(owner.folder, 1)
     cleaning = Cleaning(owner.folder)
-    made = DiskSpaceProbe(owner.memory, cleaning.block, CleanRules.of(EngineConfig()), lambda: made.uses,
-                          lambda text: made.said.append(text))
+    made = DiskSpaceProbe(owner.context(EngineConfig(), report=lambda text: made.said.append(text)), cleaning.block,
+                          lambda: made.uses)
     made.uses = [DiskUse("/log", 50, 1 << 30), DiskUse("/queues", 60, 1 << 20)]
     made.said = []
     made.owner, made.block = owner, cleaning.block

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from pyengine._native import ffi
-from pyengine.services import stream_detector
-from pyengine.services.stream_detector import CLOSE_NS, STREAM_ROUNDS, StreamDetector
+from pyengine.services import service
+from pyengine.services.service import CLOSE_NS, STREAM_ROUNDS, StreamDetector
 
 
 @pytest.fixture
 def scheduled(monkeypatch):
     said = []
-    monkeypatch.setattr(stream_detector, "cpu", SimpleNamespace(schedule_interactive=lambda: said.append("prompt"),
+    monkeypatch.setattr(service, "cpu", SimpleNamespace(schedule_interactive=lambda: said.append("prompt"),
                                                      schedule_batch=lambda: said.append("behind")))
     return said
 
@@ -42,19 +42,19 @@ def test_a_pause_ends_the_stream_and_the_next_one_has_to_show_itself_again(sched
     position = ffi.new("struct ms_position *", {"value": 7})
     detector = StreamDetector(1000, 1000)
     _pieces(detector, STREAM_ROUNDS + 1, 1)
-    assert detector.next_is_there(position[0], 6)
-    assert not detector.next_is_there(position[0], 7)
+    assert detector.wait_for_next(position[0], 6)
+    assert not detector.wait_for_next(position[0], 7)
     assert not detector.busy and scheduled == ["prompt", "behind", "prompt"]
-    assert not detector.next_is_there(position[0], 6), "calm: the latch is armed instead"
+    assert not detector.wait_for_next(position[0], 6), "calm: the latch is armed instead"
     _pieces(detector, STREAM_ROUNDS, 1, start_ns=2_000_000_000)
     assert not detector.busy
 
 
 def test_who_is_behind_does_not_gather(scheduled, monkeypatch):
     naps = []
-    monkeypatch.setattr(stream_detector.nap, "once", naps.append)
+    monkeypatch.setattr(service.nap, "once", naps.append)
     position = ffi.new("struct ms_position *", {"value": 7})
     detector = StreamDetector(5, 1000)
     _pieces(detector, STREAM_ROUNDS + 1, 1)
-    assert detector.next_is_there(position[0], 6, behind=True) and naps == []
-    assert detector.next_is_there(position[0], 6) and naps == [5]
+    assert detector.wait_for_next(position[0], 6, has_backlog=True) and naps == []
+    assert detector.wait_for_next(position[0], 6) and naps == [5]

@@ -1,0 +1,182 @@
+"""What all services share: the Service itself, its context, freezing the store, and the detector of streams.
+
+A service is RocketMQ's ServiceThread without the thread: it decides and acts. Its worker
+(pyengine/engine/worker.py) drives it:
+
+    while service.work(): ...    one round; True: there may be more, go round at once
+    arm the latch
+    service.work() once more     what was published before arming woke no one
+    sleep at most service.pause_s()
+
+and, on the way out, `drain()` until it is False, then `close()`. Services are built on
+ipc and storage, so a test drives them in its own process.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyengine.config import EngineConfig
+from pyengine.errors import DiskError
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import KIND_NAMES
+from pyengine.native import control as native
+from pyengine.native import cpu, nap
+from pyengine.native.flush import monotonic_ns
+from pyengine.storage.message_store import MessageStore
+from pyengine.storage.watermark import note_sync_failure
+
+CLOSE_NS = 500_000   # work that follows the last within this time belongs to a stream
+STREAM_ROUNDS = 8    # so many in a row make one
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class ServiceContext:
+    """What a service works with: the memory of its engine, the store, and the engine's settings.
+
+    `report` takes a sentence for the log, `warn` one about what works but is slow. `beat` is called in long work and
+    in waits, so that the supervisor does not take the worker for dead.
+    """
+
+    memory: EngineMemory
+    store: MessageStore
+    config: EngineConfig
+    report: Callable[[str], None] = _ignore
+    warn: Callable[[str], None] = _ignore
+    beat: Callable[[], None] = lambda: None
+
+
+class BlockedReason:
+    """Why a service does not do its work: `text`, a sentence for `status`; "" while nothing blocks it."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self.text = ""
+        self._report = report
+
+    def set(self, text: str, said: str = "") -> None:
+        """The service is blocked; `said` is reported, once for each reason."""
+        if text != self.text:
+            self.text = text
+            if said:
+                self._report(said)
+
+    def clear(self, said: str = "") -> None:
+        """The service works again; `said` is reported if it was blocked."""
+        self.set("", said)
+
+
+class Service(ABC):
+    """One worker's work. `never_idle`: it waits inside work(), so `blocked_reason` is read after each round."""
+
+    KIND: ClassVar[int]
+    never_idle: ClassVar[bool] = False
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._memory = context.memory
+        self._control = context.memory.control
+        self._line = self._control.workers[self.KIND]
+        self._store = context.store
+        self._segment_bytes = context.store.segment_bytes
+        self._report = context.report
+        self._beat = context.beat
+        self._blocked = BlockedReason(context.report)
+
+    @property
+    def blocked_reason(self) -> str:
+        """What keeps the service from its work, for `status`; "" when nothing does."""
+        return self._blocked.text
+
+    @abstractmethod
+    def work(self) -> bool:
+        """One bounded round; True when there may be more to do at once."""
+
+    def pause_s(self) -> float:
+        """Longest sleep until the next round, in seconds; a wake-up ends it."""
+        return 0.0
+
+    def drain(self) -> bool:
+        """One round of an orderly stop; False once everything published before is done."""
+        return False
+
+    def close(self) -> None:  # noqa: B027 - not every service has something to release
+        """Release descriptors and mappings; nothing is written."""
+
+    @property
+    def _is_frozen(self) -> bool:
+        return native.load(self._control.state, "frozen") != 0
+
+    def _freeze(self, error: DiskError) -> None:
+        freeze(self._memory, self._store, self.KIND, error)
+
+    def _count_error(self) -> None:
+        native.increment(self._line, "error_count")
+
+
+def freeze(memory: EngineMemory, root: str | os.PathLike[str], kind: int, error: DiskError) -> None:
+    """Freeze the store after a failed sync or log write: read-only in every process, for good (docs/promises.md, 2).
+
+    The failure is noted on the disk, and each worker that must learn of it is woken. Nothing is retried: the kernel
+    has marked the pages clean that it could not write.
+    """
+    flushed = native.load_position(memory.control.flushed)
+    cause = os.strerror(error.errno) if error.errno else str(error)
+    name = os.path.basename(error.path) if error.path else "the store"
+    native.freeze(memory.control, kind, error.errno,
+                  f"the {KIND_NAMES[kind]} could not make {name} durable ({cause}); durable up to {flushed}, "
+                  "read-only from now on: repair the disk, then stop, recover and start")
+    note_sync_failure(os.fspath(root), flushed, name, cause)
+    for other in (native.WRITER, native.SUPERVISOR, native.COMMITTER, native.REPUTTER, native.CHECKPOINTER):
+        memory.wake(other)
+
+
+class StreamDetector:
+    """Tells whether work comes singly (calm) or in a stream (busy), and waits accordingly.
+
+    Single pieces of work are done at once: the latch is armed in between, and the writer wakes the service.
+    In a stream the service polls after short sleeps, so that the writer need not wake it, and runs as SCHED_BATCH:
+    it takes a free CPU but interrupts no other process (docs/decisions/0014).
+    """
+
+    def __init__(self, nap_ns: int, quiet_ns: int) -> None:
+        """`nap_ns`: how long to gather work in a stream; `quiet_ns`: a stream ends after so long without work."""
+        self.nap_ns = nap_ns
+        self.quiet_ns = quiet_ns
+        self.busy = False
+        self._rounds = 0
+        self._last_ns = 0
+        cpu.schedule_interactive()
+
+    def worked(self, now_ns: int | None = None) -> None:
+        """A piece of work was found and done."""
+        if self.busy:
+            return
+        now_ns = monotonic_ns() if now_ns is None else now_ns
+        self._rounds = self._rounds + 1 if now_ns - self._last_ns < CLOSE_NS else 0
+        self._last_ns = now_ns
+        if self._rounds >= STREAM_ROUNDS:
+            self.busy = True
+            cpu.schedule_batch()
+
+    def wait_for_next(self, position: object, value: int, *, has_backlog: bool = False) -> bool:
+        """In a stream: gather, then wait until the position is above `value`; False: there is no stream (any more).
+
+        `has_backlog`: there is much left to do, do not gather.
+        """
+        if not self.busy:
+            return False
+        if not has_backlog:
+            nap.once(self.nap_ns)
+        if nap.poll_until_above(position, value, self.quiet_ns, self.nap_ns):
+            return True
+        self.busy = False
+        self._rounds = 0
+        cpu.schedule_interactive()
+        return False
