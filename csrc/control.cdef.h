@@ -17,9 +17,9 @@
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
 #define MS_REASON_BYTES 248
-#define MS_WORKER_KINDS 10
 
-/* Kinds of worker; the numbers stand in shared memory and in lock bytes. */
+/* Kinds of worker; the numbers stand in shared memory and in lock bytes. Their names: pyengine/ipc/shared_objects.py. */
+#define MS_WORKER_KINDS 10
 #define MS_SUPERVISOR 0
 #define MS_WRITER 1
 #define MS_COMMITTER 2
@@ -261,8 +261,8 @@ struct ms_control {
     struct ms_flusher_lines flusher;
     struct ms_replicator_lines replicator;
     uint8_t index_progress[256];     /* reputter: struct ms_index_progress */
-    struct ms_worker workers[10];
-    struct ms_latch latch[10];       /* by kind of worker */
+    struct ms_worker workers[MS_WORKER_KINDS];
+    struct ms_latch latch[MS_WORKER_KINDS]; /* by kind of worker */
     struct ms_pool_buffer pool[64];
     struct ms_session_slot sessions[1024];
     struct ms_commit_slot slots[2];

@@ -19,7 +19,7 @@ struct ms_obstacles {
     uint32_t layout_version;
     uint32_t reserved;
     int8_t pad[112];
-    struct ms_obstacle worker[10];
+    struct ms_obstacle worker[MS_WORKER_KINDS];
 };
 
 int64_t ms_obstacles_bytes(void);

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "control.h"
 #include "obstacles.cdef.h"
 
 #define MS_OBSTACLES_MAGIC 0x4d534f4253544143ull /* "MSOBSTAC" */

@@ -53,7 +53,7 @@ struct ms_segment {
 struct ms_writer {
     struct ms_control *control;
     struct ms_queue_table *queues;
-    void *semaphores[10];        /* by kind of worker */
+    void *semaphores[MS_WORKER_KINDS]; /* by kind of worker */
     struct ms_writer_session sessions[1024];
     uint32_t sessions_high;      /* attached ones stand below */
     uint32_t turn;               /* session that the next pass looks at first */

@@ -53,7 +53,7 @@ LASTING = (CONTROL, STORE_STATS, TOPIC_STATS, SETTINGS, OBSTACLES, CLEANING, REP
 SEMAPHORE_FOLDER = "/dev/shm"  # where the C library keeps named semaphores
 DEFAULT_SHM_DIRECTORY = "/dev/shm"
 
-# Names of the kinds of worker, by their number in shared memory (csrc/control.cdef.h).
+# THE table of worker kinds: names by their number in shared memory (MS_WORKER_KINDS in csrc/control.cdef.h).
 KIND_NAMES = ("supervisor", "writer", "committer", "flusher", "reputter", "allocator", "checkpointer",
               "cleaner", "scheduler", "replicator")
 

@@ -37,7 +37,6 @@ from pyengine.storage.ofd_lock import EXCLUSIVE, OFD_PID, SHARED, UNLOCKED, find
 LETTERS = b"lock"
 OWNER_BYTE = 0
 KIND_BYTE = 16
-KINDS_MAX = 10
 WORKER_LOOKS = 25
 POLL_STEP_S = 0.02
 # No such file, nothing that could be locked, or another user's.
@@ -113,7 +112,7 @@ class StoreLock:
         """ADOPTED as soon as a worker is seen, whose own byte comes behind the common one; EXCLUSIVE when who held the
         common one has ended; None when somebody keeps it who is no worker."""
         for _ in range(WORKER_LOOKS):
-            if any(self.kind_taken(kind) for kind in range(1, KINDS_MAX)):
+            if any(self.kind_taken(kind) for kind in range(1, len(KIND_NAMES))):
                 return Ownership.ADOPTED
             if self._set(OWNER_BYTE, EXCLUSIVE):
                 self._write_letters()
@@ -189,7 +188,7 @@ def require_startable(root: str | os.PathLike[str]) -> None:
     require_known_format(root)
 
 
-def living_kinds(root: str | os.PathLike[str], kinds: int = KINDS_MAX) -> list[int]:
+def living_kinds(root: str | os.PathLike[str], kinds: int = len(KIND_NAMES)) -> list[int]:
     """Kinds of worker whose byte is held: alive, whatever their state says. DiskError where nobody can tell: a disk
     that does not answer, no descriptor to be had."""
     path = Path(root) / "lock"

@@ -1,0 +1,38 @@
+"""The table of worker kinds has everything that CONTRIBUTING's recipe for a worker asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyengine.engine.kinds import KINDS
+from pyengine.engine.unit_files import unit_files, worker_unit
+from pyengine.ipc.shared_objects import KIND_NAMES
+from pyengine.native import control as native
+from pyengine.native import obstacles
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_each_number_has_a_name_a_row_and_room_in_every_array():
+    assert len(KIND_NAMES) == len(set(KIND_NAMES)) == native.WORKER_KINDS
+    assert sorted(kind.number for kind in KINDS) == list(range(1, native.WORKER_KINDS))
+    assert [getattr(native, name.upper()) for name in KIND_NAMES] == list(range(native.WORKER_KINDS))
+    lines = obstacles.private()
+    for number, name in enumerate(KIND_NAMES):
+        obstacles.say(lines, number, name)
+    assert [obstacles.read(lines, number) for number in range(native.WORKER_KINDS)] == list(KIND_NAMES)
+    with pytest.raises(IndexError):
+        native.load(lines.worker[native.WORKER_KINDS], "text")
+
+
+def test_each_stops_at_a_rank_of_its_own():
+    assert len({kind.stop_rank for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_each_has_a_main_and_a_unit(kind):
+    assert (ROOT / "workers" / f"{kind.name}.py").is_file()
+    unit = worker_unit(kind)
+    assert (ROOT / "systemd" / unit).read_text() == unit_files()[unit]
