@@ -77,10 +77,9 @@ def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cle
     from pyengine.ipc.store_lock import Ownership, StoreLock
     from pyengine.results import ReadLevel
     from pyengine.services.retention.clean_by_hand import clean_stopped
-    from pyengine.storage.abort_file import abort_file_exists
+    from pyengine.storage.checkpoint import abort_file_exists
     from pyengine.storage.message_store import MessageStore
-    from pyengine.storage.recovery.marker import read_marker
-    from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
+    from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker
     from pyengine.storage.store_reader import open_store
 
     with StoreLock(root, create=True) as lock:

@@ -32,7 +32,7 @@ from pyengine.native import control as native
 from pyengine.native import obstacles as native_obstacles
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import ReadLevel
-from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.file_system import used_ratio
 from pyengine.storage.later_format import later_things
 from pyengine.storage.recovery.report import copy_note

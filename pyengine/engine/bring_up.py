@@ -42,7 +42,7 @@ from pyengine.native.calibrate import spin_us
 from pyengine.native.failpoint import failpoint
 from pyengine.services.replication.ha_join import join
 from pyengine.services.replication.ha_stream import MasterLink
-from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.checkpoint import create_abort_file, read_checkpoint
 from pyengine.storage.commit_log import LocalLog, list_log, look_at_log, new_segment_folder
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.message_store import MessageStore
@@ -51,7 +51,6 @@ from pyengine.storage.recovery.cut_log import Cut, intend_cut
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import RecoveryReport, RecoveryState
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from pyengine.storage.store_checkpoint import read_checkpoint
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
 ROLES = {"ASYNC_MASTER": native.ASYNC_MASTER, "SYNC_MASTER": native.SYNC_MASTER, "SLAVE": native.SLAVE}

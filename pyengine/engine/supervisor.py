@@ -55,7 +55,7 @@ from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, living_k
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.services.replication.ha_stream import MasterLink
-from pyengine.storage.abort_file import remove_abort_file
+from pyengine.storage.checkpoint import remove_abort_file
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.topic_config import TopicConfigs
 

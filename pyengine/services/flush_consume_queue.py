@@ -37,11 +37,11 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import check_written, fdatasync, monotonic_ns, sync_file_system
 from pyengine.native.scan import walk
 from pyengine.services.service import BlockedReason, Service, ServiceContext
+from pyengine.storage.checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.dispatcher import touched_queues
 from pyengine.storage.durable_writes import MANY_FILES
 from pyengine.storage.mapped_file import index_file_names, mapped
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 WATERMARK_INTERVAL_NS = 1_000_000_000

@@ -35,7 +35,7 @@ from pyengine.spark.partitions import (
     queue_chooser,
     select,
 )
-from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.read_level import StoreUse, store_use
 from pyengine.storage.watermark import read_watermark
 

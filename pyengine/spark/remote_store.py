@@ -20,7 +20,7 @@ from pyengine.formats.paths import log_folders, parse_segment_name, segment_name
 from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.results import ReadLevel
 from pyengine.spark.file_access import LOG, FetchedSegment, FileTree, judge, walk_piece
-from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.log_scan import HEAD_BYTES, LogEnd, LogView
 from pyengine.storage.mapped_file import MappedFile
 from pyengine.storage.recovery.cases import Owner

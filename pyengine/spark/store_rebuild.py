@@ -10,7 +10,7 @@ What one dispatch makes of a log depends on what came before wherever queue offs
 or doubles, the log is damaged, or entries name units of an extension. Then the workers are
 not asked, or what they made is thrown away, and one process does it; the report's notes say so.
 
-Markers (storage.rebuild_marker) stand from before the first move to the end. A driver that is
+Markers (storage.recovery.markers) stand from before the first move to the end. A driver that is
 killed leaves a store that any start, `recover` or `rebuild` finishes. Spark tries a task again
 when its executor dies, and under spark.speculation twice at once: an entry's place and bytes
 are told by the log, so that writing it again changes nothing, and each try fills an index file
@@ -37,7 +37,7 @@ from pyengine.native.dispatch import TouchedQueue
 from pyengine.native.store_check import count_keys
 from pyengine.spark.jobs import run_units
 from pyengine.spark.store_verify import TASK_BYTES, LogPart, WalkedLog, WalkUnit, walk_units
-from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.consume_queue import open_queue_file
 from pyengine.storage.dispatcher import is_queue_name
 from pyengine.storage.geometry import Geometry
@@ -47,9 +47,8 @@ from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.new_file import make_folders, sibling_of, sync_folder
 from pyengine.storage.recovery.dispatch_range import FilledIndex, KeyPlace, LogRange, key_place, put_entries, put_keys
 from pyengine.storage.recovery.index import read_index_header
-from pyengine.storage.recovery.marker import read_marker
+from pyengine.storage.recovery.markers import RebuildMarker, read_marker
 from pyengine.storage.recovery.rebuild import Look, Queue, RebuildReport, RebuildWork
-from pyengine.storage.recovery.rebuild_marker import RebuildMarker
 from pyengine.storage.recovery.rebuild_moves import move_away
 from pyengine.storage.recovery.recover import RecoveryOptions
 from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryPath

@@ -14,8 +14,7 @@ from typing import Any
 from pyengine.errors import FormatError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
-from pyengine.storage.config_file import read_config
-from pyengine.storage.new_file import write_config
+from pyengine.storage.durable_file import ConfigFile
 
 NAME = "delayOffset.json"
 _INT64_MAX = (1 << 63) - 1
@@ -25,20 +24,17 @@ class DelayOffsets:
     """The file of one store. Holds nothing open between calls."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.path = StorePaths(root).config / NAME
-        self._keep_backup = True
+        self._file = ConfigFile(StorePaths(root).config / NAME, decode_delay_offsets)
+        self.path = self._file.path
 
     def read(self) -> tuple[dict[int, int], str]:
         """(level -> next offset, sentence about a bad file); an empty table where there is none to be used."""
-        table, said, from_backup = read_config(self.path, decode_delay_offsets)
-        self._keep_backup = not from_backup
+        table, said, _ = self._file.read()
         return table or {}, said
 
     def write(self, table: Mapping[int, int]) -> None:
         """Replace the file, durable; the old one stays as `.bak`. Raises DiskFullError, DiskError or FlushError."""
-        text = encode_config({"offsetTable": dict(sorted(table.items()))})
-        write_config(self.path, text.encode(), keep_backup=self._keep_backup)
-        self._keep_backup = True
+        self._file.write(encode_config({"offsetTable": dict(sorted(table.items()))}))
 
 
 def decode_delay_offsets(text: str) -> dict[int, int]:

@@ -28,9 +28,9 @@ from pyengine.formats.record import Message, encode_host
 from pyengine.formats.record_case import iter_records
 from pyengine.formats.small_file import read_small_file
 from pyengine.results import GetResult, GetStatus, ReadLevel
+from pyengine.storage.checkpoint import read_checkpoint
 from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, query_raw
-from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.store_reader import TIMESTAMP_MAX_MS, StoreReader
 
 MESSAGES_PER_GET = 32

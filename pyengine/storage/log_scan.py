@@ -27,13 +27,12 @@ from pyengine.formats.paths import segment_name
 from pyengine.formats.record import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at
 from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.native.scan import classify
-from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, mapped
 from pyengine.storage.recovery.cases import Owner
-from pyengine.storage.recovery.marker import read_kept_from, read_marker
+from pyengine.storage.recovery.markers import read_kept_from, read_marker
 from pyengine.storage.recovery.report import Progress, RecoveryPath
 from pyengine.storage.recovery.walk_ahead import Piece, walk_pieces
-from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.watermark import DurableWatermark, WatermarkReading, read_watermark
 
 SLICE_BYTES = 32 << 20            # how much is walked between two calls of `progress`, and by one processor at a time
@@ -138,7 +137,7 @@ def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoi
     It is never one beyond a gap, nor, with our watermark, a later one than the watermark's.
     After a clean stop of our own store as many of the last three segments are read as fit
     into CLEAN_VERIFY_BYTES_MAX, the watermark's own in any case. `kept_from`: in RocketMQ's
-    store an earlier recovery has kept everything from there on (see recovery_marker.py).
+    store an earlier recovery has kept everything from there on (see recovery/markers.py).
     `over_gaps`: as a reader of RocketMQ's store, which a gap does not stop.
     """
     count = len(log.segments)

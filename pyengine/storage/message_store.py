@@ -10,12 +10,11 @@ import os
 
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import StorePaths
-from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint
 from pyengine.storage.commit_log import CommitLog, list_log, look_at_log
 from pyengine.storage.engine_id import EngineId, read_engine_id, read_epoch
 from pyengine.storage.geometry import Geometry, discover
 from pyengine.storage.mapped_file import MappedFile, MappingCache
-from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.watermark import WatermarkReading, read_watermark
 
 

@@ -18,7 +18,7 @@ from pyengine.errors import UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import open_regular
 from pyengine.results import ReadLevel
-from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.log_scan import LogEnd
 from pyengine.storage.mapped_file import MappedFileQueue
 from pyengine.storage.ofd_lock import SHARED, find_lock

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from pyengine.errors import FormatError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import decode_config, encode_config
-from pyengine.storage.config_file import read_config
-from pyengine.storage.new_file import write_config
+from pyengine.storage.durable_file import ConfigFile
 
 NAME = "replication.json"
 ROLES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
@@ -51,8 +50,8 @@ class ReplicationStateFile:
     """The file of one store. Holds nothing open between calls."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.path = StorePaths(root).config / NAME
-        self._keep_backup = True
+        self._file = ConfigFile(StorePaths(root).config / NAME, _decode)
+        self.path = self._file.path
         self._dispatch_at: str | None = None
 
     def read(self) -> ReadState:
@@ -60,8 +59,7 @@ class ReplicationStateFile:
 
         Its role may be older too: with a sentence the store does not start as a master (pyengine/engine/bring_up.py).
         """
-        state, said, from_backup = read_config(self.path, _decode)
-        self._keep_backup = not from_backup
+        state, said, _ = self._file.read()
         self._dispatch_at = (state and state.dispatch_at) or DISPATCH_AT[0]
         return ReadState(state, said)
 
@@ -75,8 +73,7 @@ class ReplicationStateFile:
             document["masterEnd"] = state.master_end
         if self._dispatch_at != DISPATCH_AT[0]:
             document["dispatchAt"] = self._dispatch_at
-        write_config(self.path, encode_config(document).encode(), keep_backup=self._keep_backup)
-        self._keep_backup = True
+        self._file.write(encode_config(document))
 
 
 def _decode(text: str) -> ReplicationState:

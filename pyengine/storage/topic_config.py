@@ -23,9 +23,9 @@ from typing import Any
 from pyengine.errors import FormatError, StoreBusyError, UsageError, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
-from pyengine.storage.config_file import read_config
+from pyengine.storage.durable_file import ConfigFile
 from pyengine.storage.later_format import require_known_format
-from pyengine.storage.new_file import make_folders, write_config
+from pyengine.storage.new_file import make_folders
 from pyengine.storage.read_level import StoreUse, store_use
 
 NAME = "topics.json"
@@ -78,11 +78,12 @@ class TopicConfigs:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(root)
-        self.path = StorePaths(root).config / NAME
+        self._file = ConfigFile(StorePaths(root).config / NAME, decode_topics)
+        self.path = self._file.path
 
     def read(self) -> TopicTable:
         """What the file, or in its place `.bak`, says; a bad file is told in `said`, never raised."""
-        table, said, _ = read_config(self.path, decode_topics)
+        table, said, _ = self._file.read()
         return replace(table or TopicTable(), said=said)
 
     def create(self, config: TopicConfig) -> TopicConfig:
@@ -115,14 +116,12 @@ class TopicConfigs:
                 raise StoreBusyError(f"{self._root} is open in another program, which keeps {NAME} itself")
             if use is StoreUse.NOBODY:
                 require_known_format(self._root)
-            table, _, from_backup = read_config(self.path, decode_topics)
-            table = table or TopicTable()
+            table = self._file.read().value or TopicTable()
             made = make(table.topics)
             topics = {name: config for name, config in table.topics.items() if name != topic}
             if made is not None:
                 topics[topic] = made
-            text = _encode(topics, table.counter + 1, time.time_ns() // 1_000_000)
-            write_config(self.path, text.encode(), keep_backup=not from_backup)
+            self._file.write(_encode(topics, table.counter + 1, time.time_ns() // 1_000_000))
             return made
 
     @contextlib.contextmanager

@@ -22,19 +22,16 @@ that is in doubt removes it (docs/recovery.md). A damaged file counts as such a 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pyengine.errors import DiskError, disk_error
-from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
+from pyengine.errors import DiskError
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.config_file import read_note
+from pyengine.storage.durable_file import DurableRecord, Root
 from pyengine.storage.engine_id import read_boot_id, read_engine_id
-from pyengine.storage.new_file import FILE_MODE, sync_folder, write_config
+from pyengine.storage.new_file import FILE_MODE
 
 WATERMARK_NAME = "watermark"
 SYNC_FAILURE_NAME = "sync-failure"
@@ -71,32 +68,34 @@ class WatermarkReading:
     is_copied: bool = False
 
 
-def watermark_path(root: Path | str) -> Path:
-    return StorePaths(root).config / WATERMARK_NAME
+def _watermark(fields: dict[str, Any]) -> DurableWatermark:
+    found = DurableWatermark(str(fields["uuid"]), int(fields["epoch"]), int(fields["flushed"]), int(fields.get("verified_from", 0)))
+    if not 0 <= found.verified_from <= found.flushed:
+        raise ValueError
+    return found
 
 
-def write_watermark(root: Path | str, watermark: DurableWatermark) -> None:
+def _fields(watermark: DurableWatermark) -> dict[str, Any]:
+    return {name: value for name, value in asdict(watermark).items() if name != "verified_from" or value}
+
+
+_WATERMARK: DurableRecord[DurableWatermark] = DurableRecord(WATERMARK_NAME, _fields, _watermark)
+
+
+def watermark_path(root: Root) -> Path:
+    return _WATERMARK.path(root)
+
+
+def write_watermark(root: Root, watermark: DurableWatermark) -> None:
     """Replace the file, whole or not at all, durable before this returns. `flushed` must be durable already."""
-    write_config(watermark_path(root), _pack(watermark), keep_backup=False)
+    _WATERMARK.write(root, watermark)
 
 
-def read_watermark(root: Path | str) -> WatermarkReading:
+def read_watermark(root: Root) -> WatermarkReading:
     """The watermark, or none; never raises for what the file holds (DiskError when it cannot be read)."""
-    path = watermark_path(root)
-    try:
-        content = read_small_file(path)
-    except FileNotFoundError:
-        return WatermarkReading(None)
-    except OSError as error:
-        raise disk_error(error, "read", path) from error
-    try:
-        fields = json.loads(content)
-        watermark = DurableWatermark(str(fields["uuid"]), int(fields["epoch"]), int(fields["flushed"]),
-                                     int(fields.get("verified_from", 0)))
-    except PARSE_ERRORS:
-        return WatermarkReading(None, f"{path} is not readable; it counts as absent")
-    if content != _pack(watermark) or not 0 <= watermark.verified_from <= watermark.flushed:
-        return WatermarkReading(None, f"{path} does not match its checksum; it counts as absent")
+    watermark, damage = _WATERMARK.read(root)
+    if watermark is None:
+        return WatermarkReading(None, f"{watermark_path(root)} {damage}; it counts as absent" if damage else "")
     identity = read_engine_id(root)
     return WatermarkReading(watermark, is_copied=identity is not None and (
         identity.is_copy or watermark.uuid in identity.copied_from))
@@ -117,62 +116,45 @@ class SyncFailure:
         return self.boot_id in ("", read_boot_id().hex())
 
 
-def sync_failure_path(root: Path | str) -> Path:
-    return StorePaths(root).config / SYNC_FAILURE_NAME
+_SYNC_FAILURE: DurableRecord[SyncFailure] = DurableRecord(
+    SYNC_FAILURE_NAME, asdict,
+    lambda fields: SyncFailure(str(fields["boot_id"]), int(fields["flushed"]), str(fields["file"]), str(fields["cause"])))
 
 
-def note_sync_failure(root: Path | str, flushed: int, file: str, cause: str) -> bool:
+def sync_failure_path(root: Root) -> Path:
+    return _SYNC_FAILURE.path(root)
+
+
+def note_sync_failure(root: Root, flushed: int, file: str, cause: str) -> bool:
     """Note that a sync failed, durable where the disk still can; False when it could not be noted at all.
 
     The first failure of a boot stays: it names the lowest offset. The note matters only until the next
     boot, so on a disk that syncs nothing more the page cache is enough to keep it.
     """
-    path = sync_failure_path(root)
     with contextlib.suppress(DiskError):
         before = read_sync_failure(root)
         if before is not None and before.is_of_this_boot:
             return True
-    content = _pack(SyncFailure(read_boot_id().hex(), flushed, file, cause))
+    failure = SyncFailure(read_boot_id().hex(), flushed, file, cause)
     try:
-        write_config(path, content, keep_backup=False)
+        _SYNC_FAILURE.write(root, failure)
     except DiskError:
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+            descriptor = os.open(sync_failure_path(root), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         except OSError:
             return False
         with open(descriptor, "wb", buffering=0) as note, contextlib.suppress(OSError):  # empty, it says the same
-            note.write(content)
+            note.write(_SYNC_FAILURE.content(failure))
     failpoint("sync_failure_noted")
     return True
 
 
-def read_sync_failure(root: Path | str) -> SyncFailure | None:
+def read_sync_failure(root: Root) -> SyncFailure | None:
     """The failed sync that has not been made good; None without one. DiskError when the file cannot be read now."""
-    path = sync_failure_path(root)
-    content = read_note(path)
-    if content is None:
-        return None
-    try:
-        fields = json.loads(content)
-        failure = SyncFailure(str(fields["boot_id"]), int(fields["flushed"]), str(fields["file"]), str(fields["cause"]))
-    except PARSE_ERRORS:
-        failure = None
-    if failure is None or content != _pack(failure):
-        return SyncFailure("", 0, "", "the note about it is damaged")
-    return failure
+    failure, damage = _SYNC_FAILURE.read(root)
+    return SyncFailure("", 0, "", "the note about it is damaged") if damage else failure
 
 
-def forget_sync_failure(root: Path | str) -> None:
+def forget_sync_failure(root: Root) -> None:
     """Remove the note: all that was in doubt is written and synced. Durable before this returns."""
-    path = sync_failure_path(root)
-    if path.exists():
-        path.unlink()
-        sync_folder(path.parent)
-
-
-def _pack(said: DurableWatermark | SyncFailure) -> bytes:
-    fields = asdict(said)
-    if not fields.get("verified_from", True):
-        del fields["verified_from"]
-    crc = zlib.crc32(json.dumps(fields, sort_keys=True).encode())
-    return json.dumps(fields | {"crc": f"{crc:08x}"}).encode() + b"\n"
+    _SYNC_FAILURE.remove(root)

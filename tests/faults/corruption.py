@@ -31,8 +31,8 @@ from pyengine.config import load_config
 from pyengine.errors import EngineError, ExitCode
 from pyengine.formats.record import Message
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.check.check import check
+from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.engine_id import read_engine_id, read_epoch

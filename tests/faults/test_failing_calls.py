@@ -13,7 +13,7 @@ import pytest
 
 from faults.failing_calls import build_shim, preload
 from pyengine.errors import ExitCode
-from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.checkpoint import create_abort_file
 from pyengine.storage.recovery.recover import recover
 
 RIG = Path(__file__).with_name("fail_each_call.py")

@@ -17,9 +17,9 @@ import pytest
 from faults.power_cut import build_shim, explore, read_journal, shim_environment
 from fix_log import SMALL
 from pyengine.formats.paths import segment_name
-from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
+from pyengine.storage.checkpoint import create_abort_file
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
 

@@ -16,9 +16,9 @@ import pytest
 
 from faults.power_cut import build_shim, explore, read_journal, shim_environment
 from pyengine.formats.paths import segment_name
+from pyengine.storage.checkpoint import read_checkpoint
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.engine_id import read_epoch
-from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.watermark import read_watermark
 
 STEPS = 20
@@ -31,7 +31,7 @@ from pathlib import Path
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import segment_name
 from pyengine.storage.engine_id import raise_epoch
-from pyengine.storage import file_removal, new_file, store_checkpoint
+from pyengine.storage import checkpoint as store_checkpoint, durable_writes, new_file
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 root, acks, what, forgets = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), sys.argv[3], sys.argv[4]
@@ -43,7 +43,7 @@ if forgets == "sync":
 if forgets == "file system":
     new_file.sync_file_system = lambda *_: True
 if forgets == "folder":
-    new_file.sync_folder = file_removal.sync_folder = lambda *_: None
+    new_file.sync_folder = durable_writes.sync_folder = lambda *_: None
 log = root / "commitlog"
 if what == "removal":
     for number in range(%(steps)d + 1):
@@ -62,7 +62,7 @@ for number in range(1, %(steps)d + 1):
         queues = [root / "consumequeue" / ("topic-%%d" %% (number * %(together)d + more)) / "0" for more in range(%(together)d)]
         assert new_file.create_files([queue / segment_name(0) for queue in queues], %(size)d, allocate=512)
     else:
-        os.close(file_removal.unlink_durably(log / segment_name((number - 1) * %(size)d)))
+        os.close(durable_writes.unlink_durably(log / segment_name((number - 1) * %(size)d)))
     os.write(acks, b"%%d\\n" %% number)
 """ % {"steps": STEPS, "size": SEGMENT_BYTES, "together": TOGETHER}
 

@@ -15,8 +15,8 @@ from pyengine.native import control as native
 from pyengine.services import flush_consume_queue
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 from pyengine.services.reput_message import ReputMessageService
+from pyengine.storage.checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.durable_writes import MANY_FILES
-from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import read_watermark
 from ready_store import SEGMENT, store_with_writer
 from waiting import eventually

@@ -21,7 +21,7 @@ from pyengine.spark import store_rebuild
 from pyengine.spark.store_rebuild import rebuild
 from pyengine.storage.check.check import check
 from pyengine.storage.geometry import Geometry
-from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
+from pyengine.storage.recovery.markers import read_rebuild_marker
 from pyengine.storage.recovery.recover import recover
 
 ALONE = {"cqext": "its queues have an extension", "widetopic": "the log has damage"}  # RocketMQ cannot read the latter either

@@ -14,17 +14,15 @@ from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.small_file import read_small_file
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import StoreLock, living_kinds, look
-from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.checkpoint import create_abort_file, read_checkpoint, write_checkpoint
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.inspect import raw_checkpoint
 from pyengine.storage.read_level import store_use
 from pyengine.storage.recovery.cut_log import read_cut
-from pyengine.storage.recovery.marker import read_marker
-from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
+from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker
 from pyengine.storage.replication_state import ReplicationStateFile
-from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.topic_config import TopicConfigs
 from pyengine.storage.watermark import read_watermark
 

@@ -18,7 +18,7 @@ from pyengine.formats.paths import segment_name
 from pyengine.formats.record import encode_blank
 from pyengine.results import ReadLevel
 from pyengine.storage import log_scan
-from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.checkpoint import create_abort_file
 from pyengine.storage.log_scan import LogEnd
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use

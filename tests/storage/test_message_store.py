@@ -8,12 +8,11 @@ import pickle
 import pytest
 
 from pyengine.formats.checkpoint import Checkpoint
-from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.checkpoint import create_abort_file, write_checkpoint
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
 from pyengine.storage.geometry import DEFAULTS, Geometry
 from pyengine.storage.mapped_file import MappingCache
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.store_checkpoint import write_checkpoint
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 SIZES = Geometry(mapped_file_size_commit_log_bytes=4096, mapped_file_size_consume_queue_bytes=2000)

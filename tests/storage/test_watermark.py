@@ -12,10 +12,9 @@ import pytest
 
 from pyengine.errors import DiskError, FlushError
 from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
-from pyengine.storage import store_checkpoint
-from pyengine.storage.abort_file import abort_file_exists, create_abort_file, remove_abort_file
+from pyengine.storage import checkpoint as store_checkpoint
+from pyengine.storage.checkpoint import abort_file_exists, create_abort_file, read_checkpoint, remove_abort_file, write_checkpoint
 from pyengine.storage.engine_id import ensure_engine_id, read_engine_id, renew_copied_id
-from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import (
     DurableWatermark,
     forget_sync_failure,
@@ -159,13 +158,13 @@ def test_a_damaged_note_of_a_failed_sync_counts_as_one_of_this_boot(tmp_path, da
 
 def test_a_failed_sync_is_noted_on_a_disk_that_syncs_nothing_more(tmp_path):
     (tmp_path / "config").mkdir()
-    with patch("pyengine.storage.watermark.write_config", side_effect=FlushError("fsync failed", errno=5)):
+    with patch("pyengine.storage.durable_file.write_config", side_effect=FlushError("fsync failed", errno=5)):
         assert note_sync_failure(tmp_path, 500, "a segment", "Input/output error")
     assert read_sync_failure(tmp_path).flushed == 500
 
 
 def test_a_failed_sync_that_can_be_noted_nowhere_is_said(tmp_path):
-    with patch("pyengine.storage.watermark.write_config", side_effect=FlushError("fsync failed", errno=5)):
+    with patch("pyengine.storage.durable_file.write_config", side_effect=FlushError("fsync failed", errno=5)):
         assert not note_sync_failure(tmp_path, 500, "a segment", "Input/output error")
 
 

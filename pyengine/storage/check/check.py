@@ -30,12 +30,12 @@ from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.record import Message, decode_record
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_file
 from pyengine.native.scan import classify
-from pyengine.storage.abort_file import abort_file_exists
 from pyengine.storage.check.index import check_index, index_files_to_check
 from pyengine.storage.check.log import LogFacts, check_log
 from pyengine.storage.check.queues import QueueCheck, check_extensions
 from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckProgress, CheckReport, Finding, Findings, Severity
 from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
+from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint
 from pyengine.storage.commit_log import list_log, log_exists, shown
 from pyengine.storage.consumer_offset import decode_offsets
 from pyengine.storage.delay_offset import decode_delay_offsets
@@ -44,12 +44,10 @@ from pyengine.storage.later_format import later_things, queues_are_elsewhere
 from pyengine.storage.log_scan import LogScan, LogView, find_end, own_watermark
 from pyengine.storage.recovery.cut_log import cut_path
 from pyengine.storage.recovery.index import list_index_files
-from pyengine.storage.recovery.marker import read_marker
+from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker
 from pyengine.storage.recovery.queues import list_queues
-from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
 from pyengine.storage.recovery.recover import lost_messages, would_refuse
 from pyengine.storage.recovery.report import copy_note
-from pyengine.storage.store_checkpoint import read_checkpoint
 from pyengine.storage.topic_config import decode_topics
 from pyengine.storage.watermark import read_sync_failure, read_watermark
 

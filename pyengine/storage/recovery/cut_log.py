@@ -16,24 +16,18 @@ it says, as often as it takes:
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pyengine.errors import CorruptionError
-from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.commit_log import list_log
-from pyengine.storage.config_file import read_note
+from pyengine.storage.durable_file import DurableRecord, Root
 from pyengine.storage.mapped_file import clear_file_from, used_end
-from pyengine.storage.new_file import sync_folder, write_config
+from pyengine.storage.new_file import sync_folder
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.watermark import read_watermark, write_watermark
-
-CUT_NAME = "cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +40,25 @@ class Cut:
     kept: bool = False
 
 
-def cut_path(root: Path | str) -> Path:
-    return StorePaths(root).config / CUT_NAME
+_CUT: DurableRecord[Cut] = DurableRecord(
+    "cut", asdict, lambda fields: Cut(int(fields["at"]), int(fields["end"]), str(fields["reason"]), bool(fields["kept"])), indent=1)
 
 
-def intend_cut(root: Path | str, cut: Cut) -> None:
+def cut_path(root: Root) -> Path:
+    return _CUT.path(root)
+
+
+def intend_cut(root: Root, cut: Cut) -> None:
     """Durable before this returns. The caller owns the store, and `cut.at` is a border between records above its start."""
-    write_config(cut_path(root), _pack(cut), keep_backup=False)
+    _CUT.write(root, cut)
 
 
-def read_cut(root: Path | str) -> Cut | None:
+def read_cut(root: Root) -> Cut | None:
     """The cut that is under way; None without one. CorruptionError for a note that is not what was written."""
-    path = cut_path(root)
-    content = read_note(path)
-    if content is None:
-        return None
-    try:
-        fields = json.loads(content)
-        cut = Cut(int(fields["at"]), int(fields["end"]), str(fields["reason"]), bool(fields["kept"]))
-    except PARSE_ERRORS:
-        cut = None
-    if cut is None or content != _pack(cut):
-        raise CorruptionError(f"{path} is damaged: a cut of the log was under way. Remove the file to keep what the log holds "
-                              "now; a slave finds out again from its master what has to go")
+    cut, damage = _CUT.read(root)
+    if damage:
+        raise CorruptionError(f"{cut_path(root)} is damaged: a cut of the log was under way. Remove the file to keep what the log "
+                              "holds now; a slave finds out again from its master what has to go")
     return cut
 
 
@@ -111,9 +101,3 @@ def carry_out_cut(root: Path | str, size_bytes: int, cut: Cut, quarantine: Quara
     sync_folder(path.parent)
     failpoint("cut_done")
     return f"the log was cut at {cut.at}, {cut.end - cut.at:,} bytes of it are in quarantine: {cut.reason}"
-
-
-def _pack(cut: Cut) -> bytes:
-    fields = asdict(cut)
-    crc = zlib.crc32(json.dumps(fields, sort_keys=True).encode())
-    return json.dumps(fields | {"crc": f"{crc:08x}"}, indent=1).encode() + b"\n"

@@ -19,8 +19,8 @@ from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.consume_queue import store_timestamp_ms
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
+from pyengine.storage.recovery.markers import RebuildMarker
 from pyengine.storage.recovery.queues import QueueState, list_queues
-from pyengine.storage.recovery.rebuild_marker import RebuildMarker
 
 _NS_PER_MS = 1_000_000
 
@@ -44,7 +44,7 @@ def _replaced_folder(root: Path, marker: RebuildMarker, queue: QueueState) -> Pa
     folder = queue.folder.relative_to(root)
     for piece in (folder, *folder.parents):
         if str(piece) in marker.pieces:
-            return marker.place_of(root, str(folder))
+            return marker.moved_path(root, str(folder))
     return None
 
 

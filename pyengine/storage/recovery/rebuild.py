@@ -27,13 +27,19 @@ from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync
-from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.commit_log import look_at_log
 from pyengine.storage.geometry import Geometry
 from pyengine.storage.log_scan import LogView, own_watermark, scan_log
 from pyengine.storage.mapped_file import list_segments, mapped
-from pyengine.storage.recovery.marker import RecoveryMarker, read_marker, write_marker
-from pyengine.storage.recovery.rebuild_marker import RebuildMarker, read_rebuild_marker, write_rebuild_marker
+from pyengine.storage.recovery.markers import (
+    RebuildMarker,
+    RecoveryMarker,
+    read_marker,
+    read_rebuild_marker,
+    write_marker,
+    write_rebuild_marker,
+)
 from pyengine.storage.recovery.recover import OnStep, RecoveryOptions, recover
 from pyengine.storage.recovery.report import (
     GrowingProgress,

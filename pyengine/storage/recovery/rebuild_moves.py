@@ -12,7 +12,7 @@ from pathlib import Path
 from pyengine.errors import disk_error
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.new_file import make_folders, sync_folder, write_config
-from pyengine.storage.recovery.rebuild_marker import RebuildMarker
+from pyengine.storage.recovery.markers import RebuildMarker
 
 
 def move_away(root: Path, marker: RebuildMarker) -> None:
@@ -23,7 +23,7 @@ def move_away(root: Path, marker: RebuildMarker) -> None:
 
 def _move(root: Path, marker: RebuildMarker, piece: str) -> None:
     """Take `piece` away, durable. What stands in its place although it was moved is half made, and goes."""
-    source, target = root / piece, marker.place_of(root, piece)
+    source, target = root / piece, marker.moved_path(root, piece)
     if not source.exists():
         return
     is_topic = source.parent.parent == root

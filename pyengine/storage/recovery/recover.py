@@ -37,7 +37,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.native.scan import sync
-from pyengine.storage.abort_file import remove_abort_file
+from pyengine.storage.checkpoint import read_checkpoint, remove_abort_file, write_checkpoint
 from pyengine.storage.commit_log import list_log, log_exists, look_at_log, new_segment_folder, shown
 from pyengine.storage.consume_queue import sync_ext
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
@@ -71,7 +71,15 @@ from pyengine.storage.recovery.index import (
     synced_index_time_ms,
 )
 from pyengine.storage.recovery.log import LogPlan, plan_log
-from pyengine.storage.recovery.marker import RecoveryMarker, read_marker, remove_marker, write_kept_from, write_marker
+from pyengine.storage.recovery.markers import (
+    RecoveryMarker,
+    read_marker,
+    read_rebuild_marker,
+    remove_marker,
+    remove_rebuild_marker,
+    write_kept_from,
+    write_marker,
+)
 from pyengine.storage.recovery.offset_clamp import clamp_delay_offsets, clamp_offsets
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.queue_times import restore_queue_times
@@ -86,7 +94,6 @@ from pyengine.storage.recovery.queues import (
     refuse_foreign_extensions,
     sync_queue,
 )
-from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker, remove_rebuild_marker
 from pyengine.storage.recovery.rebuild_moves import move_away
 from pyengine.storage.recovery.report import (
     GrowingProgress,
@@ -96,7 +103,6 @@ from pyengine.storage.recovery.report import (
     RecoveryState,
     SharedState,
 )
-from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import (
     DurableWatermark,
     SyncFailure,

@@ -12,9 +12,8 @@ import pytest
 from damaged_stores import OURS, RECIPES, THEIRS, damaged_stores
 from fix_cli import run
 from pyengine.formats.checkpoint import Checkpoint
-from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.checkpoint import create_abort_file, read_checkpoint, write_checkpoint
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from storage.check import test_check
 
 MINUTE_MS = 60_000

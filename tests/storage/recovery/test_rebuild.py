@@ -12,12 +12,12 @@ from damage import flip
 from dying import run_and_die_at
 from fix_golden import CLEAN, compare_inspect
 from pyengine.errors import ExitCode, NotAStoreError, StoreRefusedError, UsageError
-from pyengine.storage.abort_file import create_abort_file
 from pyengine.storage.check.check import check
+from pyengine.storage.checkpoint import create_abort_file
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
+from pyengine.storage.recovery.markers import read_rebuild_marker
 from pyengine.storage.recovery.rebuild import Selection, rebuild
-from pyengine.storage.recovery.rebuild_marker import read_rebuild_marker
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import RecoveryState
 from pyengine.storage.store_reader import StoreReader

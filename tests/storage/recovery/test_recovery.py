@@ -15,15 +15,14 @@ from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode,
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import StorePaths
 from pyengine.storage import durable_writes
-from pyengine.storage.abort_file import abort_file_exists, create_abort_file
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
+from pyengine.storage.checkpoint import abort_file_exists, create_abort_file, read_checkpoint, write_checkpoint
 from pyengine.storage.engine_id import ensure_engine_id, renew_copied_id
 from pyengine.storage.recovery import recover as recovery
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.recover import RecoveryOptions, _Recovery, recover
 from pyengine.storage.recovery.report import RecoveryPath, RecoveryState
-from pyengine.storage.store_checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.watermark import (
     DurableWatermark,
     note_sync_failure,

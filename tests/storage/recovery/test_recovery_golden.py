@@ -10,7 +10,7 @@ import pytest
 
 from fix_golden import CLEAN, HALTED, compare_inspect
 from pyengine.errors import ExitCode, StoreRefusedError
-from pyengine.storage.abort_file import abort_file_exists
+from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
 from pyengine.storage.recovery.recover import recover

@@ -7,7 +7,7 @@ import pytest
 from pyengine.errors import ExitCode
 from pyengine.formats.index_file import IndexLayout, unpack_entry, unpack_header
 from pyengine.native.index_file import progress_at
-from pyengine.storage.abort_file import create_abort_file
+from pyengine.storage.checkpoint import create_abort_file
 from pyengine.storage.recovery import recover as recovery
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import SharedState

@@ -17,7 +17,7 @@ from pyengine.formats.small_file import decode_config
 from pyengine.storage.check.check import check
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
-from pyengine.storage.recovery.marker import write_kept_from
+from pyengine.storage.recovery.markers import write_kept_from
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.salvage import log as salvage_log
 from pyengine.storage.salvage.salvage import MISSING_LISTED_MAX, salvage

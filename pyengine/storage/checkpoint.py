@@ -1,11 +1,12 @@
-"""The file `checkpoint`: three store times, none of them ahead of what is on the disk (docs/formats.md section 11).
+"""What says how a store ended: the files `checkpoint` and `abort` (docs/formats.md sections 11 and 13).
 
-Abnormal recovery starts at the newest segment whose first record is older than
-these times. A time that is ahead loses queue entries; one that lags costs a longer
-scan. So the caller syncs first and writes the time afterwards, and the time it
-writes is one it read before the sync.
+`checkpoint` has three store times, none of them ahead of what is on the disk. Abnormal recovery starts at the newest
+segment whose first record is older than these times. A time that is ahead loses queue entries; one that lags costs a
+longer scan. So the caller syncs first and writes the time afterwards, and the time it writes is one it read before the
+sync. The file is written in place: 24 bytes of one sector, as RocketMQ's mapping does it.
 
-The file is written in place: 24 bytes of one sector, as RocketMQ's mapping does it.
+`abort` is there while the store is open. RocketMQ removes it only after an orderly stop with nothing left to dispatch;
+found at load it means the abnormal recovery path.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pyengine.formats.constants import CHECKPOINT_BYTES
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.new_file import write_config
+from pyengine.storage.new_file import sync_folder, write_config
 
 
 def read_checkpoint(root: Path | str) -> Checkpoint:
@@ -65,3 +66,30 @@ def write_checkpoint(root: Path | str, checkpoint: Checkpoint) -> None:
         failpoint("checkpoint_synced")
     finally:
         os.close(descriptor)
+
+
+def abort_file_exists(root: Path | str) -> bool:
+    """True when the store was not stopped in an orderly way, or is open now."""
+    return StorePaths(root).abort.exists()
+
+
+def create_abort_file(root: Path | str) -> None:
+    """Leave an empty `abort`, durable before this returns; an existing one stays as it is."""
+    path = StorePaths(root).abort
+    with disk_errors("create", path):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644))
+    failpoint("abort_created")
+    sync_folder(path.parent)
+
+
+def remove_abort_file(root: Path | str) -> None:
+    """Remove `abort`, the last step of an orderly stop; its absence is durable before this returns."""
+    path = StorePaths(root).abort
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise disk_error(error, "remove", path) from error
+    failpoint("abort_removed")
+    sync_folder(path.parent)
