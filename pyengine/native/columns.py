@@ -11,11 +11,16 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
 from pyengine.errors import UsageError
 from pyengine.native.scan import REASONS
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as Readable
+
+    from pyengine._native import Array, ms_row_filter, ms_selection, ms_text
 
 BATCH_ROWS = 10_000
 BATCH_BYTES = 4 << 20
@@ -176,7 +181,7 @@ class ColumnScanner:
         """Where the last scan stopped: its end, or the record that `reason` is about."""
         return self._selection.position
 
-    def scan(self, view, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[RawBatch]:
+    def scan(self, view: Readable, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[RawBatch]:
         """The records that begin in [start, end), in the segment that `view` holds from `base_offset` on.
 
         A record begins at `start` (see native.scan.sync). Nothing at or above `limit`
@@ -203,7 +208,7 @@ class ColumnScanner:
             if selection.rows:
                 yield RawBatch(selection.rows, self._fill(selection.rows), first, selection.position)
 
-    def gather(self, view, base_offset: int, entries, limit: int | None = None) -> Iterator[RawBatch]:
+    def gather(self, view: Readable, base_offset: int, entries: Readable, limit: int | None = None) -> Iterator[RawBatch]:
         """The records that consume-queue `entries` (20 bytes each) name, in their order; all lie in this segment.
 
         An entry is believed only if a whole record of its size stands there that names
@@ -230,21 +235,22 @@ class ColumnScanner:
             if selection.rows:
                 yield RawBatch(selection.rows, self._fill(selection.rows), -1, -1)
 
-    def _filter_struct(self):
+    def _filter_struct(self) -> ms_row_filter:
         return ffi.NULL if self._filter is None else self._filter.struct
 
     def _goes_on(self, code: int) -> bool:
         """True when the same call is to be made again, for the rest."""
         if code == lib.MS_COLUMNS_FULL:
             return True
-        if code == lib.MS_COLUMNS_NEEDS_QUEUE:
+        if code == lib.MS_COLUMNS_NEEDS_QUEUE and self._filter is not None:
             self._filter.learn(self._selection)
             return True
         self.reason = REASONS[code]
         return False
 
     def _fill(self, rows: int) -> list[ColumnData]:
-        properties, properties_bad = None, True
+        properties: ms_text = ffi.NULL
+        properties_bad = True
         if self._property_at:
             # Separators are ASCII: where the whole text is UTF-8, so is each value.
             whole = _new_raw("struct ms_text[]", rows)
@@ -265,7 +271,7 @@ class ColumnScanner:
                 lib.ms_columns_texts(self._row_array, rows, _TEXTS[name][0], texts)
                 columns.append(self._texts(name, kind, rows, texts, kind == "string"))
             else:
-                at = self._property_at[_property_name(name)]
+                at = self._property_at[_property_name(name) or ""]
                 columns.append(self._texts(name, kind, rows, properties + at * rows, properties_bad))
         return columns
 
@@ -285,7 +291,7 @@ class ColumnScanner:
         ffi.memmove(ffi.cast("uint8_t *", data.address), room, used)
         return ColumnData(name, "string", 0, None, offsets, data, used)
 
-    def _texts(self, name: str, kind: str, rows: int, texts, look_at_text: bool) -> ColumnData:
+    def _texts(self, name: str, kind: str, rows: int, texts: ms_text, look_at_text: bool) -> ColumnData:
         length, nulls, bad = self._measure(texts, rows, look_at_text)
         offsets, data = self._allocate(4 * (rows + 1)), self._allocate(length)
         validity = self._allocate((rows + 7) // 8) if nulls else None
@@ -295,7 +301,7 @@ class ColumnScanner:
         )
         return ColumnData(name, kind, nulls, validity, offsets, data, length)
 
-    def _measure(self, texts, rows: int, look_at_text: bool) -> tuple[int, int, bool]:
+    def _measure(self, texts: ms_text, rows: int, look_at_text: bool) -> tuple[int, int, bool]:
         nulls, bad = ffi.new("int64_t *"), ffi.new("int *")
         length = lib.ms_columns_measure(texts, rows, look_at_text, nulls, bad)
         return length, nulls[0], bool(bad[0])
@@ -317,12 +323,12 @@ class _Filter:
         self.struct.tag_count = len(wanted.tags or ())
         self._make_room(64, 4096)
 
-    def learn(self, selection) -> None:
+    def learn(self, selection: ms_selection) -> None:
         """Ask about the queue that the scan stopped at."""
         topic, queue_id = selection.unknown_topic, selection.unknown_queue_id
         length = selection.unknown_topic_bytes
         name = str(ffi.buffer(topic, length), "utf-8", "replace") if length else ""
-        first, end, *times = self._choose(name, queue_id) or (0, 0)
+        first, end, *times = (self._choose and self._choose(name, queue_id)) or (0, 0)
         struct = self.struct
         while lib.ms_filter_add(struct, topic, length, queue_id, first, end) == -errno.ENOSPC:
             self._make_room(2 * struct.queue_capacity, 2 * struct.topics_capacity)
@@ -356,7 +362,7 @@ def _property_name(column: str) -> str | None:
     return _PROPERTIES.get(column)
 
 
-def _texts(values: list[str]):
+def _texts(values: list[str]) -> tuple[ms_text, list[Array[int]]]:
     """A `struct ms_text[]` of these texts, and what keeps its bytes."""
     kept = [ffi.from_buffer("uint8_t[]", value.encode()) for value in values]
     array = ffi.new("struct ms_text[]", max(1, len(values)))

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
 from pyengine.errors import InvariantError
 from pyengine.native.flush import raise_disk_error
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_ext_queue, ms_ext_set, ms_queue, ms_queue_set
 
 CHUNKS = 4096  # queues that one batch can gather for before it writes: 5 MiB, taken as they are used
 _new_raw = ffi.new_allocator(should_clear_after_alloc=False)
@@ -22,37 +26,38 @@ _TOPIC_BYTES = 64  # room per queue; more is made when names are longer
 class QueueSet:
     """Queues by topic and id, over a `struct ms_queue_set` that the caller keeps alive."""
 
-    def __init__(self, struct, file_bytes: int) -> None:
+    def __init__(self, struct: ms_queue_set, file_bytes: int) -> None:
         self._set = struct
         struct.file_bytes = file_bytes
         self._chunks = _new_raw("struct ms_queue_chunk[]", CHUNKS)
         struct.chunks = self._chunks
         struct.chunk_count = CHUNKS
-        self._ext = None
+        self._ext: ms_ext_set | None = None
         self._make_room(_QUEUES_FIRST, _QUEUES_FIRST * _TOPIC_BYTES)
 
     def use_ext(self, file_bytes: int) -> None:
         """From now on new entries name units of extensions whose files have `file_bytes` (csrc/consume_queue_ext.cdef.h)."""
-        self._ext = ffi.new("struct ms_ext_set *")
+        ext = self._ext = ffi.new("struct ms_ext_set *")
         self._ext_runs = ffi.new("struct ms_ext_run[]", CHUNKS)
-        self._ext.runs = self._ext_runs
-        self._ext.file_bytes = file_bytes
-        self._ext_queues = None
-        self._make_ext_room()
-        self._set.ext = self._ext
+        ext.runs = self._ext_runs
+        ext.file_bytes = file_bytes
+        self._ext_queues: ms_ext_queue | None = None
+        self._make_ext_room(ext)
+        self._set.ext = ext
 
-    def ext(self, number: int):
-        """The `struct ms_ext_queue` of a number; valid until the next add."""
-        return self._ext.queues[number]
+    def ext(self, number: int) -> ms_ext_queue:
+        """The `struct ms_ext_queue` of a number, after use_ext(); valid until the next add."""
+        return self._set.ext.queues[number]
 
-    def _make_ext_room(self) -> None:
+    def _make_ext_room(self, ext: ms_ext_set) -> None:
         fresh = ffi.new("struct ms_ext_queue[]", self._set.capacity)
-        before = 0 if self._ext_queues is None else len(self._ext_queues)
-        if before:
+        before = 0
+        if self._ext_queues is not None:
+            before = len(self._ext_queues)
             ffi.memmove(fresh, self._ext_queues, before * ffi.sizeof("struct ms_ext_queue"))
         for number in range(before, self._set.capacity):
             fresh[number].fd, fresh[number].end, fresh[number].allocated_bytes = -1, -1, -1
-        self._ext_queues = self._ext.queues = fresh
+        self._ext_queues = ext.queues = fresh
 
     def __len__(self) -> int:
         return self._set.count
@@ -68,7 +73,7 @@ class QueueSet:
             number = lib.ms_queue_add(self._set, topic, len(topic), queue_id)
         return number
 
-    def __getitem__(self, number: int):
+    def __getitem__(self, number: int) -> ms_queue:
         """The `struct ms_queue` of a number; valid until the next add."""
         return self._set.queues[number]
 
@@ -95,7 +100,7 @@ class QueueSet:
         old.capacity, old.topics_capacity, old.bucket_mask = queues, topics_bytes, 2 * queues - 1
         lib.ms_queue_rehash(old)
         if self._ext is not None:
-            self._make_ext_room()
+            self._make_ext_room(self._ext)
 
 
 def fill(fd: int, length: int, path: str) -> None:

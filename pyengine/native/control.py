@@ -9,10 +9,16 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
 from pyengine.native.layout_error import raise_layout_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pyengine._native import Struct, ms_control, ms_position
 
 CONTROL_BYTES: int = lib.ms_control_bytes()
 LAYOUT_VERSION: int = lib.MS_CONTROL_LAYOUT_VERSION
@@ -62,7 +68,7 @@ REFUSE_SLAVE = 4
 REFUSE_UNWRITABLE = 8
 
 
-def view_control(memory) -> object:
+def view_control(memory: Buffer) -> ms_control:
     """`struct ms_control *` over a mapping (mmap or buffer), not yet checked.
 
     The caller keeps `memory` alive as long as the pointer is used.
@@ -70,12 +76,12 @@ def view_control(memory) -> object:
     return ffi.cast("struct ms_control *", ffi.from_buffer(memory))
 
 
-def index_progress_copy(control) -> bytes:
+def index_progress_copy(control: ms_control) -> bytes:
     """The undo of the index put under way, of a reputter that is dead: a copy, for recovery."""
     return bytes(ffi.buffer(control.index_progress))
 
 
-def check_control(control, mapped_bytes: int) -> None:
+def check_control(control: ms_control, mapped_bytes: int) -> None:
     """Raise EngineUnavailableError, naming what is wrong, unless this is a published block of our layout."""
     code = lib.ms_control_check(control, mapped_bytes)
     if code == -errno.EBADMSG:
@@ -86,22 +92,22 @@ def check_control(control, mapped_bytes: int) -> None:
     raise_layout_error("the control block", code)
 
 
-def publish(control) -> None:
+def publish(control: ms_control) -> None:
     """From here on others can attach: version and magic are stored last."""
     lib.ms_control_publish(control)
 
 
-def load_position(position) -> int:
+def load_position(position: ms_position) -> int:
     """Acquire-load of a `struct ms_position`: everything below the value is readable."""
     return lib.ms_load_i64(ffi.addressof(position, "value"))
 
 
-def store_position(position, value: int) -> None:
+def store_position(position: ms_position, value: int) -> None:
     """Release-store; the one writing process of the position calls it."""
     lib.ms_store_i64(ffi.addressof(position, "value"), value)
 
 
-def load(struct, field: str) -> int:
+def load(struct: Struct, field: str) -> int:
     """Acquire-load of a 32- or 64-bit field by name."""
     address = ffi.addressof(struct, field)
     if ffi.sizeof(ffi.typeof(address).item) == 4:
@@ -111,7 +117,7 @@ def load(struct, field: str) -> int:
     return value if not ffi.typeof(address).item.cname.startswith("uint") else value & 0xFFFFFFFFFFFFFFFF
 
 
-def store(struct, field: str, value: int) -> None:
+def store(struct: Struct, field: str, value: int) -> None:
     """Release-store of a 32- or 64-bit field by name."""
     address = ffi.addressof(struct, field)
     if ffi.sizeof(ffi.typeof(address).item) == 4:
@@ -122,7 +128,7 @@ def store(struct, field: str, value: int) -> None:
         lib.ms_store_i64(ffi.cast("int64_t *", address), value)
 
 
-def loader(struct, field: str) -> Callable[[], int]:
+def loader(struct: Struct, field: str) -> Callable[[], int]:
     """load() of an int64 or uint32 field as a call of its own, for loops: the address is looked up once."""
     address = ffi.addressof(struct, field)
     if ffi.sizeof(ffi.typeof(address).item) == 4:
@@ -130,7 +136,7 @@ def loader(struct, field: str) -> Callable[[], int]:
     return partial(lib.ms_load_i64, ffi.cast("int64_t *", address))
 
 
-def storer(struct, field: str) -> Callable[[int], None]:
+def storer(struct: Struct, field: str) -> Callable[[int], None]:
     """store() of an int64 or uint32 field as a call of its own, for loops."""
     address = ffi.addressof(struct, field)
     if ffi.sizeof(ffi.typeof(address).item) == 4:
@@ -138,7 +144,7 @@ def storer(struct, field: str) -> Callable[[int], None]:
     return partial(lib.ms_store_i64, ffi.cast("int64_t *", address))
 
 
-def compare_and_swap(struct, field: str, expected: int, value: int) -> bool:
+def compare_and_swap(struct: Struct, field: str, expected: int, value: int) -> bool:
     """True when the field held `expected` and now holds `value`."""
     address = ffi.addressof(struct, field)
     if ffi.sizeof(ffi.typeof(address).item) == 4:
@@ -146,17 +152,17 @@ def compare_and_swap(struct, field: str, expected: int, value: int) -> bool:
     return bool(lib.ms_cas_i64(ffi.cast("int64_t *", address), expected, value))
 
 
-def add(struct, field: str, by: int = 1) -> int:
+def add(struct: Struct, field: str, by: int = 1) -> int:
     """Atomic add to an unsigned 32-bit field; the new value."""
     return lib.ms_add_u32(ffi.cast("uint32_t *", ffi.addressof(struct, field)), by)
 
 
-def increment(struct, field: str, by: int = 1) -> None:
+def increment(struct: Struct, field: str, by: int = 1) -> None:
     """Add to a counter that this process alone writes."""
     store(struct, field, load(struct, field) + by)
 
 
-def refuse_puts(control, bits: int, on: bool = True) -> None:
+def refuse_puts(control: ms_control, bits: int, on: bool = True) -> None:
     """Set or clear REFUSE_ bits; several processes own one each, so never by load and store."""
     while True:
         before = load(control.state, "refuse_puts")
@@ -165,31 +171,31 @@ def refuse_puts(control, bits: int, on: bool = True) -> None:
             return
 
 
-def committed_slot(control) -> tuple[int, int]:
+def committed_slot(control: ms_control) -> tuple[int, int]:
     """(wrote, store time in ms of the last record below it), one consistent picture."""
     pair = ffi.new("int64_t[2]")
     lib.ms_control_committed_slot(control, pair, pair + 1)
     return pair[0], pair[1]
 
 
-def flush_pair(control) -> tuple[int, int]:
+def flush_pair(control: ms_control) -> tuple[int, int]:
     """(flushed, store time in ms of the last record below it), one consistent picture."""
     pair = ffi.new("int64_t[2]")
     lib.ms_control_flush_pair(control, pair, pair + 1)
     return pair[0], pair[1]
 
 
-def publish_flushed(control, flushed: int, store_timestamp_ms: int) -> None:
+def publish_flushed(control: ms_control, flushed: int, store_timestamp_ms: int) -> None:
     """The flusher: publish the pair, move `flushed`, raise flush_seq, wake its sleepers."""
     lib.ms_control_publish_flushed(control, flushed, store_timestamp_ms)
 
 
-def publish_confirm(control, confirm: int) -> None:
+def publish_confirm(control: ms_control, confirm: int) -> None:
     """The replicator: move `confirm`, raise confirm_seq, wake the puts that wait for it."""
     lib.ms_control_publish_confirm(control, confirm)
 
 
-def freeze(control, kind: int, error_number: int, reason: str) -> bool:
+def freeze(control: ms_control, kind: int, error_number: int, reason: str) -> bool:
     """Turn the store read-only in every process, for good; True when this call was the first to do so.
 
     The first failed sync freezes `flushed` (docs/promises.md, 2): no retry.
@@ -197,12 +203,12 @@ def freeze(control, kind: int, error_number: int, reason: str) -> bool:
     return bool(lib.ms_control_freeze(control, kind, error_number, reason.encode()[:240]))
 
 
-def set_reason(control, text: str) -> None:
+def set_reason(control: ms_control, text: str) -> None:
     """The supervisor, before the block is published: why the store comes up degraded."""
     data = text.encode()[:255].decode("utf-8", "ignore").encode()
     ffi.memmove(control.state.reason, data + b"\0", len(data) + 1)
 
 
-def reason(control) -> str:
+def reason(control: ms_control) -> str:
     """Why the store is frozen, read-only or degraded; empty when it is not."""
     return ffi.string(ffi.cast("char *", control.state.reason), 255).decode("utf-8", "replace")

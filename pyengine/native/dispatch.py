@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
 from pyengine.errors import UsageError
 from pyengine.native.consume_queue import QueueSet
 from pyengine.native.index_file import IndexFile
 from pyengine.native.scan import REASONS
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pyengine._native import Array, ms_index_progress, ms_topic_stats
 
 RANGE_END = lib.MS_CASE_RANGE_END
 BLANK = lib.MS_CASE_BLANK
@@ -31,8 +36,8 @@ class DispatchLoop:
     """
 
     def __init__(
-        self, queue_file_bytes: int, delays_ms: Sequence[int], progress, *, index_enabled: bool, multi_dispatch: bool,
-        topic_stats=None,
+        self, queue_file_bytes: int, delays_ms: Sequence[int], progress: ms_index_progress, *, index_enabled: bool, multi_dispatch: bool,
+        topic_stats: ms_topic_stats | None = None,
     ) -> None:
         self.struct = ffi.new("struct ms_dispatch *")
         self._delays = ffi.new("int64_t[]", list(delays_ms) or 1)
@@ -49,7 +54,7 @@ class DispatchLoop:
         self._queues_struct.topic_stats = topic_stats if topic_stats is not None else ffi.NULL
         self.queues = QueueSet(self._queues_struct, queue_file_bytes)
 
-    def run(self, data, base_offset: int, start: int, end: int) -> int:
+    def run(self, data: Array[int], base_offset: int, start: int, end: int) -> int:
         """Go on from `start`; RANGE_END, BLANK, another MS_CASE_*, or what is missing. `data` is a cffi pointer."""
         return lib.ms_dispatch_run(self.struct, data, base_offset, start, end)
 
@@ -72,7 +77,7 @@ class TouchedQueue(NamedTuple):
     queue_id: int
     min_queue_offset: int
     max_queue_offset: int
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name, which is not used
     further: int = 0
 
 
@@ -87,7 +92,7 @@ class Touched(NamedTuple):
 
 
 def touched_queues(
-    view, base_offset: int, start: int, end: int, *, multi_dispatch: bool = False, apart: bool = False
+    view: Buffer, base_offset: int, start: int, end: int, *, multi_dispatch: bool = False, apart: bool = False
 ) -> Touched:
     """The queues that the whole records of [start, end) have entries in, in no order. Stateless, writes nothing.
 
@@ -118,13 +123,13 @@ def touched_queues(
             place.count,
             place.further,
         )
-        for place in places
+        for place in (places[number] for number in range(place_count))
         if place.topic
     ]
     return Touched(queues, reached[0], REASONS[reason], last_ms[0])
 
 
-def bounded(view, base_offset: int, start: int, end: int):
+def bounded(view: Buffer, base_offset: int, start: int, end: int) -> Array[int]:
     """A pointer to the view's bytes (as a context manager it lets go of them).
 
     UsageError when [start, end) does not lie in it.

@@ -18,9 +18,13 @@ import os
 import signal
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
 from pyengine.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_failpoint
 
 VARIABLE = "PYENGINE_FAILPOINT"
 FILE_BYTES = 4096
@@ -80,14 +84,14 @@ class Board:
         _use(self._point, process, self)
 
 
-def _use(point, process: str, keep: object) -> None:
+def _use(point: ms_failpoint, process: str, keep: object) -> None:
     global _is_used
     _kept.append((point, keep))
     lib.ms_failpoint_use(point, process.encode()[:31])
     _is_used = True
 
 
-def _fill(point, name: str, nth: int, action: str, process: str) -> None:
+def _fill(point: ms_failpoint, name: str, nth: int, action: str, process: str) -> None:
     from pyengine.native.failpoints import FAILPOINTS  # only who arms one needs the list
 
     known = FAILPOINTS.get(name)

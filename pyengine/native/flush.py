@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pyengine._native import ffi, lib
 from pyengine.errors import DiskError, DiskFullError, FlushError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pyengine._native import CData
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -62,12 +67,10 @@ def start_writing(fd: int) -> int:
     return -lib.ms_flush_start(fd)
 
 
-def pwrite_all(fd: int, data, at: int, path: str | None = None, length: int | None = None) -> None:
+def pwrite_all(fd: int, data: Buffer | CData, at: int, path: str | None = None, length: int | None = None) -> None:
     """Write all of `data` (bytes or a cffi pointer with `length`) at byte `at`; DiskFullError when there is no room."""
-    if length is None:
-        length = len(data)
-        data = ffi.from_buffer("uint8_t[]", data)
-    code = lib.ms_flush_pwrite_all(fd, data, length, at)
+    memory = data if isinstance(data, ffi.CData) else ffi.from_buffer("uint8_t[]", data)
+    code = lib.ms_flush_pwrite_all(fd, memory, ffi.sizeof(memory) if length is None else length, at)
     if code:
         raise_disk_error(code, "write", path)
 
@@ -92,17 +95,17 @@ def zero_range(fd: int, offset: int, length: int, path: str | None = None) -> in
     return done
 
 
-def populate(base, length: int) -> int:
+def populate(base: CData, length: int) -> int:
     """Bring pages of a writable mapping in ahead of use; 0 or the errno (harmless: the pages come later)."""
     return -lib.ms_memory_populate(base, length)
 
 
-def lock_memory(base, length: int) -> int:
+def lock_memory(base: CData, length: int) -> int:
     """mlock; 0 or the errno (ENOMEM or EPERM: the memlock limit is too low)."""
     return -lib.ms_memory_lock(base, length)
 
 
-def unlock_memory(base, length: int) -> int:
+def unlock_memory(base: CData, length: int) -> int:
     """munlock; 0 or the errno."""
     return -lib.ms_memory_unlock(base, length)
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
 from pyengine.native.store_stats import count_syncs
+
+if TYPE_CHECKING:
+    from pyengine._native import CData, ms_control, ms_store_stats
 
 TIME: int = lib.MS_GROUP_TIME
 SEGMENT: int = lib.MS_GROUP_SEGMENT
@@ -16,7 +20,8 @@ SEGMENTS_MAX: int = lib.MS_GROUP_SEGMENTS_MAX
 class GroupCommit:
     """The flusher's rounds over one engine's memory."""
 
-    def __init__(self, control, semaphore, writer_semaphore, segment_bytes: int, incarnation: int, stats) -> None:
+    def __init__(self, control: ms_control, semaphore: CData, writer_semaphore: CData, segment_bytes: int, incarnation: int,
+                 stats: ms_store_stats) -> None:
         """`semaphore`, `writer_semaphore`: of the flusher's own latch and the writer's; `incarnation`: what the
         writer must have verified; `stats`: where each fdatasync is counted (native.store_stats), it must outlive
         this object."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
 from pyengine.errors import InvariantError
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.native.flush import raise_disk_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pyengine._native import CData, ms_index_progress
 
 PROGRESS_BYTES = lib.MS_INDEX_PROGRESS_BYTES
 ALL_KEYS = 1 << 62  # more than any record has
@@ -20,7 +26,7 @@ class IndexFile:
     too) nothing is stored into the mapping: it is written, and DiskFullError tells of a disk without room.
     """
 
-    def __init__(self, mapping, number: int, layout: IndexLayout, written_to: int | None = None) -> None:
+    def __init__(self, mapping: Buffer, number: int, layout: IndexLayout, written_to: int | None = None) -> None:
         memory = ffi.from_buffer("uint8_t[]", mapping, require_writable=True)
         if len(memory) != layout.size_bytes or layout.max_hash_slot_num < 1 or layout.max_index_num < 1:
             raise InvariantError(f"an index file of {len(memory)} bytes does not have the layout {layout}")
@@ -48,7 +54,7 @@ class IndexFile:
         """Begin and end of an empty file become the end of the full one before it."""
         _check(lib.ms_index_inherit(self.struct, ffi.new("struct ms_index_header *", tuple(predecessor))))
 
-    def roll_back(self, progress) -> bool:
+    def roll_back(self, progress: ms_index_progress) -> bool:
         """Undo the put that `progress` says is unfinished, if it is this file's."""
         return bool(_check(lib.ms_index_roll_back(self.struct, progress)))
 
@@ -75,29 +81,30 @@ def _check(code: int) -> int:
     return code
 
 
-def new_progress():
+def new_progress() -> ms_index_progress:
     """A `struct ms_index_progress *` of this process alone."""
     return ffi.new("struct ms_index_progress *")
 
 
-def progress_at(memory):
+def progress_at(memory: Buffer | CData) -> ms_index_progress:
     """The progress area in shared memory: any cffi pointer, or an object with a writable buffer of 256 bytes.
 
     The caller keeps the memory alive.
     """
     if not isinstance(memory, ffi.CData):
-        memory = ffi.from_buffer("uint8_t[]", memory, require_writable=True)
-        if len(memory) < PROGRESS_BYTES:
-            raise InvariantError(f"an index progress area has {PROGRESS_BYTES} bytes, not {len(memory)}")
+        area = ffi.from_buffer("uint8_t[]", memory, require_writable=True)
+        if len(area) < PROGRESS_BYTES:
+            raise InvariantError(f"an index progress area has {PROGRESS_BYTES} bytes, not {len(area)}")
+        memory = area
     return ffi.cast("struct ms_index_progress *", memory)
 
 
-def is_putting(progress) -> bool:
+def is_putting(progress: ms_index_progress) -> bool:
     """True when a put was cut short."""
     return progress.putting != 0
 
 
-def forget(progress) -> None:
+def forget(progress: ms_index_progress) -> None:
     """Drop an undo whose file is gone. Only for who owns the area, before it puts."""
     progress.putting = 0
 

@@ -13,9 +13,13 @@ The waker publishes its position first and calls wakeup() second.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_latch
 
 
 class Latch:
@@ -24,7 +28,7 @@ class Latch:
     Where the flag is mapped read-only (`writable` False), wakeup() is all that may be called.
     """
 
-    def __init__(self, latch, name: str, *, writable: bool = True) -> None:
+    def __init__(self, latch: ms_latch, name: str, *, writable: bool = True) -> None:
         why = ffi.new("int *")
         semaphore = lib.ms_latch_open(name.encode(), why)
         if semaphore == ffi.NULL:
@@ -52,8 +56,8 @@ class Latch:
 
     def close(self) -> None:
         """Close the semaphore; the shared flag stays."""
-        if self.semaphore is not None:
+        if self.semaphore:
             lib.ms_latch_close(self.semaphore)
-            self.semaphore = None
+            self.semaphore = ffi.NULL
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
 
+if TYPE_CHECKING:
+    from pyengine._native import ms_position
 
-def poll_until_above(position, value: int, timeout_ns: int, nap_ns: int) -> bool:
+
+def poll_until_above(position: ms_position, value: int, timeout_ns: int, nap_ns: int) -> bool:
     """True as soon as the `struct ms_position` is above `value`, False after the timeout."""
     return lib.ms_nap_until_above(ffi.addressof(position), value, timeout_ns, nap_ns) == 1
 

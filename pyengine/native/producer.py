@@ -6,8 +6,14 @@ import struct
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from pyengine._native import ffi, lib
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pyengine._native import CData, ms_control, ms_entry, ms_producer, ms_session
 
 AGAIN: int = lib.MS_PRODUCER_AGAIN
 CLOSED: int = lib.MS_PRODUCER_CLOSED
@@ -56,7 +62,7 @@ class ProducerSession:
     semaphore (native.latch.Latch.semaphore).
     """
 
-    def __init__(self, control, session, semaphore, slot: int, generation: int) -> None:
+    def __init__(self, control: ms_control, session: ms_session, semaphore: CData, slot: int, generation: int) -> None:
         self._producer = ffi.new("struct ms_producer *")
         producer = self._producer
         producer.control = control
@@ -73,12 +79,12 @@ class ProducerSession:
         """put(prefix, body, body_bytes, how): one ordinary message, waited for; 0 or AGAIN, BUSY, CLOSED, FROZEN,
         NO_SLAVE, UNCONFIRMED. See prefix(), stage and answer(). `how`: DURABLE waits for `flushed`, CONFIRMED
         for `confirm`. It waits 50 ms at most: then UNFINISHED, and claim() gives the answer to come."""
-        self.answer: Callable[[], tuple] = partial(
+        self.answer: Callable[[], tuple[Any, ...]] = partial(
             ANSWER.unpack, memoryview(ffi.buffer(ffi.addressof(producer, "answer"), ANSWER.size)))
         """answer(): the last put's answer, a tuple in the order of ANSWER."""
 
     @property
-    def pointer(self):
+    def pointer(self) -> ms_producer:
         return self._producer
 
     @property
@@ -126,7 +132,7 @@ class ProducerSession:
         """Another start has recovered the store: nothing that is submitted here will be answered any more."""
         self._producer.engine_died = lib.MS_ENGINE_REPLACED
 
-    def put_entry(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, how: int,
+    def put_entry(self, header: ms_entry, topic: bytes, properties: bytes, first: bytes, second: bytes, how: int,
                   deadline_ns: int) -> int:
         """An entry of any kind, waited for: returns and `how` as for put()."""
         return lib.ms_producer_put_entry(
@@ -136,12 +142,12 @@ class ProducerSession:
         """Be responsible for the answer to the entry just submitted."""
         return Claim(self)
 
-    def submit(self, header, topic: bytes, properties: bytes, first: bytes, second: bytes, deadline_ns: int) -> int:
+    def submit(self, header: ms_entry, topic: bytes, properties: bytes, first: bytes, second: bytes, deadline_ns: int) -> int:
         """Publish an entry and return at once; 0 (then `sequence` is its number) or AGAIN, BUSY, CLOSED."""
         return lib.ms_producer_submit(
             self._producer, header, topic, properties, first, len(first), second, len(second), deadline_ns)
 
-    def submit_raw(self, records, physical_offset: int, deadline_ns: int) -> int:
+    def submit_raw(self, records: Buffer, physical_offset: int, deadline_ns: int) -> int:
         """Publish whole records that a master stamped, to be appended at `physical_offset`; a slave's replicator only.
 
         `records` is a buffer: one segment's at most, a blank only as the last. 0 (then `sequence` is
@@ -162,11 +168,11 @@ class ProducerSession:
         """0 once submit_side() finds room, in the ring and for its answer; AGAIN, CLOSED."""
         return lib.ms_producer_wait_for_room(self._producer, 2 * layout_bytes(b"", b"", 0), deadline_ns)
 
-    def submit_side(self, header, deadline_ns: int) -> int:
+    def submit_side(self, header: ms_entry, deadline_ns: int) -> int:
         """Publish that the next entry stands in its side object of header.payload_bytes; 0 or AGAIN, BUSY, CLOSED."""
         return lib.ms_producer_submit(self._producer, header, b"", b"", ffi.NULL, 0, ffi.NULL, 0, deadline_ns)
 
-    def wait_acked(self, sequence: int, deadline_ns: int) -> tuple[int, tuple]:
+    def wait_acked(self, sequence: int, deadline_ns: int) -> tuple[int, tuple[Any, ...]]:
         """(0, answer) once `sequence` is answered; (AGAIN or CLOSED, ()) otherwise. Any thread."""
         answer = ffi.new("struct ms_completion *")
         why = lib.ms_producer_wait_acked(self._producer, sequence, deadline_ns, answer)
@@ -174,7 +180,7 @@ class ProducerSession:
             return why, ()
         return 0, ANSWER.unpack(ffi.buffer(answer, ANSWER.size))
 
-    def take_answer(self, sequence: int, deadline_ns: int) -> tuple[int, tuple]:
+    def take_answer(self, sequence: int, deadline_ns: int) -> tuple[int, tuple[Any, ...]]:
         """wait_acked() for a caller with one entry under way, who claims nothing: the answer's place is free again."""
         why, answer = self.wait_acked(sequence, deadline_ns)
         if why == 0:
@@ -215,13 +221,13 @@ class Claim:
             self.finish()
 
 
-def fill_hosts(header, born_host: bytes, store_host: bytes) -> None:
+def fill_hosts(header: ms_entry, born_host: bytes, store_host: bytes) -> None:
     """Put both hosts, in their on-disk form, into an entry header."""
     ffi.memmove(header.born_host, born_host, len(born_host))
     ffi.memmove(header.store_host, store_host, len(store_host))
 
 
-def new_header():
+def new_header() -> ms_entry:
     """An empty entry header."""
     return ffi.new("struct ms_entry *")
 
@@ -231,7 +237,7 @@ def layout_bytes(topic: bytes, properties: bytes, payload_bytes: int) -> int:
     return lib.ms_entry_layout_bytes(len(topic), len(properties), payload_bytes)
 
 
-def entry_bytes(header, topic: bytes, properties: bytes, first: bytes, second: bytes) -> bytes:
+def entry_bytes(header: ms_entry, topic: bytes, properties: bytes, first: bytes, second: bytes) -> bytes:
     """An entry as it stands in a side object; `header` has kind, sizes and the sequence."""
     size = layout_bytes(topic, properties, len(first) + len(second))
     image = ffi.new("uint8_t[]", size)

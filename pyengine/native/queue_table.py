@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
 from pyengine.errors import DiskFullError
 from pyengine.native.layout_error import raise_layout_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pyengine._native import ms_queue_table
 
 
 def table_bytes(slots: int) -> int:
@@ -14,42 +20,42 @@ def table_bytes(slots: int) -> int:
     return lib.ms_queue_table_bytes(slots)
 
 
-def view(memory) -> object:
+def view(memory: Buffer) -> ms_queue_table:
     """`struct ms_queue_table *` over a writable mapping that the caller keeps alive."""
     return ffi.cast("struct ms_queue_table *", ffi.from_buffer(memory))
 
 
-def check(table, mapped_bytes: int) -> None:
+def check(table: ms_queue_table, mapped_bytes: int) -> None:
     """EngineUnavailableError, naming what is wrong, unless this is a whole table that can be looked into."""
     raise_layout_error("the table of queues", lib.ms_queue_table_check(table, mapped_bytes))
 
 
-def format_table(table, slots: int, generation: int) -> None:
+def format_table(table: ms_queue_table, slots: int, generation: int) -> None:
     """Make zeroed memory an empty table."""
     lib.ms_queue_table_format(table, slots, generation)
 
 
-def set_offset(table, topic: str, queue_id: int, next_offset: int) -> None:
+def set_offset(table: ms_queue_table, topic: str, queue_id: int, next_offset: int) -> None:
     """Set a queue's next offset outside any pass (at start)."""
     name = topic.encode()
     if lib.ms_queue_table_set(table, name, len(name), queue_id, next_offset):
         raise DiskFullError(f"the queue table of {table.slots} slots is full")
 
 
-def get_offset(table, topic: str, queue_id: int) -> int | None:
+def get_offset(table: ms_queue_table, topic: str, queue_id: int) -> int | None:
     """The next offset of a queue, None when the table does not know it."""
     name = topic.encode()
     slot = lib.ms_queue_table_find(table, name, len(name), queue_id, 0)
     return None if slot < 0 else table.slot[slot].next_offset
 
 
-def copy(to, source) -> None:
+def copy(to: ms_queue_table, source: ms_queue_table) -> None:
     """Everything of `source` into the empty, larger table `to`."""
     if lib.ms_queue_table_copy(to, source):
         raise DiskFullError(f"the queue table of {to.slots} slots is full")
 
 
-def entries(table) -> Iterator[tuple[str, int, int]]:
+def entries(table: ms_queue_table) -> Iterator[tuple[str, int, int]]:
     """(topic, queue id, next offset) of every queue in the table."""
     for number in range(table.slots):
         slot = table.slot[number]

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyengine._native import ffi, lib
 from pyengine.native.layout_error import raise_layout_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pyengine._native import ms_link, ms_replication
 
 REPLICATION_BYTES: int = lib.ms_replication_bytes()
 LAYOUT_VERSION: int = lib.MS_REPLICATION_LAYOUT_VERSION
@@ -19,40 +26,40 @@ LINK_SHUTDOWN: int = lib.MS_LINK_SHUTDOWN
 _TRIES = 100
 
 
-def view(memory) -> object:
+def view(memory: Buffer) -> ms_replication:
     """`struct ms_replication *` over a mapping, which the caller keeps alive; not yet checked."""
     return ffi.cast("struct ms_replication *", ffi.from_buffer(memory))
 
 
-def private() -> object:
+def private() -> ms_replication:
     """A block of this process alone: a replicator counts in it where the shared one cannot be had."""
     block = ffi.new("struct ms_replication *")
     lib.ms_replication_format(block, 0)
     return block
 
 
-def format_replication(replication, epoch: int) -> None:
+def format_replication(replication: ms_replication, epoch: int) -> None:
     """The supervisor, over zeros: no link yet."""
     lib.ms_replication_format(replication, epoch)
 
 
-def check(replication, mapped_bytes: int) -> None:
+def check(replication: ms_replication, mapped_bytes: int) -> None:
     """EngineUnavailableError, naming what is wrong, unless this is a whole object of our layout."""
     raise_layout_error("the replicator's shared object", lib.ms_replication_check(replication, mapped_bytes))
 
 
-def clear(replication) -> None:
+def clear(replication: ms_replication) -> None:
     """The replicator, first of all: whatever a dead one left is gone."""
     lib.ms_replication_clear(replication)
 
 
-def write_texts(owner, address: str, said: str) -> None:
+def write_texts(owner: ms_replication | ms_link, address: str, said: str) -> None:
     """The replicator: `address` and `said` of a link or of the whole block; longer ones are cut."""
     lib.ms_replication_write_texts(ffi.addressof(owner, "text_seq"), owner.address, owner.said,
                                    _fitting(address, lib.MS_LINK_ADDRESS_BYTES), _fitting(said, lib.MS_LINK_SAID_BYTES))
 
 
-def read_texts(owner) -> tuple[str, str]:
+def read_texts(owner: ms_replication | ms_link) -> tuple[str, str]:
     """(address, said) as they stood at one moment; both empty when their writer died over them."""
     address = ffi.new("char[]", lib.MS_LINK_ADDRESS_BYTES)
     said = ffi.new("char[]", lib.MS_LINK_SAID_BYTES)

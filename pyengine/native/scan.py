@@ -8,6 +8,8 @@ whatever the bytes say, and damage is an answer, never an exception.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyengine._native import ffi, lib
 from pyengine.errors import UsageError
 from pyengine.formats.record_case import WalkResult
@@ -27,11 +29,16 @@ REASONS = (
     "bad_crc",
     "bad_text",
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pyengine._native import Array
 _BLANK = lib.MS_CASE_BLANK
 
 
 def walk(
-    view,
+    view: Buffer,
     base_offset: int,
     start: int,
     end: int,
@@ -69,7 +76,7 @@ def walk(
 
 
 def sync(
-    view, base_offset: int, from_: int, end: int, *, limit: int | None = None, certain: bool = False
+    view: Buffer, base_offset: int, from_: int, end: int, *, limit: int | None = None, certain: bool = False
 ) -> int | None:
     """The first record that begins in [from_, end), or None; reads nothing at or above `limit` (default: `end`).
 
@@ -93,7 +100,7 @@ def sync(
 
 
 def classify(
-    view, at: int, room: int, physical_offset: int | None = None, *, check_crc: bool = True, strict: bool = False
+    view: Buffer, at: int, room: int, physical_offset: int | None = None, *, check_crc: bool = True, strict: bool = False
 ) -> str:
     """The one of REASONS that fits byte `at` of the view, of which `room` bytes may be looked at."""
     data = ffi.from_buffer("uint8_t[]", view)
@@ -107,12 +114,13 @@ def classify(
     return REASONS[lib.ms_record_classify(data + at, room, physical_offset or 0, checks)]
 
 
-def body_crc(body) -> int:
+def body_crc(body: Buffer) -> int:
     """CRC-32 of a body without the sign bit; 0 for an empty one."""
-    return lib.ms_record_body_crc(ffi.from_buffer("uint8_t[]", body), len(body))
+    data = ffi.from_buffer("uint8_t[]", body)
+    return lib.ms_record_body_crc(data, len(data))
 
 
-def _bounded(view, base_offset: int, start: int, end: int, limit: int | None):
+def _bounded(view: Buffer, base_offset: int, start: int, end: int, limit: int | None) -> tuple[Array[int], int]:
     data = ffi.from_buffer("uint8_t[]", view)
     limit = end if limit is None else limit
     if not base_offset <= start <= end <= limit <= base_offset + len(data):

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyengine import arguments
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pyengine._native import ms_session
 
 RING_BYTES_MIN = 64 * 1024
 RING_BYTES_MAX = 1 << 30
@@ -21,17 +28,17 @@ def session_bytes(ring_bytes: int) -> int:
     return lib.ms_session_bytes(ring_bytes)
 
 
-def view(memory) -> object:
+def view(memory: Buffer) -> ms_session:
     """`struct ms_session *` over a writable mapping that the caller keeps alive."""
     return ffi.cast("struct ms_session *", ffi.from_buffer(memory))
 
 
-def format_session(session, ring_bytes: int, slot: int, generation: int, epoch: int) -> None:
+def format_session(session: ms_session, ring_bytes: int, slot: int, generation: int, epoch: int) -> None:
     """Make zeroed memory a session; readers accept it from here on."""
     lib.ms_session_format(session, ring_bytes, slot, generation, epoch)
 
 
-def check_session(session, mapped_bytes: int) -> None:
+def check_session(session: ms_session, mapped_bytes: int) -> None:
     """Raise EngineUnavailableError unless this is a session object of our layout."""
     code = lib.ms_session_check(session, mapped_bytes)
     if code:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
 
+if TYPE_CHECKING:
+    from pyengine._native import CData
 
-def install(elsewhere=ffi.NULL) -> None:
+
+def install(elsewhere: CData = ffi.NULL) -> None:
     """Take SIGBUS for this process: a fault inside a guarded session lays zeros over it, any other goes on as before.
 
     Those others are counted in `elsewhere`, a `uint64_t *` that outlives the process.
@@ -17,7 +21,7 @@ def install(elsewhere=ffi.NULL) -> None:
         raise OSError(-code, os.strerror(-code))
 
 
-def add(slot: int, memory, size_bytes: int) -> None:
+def add(slot: int, memory: CData, size_bytes: int) -> None:
     """Guard `slot`'s session, a cffi pointer to its mapping's first byte."""
     lib.ms_session_guard_add(slot, ffi.cast("void *", memory), size_bytes)
 

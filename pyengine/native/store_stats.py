@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
 from pyengine.native.layout_error import raise_layout_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pyengine._native import Struct, ms_group_commit, ms_latency, ms_stats_sample, ms_stats_snapshot, ms_store_stats, ms_writer
 
 STATS_BYTES: int = lib.ms_store_stats_bytes()
 LAYOUT_VERSION: int = lib.MS_STATS_LAYOUT_VERSION
@@ -35,7 +40,7 @@ class Sample(NamedTuple):
 class Latency(NamedTuple):
     """A histogram: `buckets[k]` durations below bound_ns(k) and not below bound_ns(k - 1)."""
 
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name, which is not used
     sum_ns: int
     max_ns: int
     buckets: list[int]
@@ -51,22 +56,22 @@ class Snapshot(NamedTuple):
     lag: list[int]
 
 
-def view(memory) -> object:
+def view(memory: Buffer) -> ms_store_stats:
     """`struct ms_store_stats *` over a mapping that the caller keeps alive, not yet checked."""
     return ffi.cast("struct ms_store_stats *", ffi.from_buffer(memory))
 
 
-def private() -> object:
+def private() -> ms_store_stats:
     """Counters that nobody else sees: for a process that finds no shared ones."""
     return ffi.new("struct ms_store_stats *")
 
 
-def format_stats(stats) -> None:
+def format_stats(stats: ms_store_stats) -> None:
     """Make zeroed memory empty counters; others can attach from here on."""
     lib.ms_store_stats_format(stats)
 
 
-def check(stats, mapped_bytes: int) -> None:
+def check(stats: ms_store_stats, mapped_bytes: int) -> None:
     """EngineUnavailableError, naming what is wrong, unless these are whole counters of our layout."""
     raise_layout_error("the statistics", lib.ms_store_stats_check(stats, mapped_bytes))
 
@@ -74,33 +79,33 @@ def check(stats, mapped_bytes: int) -> None:
 # ---- the writing processes ------------------------------------------------------------------
 
 
-def count_puts(writer, stats) -> None:
+def count_puts(writer: ms_writer, stats: ms_store_stats) -> None:
     """Let a native writer (native.writer.Writer.pointer) count its passes; `stats` must outlive it."""
     writer.meter.stats = ffi.addressof(stats, "put")
 
 
-def count_syncs(group, stats) -> None:
+def count_syncs(group: ms_group_commit, stats: ms_store_stats) -> None:
     """Let a group commit count its fdatasyncs; `stats` must outlive it."""
     group.latency = ffi.addressof(stats.sync, "latency")
 
 
-def add_sync(stats, took_ns: int) -> None:
+def add_sync(stats: ms_store_stats, took_ns: int) -> None:
     """The flusher: one fdatasync took so long."""
     lib.ms_latency_add(ffi.addressof(stats.sync, "latency"), took_ns)
 
 
-def add_batch(stats, messages: int, entries: int, keys: int, out_of_order: int, behind_bytes: int, lag_ns: int) -> None:
+def add_batch(stats: ms_store_stats, messages: int, entries: int, keys: int, out_of_order: int, behind_bytes: int, lag_ns: int) -> None:
     """The reputter: one batch is visible. `lag_ns` < 0: not known."""
     lib.ms_dispatch_stats_add(ffi.addressof(stats, "dispatch"), messages, entries, keys, out_of_order, behind_bytes, lag_ns)
 
 
-def take_sample(stats, sample: Sample) -> None:
+def take_sample(stats: ms_store_stats, sample: Sample) -> None:
     """The supervisor: append the totals of this second."""
     struct = ffi.new("struct ms_stats_sample *", dict(sample._asdict()))
     lib.ms_stats_take_sample(stats, struct)
 
 
-def take_snapshot(stats, at_ns: int) -> None:
+def take_snapshot(stats: ms_store_stats, at_ns: int) -> None:
     """The supervisor: append the histograms as they stand now."""
     lib.ms_stats_take_snapshot(stats, at_ns)
 
@@ -117,7 +122,7 @@ def counting_cost_ns(passes: int, entries: int) -> float:
 # ---- whoever looks --------------------------------------------------------------------------
 
 
-def samples(stats) -> list[Sample]:
+def samples(stats: ms_store_stats) -> list[Sample]:
     """The samples of the last ten minutes, oldest first; whole ones only."""
     history = stats.history
     while True:
@@ -128,11 +133,11 @@ def samples(stats) -> list[Sample]:
             return found
 
 
-def _sample(struct) -> Sample:
+def _sample(struct: ms_stats_sample) -> Sample:
     return Sample(*(getattr(struct, name) for name in Sample._fields))
 
 
-def snapshots(stats) -> list[Snapshot]:
+def snapshots(stats: ms_store_stats) -> list[Snapshot]:
     """The snapshots of the last minute and a little more, oldest first; whole ones only."""
     history = stats.history
     while True:
@@ -143,17 +148,17 @@ def snapshots(stats) -> list[Snapshot]:
             return found
 
 
-def _snapshot(struct) -> Snapshot:
+def _snapshot(struct: ms_stats_snapshot) -> Snapshot:
     return Snapshot(struct.at_ns, list(struct.put), list(struct.distribute)[:DISTRIBUTE_BUCKETS],
                     list(struct.sync), list(struct.lag))
 
 
-def latency(struct) -> Latency:
+def latency(struct: ms_latency) -> Latency:
     """A copy of a `struct ms_latency`. Taken while it is counted in: the parts may differ by what came meanwhile."""
     return Latency(struct.count, struct.sum_ns, struct.max_ns, list(struct.bucket))
 
 
-def _load(struct, field: str) -> int:
+def _load(struct: Struct, field: str) -> int:
     return lib.ms_load_i64(ffi.cast("int64_t *", ffi.addressof(struct, field)))
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
+
+if TYPE_CHECKING:
+    from pyengine._native import Array, CData, ms_control, ms_queue_table, ms_segment, ms_session
 
 RUN_TIME: int = lib.MS_RUN_TIME
 RUN_SEGMENT: int = lib.MS_RUN_SEGMENT
@@ -62,12 +67,12 @@ class Segment:
     """A segment as the writer holds it: memory to store into (mapping or pool buffer), or a descriptor to write to."""
 
     base: int
-    memory: object  # cffi pointer or None
+    memory: Array[int] | None  # None: written by the descriptor
     fd: int
     pool_buffer: int
 
 
-def roll_back(control, queues) -> bool:
+def roll_back(control: ms_control, queues: ms_queue_table) -> bool:
     """Put back what a dead writer's uncommitted pass changed in the queue table.
 
     True: there was such a pass, so [wrote, intent_end) must be zeroed before anything
@@ -76,7 +81,7 @@ def roll_back(control, queues) -> bool:
     return bool(lib.ms_writer_roll_back(control, queues))
 
 
-def rolled_back(control) -> None:
+def rolled_back(control: ms_control) -> None:
     """Forget the dead pass, after the zeroing."""
     lib.ms_writer_rolled_back(control)
 
@@ -88,7 +93,7 @@ class Writer:
     run in this mode) and for the writer itself. All views must outlive the object.
     """
 
-    def __init__(self, control, queues, semaphores: dict[int, object], spin_us: int,
+    def __init__(self, control: ms_control, queues: ms_queue_table, semaphores: Mapping[int, CData], spin_us: int,
                  zero_ahead_bytes: int = 0) -> None:
         writer = self.pointer = ffi.new("struct ms_writer *")
         writer.control = control
@@ -100,9 +105,9 @@ class Writer:
         writer.max_message_bytes = control.identity.max_message_bytes
         writer.spin_us = spin_us
         writer.current.base = -1
-        self._scratch = None
+        self._scratch: Array[int] | None = None
         self._grow_scratch(SCRATCH_BYTES_MIN)
-        self._stage = None
+        self._stage: Array[int] | None = None
         if writer.mode == lib.MS_MODE_SYNC:
             self._zeros = ffi.new("uint8_t[]", max(1, zero_ahead_bytes))
             writer.zeros = self._zeros
@@ -153,7 +158,7 @@ class Writer:
         self._fill(self.pointer.ahead[self.pointer.ahead_count], segment)
         self.pointer.ahead_count += 1
 
-    def _fill(self, struct, segment: Segment) -> None:
+    def _fill(self, struct: ms_segment, segment: Segment) -> None:
         if segment.memory is None:
             self._need_stage()
         struct.base = segment.base
@@ -183,11 +188,11 @@ class Writer:
     def take_finished(self) -> list[Segment]:
         """Segments that the writer has left for good since the last call."""
         writer = self.pointer
-        done = [_segment(writer.finished[i]) for i in range(writer.rolled)]
+        done = [segment for i in range(writer.rolled) if (segment := _segment(writer.finished[i]))]
         writer.rolled = 0
         return done
 
-    def attach_session(self, slot: int, session, generation: int, ring_bytes: int) -> None:
+    def attach_session(self, slot: int, session: ms_session, generation: int, ring_bytes: int) -> None:
         """Take in a session (a view that the caller keeps); its head comes from the committed slot."""
         self._grow_scratch(ring_bytes // 2)
         lib.ms_writer_attach_session(self.pointer, slot, session, generation, ring_bytes)
@@ -205,7 +210,7 @@ class Writer:
         ffi.memmove(self.pointer.scratch, data, len(data))
         self.pointer.side_loaded = self.pointer.side_sequence
 
-    def use_table(self, queues) -> None:
+    def use_table(self, queues: ms_queue_table) -> None:
         """Go over to a larger queue table that holds everything of the old one."""
         lib.ms_writer_use_table(self.pointer, queues)
 
@@ -214,7 +219,7 @@ class Writer:
         return lib.ms_writer_run(self.pointer, deadline_ns)
 
 
-def _segment(struct) -> Segment | None:
+def _segment(struct: ms_segment) -> Segment | None:
     if struct.base < 0:
         return None
     return Segment(struct.base, struct.memory, struct.fd, struct.pool_buffer)
