@@ -47,7 +47,8 @@ class Reference:
             return "\n\n".join(parts)
         members = {name: member for name, member in _members(found, with_inherited="inherited" not in left_out)
                    if name not in left_out}
-        rows = [_row(name, member) for name, member in members.items() if _is_value(member)]
+        rows = [_row(name, member) for name, member in members.items()
+                if _is_value(member) and (_is_enumeration(found) or _is_described(member))]
         if rows and "attributes" not in left_out:
             head = "| member | value | meaning |" if _is_enumeration(found) else "| attribute | type | meaning |"
             parts.append("\n".join([head, "|---|---|---|", *rows]))
@@ -78,6 +79,11 @@ def _members(cls: griffe.Class, *, with_inherited: bool) -> Iterator[tuple[str, 
 
 def _is_value(member: griffe.Object) -> bool:
     return isinstance(member, griffe.Attribute) or "property" in member.labels
+
+
+def _is_described(member: griffe.Object) -> bool:
+    """Whether it has a type or a docstring; what __init__ assigns without either is not for users."""
+    return bool(member.docstring) or not isinstance(member, griffe.Attribute) or member.annotation is not None
 
 
 def _is_enumeration(found: griffe.Object) -> bool:
