@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every crash script in every mode that has its worker, one line each.
+# crash.sh with every kind of process in every mode that has it, one line each.
 # usage: scripts/crash_all.sh [--rounds N] [--seed S] [--mode async|pool|sync] [--json] [--peer]
 # exit 0: all held, 1: something was lost
 set -euo pipefail
@@ -14,7 +14,7 @@ while [ $# -gt 0 ]; do
 done
 use_project
 failed=0
-for kind in writer flusher reputter allocator checkpointer scheduler cleaner replicator supervisor producer all committer; do
+for kind in writer flusher reputter allocator checkpointer scheduler cleaner replicator supervisor producer everything committer; do
   modes=${only:-async pool sync}
   if [ "$kind" = committer ]; then
     case "$modes" in *pool*) modes=pool ;; *) continue ;; esac

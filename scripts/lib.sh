@@ -2,8 +2,7 @@
 #
 #   use_project             sets PYTHON, and PYTHONPATH so that `python -m crash.rounds` and the engine are found
 #   use_failpoint_build     the same with a build of its own, for as long as the script runs, that has the failpoints in C
-#   crash_main KIND "$@"    the body of crash_<kind>.sh
-#   rounds_main MODULE "$@" the body of a script that runs another module of scripts/crash
+#   rounds_main MODULE "$@" the body of a script that runs a module of scripts/crash
 #   run_part COMMAND...     one of several runs of a script: its exit code. Ctrl-C and SIGTERM end it and the script,
 #                           and so does a run that was interrupted or does not understand its arguments
 
@@ -37,8 +36,6 @@ use_failpoint_build() {
     { tail -n 40 "$failpoint_build/build.log" >&2; give_up "the build with failpoints failed"; }
   export PYTHONPATH=$failpoint_build:$failpoint_build/scripts
 }
-
-crash_main() { rounds_main rounds "$@"; }
 
 rounds_main() {
   use_project

@@ -49,7 +49,7 @@ kills() {
     modes="async pool sync"
     [ "$kind" = committer ] && modes=pool
     for mode in $modes; do
-      run_rig kills "scripts/crash_$kind.sh" --mode "$mode" --rounds "$rounds"
+      run_rig kills scripts/crash.sh "$kind" --mode "$mode" --rounds "$rounds"
     done
   done
   tests -m long tests/native/test_writer_kill.py tests/faults/test_failpoints_writer.py

@@ -2,7 +2,7 @@
 
     python -m crash.rounds KIND [--rounds 20] [--seed N] [--mode async|pool|sync] [--aim 0.5] [--json] [--peer]
 
-KIND is a worker kind, `supervisor`, `producer`, or `all` (everything at once, then `pyengine recover`).
+KIND is a worker kind, `supervisor`, `producer`, or `everything` (all at once, then `pyengine recover`).
 After each kill acknowledgements must move again within a deadline: a hang is a failure. A share of the
 kills (--aim) is aimed: the process is stopped again and again until it stands in the middle of something.
 
@@ -66,7 +66,8 @@ COMMAND_TIMEOUT_S = 120.0
 DEATHS_SEEN_MAX = 4
 UNDRAINED_TIMEOUT_S = 5.0
 POOL_ONLY = ("committer",)
-VICTIMS = (*(kind.name for kind in KINDS), "supervisor", "producer", "all")
+EVERYTHING = "everything"
+VICTIMS = (*(kind.name for kind in KINDS), "supervisor", "producer", EVERYTHING)
 
 
 @dataclass
@@ -209,7 +210,7 @@ class CrashRun:
     # -- kills
 
     def strike(self) -> None:
-        if self.kind == "all":
+        if self.kind == EVERYTHING:
             self.kill_everything()
         elif self.kind == "producer":
             self.summary.kills += 1
@@ -350,15 +351,11 @@ def processes_of(store: Path, module: bytes) -> list[int]:
 @ended_in_order
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words = sys.argv[1:]
-    if sys.argv[0].startswith("crash_") and words and words[0] in VICTIMS:
-        parser.set_defaults(kind=words.pop(0))  # the script's own
-    else:
-        parser.add_argument("kind", choices=VICTIMS)
+    parser.add_argument("kind", choices=VICTIMS, metavar="KIND", help=", ".join(VICTIMS))
     add_common_options(parser)
     parser.add_argument("--mode", choices=list(MODES))
     parser.add_argument("--aim", type=float, default=AIM_SHARE, help="which share of the kills is aimed, 0 to 1")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args()
     mode = arguments.mode or ("pool" if arguments.kind in POOL_ONLY else "async")
     if arguments.kind in POOL_ONLY and mode != "pool":
         parser.error(f"a {arguments.kind} runs in mode pool only")

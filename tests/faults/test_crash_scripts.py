@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,15 +21,13 @@ from crash.rounds import VICTIMS, processes_of
 from crash.watch import wait_for
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-KINDS = ("writer", "flusher", "committer", "reputter", "allocator", "checkpointer", "scheduler", "cleaner", "replicator", "supervisor",
-         "producer", "everything")
 # Script, what makes it short, how often the long form goes round.
 OTHERS = {
     "restart_loop": (("--rounds", "2"), 100),
     "kill_during_recovery": (("--rounds", "1"), 40),
     "hang_worker": (("--rounds", "1", "--kind", "writer", "--kind", "reputter"), 10),
 }
-SHORT = [(kind, "pool" if kind == "committer" else "async") for kind in KINDS if kind not in ("replicator", "everything")] + [
+SHORT = [(kind, "pool" if kind == "committer" else "async") for kind in VICTIMS if kind not in ("replicator", "everything")] + [
     ("writer", "sync"), ("flusher", "sync"), ("everything", "sync"), ("everything", "pool"),
 ]  # fmt: skip
 LONG_ROUNDS = 60
@@ -56,7 +55,7 @@ def summary_of(name: str, seed: int, *arguments: str) -> dict:
 
 
 def held(kind: str, mode: str, rounds: int, seed: int, *more: str) -> None:
-    summary = summary_of(f"crash_{kind}", seed, "--mode", mode, "--rounds", str(rounds), *more)
+    summary = summary_of("crash", seed, kind, "--mode", mode, "--rounds", str(rounds), *more)
     assert summary["rounds"] == rounds and summary["kills"] >= rounds
     if (kind, mode) == ("everything", "pool"):
         assert summary["undrained_bytes"] > 0
@@ -70,7 +69,7 @@ def test_nothing_acknowledged_is_lost(kind, mode, rng):
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", ["async", "pool", "sync"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", VICTIMS)
 def test_nothing_acknowledged_is_lost_in_many_rounds(kind, mode, rng):
     if kind == "committer" and mode != "pool":
         pytest.skip("a committer runs in pool mode only")
@@ -118,7 +117,7 @@ def test_a_run_that_is_ended_from_outside_leaves_no_process(tmp_path, end):
     def engine() -> list[int]:
         return [pid for store in tmp_path.glob("pyengine-crash-*/store") for pid in processes_of(store, b"")]
 
-    with subprocess.Popen([SCRIPTS / "crash_flusher.sh", "--rounds", "100000"], text=True, stderr=subprocess.PIPE,
+    with subprocess.Popen([SCRIPTS / "crash.sh", "flusher", "--rounds", "100000"], text=True, stderr=subprocess.PIPE,
                           env=os.environ | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path)}) as script:
         try:
             wait_for("an engine under producers", lambda: len(engine()) > 6)
@@ -174,7 +173,7 @@ def test_nothing_acknowledged_is_lost_in_many_rounds_by(name, mode, rng):
 @pytest.mark.java
 @pytest.mark.maven
 def test_the_real_rocketmq_opens_the_store_at_the_end(rng):
-    summary = summary_of("crash_writer", rng.randrange(1 << 32), "--rounds", "1", "--peer")
+    summary = summary_of("crash", rng.randrange(1 << 32), "writer", "--rounds", "1", "--peer")
     assert summary["peer"] == "opens it"
 
 
@@ -187,11 +186,10 @@ def test_what_rocketmq_does_not_give_out_is_told():
     assert judge_answer({"loadOk": False, "messages": []}, [row]) == ["RocketMQ refuses the store"]
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_each_kind_of_process_has_its_script(victim):
-    name = "crash_everything.sh" if victim == "all" else f"crash_{victim}.sh"
+@pytest.mark.parametrize("name", ["crash.sh", "crash_all.sh", "prove_all.sh"])
+def test_each_kind_of_process_is_a_kind_of_the_script(name):
     text = (SCRIPTS / name).read_text()
-    assert f"usage: scripts/{name} " in text and f"crash_main {victim} " in text and os.access(SCRIPTS / name, os.X_OK)
+    assert all(re.search(rf"\b{victim}\b", text) for victim in VICTIMS) and os.access(SCRIPTS / name, os.X_OK)
 
 
 def test_several_runs_of_a_script_end_with_it_and_with_the_first_that_is_interrupted(tmp_path):
@@ -217,14 +215,14 @@ def test_the_scripts_run_in_the_environment_that_is_there(tmp_path):
 
 
 def test_a_script_explains_itself_by_its_own_name():
-    done = run_script("crash_writer", "--help")
-    assert done.returncode == 0 and done.stdout.startswith("usage: crash_writer.sh [-h] [--rounds N]") and "{flusher," not in done.stdout
-    assert run_script("crash_all", "--help").stdout.startswith("Every crash script")
+    done = run_script("crash", "--help")
+    assert done.returncode == 0 and done.stdout.startswith("usage: crash.sh [-h] [--rounds N]") and "KIND" in done.stdout
+    assert run_script("crash_all", "--help").stdout.startswith("crash.sh with every kind")
 
 
 def test_wrong_arguments_are_explained():
-    assert "crash_writer.sh: error: argument --rounds: 0: give 1 or more" in run_script("crash_writer", "--rounds", "0").stderr
+    assert "crash.sh: error: argument --rounds: 0: give 1 or more" in run_script("crash", "writer", "--rounds", "0").stderr
     assert run_script("crash_all", "--nonsense").returncode == 2
-    assert "invalid choice: 'mapped'" in run_script("crash_writer", "--mode", "mapped").stderr
-    assert "a committer runs in mode pool only" in run_script("crash_committer", "--mode", "sync").stderr
+    assert "invalid choice: 'mapped'" in run_script("crash", "writer", "--mode", "mapped").stderr
+    assert "a committer runs in mode pool only" in run_script("crash", "committer", "--mode", "sync").stderr
     assert "in mode async there are" in run_script("hang_worker", "--kind", "committer").stderr

@@ -94,12 +94,12 @@ def test_each_class_names_the_part_that_tries_it():
 def test_a_crash_script_speaks_for_itself(records):
     summary = {"kind": "writer", "mode": "pool", "seed": 5, "rounds": 2, "kills": 2, "lost": 0, "seconds": 1.5, "failures": [],
                "peer": "opens it"}
-    done = subprocess.run([sys.executable, "-P", "-m", "crash.proof", "add", str(records), "kills", "scripts/crash_writer.sh"],
+    done = subprocess.run([sys.executable, "-P", "-m", "crash.proof", "add", str(records), "kills", "scripts/crash.sh writer"],
                           input=f"seed=5\n{json.dumps(summary)}\n", text=True, capture_output=True,
                           env={"PYTHONPATH": str(CHECKOUT / "scripts"), "PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr
     (line,) = proofs.read(records)
-    assert (line["what"], line["held"], line["command"]) == ("writer, pool", True, "scripts/crash_writer.sh --seed 5")
+    assert (line["what"], line["held"], line["command"]) == ("writer, pool", True, "scripts/crash.sh writer --seed 5")
     assert line["counts"] == {"rounds": 2, "kills": 2, "lost": 0, "bad": 0, "opened by RocketMQ": 1}
 
 
