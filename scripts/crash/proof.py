@@ -1,9 +1,11 @@
 """docs/proof.md: what was tried, how often and on which commit, a row for each class. Written by this, never by hand.
 
-    python -m crash.proof add RECORDS CLASS COMMAND < OUTPUT  takes the JSON summaries that a crash script printed
-    python -m crash.proof page RECORDS PAGE                   makes the page, and leaves in RECORDS only what it needs
+    python -m crash.proof add RECORDS CLASS COMMAND < OUTPUT  adds the JSON summaries that a crash script printed
+    python -m crash.proof page RECORDS PAGE                   brings PAGE up to date
 
-Tests add their own lines (tests/fix_proof.py) where PYENGINE_PROOF names RECORDS; scripts/prove_all.sh runs all of it.
+The page is the only record that stays. RECORDS is a scratch file of one run of scripts/prove_all.sh, which tries whole
+classes: `page` replaces the row of each class that RECORDS has lines of, together with what did not hold in it, and keeps
+the other rows; their age is counted anew. Tests add their own lines (tests/fix_proof.py) where PYENGINE_PROOF names RECORDS.
 A line is one JSON document:
 
     rig, what     the class, and what of it was tried: "power cut", "sync"
@@ -13,7 +15,7 @@ A line is one JSON document:
     commit        the sources it ran on, with a + after it if they had been changed
     date, seconds
 
-A line replaces the earlier one of the same class and `what`: a run that did not hold is answered by the same run that does.
+A line replaces the earlier one of the same class and `what`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -44,9 +47,13 @@ HEAD = """# What was proved
 A row for each class of faults, made by `scripts/crash/proof.py` from the last run of everything in the class, never by
 hand. *Held* counts what was tried in different ways, and how many of those did no harm: nothing acknowledged was lost,
 doubled or torn, nothing broken went unnoticed. *Since* is the number of commits to the engine after the oldest run of the
-row. [faults.md](faults.md) tells what the classes are; `scripts/prove_all.sh PART` runs one anew and makes this page.
+row. [faults.md](faults.md) tells what the classes are; `scripts/prove_all.sh PART` runs the classes of a part anew and
+replaces their rows.
 
 """
+COLUMNS = ("class", "held", "counts", "hours", "commit", "since", "date", "part")
+HEADER = ["| " + " | ".join(COLUMNS) + " |", "|---|---|---|---:|---|---:|---|---|"]
+FAILED = "What did not hold, and has not been run since:"
 
 
 def _git(checkout: Path, *arguments: str) -> str:
@@ -56,7 +63,7 @@ def _git(checkout: Path, *arguments: str) -> str:
 def commit_of(checkout: Path = CHECKOUT) -> str:
     """The commit, with a + where files differ from it; `unknown` outside a repository."""
     try:
-        changed = _git(checkout, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/proof.md", ":!docs/proof.jsonl")
+        changed = _git(checkout, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/proof.md")
         return _git(checkout, "rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
@@ -72,7 +79,7 @@ def engine_commits_since(commit: str, checkout: Path = CHECKOUT) -> int | None:
 
 def note(records: Path, rig: str, what: str, counts: Mapping[str, int], *, held: bool, seed: str, command: str,
          seconds: float) -> None:
-    """Adds one line, whole, whoever else adds."""
+    """Adds one line; several processes may add at the same time."""
     held = held and not any(counts.get(name) for name in HARM)
     line = {"rig": rig, "what": what, "counts": dict(counts), "held": held, "seed": seed, "command": command,
             "commit": commit_of(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "seconds": round(seconds, 1)}
@@ -120,25 +127,63 @@ def add_summaries(records: Path, rig: str, command: str, output: str) -> None:
         note(records, rig, NO_SUMMARY + command, {}, held=False, seed="", command=command, seconds=0)
 
 
-def page(lines: Sequence[dict], since: Callable[[str], int | None] = engine_commits_since) -> str:
-    """The whole page; `since` gives the engine commits after one."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One class as the page shows it; `failed` are its lines about what did not hold."""
+
+    held: str
+    counts: str
+    hours: str
+    commit: str
+    date: str
+    failed: tuple[str, ...] = ()
+
+
+def page(lines: Sequence[dict], before: str = "", since: Callable[[str], int | None] = engine_commits_since) -> str:
+    """The whole page: `before`, with the rows of the classes in `lines` replaced; `since` gives the engine commits after one."""
+    rows = read_page(before)
     classes: dict[str, list[dict]] = defaultdict(list)
     for line in lines:
         classes[line["rig"]].append(line)
-    parts = ["| class | held | counts | hours | commit | since | date | part |", "|---|---|---|---:|---|---:|---|---|"]
-    failed = []
-    for rig, runs in sorted(classes.items()):
-        ages = {run["commit"]: since(run["commit"]) for run in runs}
-        oldest = max(ages, key=lambda commit: (ages[commit] is None, ages[commit] or 0))
-        held, age = sum(run["held"] for run in runs), ages[oldest]
-        parts.append(f"| {rig} | {'yes' if held == len(runs) else '**no**'}, {held} of {len(runs)} | {_counts(_sum(runs))} | "
-                     f"{sum(run['seconds'] for run in runs) / 3600:.1f} | {oldest} | {'?' if age is None else age} | "
-                     f"{min(run['date'] for run in runs)} | {PARTS.get(rig, '')} |")
-        failed += [f"- {rig}, {run['what']}: {_counts(run['counts']) or 'nothing counted'}, on {run['commit']}; again: "
-                   f"`{run['command']}`" for run in runs if not run["held"]]
+    rows |= {rig: _row(rig, runs, since) for rig, runs in classes.items()}
+    parts = list(HEADER)
+    for rig, row in sorted(rows.items()):
+        age = since(row.commit)
+        parts.append(f"| {rig} | {row.held} | {row.counts} | {row.hours} | {row.commit} | {'?' if age is None else age} | {row.date} | "
+                     f"{PARTS.get(rig, '')} |")
+    failed = [line for _, row in sorted(rows.items()) for line in row.failed]
     if failed:
-        parts += ["", "What did not hold, and has not been run since:", "", *failed]
+        parts += ["", FAILED, "", *failed]
     return HEAD + "\n".join(parts) + "\n"
+
+
+def read_page(text: str) -> dict[str, Row]:
+    """The rows of a page by class; ValueError for a page that this has not written."""
+    lines = text.splitlines()
+    if not lines:
+        return {}
+    if HEADER[0] not in lines:
+        raise ValueError(f"the page has no table with the columns {', '.join(COLUMNS)}")
+    rows = {}
+    for line in lines[lines.index(HEADER[0]) + len(HEADER):]:
+        if not line.startswith("| "):
+            break
+        cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
+        if len(cells) != len(COLUMNS):
+            raise ValueError(f"the page has a row of {len(cells)} cells: {line}")
+        rig, held, counts, hours, commit, _, date, _ = cells
+        rows[rig] = Row(held, counts, hours, commit, date, tuple(one for one in lines if one.startswith(f"- {rig}: ")))
+    return rows
+
+
+def _row(rig: str, runs: Sequence[dict], since: Callable[[str], int | None]) -> Row:
+    ages = {run["commit"]: since(run["commit"]) for run in runs}
+    oldest = max(ages, key=lambda commit: (ages[commit] is None, ages[commit] or 0))
+    held = sum(run["held"] for run in runs)
+    failed = [f"- {rig}: {run['what']}: {_counts(run['counts']) or 'nothing counted'}, on {run['commit']}; again: `{run['command']}`"
+              for run in runs if not run["held"]]
+    return Row(f"{'yes' if held == len(runs) else '**no**'}, {held} of {len(runs)}", _counts(_sum(runs)),
+               f"{sum(run['seconds'] for run in runs) / 3600:.1f}", oldest, min(run["date"] for run in runs), tuple(failed))
 
 
 def _sum(runs: Sequence[dict]) -> dict[str, int]:
@@ -154,13 +199,10 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _make_page(records: Path, target: Path) -> None:
-    with open(records, "r+", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        lines = sorted(read(records), key=lambda line: (line["rig"], line["what"]))
-        file.truncate(0)
-        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    lines = sorted(read(records), key=lambda line: (line["rig"], line["what"])) if records.exists() else []
+    text = page(lines, target.read_text(encoding="utf-8") if target.exists() else "")
     temporary = target.with_name(f"{target.name}.new")
-    temporary.write_text(page(lines), encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, target)
 
 
