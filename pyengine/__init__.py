@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pyengine.client.consumer_groups import ConsumerGroups
     from pyengine.client.outgoing import BatchMessage
     from pyengine.client.producer import Producer
-    from pyengine.config import EngineConfig, load_config
     from pyengine.engine.embedded import Engine, connect
     from pyengine.errors import (
         ConfigError,
@@ -43,12 +42,13 @@ if TYPE_CHECKING:
     from pyengine.formats.record import Message
     from pyengine.ipc.live_reader import open_store
     from pyengine.results import GetResult, GetStatus, PutManyResult, PutResult, PutStatus, ReadLevel
+    from pyengine.storage.config import EngineConfig, load_config
     from pyengine.storage.store_reader import StoreReader
 
 __version__ = "0.2.0"
 
 _MODULES = {
-    "pyengine.config": ("EngineConfig", "load_config"),
+    "pyengine.storage.config": ("EngineConfig", "load_config"),
     "pyengine.client.consumer": ("Consumer", "consume"),
     "pyengine.client.consumer_groups": ("ConsumerGroups",),
     "pyengine.engine.embedded": ("Engine", "connect"),

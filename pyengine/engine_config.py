@@ -10,28 +10,38 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pyengine.errors import ConfigError
+from pyengine.formats.index_file import IndexLayout
 from pyengine.settings import INT32_MAX, Setting, setting, settings_of
-
-if TYPE_CHECKING:
-    from pyengine.storage.geometry import Geometry
 
 DAY_MS = 86_400_000
 HA_PORT = 10_912  # RocketMQ's default
-INDEX_HEADER_BYTES = 40
-INDEX_SLOT_BYTES = 4
-INDEX_ENTRY_BYTES = 20
 DELAY_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
 
 _ONE_BY_ONE = "each level is delivered in order, one message after the other"
 _POSITION = "the flusher follows the position itself, not a count of pages"
 
 
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The settings that file sizes and positions depend on, alone; the defaults are RocketMQ's."""
+
+    mapped_file_size_commit_log_bytes: int = 1 << 30
+    mapped_file_size_consume_queue_bytes: int = 6_000_000
+    max_hash_slot_num: int = 5_000_000
+    max_index_num: int = 20_000_000
+    mapped_file_size_consume_queue_ext_bytes: int = 48 << 20
+
+    @property
+    def index_layout(self) -> IndexLayout:
+        """Where slots and entries of an index file begin."""
+        return IndexLayout(self.max_hash_slot_num, self.max_index_num)
+
+
 @dataclass(frozen=True)
 class EngineConfig:
-    """The settings of one store; made by `pyengine.config.load_config`, or directly in tests.
+    """The settings of one store; made by `pyengine.load_config`, or directly in tests.
 
     Every value is checked when the object is made: ConfigError says what is allowed.
     `origins` says for each setting that is not the default where its value came from: "files"
@@ -321,8 +331,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, row in SETTINGS.items():
             object.__setattr__(self, name, row.read(getattr(self, name), self.origins.get(name, "argument")))
-        index_file_bytes = (INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.max_hash_slot_num
-                            + INDEX_ENTRY_BYTES * self.max_index_num)
+        index_file_bytes = self.geometry.index_layout.size_bytes
         if index_file_bytes > INT32_MAX:
             raise ConfigError(
                 f"max_hash_slot_num = {self.max_hash_slot_num} and max_index_num = {self.max_index_num} make an index "
@@ -364,8 +373,6 @@ class EngineConfig:
     @property
     def geometry(self) -> Geometry:
         """The sizes that the store's files depend on, as storage works with them."""
-        from pyengine.storage.geometry import Geometry
-
         return Geometry(**{name: getattr(self, name) for name in FIXED_NAMES})
 
     @property

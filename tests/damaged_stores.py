@@ -11,6 +11,7 @@ from typing import Any
 
 from fix_golden import load_manifest, load_verify, size_settings, unpack
 from pyengine.cli.engine_status import engine_status
+from pyengine.engine_config import Geometry
 from pyengine.errors import CorruptionError, StoreRefusedError
 from pyengine.ipc.live_reader import open_store
 from pyengine.results import ReadLevel
@@ -18,7 +19,7 @@ from pyengine.spark.file_access import open_tree
 from pyengine.spark.options import ARROW
 from pyengine.spark.remote_store import RemoteStore
 from pyengine.storage.check.check import check
-from pyengine.storage.geometry import Geometry, discover
+from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState

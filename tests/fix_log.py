@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from pyengine.engine_config import Geometry
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.record import encode_blank, encode_record
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 UUID = "5b1f4a52-6f0e-4a1c-9b57-0d6a3f1f8e11"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pyengine.config import EngineConfig, keep_sizes
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
 from pyengine.ipc.control_block import EngineMemory, Identity, boot_ns, now_ms, write_run_settings
@@ -20,6 +19,7 @@ from pyengine.ipc.shared_objects import SharedFolder
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.services.service import ServiceContext
+from pyengine.storage.config import EngineConfig, keep_sizes
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_boot_id
 from pyengine.storage.message_store import MessageStore
 from waiting import eventually

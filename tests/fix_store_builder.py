@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from pyengine.engine_config import Geometry
 from pyengine.formats import consume_queue, index_file
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexEntry, IndexHeader
 from pyengine.formats.paths import StorePaths, segment_name, segment_start
 from pyengine.formats.properties import encode_properties, index_key_hash, index_keys, tags_code
 from pyengine.formats.record import Message, decode_record, encode_blank, encode_record
-from pyengine.storage.geometry import Geometry
 
 SMALL = Geometry(
     mapped_file_size_commit_log_bytes=4096,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fix_owner import Owner
 from fix_writer import PlainWriter
-from pyengine.config import EngineConfig
 from pyengine.native import control as native
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
+from pyengine.storage.config import EngineConfig
 
 SEGMENT = 65536
 

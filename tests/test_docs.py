@@ -16,7 +16,7 @@ import pytest
 import pyengine
 from fix_cli import SOURCES, environment
 from pyengine.cli.main import main
-from pyengine.config import load_config
+from pyengine.storage.config import load_config
 from waiting import patience
 
 NOT_OURS = {".git", ".venv", "build", "target", "node_modules", ".pytest_cache"}

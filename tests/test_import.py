@@ -14,7 +14,7 @@ HEAVY = ("click", "rich", "pyarrow", "pyspark", "pandas", "numpy", "msgspec", "p
 
 
 def test_importing_pyengine_loads_nothing_heavy():
-    code = f"import sys, pyengine, pyengine.config; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    code = f"import sys, pyengine, pyengine.storage.config; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert loaded == []
 

@@ -28,10 +28,9 @@ FOLDERS = {**{name: name for name in PACKAGES}, "workers": "pyengine.workers"}  
 # From left to right. A name is a package (with all below it) or one module that stands on its own.
 LAYERS = (
     ("pyengine.errors", "pyengine.arguments", "pyengine.settings"),
-    ("pyengine.formats", "pyengine.results"),
+    ("pyengine.formats", "pyengine.results", "pyengine.engine_config"),
     ("pyengine._native", "pyengine.native"),
-    # The sizes of a store come from its files, so its settings stand with the files.
-    ("pyengine.storage", "pyengine.config", "pyengine.engine_config"),
+    ("pyengine.storage",),
     ("pyengine.ipc",),
     ("pyengine.services", "pyengine.client"),
     ("pyengine.engine",),
@@ -40,7 +39,7 @@ LAYERS = (
     ("pyengine.cli", "pyengine.__main__"),
 )
 # Executors need the package and the store's files, nothing that runs.
-SPARK_MAY_IMPORT = ("errors", "arguments", "settings", "results", "config", "engine_config", "formats", "native", "storage", "spark")
+SPARK_MAY_IMPORT = ("errors", "arguments", "settings", "results", "engine_config", "formats", "native", "storage", "spark")
 # The driver asks a running engine how far it may read; loaded only when it plans,
 # or for a job that owns the store.
 SPARK_LAZILY = {"pyengine.ipc.live_reader", "pyengine.ipc.crashed_engine_memory"}

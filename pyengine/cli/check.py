@@ -10,7 +10,7 @@ import click
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, master_option, spark_option, spark_session, store_command
 from pyengine.cli.output import byte_bar
-from pyengine.config import load_config
+from pyengine.storage.config import load_config
 
 if TYPE_CHECKING:
     from pyengine.storage.check.report import CheckReport

@@ -10,13 +10,13 @@ import click
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, store_command
 from pyengine.cli.output import byte_bar
-from pyengine.config import load_config
 from pyengine.errors import EngineError, StoreBusyError
+from pyengine.storage.config import load_config
 
 if TYPE_CHECKING:
-    from pyengine.config import EngineConfig
     from pyengine.services.retention.clean_by_hand import Cleaned
     from pyengine.services.retention.clean_rules import Request
+    from pyengine.storage.config import EngineConfig
 
 
 @click.command()

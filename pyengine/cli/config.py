@@ -8,7 +8,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.options import json_option, set_option
-from pyengine.config import SETTINGS, load_config
+from pyengine.storage.config import SETTINGS, load_config
 
 
 @click.group()

@@ -16,7 +16,6 @@ import click
 from pyengine._native import ffi
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, json_option, set_option, store_argument, store_command
-from pyengine.config import load_config
 from pyengine.errors import DiskError, EngineError, StoreRefusedError, UsageError
 from pyengine.formats import consume_queue, index_file
 from pyengine.formats.checkpoint import unpack_checkpoint
@@ -28,6 +27,7 @@ from pyengine.formats.small_file import read_small_file
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.native import control as native
+from pyengine.storage.config import load_config
 from pyengine.storage.mapped_file import list_segments, mapped
 
 # Path prefix -> the one process that writes it. [] stands for an element of an array.

@@ -13,12 +13,12 @@ import click
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, store_command
 from pyengine.cli.output import byte_bar, size_text
-from pyengine.config import load_config
 from pyengine.errors import DiskFullError, ExitCode, UsageError
 from pyengine.formats.paths import StorePaths
+from pyengine.storage.config import load_config
 
 if TYPE_CHECKING:
-    from pyengine.config import EngineConfig
+    from pyengine.storage.config import EngineConfig
 
 SEGMENTS_AHEAD = 2
 QUEUE_WINDOW_BYTES = 65_536

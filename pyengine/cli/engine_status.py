@@ -11,7 +11,6 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyengine.config import EngineConfig, load_config
 from pyengine.engine_config import DAY_MS
 from pyengine.errors import DiskError, EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.formats.consume_queue import is_filler
@@ -33,6 +32,7 @@ from pyengine.native import obstacles as native_obstacles
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.file_system import used_ratio
 from pyengine.storage.later_format import later_things
 from pyengine.storage.recovery.report import copy_note

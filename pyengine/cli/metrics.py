@@ -11,8 +11,8 @@ import click
 
 from pyengine.cli.options import existing_store, store_command
 from pyengine.cli.output import write_json
-from pyengine.config import load_config
 from pyengine.errors import EngineError
+from pyengine.storage.config import load_config
 
 PORT = 9464
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyengine.config import FIXED_NAMES, SET, SETTINGS, load_config, parse_set, setting_name
 from pyengine.errors import ConfigError, NotAStoreError, UsageError, require_extra
 from pyengine.results import ReadLevel
+from pyengine.storage.config import FIXED_NAMES, SET, SETTINGS, load_config, parse_set, setting_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

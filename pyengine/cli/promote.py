@@ -15,7 +15,6 @@ import psutil
 
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, store_command
-from pyengine.config import FIXED_NAMES, config_path, load_config, set_in_file
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import parse_arguments
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError
@@ -24,6 +23,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import Ownership, StoreLock, living_kinds
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
+from pyengine.storage.config import FIXED_NAMES, config_path, load_config, set_in_file
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 _SUPERVISOR = "pyengine.workers.supervisor"

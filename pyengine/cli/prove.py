@@ -16,8 +16,8 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.options import json_option, set_option
-from pyengine.config import load_config
 from pyengine.errors import DiskError, ExitCode, NotAStoreError
+from pyengine.storage.config import load_config
 
 if TYPE_CHECKING:
     from pyengine.cli.prove_rounds import ModeProof

@@ -198,9 +198,9 @@ class _Torture:
     # ---- the end ----------------------------------------------------------------
 
     def _look_over(self) -> None:
-        from pyengine.config import load_config
         from pyengine.storage.check.check import check
         from pyengine.storage.check.report import Severity
+        from pyengine.storage.config import load_config
 
         report = check(self.store, load_config(self.store).geometry, acked=self.acked)
         self.proof.checked, self.proof.lost = report.acked, report.acked_missing

@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 from pyengine.cli.main import COMMANDS, SECTIONS
-from pyengine.config import ENV_PREFIX, FIXED_NAMES, REFUSED_KEYS
 from pyengine.engine_config import KEPT_NAMES, SETTINGS
+from pyengine.storage.config import ENV_PREFIX, FIXED_NAMES, REFUSED_KEYS
 
 GROUPS = {
     "files": "Sizes of files, fixed at creation",

@@ -11,11 +11,11 @@ import click
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, master_option, spark_option, spark_session, store_command
 from pyengine.cli.output import byte_bar
-from pyengine.config import keep_sizes, load_config
 from pyengine.errors import ExitCode, StoreBusyError, UsageError
+from pyengine.storage.config import keep_sizes, load_config
 
 if TYPE_CHECKING:
-    from pyengine.config import EngineConfig
+    from pyengine.storage.config import EngineConfig
     from pyengine.storage.recovery.rebuild import RebuildReport
     from pyengine.storage.recovery.report import Progress, RecoveryReport
     from pyengine.storage.salvage.salvage import SalvageReport

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Self
 from pyengine import arguments
 from pyengine.client.consumer_groups import QueueLag, Start, check_start, queue_lags, start_offset
 from pyengine.client.group_session import BEAT_S, AssignedQueue, GroupSession, HistoryChangedError
-from pyengine.config import check_keywords
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import FLUSH_STEP_S, open_store
 from pyengine.results import GetStatus, ReadLevel
+from pyengine.storage.config import check_keywords
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.message_getter import parse_subscription
 from pyengine.storage.read_level import StoreUse, store_use

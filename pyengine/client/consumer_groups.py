@@ -13,11 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pyengine.config import check_keywords
 from pyengine.errors import DiskError, UsageError
 from pyengine.ipc.group_members import GroupMembers
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.results import ReadLevel
+from pyengine.storage.config import check_keywords
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pyengine.config import EngineConfig, keep_sizes
 from pyengine.engine.memory_growth import make_pool_buffer
 from pyengine.errors import CorruptionError, DiskFullError, EngineError, NotAStoreError, UsageError
 from pyengine.formats.constants import TOPIC_BYTES_MAX
@@ -44,6 +43,7 @@ from pyengine.services.replication.ha_join import join
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import create_abort_file, read_checkpoint
 from pyengine.storage.commit_log import LocalLog, list_log, look_at_log, new_segment_folder
+from pyengine.storage.config import EngineConfig, keep_sizes
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import create_file, make_folders

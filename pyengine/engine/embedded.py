@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyengine import arguments
-from pyengine.config import check_keywords, load_config
 from pyengine.errors import (
     CorruptionError,
     DegradedError,
@@ -44,6 +43,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds, look, name_processes, require_startable
 from pyengine.native import control as native
 from pyengine.storage.commit_log import look_at_log
+from pyengine.storage.config import check_keywords, load_config
 from pyengine.storage.file_system import refuse_shared
 
 if TYPE_CHECKING:

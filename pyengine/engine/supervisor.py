@@ -30,7 +30,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.config import EngineConfig, load_config, parse_set
 from pyengine.engine.bring_up import bring_up, prepare_root, raise_descriptors
 from pyengine.engine.children import Children
 from pyengine.engine.kinds import Kind, kinds_for
@@ -56,6 +55,7 @@ from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import remove_abort_file
+from pyengine.storage.config import EngineConfig, load_config, parse_set
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.topic_config import TopicConfigs
 

@@ -15,12 +15,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pyengine.config import load_config
 from pyengine.engine.bring_up import MODES
 from pyengine.engine.kinds import EVERY_MODE, KINDS, Kind, WorkerExit, kinds_for
 from pyengine.engine.supervisor import STOP_TIMEOUT_S
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
+from pyengine.storage.config import load_config
 
 STORE = "/var/lib/pyengine/%i"
 STORE_SILENT_S = 30

@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pyengine.config import EngineConfig, load_config, parse_set
 from pyengine.engine.kinds import KINDS, WorkerExit
 from pyengine.engine.service_manager import ERROR, WARNING, notify, pause_before_restart, say, watchdog_interval_s
 from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
@@ -38,6 +37,7 @@ from pyengine.ipc.store_lock import StoreLock, living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles
 from pyengine.services.service import Service, ServiceContext
+from pyengine.storage.config import EngineConfig, load_config, parse_set
 from pyengine.storage.message_store import MessageStore
 
 OWNER_WAIT_S = 30.0

@@ -26,7 +26,6 @@ from functools import cached_property
 from types import ModuleType
 
 from pyengine._native import ffi
-from pyengine.config import DEFAULT, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError, EngineUnavailableError
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc import shared_objects
@@ -34,6 +33,7 @@ from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
 from pyengine.native import control as native
 from pyengine.native import obstacles, queue_table, sequence, store_stats, topic_stats
 from pyengine.native.latch import Latch
+from pyengine.storage.config import DEFAULT, SETTINGS, EngineConfig
 
 SESSION_SLOTS = native.SESSION_SLOTS
 MODE_NAMES = {native.MODE_MAPPED: "async", native.MODE_POOL: "pool", native.MODE_SYNC: "sync"}

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.config import EngineConfig, keep_sizes
 from pyengine.errors import EngineUnavailableError, StoreBusyError
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.control_block import EngineMemory, Identity
@@ -25,6 +24,7 @@ from pyengine.ipc.store_lock import Ownership, StoreLock, lock_modified_ns
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.commit_log import look_at_log
+from pyengine.storage.config import EngineConfig, keep_sizes
 from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, read_epoch, renew_copied_id
 from pyengine.storage.recovery.report import Progress, RecoveryState, SharedState
 

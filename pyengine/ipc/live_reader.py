@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.config import EngineConfig, check_keywords
 from pyengine.errors import EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import SegmentHolds
@@ -26,6 +25,7 @@ from pyengine.ipc.store_lock import look
 from pyengine.native import control as native
 from pyengine.native import sequence
 from pyengine.results import ReadLevel
+from pyengine.storage.config import EngineConfig, check_keywords
 from pyengine.storage.engine_id import read_boot_id, read_engine_id, read_epoch
 from pyengine.storage.mapped_file import MappedFileQueue
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use

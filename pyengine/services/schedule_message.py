@@ -32,7 +32,6 @@ from dataclasses import dataclass, field
 
 from pyengine.client.pending_puts import PutFuture
 from pyengine.client.producer import Producer
-from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, EngineError, UsageError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.consume_queue import ConsumeQueueEntry, is_ext_address, is_filler
@@ -44,6 +43,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.services.service import BlockedReason, Service, ServiceContext
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.store_reader import StoreReader

@@ -20,13 +20,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pyengine.config import EngineConfig
 from pyengine.errors import DiskError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
 from pyengine.native import cpu, nap
 from pyengine.native.flush import monotonic_ns
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.watermark import note_sync_failure
 

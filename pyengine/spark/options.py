@@ -17,10 +17,10 @@ from difflib import get_close_matches
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from pyengine.config import FIXED_NAMES, SETTINGS, fold
 from pyengine.errors import UsageError
 from pyengine.results import ReadLevel
 from pyengine.settings import BYTE_UNITS
+from pyengine.storage.config import FIXED_NAMES, SETTINGS, fold
 from pyengine.storage.message_getter import parse_subscription
 
 AUTO, ARROW = "auto", "arrow"  # of the option fileSystem

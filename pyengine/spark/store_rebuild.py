@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyengine.config import EngineConfig, load_config
+from pyengine.engine_config import Geometry
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexLayout
 from pyengine.formats.paths import StorePaths
@@ -38,9 +38,9 @@ from pyengine.native.store_check import count_keys
 from pyengine.spark.jobs import run_units
 from pyengine.spark.store_verify import TASK_BYTES, LogPart, WalkedLog, WalkUnit, walk_units
 from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.consume_queue import open_queue_file
 from pyengine.storage.dispatcher import is_queue_name
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_file import IndexFiles
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import mapped, used_end

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyengine.config import EngineConfig, load_config
 from pyengine.formats.index_file import IndexLayout
 from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
@@ -41,6 +40,7 @@ from pyengine.storage.check.work import (
     check_queue_file,
     guess_after,
 )
+from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.mapped_file import MappedFile, mapped
 from pyengine.storage.recovery.index import makes_sense, read_index_header
 from pyengine.storage.recovery.queues import QueueState

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from pyengine.engine_config import Geometry
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL, parse_delay_levels
 from pyengine.formats.paths import StorePaths
@@ -50,7 +51,6 @@ from pyengine.storage.consume_queue import (
     settle_ext_end,
     sync_names,
 )
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_file import IndexFiles
 
 __all__ = ["GAP", "Dispatcher", "QueueGap", "Touched", "TouchedQueue", "is_queue_name", "touched_queues"]

@@ -14,31 +14,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from pyengine.engine_config import Geometry
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.formats.index_file import IndexLayout
 from pyengine.formats.paths import StorePaths, is_queue_id_name, parse_segment_name
 from pyengine.storage.index_file import find_layout
 from pyengine.storage.mapped_file import index_file_names, is_folder, is_plain_file
 
 _QUEUES_SAMPLED = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """What file sizes and positions depend on; the defaults are RocketMQ's."""
-
-    mapped_file_size_commit_log_bytes: int = 1 << 30
-    mapped_file_size_consume_queue_bytes: int = 6_000_000
-    max_hash_slot_num: int = 5_000_000
-    max_index_num: int = 20_000_000
-    mapped_file_size_consume_queue_ext_bytes: int = 48 << 20
-
-    @property
-    def index_layout(self) -> IndexLayout:
-        return IndexLayout(self.max_hash_slot_num, self.max_index_num)
 
 
 DEFAULTS = Geometry()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 
+from pyengine.engine_config import Geometry
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint
 from pyengine.storage.commit_log import CommitLog, list_log, look_at_log
 from pyengine.storage.engine_id import EngineId, read_engine_id, read_epoch
-from pyengine.storage.geometry import Geometry, discover
+from pyengine.storage.geometry import discover
 from pyengine.storage.mapped_file import MappedFile, MappingCache
 from pyengine.storage.watermark import WatermarkReading, read_watermark
 

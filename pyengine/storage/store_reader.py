@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pyengine import arguments
-from pyengine.config import load_config
 from pyengine.errors import CorruptionError, FormatError, NotAStoreError, UsageError, require_extra
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.formats.record import Message, decode_message_id, decode_record
 from pyengine.formats.record_case import CaseLabel, classify
 from pyengine.results import GetResult, GetStatus, ReadLevel
 from pyengine.storage.commit_log import CommitLog
+from pyengine.storage.config import load_config
 from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, RawHits, query_raw, query_verified
 from pyengine.storage.mapped_file import MappingCache, is_folder, is_plain_file
@@ -35,9 +35,8 @@ from pyengine.storage.read_level import FilesWatermark, Watermark
 if TYPE_CHECKING:
     import pyarrow
 
-    from pyengine.engine_config import EngineConfig
+    from pyengine.engine_config import EngineConfig, Geometry
     from pyengine.storage.arrow import LogScanner
-    from pyengine.storage.geometry import Geometry
 
 TIMESTAMP_MAX_MS = (1 << 63) - 1
 _STORE_NAMES = ("commitlog", "consumequeue", "config", "checkpoint", "lock")

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pyengine
 from crash.acked_producer import DELAYED_TOPIC, read_body
-from pyengine.config import load_config
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.results import GetStatus
+from pyengine.storage.config import load_config
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
 

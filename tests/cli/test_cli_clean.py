@@ -10,11 +10,11 @@ import pytest
 import pyengine
 from broker_lock import held_by_a_broker
 from fix_cli import run
-from pyengine.config import load_config
 from pyengine.ipc import live_reader
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.storage.check import check as check_module
+from pyengine.storage.config import load_config
 from pyengine.storage.ofd_lock import try_lock
 from pyengine.storage.recovery.rebuild import rebuild
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fix_cli import environment, picture, run, spawn
-from pyengine.config import SETTINGS
 from pyengine.engine_config import FIXED_NAMES
+from pyengine.storage.config import SETTINGS
 
 
 def test_explain_shows_every_setting_with_its_origin(monkeypatch):

@@ -15,11 +15,11 @@ from damage import flip
 from fix_cli import changes, command_line, environment, picture, run
 from fix_engine import SMALL
 from pyengine.cli.promote import Standing, Start, StartedBy, _by_hand, _judge, _promote_stopped, _started_by, _wait_until_caught_up
-from pyengine.config import EngineConfig, config_path, keep_sizes, read_file, set_in_file
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import parse_arguments
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError
 from pyengine.native import control as native
+from pyengine.storage.config import EngineConfig, config_path, keep_sizes, read_file, set_in_file
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually
 

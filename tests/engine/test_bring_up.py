@@ -15,7 +15,6 @@ import pyengine
 from fix_cli import spawn
 from fix_engine import SMALL
 from pyengine.cli.promote import _promote_stopped
-from pyengine.config import load_config
 from pyengine.engine import bring_up as bring_up_module
 from pyengine.engine.bring_up import DESCRIPTORS_MIN, FIRST_GENERATION, bring_up, raise_descriptors
 from pyengine.errors import CorruptionError, EngineError, UsageError
@@ -24,6 +23,7 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native import queue_table
+from pyengine.storage.config import load_config
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 MASTER = {"broker_role": "SYNC_MASTER", "dispatch_at": "replicated"}

@@ -12,11 +12,11 @@ import pytest
 import pyengine
 from fix_cli import run
 from fix_engine import RunningEngine
-from pyengine.config import load_config
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.check.check import check
+from pyengine.storage.config import load_config
 from waiting import eventually
 
 EVERY_HOUR = ";".join(map(str, range(24)))

@@ -11,8 +11,8 @@ import pytest
 import pyengine
 from fix_cli import run
 from fix_engine import MODES
+from pyengine.engine_config import Geometry
 from pyengine.storage.commit_log import list_log
-from pyengine.storage.geometry import Geometry
 from waiting import eventually, patience
 
 SEGMENT = 65536

@@ -14,13 +14,13 @@ from damage import flip
 from fix_owner import eventually
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.repair import recover_alone
-from pyengine.config import load_config
 from pyengine.errors import ExitCode
 from pyengine.ipc.crashed_engine_memory import rebuild_alone
 from pyengine.ipc.live_reader import check_now
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import PutStatus
 from pyengine.storage.check.check import check
+from pyengine.storage.config import load_config
 from pyengine.storage.engine_id import engine_id_path
 from pyengine.storage.recovery.report import RecoveryState
 from pyengine.storage.watermark import read_watermark

@@ -15,13 +15,13 @@ from crash.in_child import InChild
 from pyengine._native import ffi
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.repair import recover_alone
-from pyengine.config import load_config
 from pyengine.errors import EngineError
 from pyengine.ipc.crashed_engine_memory import left_memory
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native.control import CONTROL_BYTES
 from pyengine.storage.check.check import check
+from pyengine.storage.config import load_config
 
 SCRIBBLES = 60
 SCRIBBLES_LONG = int(os.environ.get("PYENGINE_SCRIBBLES", "3000"))

@@ -10,12 +10,12 @@ import socket
 import pytest
 
 from logs import LogBuilder
-from pyengine.config import load_config
 from pyengine.errors import EngineError
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
 from pyengine.native.failpoint import VARIABLE
 from pyengine.storage.check.check import check
+from pyengine.storage.config import load_config
 from pyengine.storage.replication_state import ReplicationStateFile
 from scripted_master import OURS, ROCKETMQ, ScriptedMaster
 from waiting import eventually

@@ -17,10 +17,10 @@ import pytest
 
 import pyengine
 from fix_owner import CHECKOUT
-from pyengine.config import load_config
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.check.check import check
+from pyengine.storage.config import load_config
 from waiting import eventually
 
 PRODUCERS = 3

@@ -18,7 +18,6 @@ from broker_lock import held_by_a_broker
 from damage import flip
 from fix_engine import put_numbers, stored
 from fix_owner import CHECKOUT
-from pyengine.config import config_path, load_config, set_in_file
 from pyengine.engine.embedded import start_engine, stop_engine, supervisor_pid
 from pyengine.errors import (
     CorruptionError,
@@ -37,6 +36,7 @@ from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.results import PutStatus
+from pyengine.storage.config import config_path, load_config, set_in_file
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.watermark import read_watermark
 from waiting import eventually

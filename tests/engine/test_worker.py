@@ -10,13 +10,13 @@ import sys
 
 import pytest
 
-from pyengine.config import config_path, set_in_file
 from pyengine.engine import service_manager
 from pyengine.engine.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
 from pyengine.engine.service_manager import say
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles
+from pyengine.storage.config import config_path, set_in_file
 from waiting import eventually
 
 KIND = native.CLEANER

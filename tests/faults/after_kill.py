@@ -23,7 +23,7 @@ THEN = ("recover", "rebuild", "salvage", "cut", "read")
 CUT = """
 import json, os, sys
 from pyengine.cli.repair import recover_alone
-from pyengine.config import load_config
+from pyengine.storage.config import load_config
 from pyengine.storage.recovery.cut_log import Cut, intend_cut
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 root, acks = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)

@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyengine
-from pyengine.config import load_config
 from pyengine.errors import EngineError, ExitCode
 from pyengine.formats.record import Message
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.check.check import check
 from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.storage.config import load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.engine_id import read_engine_id, read_epoch

@@ -30,11 +30,11 @@ import pyengine
 from crash.acked_consumer import ANY, FLUSHED, TOPIC
 from crash.audit import Audit, audit, still_kept
 from faults.power_cut import Record
-from pyengine.config import load_config
 from pyengine.engine_config import EngineConfig
 from pyengine.formats.paths import parse_segment_name, segment_name
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
+from pyengine.storage.config import load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.recovery.recover import RecoveryOptions, recover

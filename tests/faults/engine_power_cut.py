@@ -40,10 +40,10 @@ from faults.memory_folder import memory_folder
 from faults.mutants import SEEN_BY_POWER_CUTS, build, environment
 from faults.power_cut import Outcome, Record, append_record, build_shim, explore, read_journal, shim_environment
 from pyengine.cli.replay import MODES
-from pyengine.config import load_config
 from pyengine.errors import EngineError
 from pyengine.formats.paths import segment_name
 from pyengine.ipc.shared_objects import find_folder
+from pyengine.storage.config import load_config
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 

@@ -14,12 +14,12 @@ from faults import corruption
 from faults.corruption import Damage, Judge, Outcome, sweep
 from faults.memory_folder import memory_folder
 from fix_store_builder import StoreBuilder
-from pyengine.config import keep_sizes, load_config
+from pyengine.engine_config import Geometry
 from pyengine.formats.record import decode_record, encode_record
 from pyengine.native import scan
+from pyengine.storage.config import keep_sizes, load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 

@@ -14,10 +14,10 @@ import needs
 from fix_replication import free_port, log_bytes
 from ha_proxy import CLEAN, FaultProxy, Faults
 from interop.judge import Judge
-from pyengine.config import load_config
 from pyengine.errors import EngineError
 from pyengine.native import control as native
 from pyengine.storage.check.check import check
+from pyengine.storage.config import load_config
 from waiting import eventually, patience
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]

@@ -8,7 +8,6 @@ import threading
 import pytest
 
 import pyengine
-from pyengine.config import keep_sizes, load_config
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import encode_record
@@ -16,6 +15,7 @@ from pyengine.ipc.live_reader import LiveWatermark
 from pyengine.native import control as native
 from pyengine.native import sequence
 from pyengine.results import ReadLevel
+from pyengine.storage.config import keep_sizes, load_config
 from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.store_reader import open_store

@@ -10,14 +10,14 @@ import pytest
 from fix_owner import Owner
 from fix_small_disk import resize
 from fix_writer import PlainWriter
-from pyengine.config import EngineConfig
+from pyengine.engine_config import Geometry
 from pyengine.errors import DiskError, DiskFullError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native import control as native
 from pyengine.services import allocate_mapped_file
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService, PageWarmer
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import derived_room_bytes, free_bytes
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.message_store import MessageStore
 from waiting import eventually
 

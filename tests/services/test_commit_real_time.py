@@ -8,7 +8,6 @@ import os
 import pytest
 
 from fix_writer import PlainWriter
-from pyengine.config import EngineConfig
 from pyengine.errors import DiskFullError, InvariantError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record_case import walk
@@ -17,6 +16,7 @@ from pyengine.native import control as native
 from pyengine.services import commit_real_time
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.commit_real_time import CommitRealTimeService
+from pyengine.storage.config import EngineConfig
 from waiting import eventually
 
 SEGMENT = 65536

@@ -8,12 +8,12 @@ import os
 import pytest
 
 from fix_writer import PlainWriter
-from pyengine.config import EngineConfig
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.services import flush_commit_log
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.flush_commit_log import FlushRealTimeService, GroupCommitService
+from pyengine.storage.config import EngineConfig
 from waiting import eventually
 
 SEGMENT = 65536

@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import StorePaths
@@ -16,6 +15,7 @@ from pyengine.services import flush_consume_queue
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.storage.checkpoint import read_checkpoint, write_checkpoint
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import MANY_FILES
 from pyengine.storage.watermark import read_watermark
 from ready_store import SEGMENT, store_with_writer

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from pyengine.client.pending_puts import PutFuture
-from pyengine.config import EngineConfig
 from pyengine.errors import DiskFullError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.record import encode_host
@@ -18,6 +17,7 @@ from pyengine.results import PutResult, PutStatus
 from pyengine.services import schedule_message
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import LOOK_NS_MAX, PAUSE_S_MAX, RETRY_NS, ScheduleMessageService
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.store_reader import open_store
 from waiting import eventually
 

@@ -13,14 +13,14 @@ from damage import flip
 from dying import run_and_die_at
 from fix_cli import run
 from fix_golden import CLEAN, RECIPES, unpack
-from pyengine.config import load_config
+from pyengine.engine_config import Geometry
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.crashed_engine_memory import rebuild_alone
 from pyengine.spark import jobs as spark_jobs
 from pyengine.spark import store_rebuild
 from pyengine.spark.store_rebuild import rebuild
 from pyengine.storage.check.check import check
-from pyengine.storage.geometry import Geometry
+from pyengine.storage.config import load_config
 from pyengine.storage.recovery.markers import read_rebuild_marker
 from pyengine.storage.recovery.recover import recover
 

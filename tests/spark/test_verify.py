@@ -12,12 +12,12 @@ import pytest
 
 from fix_cli import run
 from fix_golden import RECIPES, unpack
-from pyengine.config import load_config
 from pyengine.errors import ConfigError, EngineError
 from pyengine.ipc.live_reader import check_now
 from pyengine.spark import jobs as spark_jobs
 from pyengine.spark import store_verify
 from pyengine.spark.store_verify import verify
+from pyengine.storage.config import load_config
 from spark.logs import write_log
 from waiting import eventually
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from fix_golden import compare_inspect
-from pyengine.config import keep_sizes, load_config
 from pyengine.errors import CorruptionError, StoreRefusedError
 from pyengine.formats.paths import LogFolders, StorePaths, log_folders, tell_log_folders, without_log_folders
 from pyengine.storage import commit_log
 from pyengine.storage.check.check import check
 from pyengine.storage.commit_log import list_log, new_segment_folder
+from pyengine.storage.config import keep_sizes, load_config
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
 from pyengine.storage.recovery.rebuild import rebuild

@@ -9,12 +9,12 @@ import pytest
 
 from dying import run_and_die_at
 from logs import Log, files_below
+from pyengine.engine_config import Geometry
 from pyengine.errors import DiskFullError, StoreRefusedError
 from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, pack_ext_unit, unpack_ext_unit
 from pyengine.storage.check.check import check
 from pyengine.storage.consume_queue import settle_ext_end
 from pyengine.storage.dispatcher import Dispatcher
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.recovery.rebuild import rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.store_reader import StoreReader

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from logs import Log, LogBuilder, files_below, index_contents
+from pyengine.engine_config import Geometry
 from pyengine.errors import DiskError, StoreRefusedError, UsageError
 from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry, unpack_entry
 from pyengine.formats.index_file import IndexLayout, unpack_header
@@ -19,7 +20,6 @@ from pyengine.native import consume_queue
 from pyengine.storage import index_file, new_file
 from pyengine.storage.consume_queue import find_queue_end
 from pyengine.storage.dispatcher import Dispatcher, touched_queues
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_file import IndexFiles
 
 SEGMENT = 16384

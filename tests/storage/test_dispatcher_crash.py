@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from logs import Log, LogBuilder, files_below, index_contents
+from pyengine.engine_config import Geometry
 from pyengine.storage import consume_queue, index_file
 from pyengine.storage import dispatcher as dispatcher_module
 from pyengine.storage.dispatcher import Dispatcher
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_file import next_index_number
 
 SEGMENT = 1 << 20

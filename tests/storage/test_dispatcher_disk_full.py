@@ -9,9 +9,9 @@ import pytest
 
 from fix_small_disk import resize
 from logs import Log, LogBuilder, files_below, index_contents
+from pyengine.engine_config import Geometry
 from pyengine.errors import DiskFullError
 from pyengine.storage.dispatcher import Dispatcher
-from pyengine.storage.geometry import Geometry
 
 pytestmark = pytest.mark.root
 

@@ -6,9 +6,9 @@ import pytest
 
 from fix_golden import CLEAN
 from logs import Log, files_below, index_contents
+from pyengine.engine_config import Geometry
 from pyengine.formats.consume_queue import ENTRY
 from pyengine.storage.dispatcher import Dispatcher
-from pyengine.storage.geometry import Geometry
 
 # What the log alone cannot give again, and so is compared in part below.
 NOT_FROM_THE_LOG = {

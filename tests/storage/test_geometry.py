@@ -8,9 +8,10 @@ import random
 import pytest
 
 from fix_golden import RECIPES
+from pyengine.engine_config import Geometry
 from pyengine.formats import index_file
 from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
-from pyengine.storage.geometry import DEFAULTS, Geometry, discover
+from pyengine.storage.geometry import DEFAULTS, discover
 from pyengine.storage.index_file import find_layout
 
 

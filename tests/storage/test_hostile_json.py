@@ -7,7 +7,6 @@ import tracemalloc
 
 import pytest
 
-from pyengine.config import load_config
 from pyengine.engine.embedded import open_log
 from pyengine.errors import DiskError, EngineError
 from pyengine.formats.checkpoint import Checkpoint
@@ -15,6 +14,7 @@ from pyengine.formats.small_file import read_small_file
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import StoreLock, living_kinds, look
 from pyengine.storage.checkpoint import create_abort_file, read_checkpoint, write_checkpoint
+from pyengine.storage.config import load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.engine_id import read_engine_id, read_epoch

@@ -7,10 +7,11 @@ import pickle
 
 import pytest
 
+from pyengine.engine_config import Geometry
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.storage.checkpoint import create_abort_file, write_checkpoint
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
-from pyengine.storage.geometry import DEFAULTS, Geometry
+from pyengine.storage.geometry import DEFAULTS
 from pyengine.storage.mapped_file import MappingCache
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.watermark import DurableWatermark, write_watermark

@@ -11,8 +11,8 @@ import pytest
 
 from faults.failing_calls import build_shim, preload
 from logs import Log, LogBuilder, files_below
+from pyengine.engine_config import Geometry
 from pyengine.storage.dispatcher import Dispatcher
-from pyengine.storage.geometry import Geometry
 
 SEGMENT = 16384
 GEOMETRY = Geometry(mapped_file_size_commit_log_bytes=SEGMENT, mapped_file_size_consume_queue_bytes=4000)
@@ -25,7 +25,7 @@ from logs import Log
 from pyengine.native import flush
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.durable_writes import write_at
-from pyengine.storage.geometry import Geometry
+from pyengine.engine_config import Geometry
 folder, what, shim = Path(sys.argv[1]), sys.argv[2], ctypes.CDLL(None)
 shim.fail_count.restype = ctypes.c_long
 geometry = Geometry(mapped_file_size_commit_log_bytes={SEGMENT}, mapped_file_size_consume_queue_bytes=4000)

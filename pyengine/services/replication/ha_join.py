@@ -23,7 +23,6 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from pyengine.config import EngineConfig
 from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.replication.ha_stream import (
@@ -35,6 +34,7 @@ from pyengine.services.replication.ha_stream import (
     RecordStream,
 )
 from pyengine.storage.commit_log import LocalLog
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.replication_state import ReplicationStateFile
 

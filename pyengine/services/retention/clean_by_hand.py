@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyengine._native import ffi
-from pyengine.config import EngineConfig
 from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.ipc.control_block import EngineMemory
@@ -23,6 +22,7 @@ from pyengine.native import control as native
 from pyengine.services.retention.clean_files import CleanCommitLogService, CleanConsumeQueueService, CleanedStore, CleaningClock
 from pyengine.services.retention.clean_rules import CleanRules, Request, decide
 from pyengine.storage.commit_log import measure_log
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import measure
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.ofd_lock import try_lock

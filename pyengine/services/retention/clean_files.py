@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.config import EngineConfig
 from pyengine.formats.paths import parse_segment_name, segment_name
 from pyengine.ipc.cleaning import holders
 from pyengine.native import cleaning as native_cleaning
@@ -28,6 +27,7 @@ from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.retention.clean_rules import Decision, deletable_end, next_to_go
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import give_back, unlink_durably
 from pyengine.storage.expired_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
 from pyengine.storage.mapped_file import is_plain_file

@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pyengine.engine_config import Geometry
 from pyengine.errors import FormatError, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_live
@@ -39,7 +40,6 @@ from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint
 from pyengine.storage.commit_log import list_log, log_exists, shown
 from pyengine.storage.consumer_offset import decode_offsets
 from pyengine.storage.delay_offset import decode_delay_offsets
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.later_format import later_things, queues_are_elsewhere
 from pyengine.storage.log_scan import LogScan, LogView, find_end, own_watermark
 from pyengine.storage.recovery.cut_log import cut_path

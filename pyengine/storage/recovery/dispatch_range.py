@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pyengine.engine_config import Geometry
 from pyengine.errors import InvariantError, disk_errors
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.formats.paths import segment_name
@@ -32,7 +33,6 @@ from pyengine.native.scan import walk
 from pyengine.native.store_check import count_keys
 from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.durable_writes import sync_file
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.index_file import map_index_file
 from pyengine.storage.mapped_file import MappedFile, mapped
 from pyengine.storage.new_file import FILE_MODE

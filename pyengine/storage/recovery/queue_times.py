@@ -13,11 +13,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from pyengine.engine_config import Geometry
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_filler
 from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.consume_queue import store_timestamp_ms
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
 from pyengine.storage.recovery.markers import RebuildMarker
 from pyengine.storage.recovery.queues import QueueState, list_queues

@@ -23,13 +23,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pyengine.engine_config import Geometry
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync
 from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.commit_log import look_at_log
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.log_scan import LogView, own_watermark, scan_log
 from pyengine.storage.mapped_file import list_segments, mapped
 from pyengine.storage.recovery.markers import (

@@ -29,6 +29,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyengine.engine_config import Geometry
 from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
@@ -43,7 +44,6 @@ from pyengine.storage.consume_queue import sync_ext
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
 from pyengine.storage.durable_writes import MANY_FILES, rewrite, start_writeback, sync_file, write_at
 from pyengine.storage.engine_id import read_engine_id
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.later_format import refuse_later_record
 from pyengine.storage.log_scan import (
     MISSING_SEGMENT,
@@ -116,7 +116,7 @@ from pyengine.storage.watermark import (
 )
 
 if TYPE_CHECKING:
-    from pyengine.config import EngineConfig
+    from pyengine.storage.config import EngineConfig
 
 DISPATCH_SLICE_BYTES = 16 << 20
 

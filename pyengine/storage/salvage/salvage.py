@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyengine.engine_config import Geometry
 from pyengine.errors import ExitCode, FormatError, NotAStoreError, UsageError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.paths import StorePaths, without_log_folders
 from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.small_file import decode_config, encode_config, read_small_file
 from pyengine.storage.commit_log import log_exists
-from pyengine.storage.geometry import Geometry
 from pyengine.storage.later_format import LEFT_BY_SALVAGE, later_things
 from pyengine.storage.new_file import make_folders, write_config
 from pyengine.storage.recovery.recover import RecoveryOptions, recover

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pyengine.config import EngineConfig
 from pyengine.ipc import replication
 from pyengine.native import control as native
 from pyengine.services.replication.ha_client import HAClient
 from pyengine.services.replication.ha_stream import LinkLostError
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.replication_state import ReplicationStateFile
 from ready_store import SEGMENT, store_with_writer
 from scripted_master import OURS, ROCKETMQ, ScriptedMaster

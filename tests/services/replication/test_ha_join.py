@@ -9,12 +9,12 @@ import select
 import pytest
 
 from logs import LogBuilder
-from pyengine.config import load_config
 from pyengine.errors import EngineUnavailableError
 from pyengine.formats import ha_wire
 from pyengine.formats.paths import segment_name
 from pyengine.services.replication import ha_join
 from pyengine.services.replication.ha_join import Join, JoinRefusedError, join
+from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from scripted_master import OURS, ROCKETMQ, ScriptedMaster

@@ -13,7 +13,6 @@ import pytest
 
 from fix_slave import WireSlave
 from fix_writer import PlainWriter
-from pyengine.config import EngineConfig
 from pyengine.engine.kinds import WorkerExit
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import replication
@@ -21,6 +20,7 @@ from pyengine.native import control as native
 from pyengine.native import obstacles
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.replication.ha_service import HAService, HostLines, count_slaves
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually
 

@@ -12,7 +12,6 @@ import threading
 import pytest
 
 from dying import run_and_die_at
-from pyengine.config import EngineConfig
 from pyengine.errors import DiskError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc.cleaning import Cleaning, SegmentHolds, create_cleaning, held_segments
@@ -25,6 +24,7 @@ from pyengine.services.retention.clean_resource import CleanResourceService, Dis
 from pyengine.services.retention.clean_rules import HOUR_MS
 from pyengine.storage import durable_writes
 from pyengine.storage.check.check import check
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import DiskUse
 from pyengine.storage.store_reader import open_store
 from ready_store import SEGMENT, store_with_writer

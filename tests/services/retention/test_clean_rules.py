@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pyengine.config import EngineConfig
 from pyengine.errors import ConfigError
 from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
 from pyengine.services.retention.clean_rules import (
@@ -18,6 +17,7 @@ from pyengine.services.retention.clean_rules import (
     next_to_go,
     refusal,
 )
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import UNKNOWN_PERCENT, DiskUse, used_percent
 
 GIB = 1 << 30

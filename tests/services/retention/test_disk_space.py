@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from pyengine.config import EngineConfig
 from pyengine.ipc.cleaning import Cleaning, create_cleaning
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.services.retention.clean_resource import DiskSpaceProbe, DiskSpaceWatch
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import UNKNOWN_PERCENT, DiskUse, measure
 from waiting import eventually
 

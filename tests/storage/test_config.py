@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 
 from fix_golden import RECIPES
-from pyengine.config import (
+from pyengine.engine_config import EngineConfig, delay_levels_ms
+from pyengine.errors import ConfigError, ExitCode
+from pyengine.storage.config import (
     FIXED_NAMES,
     SETTINGS,
     config_path,
@@ -18,8 +20,6 @@ from pyengine.config import (
     read_file,
     write_toml,
 )
-from pyengine.engine_config import EngineConfig, delay_levels_ms
-from pyengine.errors import ConfigError, ExitCode
 
 ALL_SIZES = {
     "mapped_file_size_commit_log_bytes": 262144,

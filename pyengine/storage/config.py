@@ -16,16 +16,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError
 from pyengine.formats.paths import tell_log_folders
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
-
-if TYPE_CHECKING:
-    from pyengine.storage.geometry import Geometry
 
 __all__ = [
     "EngineConfig", "SETTINGS", "FIXED_NAMES", "check_keywords", "config_path", "keep_sizes", "load_config", "parse_set", "setting_name",
@@ -276,15 +272,11 @@ def _sizes_from_files(
         return {}
     known: dict[str, int] = {name: int(from_file[name]) for name in FIXED_NAMES if name in from_file}
     hints = known | {name: int(value) for name, (value, _) in asked.items() if name in FIXED_NAMES and name not in known}
-    found = _discover(root, hints)
+    from pyengine.storage.geometry import discover  # loads the C module, which settings alone do not need
+
+    found = discover(root, hints)
     return {
         name: (getattr(found, name), FILES)
         for name in FIXED_NAMES
         if name not in known and getattr(found, name) != hints.get(name, SETTINGS[name].default)
     }
-
-
-def _discover(root: str | os.PathLike[str], hints: Mapping[str, int]) -> Geometry:
-    from pyengine.storage.geometry import discover
-
-    return discover(root, hints)
