@@ -143,7 +143,7 @@ def choose_topics(topics: Iterable[str], queue_ids: Iterable[int] | None = None)
 
 
 class ColumnScanner:
-    """Makes batches of the given columns. One at a time uses it: the selected rows stand in its own memory."""
+    """Makes batches of the given columns. Not for several scans at once: the selected rows are in its own memory."""
 
     def __init__(
         self,
@@ -211,9 +211,9 @@ class ColumnScanner:
     def gather(self, view: Readable, base_offset: int, entries: Readable, limit: int | None = None) -> Iterator[RawBatch]:
         """The records that consume-queue `entries` (20 bytes each) name, in their order; all lie in this segment.
 
-        An entry is believed only if a whole record of its size stands there that names
-        its own offset. Otherwise it stops there: `reason` says what is wrong at
-        `position`, `gathered` counts the entries before. Filler is passed over.
+        An entry is used only if a whole record of its size is there that names its own
+        offset. Otherwise it stops there: `reason` says what is wrong at `position`,
+        `gathered` counts the entries before. Filler is left out.
         """
         data = ffi.from_buffer("uint8_t[]", view)
         source = ffi.from_buffer("uint8_t[]", entries)

@@ -2,23 +2,20 @@
 
 The columns are those of pyengine.native.columns. Every field is nullable and of a
 plain type (int32, int64, timestamp[us, UTC], string, binary), which is what Spark
-expects of a Python data source. Text that is not UTF-8 comes with U+FFFD in place of
-what is none; null only where a property is absent.
+expects of a Python data source. In text that is not UTF-8, U+FFFD replaces the wrong
+bytes; a value is null only where a property is absent.
 
 pyarrow is imported here and nowhere else below Spark.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
 from pyengine.errors import CorruptionError, UsageError
-from pyengine.formats.consume_queue import ENTRY
-from pyengine.formats.paths import parse_segment_name
 from pyengine.native.columns import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -32,9 +29,11 @@ from pyengine.native.columns import (
     column_kind,
 )
 from pyengine.native.scan import sync
-from pyengine.storage.mapped_file import map_read_only
 
-__all__ = ["COLUMNS", "LogScanner", "RowFilter", "choose_topics", "scan_segments", "schema"]
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as ReadableBuffer
+
+__all__ = ["COLUMNS", "LogScanner", "RowFilter", "choose_topics", "schema"]
 
 OnCorrupt = Literal["fail", "skip"]
 _TYPES = {
@@ -65,10 +64,10 @@ def stream(columns: Sequence[str] | None, batches: Iterable[pa.RecordBatch]) -> 
 class LogScanner:
     """Reads ranges of segments into record batches of one schema.
 
-    `on_corrupt` says what happens at damage below the limit: `fail` raises
-    CorruptionError that names the offset; `skip` goes on at the next record that can be
-    told from its surroundings and counts: `skipped` holds (offset, reason, bytes). With
-    `verify_crc` a body that does not fit its CRC is damage too.
+    `on_corrupt` says what happens at damage below the limit: `fail` raises a
+    CorruptionError that names the offset; `skip` continues at the next whole record and
+    adds (offset, reason, bytes) to `skipped`. With `verify_crc` a body that does not fit
+    its CRC is damage too.
     """
 
     def __init__(
@@ -95,15 +94,12 @@ class LogScanner:
             allocate=allocate,
         )
 
-    def scan(
-        self, view, base_offset: int, start: int, end: int, limit: int | None = None, *, find_start: bool = False
-    ) -> Iterator[pa.RecordBatch]:
+    def scan(self, view: ReadableBuffer, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of the records that begin in [start, end), a range of the segment that `view` holds.
 
-        Nothing at or above `limit` (default: `end`) is looked at. With `find_start` the
-        first record is looked for from `start` on; otherwise one begins there. Ends at
-        the segment's blank. Raises CorruptionError as `on_corrupt` says, UsageError
-        when the range does not lie in the view.
+        A record begins at `start`. Nothing at or above `limit` (default: `end`) is read.
+        Ends at the segment's blank. Raises CorruptionError as `on_corrupt` says, UsageError
+        when the range is not in the view.
         """
         limit = end if limit is None else limit
         length = memoryview(view).nbytes
@@ -111,31 +107,10 @@ class LogScanner:
             raise UsageError(
                 f"[{start}, {end}) with limit {limit} does not lie in the segment at {base_offset} of {length} bytes"
             )
-        return self._scan(view, base_offset, start, end, limit, find_start)
+        return self._scan(view, base_offset, start, end, limit)
 
-    def gather(self, view, base_offset: int, entries: bytes, limit: int | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of the records that consume-queue entries (20 bytes each) name, in the entries' order.
-
-        All of them lie in this segment. An entry that no whole record of its size and
-        offset stands behind is damage.
-        """
-        scanner = self._scanner
-        rest = memoryview(entries)
-        while rest:
-            for batch in scanner.gather(view, base_offset, rest, limit):
-                yield self._to_arrow(batch)
-            if scanner.reason == "range_end":
-                return
-            offset, size, _ = ENTRY.unpack_from(rest, ENTRY.size * scanner.gathered)
-            self._report(offset, scanner.reason, size)
-            rest = rest[ENTRY.size * (scanner.gathered + 1) :]
-
-    def _scan(
-        self, view, base_offset: int, start: int, end: int, limit: int, find_start: bool
-    ) -> Iterator[pa.RecordBatch]:
+    def _scan(self, view: ReadableBuffer, base_offset: int, start: int, end: int, limit: int) -> Iterator[pa.RecordBatch]:
         position: int | None = start
-        if find_start and start != base_offset:
-            position = sync(view, base_offset, start, end, limit=limit)
         while position is not None and position < end:
             for batch in self._scanner.scan(view, base_offset, position, end, limit):
                 yield self._to_arrow(batch)
@@ -143,8 +118,8 @@ class LogScanner:
                 return
             position = self._pass_damage(view, base_offset, end, limit)
 
-    def _pass_damage(self, view, base_offset: int, end: int, limit: int) -> int | None:
-        """Where to go on behind the damage that the scan stopped at, None for nowhere."""
+    def _pass_damage(self, view: ReadableBuffer, base_offset: int, end: int, limit: int) -> int | None:
+        """The first record after the damage that the scan stopped at, None for none."""
         position, reason = self._scanner.position, self._scanner.reason
         following = sync(view, base_offset, position + 1, end, limit=limit) if position + 1 < end else None
         self._report(position, reason, (end if following is None else following) - position)
@@ -158,46 +133,6 @@ class LogScanner:
     def _to_arrow(self, batch: RawBatch) -> pa.RecordBatch:
         arrays = [to_array(column, batch.rows) for column in batch.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-def scan_segments(
-    paths: Iterable[str | os.PathLike[str]],
-    *,
-    topics: Iterable[str] | None = None,
-    columns: Sequence[str] | None = None,
-    limit: int,
-    start: int = 0,
-    **settings,
-) -> Iterator[pa.RecordBatch]:
-    """The rows of whole segments in their order, from the record at `start` on and below `limit`.
-
-    `topics` is short for a row filter; `settings` are those of LogScanner. The last
-    segment may reach beyond `limit`, which is the end of a record. Raises
-    CorruptionError, and UsageError for a path that is no segment.
-    """
-    if topics is not None:
-        if "row_filter" in settings:
-            raise UsageError("give topics or a row_filter, not both")
-        settings["row_filter"] = RowFilter(choose_topics(topics))
-    scanner = LogScanner(columns, **settings)
-    return _scan_segments(scanner, [(os.fspath(path), _base_of(path)) for path in paths], start, limit)
-
-
-def _scan_segments(scanner: LogScanner, segments: list[tuple[str, int]], start: int, limit: int) -> Iterator[pa.RecordBatch]:
-    for path, base_offset in segments:
-        if base_offset >= limit:
-            return
-        view = map_read_only(path)
-        end = min(limit, base_offset + len(view))
-        if max(start, base_offset) < end:
-            yield from scanner.scan(view, base_offset, max(start, base_offset), end)
-
-
-def _base_of(path: str | os.PathLike[str]) -> int:
-    base_offset = parse_segment_name(os.path.basename(os.fspath(path)))
-    if base_offset is None:
-        raise UsageError(f"{path} is no segment: its name is not 20 digits")
-    return base_offset
 
 
 def allocate(length: int) -> Buffer:
