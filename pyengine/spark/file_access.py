@@ -66,7 +66,8 @@ class FileTree:
         """A small file's bytes, None when there is none."""
         try:
             with self.system.open_input_file(self._path(name)) as file:
-                return file.read_at(file.size(), 0)
+                content: bytes = file.read_at(file.size(), 0)
+                return content
         except FileNotFoundError:
             return None
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 from urllib.parse import unquote
 
 from pyengine.errors import UsageError
@@ -71,7 +71,7 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     read_level: ReadLevel = ReadLevel.FLUSHED
     verify_crc: bool = False
-    on_corrupt: str = "fail"
+    on_corrupt: Literal["fail", "skip"] = "fail"
     access: str = "auto"
     batch_rows: int = 10_000
     batch_bytes: int = 4 << 20
@@ -272,7 +272,7 @@ def _json(value: str, example: str) -> dict[str, Any]:
     return document
 
 
-def _is_whole(value: object) -> bool:
+def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -483,15 +483,18 @@ def _check_batch(given: Mapping[str, str], values: dict[str, Any]) -> None:
 
 
 def _check_remote(values: dict[str, Any], use: Use) -> None:
-    """Only the log is read over a file system, not its queues, and nobody tells of its growth."""
+    """Over a file system only the log is read, not its queues, and it is not followed while it grows."""
+    if values.get("starting_timestamp_strategy") == "error":
+        raise UsageError("option startingOffsetsByTimestampStrategy = error looks into the queues, and over a file system "
+                         "only the log is read: give the store's directory")
     if use == "stream":
         raise UsageError("a stream needs the store's files under a path of this host, not on a remote file system")
     if values.get("access") == "queue":
         raise UsageError("access=queue needs the store's files under a path of this host: over a remote file system the log "
                          "is scanned")
     if values.get("fail_on_data_loss", True) and any(values.get(name) for name in ("starting_offsets", "ending_offsets")):
-        raise UsageError("over a remote file system nobody tells whether queues hold the offsets that are asked for: set "
-                         "failOnDataLoss=false to read what there is, or choose times or physical offsets")
+        raise UsageError("over a remote file system it cannot be checked whether queues hold the offsets that are asked for: "
+                         "set failOnDataLoss=false to read what there is, or choose times or physical offsets")
 
 
 def _check_stream(values: dict[str, Any]) -> None:

@@ -14,8 +14,9 @@ scanned, and after a crash they are not used at all.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pyengine.errors import CorruptionError, UsageError
@@ -37,7 +38,7 @@ from pyengine.spark.partitions import (
 )
 from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.read_level import StoreUse, store_use
-from pyengine.storage.watermark import read_watermark
+from pyengine.storage.watermark import WatermarkReading, read_watermark
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
@@ -50,6 +51,7 @@ LOG_BYTES_MIN = 256 << 20
 SHARE_MAX = 0.3
 QUEUES_MAX = 10_000
 SAMPLES = 16
+Watermark = Callable[[], WatermarkReading]
 
 
 def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
@@ -63,48 +65,57 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
         from pyengine.spark.remote_store import RemoteStore
 
         with RemoteStore(open_tree(options.path, options.file_system), options.sizes) as store:
-            return _plan(options, store)
+            bounds = _bounds(options, store, store.durable_watermark)
+            return [] if bounds is None else _cut(options, *bounds, store.commit_log.size_bytes)
     from pyengine.ipc.live_reader import open_store
 
     with open_store(options.path, **options.sizes) as reader:
-        return _plan(options, reader)
-
-
-def _plan(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> list[LogRange | QueuePart]:
-    limit = reader.max_physical_offset(options.read_level)
-    starts = reader.commit_log.starts()
-    segment_bytes = reader.commit_log.size_bytes
-    log_end = starts[-1] + segment_bytes if starts else 0
-    if limit > log_end:
-        raise CorruptionError(f"the log of {options.path} ends at {log_end}, below the level {options.read_level.value} at {limit}: "
-                              "segments are missing")
-    limit = _with_lost_end(options, reader, limit, log_end)
-    if not starts:
-        return []
-    gaps = [a + segment_bytes for a, b in itertools.pairwise(starts) if b != a + segment_bytes]
-    if gaps and options.fail_on_data_loss:
-        raise DataLossError(f"the log of {options.path} has a gap at {gaps[0]}: a segment is missing between others; {REMEDY}")
-    start, stop = _physical_bounds(options, starts[0], limit)
-    require_messages_of_times(options, reader, limit)
-    if not options.is_remote:
+        bounds = _bounds(options, reader, functools.partial(read_watermark, options.path))
+        if bounds is None:
+            return []
+        start, stop, limit = bounds
+        require_messages_of_times(options, reader, limit)
         _check_offsets(options, reader)
         parts = plan_queues(options, reader, start, stop, limit)
         if parts is not None:
             return parts
-        start, stop = _narrowed(options, reader, start, stop, limit)
-    return cut(start, stop, limit, segment_bytes, options.max_partition_bytes, options.min_partitions)
+        return _cut(options, *_narrowed(options, reader, start, stop, limit), limit, reader.commit_log.size_bytes)
 
 
-def _with_lost_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, limit: int, log_end: int) -> int:
+def _cut(options: ReadOptions, start: int, stop: int, limit: int, segment_bytes: int) -> list[LogRange | QueuePart]:
+    return [*cut(start, stop, limit, segment_bytes, options.max_partition_bytes, options.min_partitions)]
+
+
+def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Watermark) -> tuple[int, int, int] | None:
+    """Physical offsets: [start, stop) of the read and the limit of the log; None for a log without segments."""
+    limit = store.max_physical_offset(options.read_level)
+    starts = store.commit_log.starts()
+    segment_bytes = store.commit_log.size_bytes
+    log_end = starts[-1] + segment_bytes if starts else 0
+    if limit > log_end:
+        raise CorruptionError(f"the log of {options.path} ends at {log_end}, below the level {options.read_level.value} at {limit}: "
+                              "segments are missing")
+    limit = _with_lost_end(options, store, watermark, limit, log_end)
+    if not starts:
+        return None
+    gaps = [a + segment_bytes for a, b in itertools.pairwise(starts) if b != a + segment_bytes]
+    if gaps and options.fail_on_data_loss:
+        raise DataLossError(f"the log of {options.path} has a gap at {gaps[0]}: a segment is missing between others; {REMEDY}")
+    return *_physical_bounds(options, starts[0], limit), limit
+
+
+def _with_lost_end(
+    options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Watermark, limit: int, log_end: int
+) -> int:
     """The limit. Of a store at rest it was found by reading, and ends at damage too: CorruptionError where its engine
     had synced more, unless damage is to be skipped; then what is there of that is read."""
-    if options.read_level is ReadLevel.REPLICATED or not options.is_remote and reader.is_live:
+    if options.read_level is ReadLevel.REPLICATED or store.is_live:
         return limit
-    reading = reader.durable_watermark() if options.is_remote else read_watermark(options.path)
+    reading = watermark()
     durable = reading.watermark
     if durable is None or reading.is_copied or durable.flushed <= limit:
         return limit
-    if not options.is_remote and durable.flushed <= reader.max_physical_offset(options.read_level):
+    if durable.flushed <= store.max_physical_offset(options.read_level):
         return limit  # an engine has written on, and has ended, since the limit was taken
     if options.on_corrupt == "fail":
         raise CorruptionError(f"the log of {options.path} ends at {limit}, but everything up to {durable.flushed} had been synced: "
@@ -182,9 +193,6 @@ def require_messages_of_times(options: ReadOptions, reader: StoreReader, limit: 
     """UsageError for a chosen queue whose newest message below `limit` is older than its starting time, under `error`."""
     if options.starting_timestamp_strategy != "error":
         return
-    if options.is_remote:
-        raise UsageError("option startingOffsetsByTimestampStrategy = error looks into the queues, and over a file system only "
-                         "the log is read: give the store's directory")
     choose = queue_chooser(select(options, with_offsets=False))
     chosen = {(topic, queue_id) for topic, ids in reader.topics().items() if not topic.startswith(LMQ_PREFIX)
               for queue_id in ids if choose is None or choose(topic, queue_id)}
@@ -216,10 +224,10 @@ def plan_queues(
     """The parts of a read through queues, None to scan. UsageError when `access=queue` is not possible."""
     if options.access == "scan" or options.access == "auto" and stop - start < LOG_BYTES_MIN:
         return None
-    obstacle, dispatched = _obstacle(options, reader, limit)
-    if obstacle:
+    why_not, dispatched = _why_no_queues(options, reader, limit)
+    if why_not:
         if options.access == "queue":
-            raise UsageError(f"access=queue: {obstacle}")
+            raise UsageError(f"access=queue: {why_not}")
         return None
     slices = list(_slices(options, reader, dispatched))
     wanted_bytes = sum(one.log_bytes for one in slices)
@@ -233,7 +241,7 @@ def plan_queues(
     return parts + cut(max(start, dispatched), stop, limit, segment_bytes, options.max_partition_bytes, 1)
 
 
-def _obstacle(options: ReadOptions, reader: LiveStoreReader, limit: int) -> tuple[str, int]:
+def _why_no_queues(options: ReadOptions, reader: LiveStoreReader, limit: int) -> tuple[str, int]:
     """(why queues cannot be used, or "", and below which offset every message is in its queue)."""
     if not (options.subscribe or options.subscribe_pattern or options.assign):
         return "choose topics by subscribe, subscribePattern or assign", 0

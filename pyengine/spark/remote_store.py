@@ -1,8 +1,9 @@
 """What planning a read needs to know of a store on another file system: its segments, and where the log ends.
 
-As a StoreReader tells it for a store that nobody has open, but by ranges. Nobody can tell
-over a file system whether an engine runs: a store is flushed as far as its engine has noted in
-config/watermark; one without it to its end if it was stopped in order (no file `abort`).
+It gives what a StoreReader gives for a store at rest, but reads by ranges. A file system
+does not show whether an engine runs. So a store is flushed as far as its engine has noted
+in config/watermark. One without a watermark is flushed to its end if it was stopped in
+order (no file `abort`) and no sync of it has failed (no config/sync-failure).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from pyengine.storage.log_scan import HEAD_BYTES, LogEnd, LogView
 from pyengine.storage.mapped_file import MappedFile
 from pyengine.storage.recovery.cases import Owner
 from pyengine.storage.recovery.walk_ahead import Piece
-from pyengine.storage.watermark import WatermarkReading, read_watermark
+from pyengine.storage.watermark import WatermarkReading, read_sync_failure, read_watermark
 
-_SMALL_FILES = ("config/watermark", "config/engine.toml", "config/recovery", "config/recovered", "checkpoint", "abort")
+_SMALL_FILES = ("config/watermark", "config/sync-failure", "config/engine.toml", "config/recovery", "config/recovered", "checkpoint", "abort")
 _SIZE = "mapped_file_size_commit_log_bytes"
 
 
@@ -40,11 +41,11 @@ class RemoteLog:
         for name, length in tree.folders_and_sizes(LOG).items():
             start = parse_segment_name(name)
             if start is None or length is None:
-                raise StoreRefusedError(f"{tree.root}/{LOG}/{name} does not belong there; move it away")
+                raise StoreRefusedError(f"{tree.root}/{LOG}/{name} does not belong there; move it elsewhere")
             found[start] = length
         sizes = sorted(set(found.values()))
         if len(sizes) > 1 or sizes == [0]:
-            raise StoreRefusedError(f"the segments in {tree.root}/{LOG} have {sizes[0]} bytes, and {sizes[-1]}: they must be alike")
+            raise StoreRefusedError(f"the segments in {tree.root}/{LOG} have {sizes[0]} and {sizes[-1]} bytes: all must have one length")
         if sizes and wanted_size_bytes not in (None, sizes[0]):
             raise UsageError(f"the segments have {sizes[0]} bytes, not {wanted_size_bytes} as {_SIZE} says")
         self.size_bytes = sizes[0] if sizes else 0
@@ -75,10 +76,12 @@ class RemoteLog:
 class RemoteLogEnd(LogEnd):
     """The log's end by the same rules, read by ranges."""
 
-    _log: RemoteLog
+    def __init__(self, root: Path, log: RemoteLog) -> None:
+        super().__init__(root, log)  # type: ignore[arg-type]  # it has the three members that LogEnd uses
+        self._remote = log
 
     def _view(self, log: LogView) -> LogView:
-        return _RemoteLogView(log.segments, log.size_bytes, log.watermark, log.verified_from, remote=self._log)
+        return _RemoteLogView(log.segments, log.size_bytes, log.watermark, log.verified_from, remote=self._remote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,8 @@ class _RemoteLogView(LogView):
 class RemoteStore:
     """A store on another file system, as it is when it is opened; a context manager."""
 
+    is_live = False  # no engine's counters can be read
+
     def __init__(self, tree: FileTree, sizes: Mapping[str, int]) -> None:
         names = tree.folders_and_sizes("")
         if not names.keys() & {LOG, "consumequeue", "config", "checkpoint", "lock"}:
@@ -129,20 +134,22 @@ class RemoteStore:
         except BaseException:
             self.close()
             raise
-        self._end = RemoteLogEnd(self._root, self.commit_log)  # type: ignore[arg-type]
+        self._end = RemoteLogEnd(self._root, self.commit_log)
 
     def max_physical_offset(self, level: ReadLevel) -> int:
         """Where the log ends for this level. UsageError for one that cannot be told."""
         if level is ReadLevel.REPLICATED:
             raise UsageError("nothing is replicated here: choose the level flushed, committed or written")
         end = self._end.find()
-        durable = read_watermark(self._root).watermark
-        if level is not ReadLevel.FLUSHED or durable is None and not abort_file_exists(self._root):
+        if level is not ReadLevel.FLUSHED:
             return end
-        if durable is None:
+        durable = read_watermark(self._root).watermark
+        if durable is not None:
+            return min(durable.flushed, end)
+        if abort_file_exists(self._root) or read_sync_failure(self._root) is not None:
             raise UsageError("the level `flushed` cannot be told over a file system for a store that was not stopped in "
-                             "order and has no config/watermark: choose committed")
-        return min(durable.flushed, end)
+                             "order, or whose last sync failed, and that has no config/watermark: choose committed")
+        return end
 
     def durable_watermark(self) -> WatermarkReading:
         """What its own engine noted as synced."""

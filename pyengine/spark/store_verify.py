@@ -244,7 +244,7 @@ class WorkersCheck(CheckWork):
         units = [CountUnit(segment, max(start, part.begin), part.walk.end_offset) for segment, part in self._walks.taken
                  if part.walk.end_offset > start]
         count = 0
-        cut_short: tuple[SegmentFile, int] | None = None  # the end of a part that the count did not reach
+        cut_short: tuple[MappedFile, int] | None = None  # the end of a part that the count did not reach
         for unit, (keys, is_whole) in zip(units, self._run(units, None)):
             if cut_short == (unit.segment, unit.start):  # one process counts no key up to the next damage
                 cut_short = unit.segment, unit.end

@@ -16,7 +16,7 @@ from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError, cut
 from pyengine.spark.plan import _with_lost_end, plan
 from pyengine.spark.schema import all_names
-from pyengine.storage.watermark import DurableWatermark, write_watermark
+from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
 from spark import oracle
 from spark.logs import SEGMENT_BYTES, batches, end_of, rows, write_log
 
@@ -96,7 +96,7 @@ def test_an_engine_that_wrote_on_and_ended_since_the_limit_was_taken_lost_nothin
     end, options = end_of(tmp_path), read_options({"path": str(tmp_path)})
     write_watermark(tmp_path, DurableWatermark("u", 1, end))
     with open_store(tmp_path) as reader:
-        assert _with_lost_end(options, reader, offsets[20], end) == offsets[20]
+        assert _with_lost_end(options, reader, lambda: read_watermark(tmp_path), offsets[20], end) == offsets[20]
 
 
 def test_batches_keep_to_their_bounds(golden):

@@ -19,7 +19,7 @@ from pyengine.spark.partitions import DataLossError, cut
 from pyengine.spark.plan import plan
 from pyengine.spark.queue_view import read_view_options
 from pyengine.spark.schema import all_names
-from pyengine.storage.watermark import DurableWatermark, write_watermark
+from pyengine.storage.watermark import DurableWatermark, note_sync_failure, write_watermark
 from spark import oracle, ranged
 from spark.logs import SEGMENT_BYTES, end_of, rows, write_log
 
@@ -59,7 +59,7 @@ def test_a_golden_store_reads_as_one_that_is_mapped(golden, recipe, small_window
 
 @pytest.mark.parametrize("recipe", sorted(REFUSED))
 def test_a_store_with_segments_of_several_lengths_is_refused(golden, recipe):
-    with pytest.raises(StoreRefusedError, match="must be alike"):
+    with pytest.raises(StoreRefusedError, match="must have one length"):
         read_plan(golden(recipe).root, fileSystem=RANGED)
 
 
@@ -160,6 +160,17 @@ def test_what_is_deleted_cut_or_not_there_is_said(golden):
         read_plan(root / "nothing", fileSystem="arrow")
     (root / "empty" / "commitlog").mkdir(parents=True)
     assert read_plan(root / "empty", fileSystem="arrow") == []
+
+
+def test_a_failed_sync_makes_the_level_flushed_unknown_without_a_watermark(tmp_path):
+    """As for a reader on the store's own host that cannot sync the log itself."""
+    write_log(tmp_path, [{"topic": "T", "body": b"x" * 300}] * 30)
+    end = end_of(tmp_path)
+    assert read_plan(tmp_path, fileSystem="arrow")[-1].limit == end
+    note_sync_failure(tmp_path, 0, "the log", "EIO")
+    with pytest.raises(UsageError, match="whose last sync failed"):
+        read_plan(tmp_path, fileSystem="arrow")
+    assert read_plan(tmp_path, fileSystem="arrow", readLevel="committed")[-1].limit == end
 
 
 def test_what_is_flushed_is_told_by_the_watermark_or_by_an_orderly_stop_without_one(tmp_path):
