@@ -148,8 +148,9 @@ def entries_of_nothing(queues: Sequence[QueueState], gone_from: int, files_end: 
     for queue in queues:
         if queue.files and _last_offset(queue) >= gone_from:
             end, _, entries = _cut_back(queue, gone_from)
-            holder = next(file for file in queue.files if file.start_offset <= end < file.start_offset + queue.size_bytes)
-            is_first |= _read_entry(holder.path, end - holder.start_offset)[0] in (gone_from, files_end)
+            holder = next(file for file in queue.files if end < file.start_offset + queue.size_bytes)
+            position = max(0, end - holder.start_offset)  # the file before it may be missing
+            is_first |= _read_entry(holder.path, position)[0] in (gone_from, files_end)
             count += entries
     return count if count > 1 or is_first else 0
 

@@ -459,3 +459,12 @@ def test_entries_that_have_moved_up_are_told_and_the_advice_puts_them_right(stop
     topic, queue_id = re.fullmatch(r"run `pyengine rebuild STORE --topic (\S+) --queue-id (\d+)`", advice).groups()
     rebuild(stopped.root, stopped.geometry, Selection(topic=topic, queue_id=int(queue_id), index=False))
     assert check(stopped.root, stopped.geometry).findings == [] and file.read_bytes() == entries
+
+
+def test_a_queue_without_the_file_in_which_the_lost_messages_begin_is_checked(golden):
+    """The entries of what is gone begin in the file after the missing one."""
+    store = golden("roll")
+    (store.root / "commitlog" / f"{196608:020d}").unlink()
+    (store.root / "consumequeue" / "Roll1" / "0" / f"{400:020d}").unlink()
+    kinds = {finding.kind for finding in check(store.root, discover(store.root)).findings}
+    assert {"lost messages", "queue gap"} <= kinds
