@@ -71,7 +71,7 @@ def compare(store: Path, task_bytes: int, **sizes: int) -> dict:
 
 def spoil(store: Path, rng: random.Random) -> str:
     """Damage of one kind somewhere in the store's files; what it was."""
-    files = [path for name in FILES for path in sorted((store / name).rglob("*")) if path.is_file()]
+    files = [path for name in FILES for path in sorted((store / name).rglob("*")) if path.is_file() and path.stat().st_size]
     path = rng.choice(files)
     kind = rng.choice(["flip", "flip", "zero", "swap", "gone", "shorter", "copy"])
     data = bytearray(path.read_bytes())
