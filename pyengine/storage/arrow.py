@@ -31,7 +31,7 @@ from pyengine.native.columns import (
 from pyengine.native.scan import sync
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer as ReadableBuffer
+    from typing_extensions import Buffer as Readable
 
 __all__ = ["COLUMNS", "LogScanner", "RowFilter", "choose_topics", "schema"]
 
@@ -94,7 +94,7 @@ class LogScanner:
             allocate=allocate,
         )
 
-    def scan(self, view: ReadableBuffer, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
+    def scan(self, view: Readable, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of the records that begin in [start, end), a range of the segment that `view` holds.
 
         A record begins at `start`. Nothing at or above `limit` (default: `end`) is read.
@@ -109,7 +109,7 @@ class LogScanner:
             )
         return self._scan(view, base_offset, start, end, limit)
 
-    def _scan(self, view: ReadableBuffer, base_offset: int, start: int, end: int, limit: int) -> Iterator[pa.RecordBatch]:
+    def _scan(self, view: Readable, base_offset: int, start: int, end: int, limit: int) -> Iterator[pa.RecordBatch]:
         position: int | None = start
         while position is not None and position < end:
             for batch in self._scanner.scan(view, base_offset, position, end, limit):
@@ -118,7 +118,7 @@ class LogScanner:
                 return
             position = self._pass_damage(view, base_offset, end, limit)
 
-    def _pass_damage(self, view: ReadableBuffer, base_offset: int, end: int, limit: int) -> int | None:
+    def _pass_damage(self, view: Readable, base_offset: int, end: int, limit: int) -> int | None:
         """The first record after the damage that the scan stopped at, None for none."""
         position, reason = self._scanner.position, self._scanner.reason
         following = sync(view, base_offset, position + 1, end, limit=limit) if position + 1 < end else None
