@@ -28,7 +28,9 @@ from pyengine.storage.recovery.cases import Owner
 from pyengine.storage.recovery.walk_ahead import Piece
 from pyengine.storage.watermark import WatermarkReading, read_sync_failure, read_watermark
 
-_SMALL_FILES = ("config/watermark", "config/sync-failure", "config/engine.toml", "config/recovery", "config/recovered", "checkpoint", "abort")
+_SMALL_FILES = (
+    "config/watermark", "config/sync-failure", "config/engine.toml", "config/recovery", "config/recovered", "checkpoint", "abort",
+)
 _SIZE = "mapped_file_size_commit_log_bytes"
 
 
