@@ -52,13 +52,13 @@ struct ms_cleaning {
     uint32_t refusing;           /* bits it has set in refuse_puts */
     int32_t reserved;
     int8_t pad2[96];
-    int8_t reason[256];          /* why puts are refused, and what to do; UTF-8, NUL-terminated */
+    int8_t reason[MS_CLEANING_REASON_BYTES]; /* why puts are refused, and what to do; UTF-8, NUL-terminated */
     /* `pyengine clean` */
     uint64_t asked;              /* raised last, with release */
     int64_t asked_reserved_ms;   /* age at which a segment goes; -1: file_reserved_time_hours */
     int64_t asked_used_percent;  /* 1..100: delete whatever the age until no more is used; 0: not asked */
     int8_t pad3[104];
-    struct ms_hold holds[1024];
+    struct ms_hold holds[MS_HOLDS_MAX];
 };
 
 int64_t ms_cleaning_bytes(void);

@@ -14,6 +14,5 @@ _Static_assert(offsetof(struct ms_cleaning, probes) == 256, "the probe's line");
 _Static_assert(offsetof(struct ms_cleaning, reason) == 384, "reason");
 _Static_assert(offsetof(struct ms_cleaning, asked) == 640, "request's line");
 _Static_assert(offsetof(struct ms_cleaning, holds) == 768, "holds");
-_Static_assert(sizeof(((struct ms_cleaning *)0)->holds) / sizeof(struct ms_hold) == MS_HOLDS_MAX, "slots");
 
 #endif

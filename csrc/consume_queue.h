@@ -7,8 +7,6 @@
 #include "consume_queue_ext.h"
 #include "consume_queue.cdef.h"
 
-_Static_assert(sizeof(((struct ms_queue_chunk *)0)->entries) == MS_QUEUE_CHUNK_ENTRIES * MS_QUEUE_ENTRY_BYTES,
-               "a chunk holds its entries");
 _Static_assert(MS_QUEUE_WINDOW_BYTES % 4096 == 0, "windows are whole blocks");
 
 /* The same for every table of queues. */

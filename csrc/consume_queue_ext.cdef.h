@@ -8,6 +8,7 @@
  */
 #define MS_EXT_UNIT_BYTES 20
 #define MS_EXT_TAIL_BYTES 4      /* RocketMQ leaves them free in each file: the mark of its end stands there */
+#define MS_EXT_RUN_BYTES 1288    /* the units of a chunk of 64 entries, and the mark */
 #define MS_EXT_NEEDS_FILE 1
 
 struct ms_ext_queue {
@@ -21,7 +22,7 @@ struct ms_ext_queue {
 struct ms_ext_run {
     int64_t first;               /* byte of units[0] */
     int64_t bytes;
-    uint8_t units[1288];
+    uint8_t units[MS_EXT_RUN_BYTES];
 };
 
 struct ms_ext_set {

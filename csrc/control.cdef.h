@@ -16,7 +16,10 @@
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
-#define MS_REASON_BYTES 248
+#define MS_REASON_BYTES 256
+#define MS_UUID_BYTES 16
+#define MS_PASS_SLOTS 2
+#define MS_INDEX_PROGRESS_BYTES 256
 
 /* Kinds of worker; the numbers stand in shared memory and in lock bytes. Their names: pyengine/ipc/shared_objects.py. */
 #define MS_WORKER_KINDS 10
@@ -73,8 +76,8 @@ struct ms_identity {
     uint64_t magic;              /* stored last, with release: "MSCONTRL" */
     uint32_t layout_version;
     uint32_t control_bytes;      /* size of the whole block */
-    uint8_t store_uuid[16];      /* of config/engine-id */
-    uint8_t boot_id[16];
+    uint8_t store_uuid[MS_UUID_BYTES]; /* of config/engine-id */
+    uint8_t boot_id[MS_UUID_BYTES];
     uint64_t epoch;              /* raised at each recovery */
     uint64_t engine_id_device;   /* of config/engine-id: a copied folder differs */
     uint64_t engine_id_inode;
@@ -113,7 +116,7 @@ struct ms_state {
     uint32_t refuse_puts;        /* bits, each of one process, by CAS: 1 stopping, 4 slave (supervisor), 2 disk full, 8 unwritable (cleaner) */
     uint64_t queue_table_generation_offered; /* supervisor: a larger table stands ready */
     int8_t pad[96];
-    int8_t reason[256];          /* UTF-8, NUL-terminated; of `frozen` or of read_only/degraded */
+    int8_t reason[MS_REASON_BYTES]; /* UTF-8, NUL-terminated; of `frozen` or of read_only/degraded */
 };
 
 /* Two lines a worker: the first is the worker's own, the second the supervisor's. */
@@ -150,7 +153,7 @@ struct ms_commit_slot {
     uint64_t put_messages;       /* since the epoch began */
     uint64_t put_bytes;
     int8_t pad[80];
-    struct ms_session_account sessions[1024];
+    struct ms_session_account sessions[MS_SESSION_SLOTS];
 };
 
 /* Queue offsets changed by the pass that is not committed yet. A new writer
@@ -160,8 +163,8 @@ struct ms_undo {
     uint32_t count;              /* stored with release after the entry */
     uint32_t reserved;
     int8_t pad[112];
-    int64_t old_offset[4096];
-    uint32_t table_slot[4096];
+    int64_t old_offset[MS_UNDO_MAX];
+    uint32_t table_slot[MS_UNDO_MAX];
 };
 
 struct ms_writer_lines {
@@ -195,7 +198,7 @@ struct ms_flush_slot {
 struct ms_flusher_lines {
     uint64_t slot_pass;          /* release */
     uint64_t incarnation;        /* a new flusher asks the writer to sync its first descriptors */
-    struct ms_flush_slot slot[2];
+    struct ms_flush_slot slot[MS_PASS_SLOTS];
     uint64_t syncs;
     uint64_t sync_ns_total;
     uint64_t sync_ns_max;
@@ -260,12 +263,12 @@ struct ms_control {
     struct ms_allocator_line allocator;
     struct ms_flusher_lines flusher;
     struct ms_replicator_lines replicator;
-    uint8_t index_progress[256];     /* reputter: struct ms_index_progress */
+    uint8_t index_progress[MS_INDEX_PROGRESS_BYTES]; /* reputter: struct ms_index_progress */
     struct ms_worker workers[MS_WORKER_KINDS];
     struct ms_latch latch[MS_WORKER_KINDS]; /* by kind of worker */
-    struct ms_pool_buffer pool[64];
-    struct ms_session_slot sessions[1024];
-    struct ms_commit_slot slots[2];
+    struct ms_pool_buffer pool[MS_POOL_BUFFERS_MAX];
+    struct ms_session_slot sessions[MS_SESSION_SLOTS];
+    struct ms_commit_slot slots[MS_PASS_SLOTS];
     struct ms_undo undo;
 };
 

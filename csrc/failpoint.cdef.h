@@ -9,6 +9,8 @@
 #define MS_FAILPOINT_IDLE 0
 #define MS_FAILPOINT_ARMED 1
 #define MS_FAILPOINT_STRUCK 2
+#define MS_FAILPOINT_PROCESS_BYTES 32
+#define MS_FAILPOINT_NAME_BYTES 64
 
 struct ms_failpoint {
     uint32_t state;      /* MS_FAILPOINT_*; stored last when it is armed */
@@ -17,8 +19,8 @@ struct ms_failpoint {
     int64_t hits;        /* passings so far, of all processes that share this */
     int32_t pid;         /* who was struck */
     uint32_t spare;
-    uint8_t process[32]; /* only in a process of this kind; empty: in any */
-    uint8_t name[64];
+    uint8_t process[MS_FAILPOINT_PROCESS_BYTES]; /* only in a process of this kind; empty: in any */
+    uint8_t name[MS_FAILPOINT_NAME_BYTES];
 };
 
 /* Whether the steps in C are there. */

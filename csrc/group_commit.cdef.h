@@ -27,8 +27,8 @@ struct ms_group_commit {
     int64_t failed_base;
     int64_t last_ns;             /* when `flushed` moved last */
     struct ms_latency *latency;  /* where each fdatasync is counted; NULL: nowhere */
-    int64_t base[256];
-    int32_t fd[256];
+    int64_t base[MS_GROUP_SEGMENTS_MAX];
+    int32_t fd[MS_GROUP_SEGMENTS_MAX];
 };
 
 int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns);

@@ -10,7 +10,6 @@
  */
 #define MS_INDEX_HEADER_BYTES 40
 #define MS_INDEX_ENTRY_BYTES 20
-#define MS_INDEX_PROGRESS_BYTES 256
 
 #define MS_INDEX_FULL 1
 
@@ -23,7 +22,7 @@ struct ms_index_progress {
     int32_t old_head;          /* what the slot held */
     int32_t entry;             /* the entry that is filled */
     int32_t reserved;
-    uint8_t old_header[40];
+    uint8_t old_header[MS_INDEX_HEADER_BYTES];
     int8_t pad[176];
 };
 

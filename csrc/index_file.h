@@ -3,6 +3,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include "control.h"
 #include "index_file.cdef.h"
 
 _Static_assert(sizeof(struct ms_index_progress) == MS_INDEX_PROGRESS_BYTES, "the area in the control block");

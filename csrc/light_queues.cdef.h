@@ -16,8 +16,8 @@ struct ms_light_queues {
     int64_t lmq_count;              /* queues with such names in the table; -1: to be counted */
     uint32_t count;                 /* of the entry at hand; 0: it is a plain message */
     uint32_t text_bytes;
-    uint32_t table_slot[64];
-    uint8_t text[34816];            /* its property text with the offsets */
+    uint32_t table_slot[MS_LIGHT_QUEUES_MAX];
+    uint8_t text[MS_LIGHT_TEXT_BYTES_MAX]; /* its property text with the offsets */
 };
 
 /* Look at an entry's property text. 0: it names no queues. 1: `text` is what is to be stored and `table_slot` the

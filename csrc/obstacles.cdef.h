@@ -11,7 +11,7 @@
 struct ms_obstacle {
     uint32_t changes;            /* odd while the text is being written */
     uint32_t reserved;
-    int8_t text[504];            /* UTF-8, NUL-terminated; empty: nothing */
+    int8_t text[MS_OBSTACLE_TEXT_BYTES]; /* UTF-8, NUL-terminated; empty: nothing */
 };
 
 struct ms_obstacles {

@@ -11,6 +11,5 @@
 
 _Static_assert(offsetof(struct ms_obstacles, worker) == 128, "lines behind the head");
 _Static_assert(sizeof(struct ms_obstacle) == 512, "a worker has cache lines of its own");
-_Static_assert(sizeof(((struct ms_obstacle *)0)->text) == MS_OBSTACLE_TEXT_BYTES, "text");
 
 #endif

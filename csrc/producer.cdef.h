@@ -41,7 +41,7 @@ struct ms_producer {
     int32_t lock_byte;           /* first byte that a worker holds there */
     uint32_t engine_died;        /* 0, MS_ENGINE_DIED, MS_ENGINE_REPLACED */
     uint32_t finishing;          /* 1 while a thread changes is_finished and oldest_unread */
-    uint8_t is_finished[4096];   /* by sequence: its answer was read, or will never be */
+    uint8_t is_finished[MS_COMPLETIONS]; /* by sequence: its answer was read, or will never be */
     int64_t timeout_ns;          /* until the writer's answer */
     int64_t flush_timeout_ns;    /* from the answer to durability */
     int64_t slave_timeout_ns;    /* from the answer to confirmation */

@@ -9,7 +9,7 @@
  * Open addressing, linear probing; the number of slots is a power of two. A
  * slot is taken when key_bytes != 0, stored last with release.
  */
-#define MS_QUEUE_KEY_BYTES 136
+#define MS_QUEUE_TOPIC_BYTES 128
 
 struct ms_queue_slot {
     int64_t next_offset;
@@ -18,7 +18,7 @@ struct ms_queue_slot {
     int32_t queue_id;
     uint32_t key_bytes;          /* topic length */
     uint32_t reserved;
-    uint8_t topic[128];
+    uint8_t topic[MS_QUEUE_TOPIC_BYTES];
 };
 
 struct ms_queue_table {

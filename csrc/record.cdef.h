@@ -78,8 +78,8 @@ struct ms_record_template {
     const uint8_t *body;
     const uint8_t *topic;
     const uint8_t *properties;
-    uint8_t born_host[20];
-    uint8_t store_host[20];
+    uint8_t born_host[MS_HOST_BYTES_MAX];
+    uint8_t store_host[MS_HOST_BYTES_MAX];
 };
 
 /* The whole record's size (CommitLog.calMsgLength). */

@@ -30,8 +30,8 @@ struct ms_link {
     uint64_t bytes;              /* sent or received on this connection */
     uint64_t frames;
     int8_t pad[64];
-    int8_t address[64];          /* host:port of the other side; UTF-8, NUL-terminated */
-    int8_t said[192];            /* what is wrong, or what it does; UTF-8, NUL-terminated */
+    int8_t address[MS_LINK_ADDRESS_BYTES]; /* host:port of the other side; UTF-8, NUL-terminated */
+    int8_t said[MS_LINK_SAID_BYTES]; /* what is wrong, or what it does; UTF-8, NUL-terminated */
 };
 
 struct ms_replication {
@@ -47,9 +47,9 @@ struct ms_replication {
     uint32_t reserved;
     int64_t listening_port;      /* master: where slaves may connect, 0 not yet */
     int8_t pad[56];
-    int8_t address[64];          /* address and said: of the link that ended last */
-    int8_t said[192];
-    struct ms_link links[256];
+    int8_t address[MS_LINK_ADDRESS_BYTES]; /* address and said: of the link that ended last */
+    int8_t said[MS_LINK_SAID_BYTES];
+    struct ms_link links[MS_LINKS_MAX];
 };
 
 int64_t ms_replication_bytes(void);

@@ -12,6 +12,5 @@ _Static_assert(sizeof(struct ms_link) == 384, "a link has lines of its own");
 _Static_assert(offsetof(struct ms_link, address) == 128, "the link's texts");
 _Static_assert(offsetof(struct ms_replication, address) == 128, "texts of the link that ended last");
 _Static_assert(offsetof(struct ms_replication, links) == 384, "links");
-_Static_assert(sizeof(((struct ms_replication *)0)->links) / sizeof(struct ms_link) == MS_LINKS_MAX, "links_max");
 
 #endif

@@ -37,8 +37,8 @@ struct ms_entry {
     int32_t flag;
     int32_t sys_flag;
     int32_t reconsume_times;
-    uint8_t born_host[20];       /* address (4 or 16 bytes) and port, as on disk */
-    uint8_t store_host[20];
+    uint8_t born_host[MS_HOST_BYTES_MAX]; /* address (4 or 16 bytes) and port, as on disk */
+    uint8_t store_host[MS_HOST_BYTES_MAX];
     uint32_t count;
     uint32_t topic_bytes;
     uint32_t properties_bytes;
@@ -80,7 +80,7 @@ struct ms_session {
     uint32_t acked_seq;          /* low half of acked; the producer's futex */
     uint32_t closed;             /* writer: MS_REFUSED_* of the entry that closed it */
     int8_t pad3[104];
-    struct ms_completion completion[4096];
+    struct ms_completion completion[MS_COMPLETIONS];
 };
 
 int64_t ms_session_bytes(uint64_t ring_bytes);

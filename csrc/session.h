@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "control.h"
+#include "record.h"
 #include "session.cdef.h"
 
 #define MS_SESSION_MAGIC 0x4d5353455353494fULL /* "MSSESSIO" */

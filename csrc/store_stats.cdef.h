@@ -15,6 +15,9 @@
 #define MS_STATS_LAYOUT_VERSION 1
 #define MS_LATENCY_BUCKETS 480
 #define MS_DISTRIBUTE_BUCKETS 13
+#define MS_DISTRIBUTE_ROOM 16
+#define MS_STATUS_COUNTS 16
+#define MS_SIZE_BUCKETS 32
 #define MS_STATS_SAMPLES 640     /* one a second; the last 600 s and some to spare for whoever reads meanwhile */
 #define MS_STATS_SNAPSHOTS 8     /* one in ten seconds; the last minute and some to spare */
 
@@ -23,7 +26,7 @@ struct ms_latency {
     uint64_t sum_ns;
     uint64_t max_ns;
     int8_t pad[104];
-    uint64_t bucket[480];
+    uint64_t bucket[MS_LATENCY_BUCKETS];
 };
 
 /* The writer. An entry is what one put, put_many or put_batch submits. */
@@ -33,9 +36,9 @@ struct ms_put_stats {
     uint64_t entries_max;        /* in one pass */
     uint64_t unmeasured;         /* entries that did not say when they were submitted */
     int8_t pad[96];
-    uint64_t refused[16];        /* entries by PutMessageStatus; [PUT_OK] stays 0 */
-    uint64_t distribute[16];     /* entries by StoreStatsService's ranges of milliseconds; 13 are used */
-    uint64_t size[32];           /* records by size: [k] those of 2^k to 2^(k+1)-1 bytes; of an entry the mean size counts */
+    uint64_t refused[MS_STATUS_COUNTS]; /* entries by PutMessageStatus; [PUT_OK] stays 0 */
+    uint64_t distribute[MS_DISTRIBUTE_ROOM]; /* entries by StoreStatsService's ranges of milliseconds; 13 are used */
+    uint64_t size[MS_SIZE_BUCKETS]; /* records by size: [k] those of 2^k to 2^(k+1)-1 bytes; of an entry the mean size counts */
     struct ms_latency latency;   /* from the producer's submission to the answer, by entry */
 };
 
@@ -71,18 +74,18 @@ struct ms_stats_sample {
 struct ms_stats_snapshot {
     int64_t at_ns;
     int8_t pad[120];
-    uint64_t put[480];
-    uint64_t distribute[16];
-    uint64_t sync[480];
-    uint64_t lag[480];
+    uint64_t put[MS_LATENCY_BUCKETS];
+    uint64_t distribute[MS_DISTRIBUTE_ROOM];
+    uint64_t sync[MS_LATENCY_BUCKETS];
+    uint64_t lag[MS_LATENCY_BUCKETS];
 };
 
 struct ms_stats_history {
     uint64_t samples;            /* taken; stored with release after the sample */
     uint64_t snapshots;
     int8_t pad[112];
-    struct ms_stats_sample sample[640];
-    struct ms_stats_snapshot snapshot[8];
+    struct ms_stats_sample sample[MS_STATS_SAMPLES];
+    struct ms_stats_snapshot snapshot[MS_STATS_SNAPSHOTS];
 };
 
 struct ms_store_stats {
@@ -102,7 +105,7 @@ struct ms_put_meter {
     struct ms_put_stats *stats;  /* NULL: nothing is counted */
     uint32_t entries;            /* of the pass */
     uint32_t timed;              /* submitted_ns in use; of more entries than that the last one's time counts for the rest */
-    int64_t submitted_ns[1024];
+    int64_t submitted_ns[MS_METER_ENTRIES];
 };
 
 int64_t ms_store_stats_bytes(void);

@@ -10,6 +10,7 @@
  * find no room are counted together in `others`.
  */
 #define MS_TOPIC_STATS_LAYOUT_VERSION 1
+#define MS_TOPIC_STATS_NAME_BYTES 256
 
 struct ms_topic_count {
     uint64_t messages;           /* entries written to the topic's queues */
@@ -17,7 +18,7 @@ struct ms_topic_count {
     uint32_t topic_bytes;
     uint32_t hash;
     int8_t pad[8];
-    uint8_t topic[256];          /* a light queue's name may be as long as a folder's */
+    uint8_t topic[MS_TOPIC_STATS_NAME_BYTES]; /* a light queue's name may be as long as a folder's */
 };
 
 struct ms_topic_stats {

@@ -54,7 +54,7 @@ struct ms_writer {
     struct ms_control *control;
     struct ms_queue_table *queues;
     void *semaphores[MS_WORKER_KINDS]; /* by kind of worker */
-    struct ms_writer_session sessions[1024];
+    struct ms_writer_session sessions[MS_SESSION_SLOTS];
     uint32_t sessions_high;      /* attached ones stand below */
     uint32_t turn;               /* session that the next pass looks at first */
     uint32_t session_seq_seen;
@@ -62,12 +62,12 @@ struct ms_writer {
     int64_t segment_bytes;
     int64_t max_message_bytes;
     struct ms_segment current;
-    struct ms_segment ahead[64];
+    struct ms_segment ahead[MS_AHEAD_MAX];
     uint32_t ahead_count;
     uint32_t segments_needed;    /* out: with MS_RUN_SEGMENT */
     uint32_t refuse_segment;     /* in: answer the entry at hand CREATE_MAPEDFILE_FAILED */
     uint32_t rolled;             /* segments finished since Python looked */
-    struct ms_segment finished[64]; /* out: with MS_RUN_ROLLED, `rolled` of them */
+    struct ms_segment finished[MS_AHEAD_MAX]; /* out: with MS_RUN_ROLLED, `rolled` of them */
     uint8_t *stage;              /* gathers the pass for a segment that is written */
     int64_t stage_bytes_max;
     int64_t stage_bytes;
