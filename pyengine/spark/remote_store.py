@@ -22,10 +22,8 @@ from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.results import ReadLevel
 from pyengine.spark.file_access import LOG, FetchedSegment, FileTree, judge, walk_piece
 from pyengine.storage.checkpoint import abort_file_exists
-from pyengine.storage.log_scan import HEAD_BYTES, LogEnd, LogView
+from pyengine.storage.log_scan import HEAD_BYTES, LogEnd, LogView, Owner, Piece
 from pyengine.storage.mapped_file import MappedFile
-from pyengine.storage.recovery.cases import Owner
-from pyengine.storage.recovery.walk_ahead import Piece
 from pyengine.storage.watermark import WatermarkReading, read_sync_failure, read_watermark
 
 _SMALL_FILES = (

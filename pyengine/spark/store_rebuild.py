@@ -45,11 +45,11 @@ from pyengine.storage.index_file import IndexFiles
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.new_file import make_folders, sibling_of, sync_folder
-from pyengine.storage.recovery.dispatch_range import FilledIndex, KeyPlace, LogRange, key_place, put_entries, put_keys
+from pyengine.storage.recovery.dispatch import FilledIndex, KeyPlace, LogRange, key_place, put_entries, put_keys
 from pyengine.storage.recovery.index import read_index_header
 from pyengine.storage.recovery.markers import RebuildMarker, read_marker
 from pyengine.storage.recovery.rebuild import Look, Queue, RebuildReport, RebuildWork
-from pyengine.storage.recovery.rebuild_moves import move_away
+from pyengine.storage.recovery.rebuild_files import move_away
 from pyengine.storage.recovery.recover import RecoveryOptions
 from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryPath
 

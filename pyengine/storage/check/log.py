@@ -23,8 +23,7 @@ from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.commit_log import shown
 from pyengine.storage.log_scan import LogScan
 from pyengine.storage.mapped_file import MappedFile, mapped, used_end
-from pyengine.storage.recovery.cases import Content, End, Owner, TailDecision, tail_case
-from pyengine.storage.recovery.log import tail_content
+from pyengine.storage.recovery.log import Content, End, Owner, TailDecision, tail_case, tail_content
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,22 +15,36 @@ of the log are dropped (truncateDirtyLogicFiles).
     no entry at its beginning                delete
 
 Queues are made from the log, so what is dropped here is not kept anywhere. RocketMQ
-does not dispatch again after a hole and loses what stood behind it.
+does not dispatch again after a hole and loses what came after it.
+
+A queue whose entries have moved up, by a foreign program or a bad copy, has no hole: it only ends sooner than its last
+message says. Its next message must not get a number that another one has, or no rebuild could tell the two apart.
+
+A group may have committed offset 100 when a power cut takes the log back to 90. The next messages get the offsets 90 to
+99 again, and the group would never see them. So recovery, before anything can be put, takes such offsets back to where
+the queue ends now, and replaces a damaged file by the one before it. The same is done for delayOffset.json
+(ScheduleMessageService.correctDelayOffset), here and not in the scheduler, which may start when the lost offsets have
+been given again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pyengine.errors import StoreRefusedError
-from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.errors import EngineError, FormatError, StoreRefusedError
+from pyengine.formats.constants import CQ_ENTRY_BYTES, SCHEDULE_TOPIC
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
 from pyengine.formats.paths import StorePaths, is_queue_id_name
+from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
+from pyengine.storage.consumer_offset import ConsumerOffsets, Table, split_key
+from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.durable_writes import sync_file
-from pyengine.storage.mapped_file import MappedFile, clear_file_from, is_folder, list_segments, used_end
+from pyengine.storage.log_scan import LogView
+from pyengine.storage.mapped_file import MappedFile, clear_file_from, is_folder, list_segments, mapped, used_end
 from pyengine.storage.new_file import sync_folder
 
 RECOVERED_FILES = 3  # ConsumeQueue.recover looks at this many
@@ -307,3 +321,90 @@ def _chunks(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
             start += len(chunk)
             want = _CHUNK_BYTES
 
+
+# -- what the log and the offsets say of queue numbers -----------------------------------
+
+
+def next_offsets_from_log(log: LogView, queues: Sequence[QueueState], start: int, end: int) -> dict[tuple[str, int], int]:
+    """The next number of each queue that ends sooner than its last message says, as far as that lies in [start, end).
+
+    The range was read a moment ago, so its pages are in memory; of a queue that is right only a number is looked at.
+    """
+    found: dict[tuple[str, int], int] = {}
+    asked = [queue for queue in queues if queue.last_offset is not None and start <= queue.last_offset < end]
+    base, view = -1, None
+    with contextlib.ExitStack() as stack:
+        for queue in sorted(asked, key=lambda queue: queue.last_offset):
+            index = log.index_of(queue.last_offset)
+            if index is None:
+                continue
+            segment = log.segments[index]
+            if segment.start_offset != base:
+                stack.close()
+                base, view = segment.start_offset, stack.enter_context(mapped(segment.path))
+            at = queue.last_offset - base
+            if at + QUEUE_OFFSET_AT + I64.size > len(view) or I64.unpack_from(view, at + QUEUE_OFFSET_AT)[0] < queue.max_offset:
+                continue
+            with contextlib.suppress(FormatError):
+                message = decode_record(view, at)
+                if (message.topic, message.queue_id, message.physical_offset) == (queue.topic, queue.queue_id, queue.last_offset):
+                    found[queue.topic, queue.queue_id] = message.queue_offset + 1
+    return found
+
+
+def clamp_offsets(
+    root: Path, queue_ends: Mapping[tuple[str, int], int], *, before_change: Callable[[], object] = lambda: None,
+) -> list[str]:
+    """Take offsets behind the ends of their queues back; returns a sentence for each and for damage.
+
+    For the store's owner. What cannot be written is a sentence too: offsets never keep a
+    store from coming up.
+    """
+    offsets = ConsumerOffsets(root)
+    found = offsets.table()
+    notes = list(found.notes)
+    if not found.is_damaged and not _behind(found.offsets, queue_ends):
+        return notes
+
+    def change(table: Table) -> None:
+        for key, queue_id, end in _behind(table, queue_ends):
+            table[key][queue_id] = end
+
+    notes += [f"{key} queue {queue_id}: the offset {found.offsets[key][queue_id]} was behind the end and is {end} now"
+              for key, queue_id, end in _behind(found.offsets, queue_ends)]
+    before_change()
+    try:
+        offsets.update_as_owner(change)
+    except (EngineError, OSError) as error:
+        notes.append(f"the groups' offsets could not be corrected: {error}")
+    return notes
+
+
+def _behind(table: Table, queue_ends: Mapping[tuple[str, int], int]) -> list[tuple[str, int, int]]:
+    """(key, queue id, end of the queue) for each offset behind its queue's end."""
+    ends = [(key, queue_id, offset, queue_ends.get((split_key(key)[0], queue_id), 0))
+            for key, queues in table.items() for queue_id, offset in queues.items()]
+    return [(key, queue_id, end) for key, queue_id, offset, end in ends if offset > end]
+
+
+def clamp_delay_offsets(
+    root: Path, queue_ends: Mapping[tuple[str, int], int], *, before_change: Callable[[], object] = lambda: None,
+) -> list[str]:
+    """The same for how far the delay levels are delivered; level n waits in queue n - 1 of SCHEDULE_TOPIC_XXXX.
+
+    A damaged file is left to the scheduler, who tells of it and stands in with the one before.
+    """
+    offsets = DelayOffsets(root)
+    table, _ = offsets.read()
+    ends = {level: queue_ends.get((SCHEDULE_TOPIC, level - 1), 0) for level in table}
+    behind = {level: end for level, end in ends.items() if table[level] > end}
+    if not behind:
+        return []
+    notes = [f"delay level {level} was said to be delivered up to {table[level]}, behind the end of its queue: "
+             f"up to {end} now" for level, end in behind.items()]
+    before_change()
+    try:
+        offsets.write(table | behind)
+    except EngineError as error:
+        notes.append(f"delayOffset.json could not be corrected: {error}")
+    return notes

@@ -57,10 +57,8 @@ from pyengine.storage.log_scan import (
 )
 from pyengine.storage.mapped_file import MappedFile, clear_file_from, forget_cached, mapped
 from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
-from pyengine.storage.queue_numbers import next_offsets_from_log
-from pyengine.storage.recovery.cases import SPARE, End, FileDecision, Owner, TailDecision
 from pyengine.storage.recovery.cut_log import carry_out_cut, read_cut
-from pyengine.storage.recovery.dispatch_start import dispatch_start, queues_between, record_start
+from pyengine.storage.recovery.dispatch import dispatch_start, queues_between, record_start
 from pyengine.storage.recovery.index import (
     IndexPlan,
     delete_index_files,
@@ -70,7 +68,7 @@ from pyengine.storage.recovery.index import (
     read_index_header,
     synced_index_time_ms,
 )
-from pyengine.storage.recovery.log import LogPlan, plan_log
+from pyengine.storage.recovery.log import SPARE, End, FileDecision, LogPlan, Owner, TailDecision, plan_log
 from pyengine.storage.recovery.markers import (
     RecoveryMarker,
     read_marker,
@@ -80,21 +78,22 @@ from pyengine.storage.recovery.markers import (
     write_kept_from,
     write_marker,
 )
-from pyengine.storage.recovery.offset_clamp import clamp_delay_offsets, clamp_offsets
 from pyengine.storage.recovery.quarantine import Quarantine
-from pyengine.storage.recovery.queue_times import restore_queue_times
 from pyengine.storage.recovery.queues import (
     QueueCut,
     QueueState,
     apply_cut,
+    clamp_delay_offsets,
+    clamp_offsets,
     entries_of_nothing,
     list_queues,
     measured_from,
+    next_offsets_from_log,
     plan_cut,
     refuse_foreign_extensions,
     sync_queue,
 )
-from pyengine.storage.recovery.rebuild_moves import move_away
+from pyengine.storage.recovery.rebuild_files import move_away, restore_queue_times
 from pyengine.storage.recovery.report import (
     GrowingProgress,
     Progress,
@@ -176,9 +175,8 @@ def would_refuse(root: Path | str, geometry: Geometry) -> bool:
     if read_cut(root) is not None:
         return False
     size_bytes = geometry.mapped_file_size_commit_log_bytes
-    recovery = _Recovery(Path(root), geometry, RecoveryOptions(), None, None)
     reading = read_watermark(root)
-    recovery._copied = reading.watermark if reading.is_copied else None
+    recovery = _Recovery(Path(root), geometry, RecoveryOptions(), copied=reading.watermark if reading.is_copied else None)
     try:
         segments = look_at_log(root, size_bytes)
         log = LogView.of(segments, size_bytes, own_watermark(reading, segments[0].start_offset if segments else 0))
@@ -205,7 +203,8 @@ class _Plan:
 
 class _Recovery:
     def __init__(
-        self, root: Path, geometry: Geometry, options: RecoveryOptions, progress: Progress | None, on_step: OnStep | None
+        self, root: Path, geometry: Geometry, options: RecoveryOptions, progress: Progress | None = None,
+        on_step: OnStep | None = None, copied: DurableWatermark | None = None,
     ) -> None:
         self._root = root
         self._paths = StorePaths(root)
@@ -217,7 +216,7 @@ class _Recovery:
         self._notes: list[str] = []
         self._dispatched_from: int | None = None
         self._was_cut = False
-        self._copied: DurableWatermark | None = None  # the watermark that came with a copied directory
+        self._copied = copied  # the watermark that came with a copied directory
         self._failure: SyncFailure | None = None
         self._is_doubted = False  # a sync failed in this boot: clean pages may not be on the disk
         self.sure_end = 0         # the log is durable below this offset, whatever else is in doubt
@@ -303,7 +302,7 @@ class _Recovery:
             forget_cached(self._root, self.sure_end if is_all_ours else 0)  # the rest may have been what could not be synced
 
     def _numbers_given(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
-        """See storage/queue_numbers.py; in RocketMQ's stores a number is its place, whatever the record says."""
+        """As next_offsets_from_log(); in RocketMQ's stores a number is its place, whatever the record says."""
         if log.owner is not Owner.OURS:
             return {}
         given = next_offsets_from_log(log, queues, plan.log.scan.scan_from, plan.log.end_offset)

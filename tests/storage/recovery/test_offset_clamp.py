@@ -8,7 +8,7 @@ from fix_cli import changes, picture
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
-from pyengine.storage.recovery.offset_clamp import clamp_offsets
+from pyengine.storage.recovery.queues import clamp_offsets
 from pyengine.storage.recovery.recover import recover
 
 

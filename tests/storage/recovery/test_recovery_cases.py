@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyengine.storage.recovery.cases import (
+from pyengine.storage.recovery.log import (
     FILE_CASES,
     TAIL_CASES,
     Content,

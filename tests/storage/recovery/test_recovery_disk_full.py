@@ -10,9 +10,9 @@ import pytest
 
 from fix_cli import run
 from fix_small_disk import resize
+from pyengine.engine_config import Geometry
 from pyengine.errors import DiskFullError
 from pyengine.storage.checkpoint import create_abort_file
-from pyengine.engine_config import Geometry
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.store_reader import StoreReader
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pyengine.formats.record import encode_blank, encode_record
 from pyengine.native.scan import walk
+from pyengine.storage import log_scan as walk_ahead
 from pyengine.storage.durable_writes import start_writeback
-from pyengine.storage.recovery import walk_ahead
-from pyengine.storage.recovery.walk_ahead import walk_pieces
+from pyengine.storage.log_scan import walk_pieces
 
 BASE = 1 << 40
 
