@@ -130,6 +130,20 @@ def test_left_never_imports_right():
     assert wrong == []
 
 
+def test_architecture_has_the_same_arrows():
+    """The table of packages in ARCHITECTURE.md: which package imports which. Change it with the imports."""
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE)
+    told = {package: set(re.findall(r"`(\w+)`", imported)) for package, imported in rows if f"pyengine.{package}" in FILES}
+    packages = {module.split(".")[1] for module, path in FILES.items() if path.name == "__init__.py" and "." in module}
+    assert told.keys() == packages
+    found = {package: set() for package in packages}
+    for each in IMPORTS:
+        module, target = (*each.module.split("."), "", "")[1], (*each.target.split("."), "", "")[1]
+        if module in packages and target in packages - {module}:
+            found[module].add(target)
+    assert told == found
+
+
 def test_workers_have_one_import_name():
     """Users have packages called `workers` of their own; two names for one module would be two modules."""
     link = ROOT / "pyengine" / "workers"
