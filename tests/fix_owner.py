@@ -33,8 +33,9 @@ class Owner:
     def __init__(self, root: Path, **identity) -> None:
         root.mkdir(exist_ok=True)
         self.root = root
-        self.config = EngineConfig(mapped_file_size_commit_log_bytes=65536, mapped_file_size_consume_queue_bytes=6000,
-                                   max_hash_slot_num=100, max_index_num=400)
+        identity = {"segment_bytes": 65536, **identity}
+        self.config = EngineConfig(mapped_file_size_commit_log_bytes=identity["segment_bytes"],
+                                   mapped_file_size_consume_queue_bytes=6000, max_hash_slot_num=100, max_index_num=400)
         keep_sizes(root, self.config)
         self.lock = StoreLock(root, create=True)
         self.lock.own()
@@ -44,7 +45,7 @@ class Owner:
         values = {
             "store_uuid": self.engine_id.uuid, "boot_id": read_boot_id(), "epoch": raise_epoch(root),
             "engine_id_device": self.engine_id.device, "engine_id_inode": self.engine_id.inode,
-            "segment_bytes": 65536, "mode": native.MODE_MAPPED, "created_ms": now_ms(), "created_boot_ns": boot_ns(),
+            "mode": native.MODE_MAPPED, "created_ms": now_ms(), "created_boot_ns": boot_ns(),
             "sysv_semaphore_id": sessions.make_attach_count(), **identity,
         }
         self.memory = EngineMemory.create(self.folder, Identity(**values))
@@ -88,7 +89,7 @@ class Owner:
     def context(self, config: EngineConfig | None = None, **hooks) -> ServiceContext:
         """What a service works with; `hooks`: report, warn, beat."""
         config = config or self.config
-        geometry = replace(config.geometry, mapped_file_size_commit_log_bytes=self.memory.identity.segment_bytes)
+        geometry = replace(config.geometry, mapped_file_size_commit_log_bytes=self.config.mapped_file_size_commit_log_bytes)
         return ServiceContext(self.memory, MessageStore(self.root, geometry), config, **hooks)
 
     def worker(self, kind: int):
