@@ -7,8 +7,8 @@ afterwards, then the writer is woken.
 
 A disk without room is no failure, nor one that would leave queues and index too little
 (storage/file_system.py): the errno is in the control block (the writer answers
-CREATE_MAPEDFILE_FAILED meanwhile), it is tried again each half second, and the store goes
-on by itself once there is room. An orderly stop removes the segments that were never used,
+CREATE_MAPEDFILE_FAILED meanwhile), it is tried again each half second, and the store resumes
+by itself once there is room. An orderly stop removes the segments that were never used,
 as RocketMQ's shutdown does.
 
 In async mapped mode PageWarmer populates the pages ahead of the writer. A store to an absent page
@@ -50,7 +50,7 @@ PAGE_BYTES = mmap.PAGESIZE
 
 
 class AllocateMappedFileService(Service):
-    """Creates segments ahead of the writer and, in async mapped mode, brings their pages in."""
+    """Creates segments ahead of the writer and, in async mapped mode, populates their pages."""
 
     KIND = native.ALLOCATOR
 
@@ -82,7 +82,7 @@ class AllocateMappedFileService(Service):
         return self._warm(wrote)
 
     def _target(self, wrote: int) -> int:
-        """Segments must stand ready up to here: what the writer wants, and one behind the one it writes to."""
+        """Segments must be ready up to here: what the writer wants, and one after the one it writes to."""
         size = self._segment_bytes
         wanted = native.load(self._control.writer, "wanted_end")
         return max(-(-wanted // size) * size, wrote - wrote % size + 2 * size)
@@ -151,10 +151,10 @@ class AllocateMappedFileService(Service):
         return min(max(pause_s, BUSY_PAUSE_S), BUSY_PAUSE_S_MAX)
 
     def drain(self) -> bool:
-        """Remove the segments that were never written to; only in a stop of the whole engine, behind the writer.
+        """Remove the segments that were never written to; only in a stop of the whole engine, after the writer.
 
         A living writer has the next segment mapped or open already: what it puts there
-        after the name is gone would be lost, however often it is synced.
+        after the name is removed would be lost, however often it is synced.
         """
         stopping = native.load(self._control.state, "refuse_puts") & native.REFUSE_STOPPING
         if not stopping or self._is_frozen:
@@ -171,7 +171,7 @@ class AllocateMappedFileService(Service):
             return False
         if self._warmer is not None:
             self._warmer.close()
-        native.store(self._line, "ready_end", first)  # first: nobody may count on what goes now
+        native.store(self._line, "ready_end", first)  # before the files are removed
         failpoint("spare_given_up")
         folders = set()
         for start in reversed(range(first, ready_end, self._segment_bytes)):

@@ -1,12 +1,12 @@
 """CommitLog.CommitRealTimeService: pool buffers into the files (MappedFile.commit, TransientStorePool).
 
-The writer fills a buffer in shared memory that stands for one segment; this moves what is
+The writer fills a buffer in shared memory for each segment; this service moves what is
 written into the segment's file with pwrite and then moves `committed`. RocketMQ waits for
 four pages or 200 ms; here a put on an idle store is committed at once, so that it is
 visible at once, and under load pieces grow to PIECE_BYTES or a millisecond's worth.
 
 `committed` is always a record boundary: pieces are cut where the native walk says. Of the
-blank record that closes a segment only its header is written: the filler behind it is
+blank record that closes a segment only its header is written: the filler after it is
 stale bytes of the buffer's last segment, and the file holds zeros there.
 
 A disk without room is no failure: `committed` waits, it is tried again each half second, and
@@ -40,7 +40,7 @@ NO_SEGMENT = -1
 
 
 class CommitRealTimeService(Service):
-    """Moves `committed` behind `wrote`, through the files."""
+    """Moves `committed` up to `wrote`, through the files."""
 
     KIND = native.COMMITTER
 
@@ -150,7 +150,7 @@ class CommitRealTimeService(Service):
         return self._buffers[number].memory
 
     def _free_full_buffers(self) -> None:
-        """Give back the buffers of segments that are committed to the end; a predecessor may have left one."""
+        """Free the buffers of segments that are committed to the end; a predecessor may have left one."""
         freed = False
         for number in range(self._memory.identity.pool_buffers):
             base = native.load(self._control.pool[number], "segment_base")

@@ -11,8 +11,8 @@ In a store that another program wrote, AdoptedLog reads slices of its log in bet
 
 Everything written in 4 was read before 2 and 3 and is durable by then, so no value is
 ever ahead. A queue's round costs a sync per touched file (or one of the file system, where many
-were touched), not per queue of the store, so 100,000 queues at rest cost nothing. How far queues are durable stands in this worker's
-own line of the control block, for its next incarnation.
+were touched), not per queue of the store, so 100,000 queues at rest cost nothing. This worker's line of
+the control block says how far queues are durable, for its next incarnation.
 
 RocketMQ flushes a partly filled index file only at stop and takes the index time from
 full ones; so does this: its slots are dirtied all over.
@@ -78,7 +78,7 @@ class FlushConsumeQueueService(Service):
         return self._blocked.text or self._adopted.blocked.text
 
     def _unread_end(self) -> int:
-        """Where the part of the log ends that this engine does not know: all that stands, where it finds no watermark of its own."""
+        """Where the part of the log ends that this engine has not read: all of it, without a watermark of its own."""
         own = self._store.read_watermark().watermark
         if own is not None and own.uuid == str(self._memory.identity.store_uuid):
             return own.verified_from
@@ -88,7 +88,7 @@ class FlushConsumeQueueService(Service):
         """A round, and a slice of what has not been read yet, if they are due."""
         began_ns = monotonic_ns()
         if began_ns >= self._due_ns:
-            self._guarded(final=False)
+            self._try_round(final=False)
             now_ns = monotonic_ns()
             self._due_ns = now_ns + max(self._interval_ns, SHARE * (now_ns - began_ns))
         if not self._is_frozen:
@@ -98,7 +98,7 @@ class FlushConsumeQueueService(Service):
                 self._freeze(error)
         return False
 
-    def _guarded(self, *, final: bool) -> None:
+    def _try_round(self, *, final: bool) -> None:
         if self._is_frozen:
             return  # what is on the disk now is what recovery must work with
         try:
@@ -106,10 +106,10 @@ class FlushConsumeQueueService(Service):
         except FlushError as error:
             self._freeze(error)
         except DiskError as error:
-            self._blocked.set(str(error), f"checkpoint and watermark stand still: {error}")
+            self._blocked.set(str(error), f"checkpoint and watermark cannot be written: {error}")
             self._count_error()
         else:
-            self._blocked.clear("checkpoint and watermark move again")
+            self._blocked.clear("checkpoint and watermark can be written again")
 
     def _round(self, *, final: bool) -> None:
         target = native.load_position(self._control.reput_from)
@@ -238,7 +238,7 @@ class FlushConsumeQueueService(Service):
 
     def drain(self) -> bool:
         """The last round; flusher and reputter are gone by now."""
-        self._guarded(final=True)
+        self._try_round(final=True)
         return False
 
 

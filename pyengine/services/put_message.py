@@ -1,19 +1,19 @@
 """CommitLog.putMessage under its lock, as a process: what the native pass cannot decide.
 
-The pass itself (drain rings, append, commit, answer) is csrc/writer.c. Here: start behind
-a dead writer, give it segments, sessions, side objects and larger queue tables, and vouch
-for a new flusher. Owned by the writer process: positions `wrote` and, without a pool,
+The pass itself (drain rings, append, commit, answer) is csrc/writer.c. Here: start after a dead
+writer, and give the pass segments, sessions, side objects and larger queue tables; sync the log's
+descriptors for a new flusher. Owned by the writer process: positions `wrote` and, without a pool,
 `committed`; the commit slots; the queue table; pool buffers from free to taken.
 
-After a crash of this process: the commit slot says what happened. The next one puts back
-the queue offsets of the uncommitted pass, zeroes what that pass may have written (records
-of equal size would otherwise line up and come back to life), and goes on.
+After a crash of this process the commit slot says what happened. The next writer restores
+the queue offsets of the uncommitted pass and zeroes what that pass may have written: records
+of equal size would otherwise line up and be read as whole ones again.
 
 In async mode records are stored into mapped segments, unless their file system copies on
 write (storage/file_system.py) or a store was a bus error since the engine started: then
 passes are written, as in sync mode. A write that finds no room is no failure: the pass is
-taken back in the same way, puts are refused, and each half second zeros are written where
-the next record goes, until the disk takes them.
+rolled back in the same way, puts are refused, and each half second zeros are written where
+the next record belongs, until the disk takes them.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class PutMessageService(Service):
         self._sessions: dict[int, SharedObject] = {}    # by slot
         self._dying: set[int] = set()
         self._room_retry_ns = 0
-        self._untaken = False  # a pass that found no room is still to be taken back
+        self._to_roll_back = False  # a pass that found no room is not rolled back yet
         self._follow()
         slot = self._control.slots[native.load_position(self._control.slot_pass) & 1]
         self._generation = slot.queue_table_generation or 1
         self._table_object, self._table = memory.open_queue_table(self._generation)
-        self._forget_dead_pass()
+        self._roll_back_dead_pass()
         semaphores = {kind: memory.latch(kind).semaphore for kind in (native.WRITER, *WAKES)}
         if self._identity.replicates and self._identity.role != native.SLAVE and self._identity.mode != native.MODE_POOL:
             semaphores[native.REPLICATOR] = memory.latch(native.REPLICATOR).semaphore
@@ -85,13 +85,13 @@ class PutMessageService(Service):
         cpu.schedule_interactive()
         self._attach_segments_at_start()
         session_guard.install(ffi.addressof(self._control.writer, "bus_errors"))
-        self._look_at_sessions()
-        for kind in WAKES:  # a writer killed behind its commit point woke nobody
+        self._follow_sessions()
+        for kind in WAKES:  # a writer killed after its commit point woke no worker
             memory.wake(kind)
 
     # ---- start ------------------------------------------------------------------
 
-    def _forget_dead_pass(self) -> None:
+    def _roll_back_dead_pass(self) -> None:
         if pass_.roll_back(self._control, self._table):
             failpoint("dead_pass_put_back")
             wrote, _ = native.committed_slot(self._control)
@@ -132,7 +132,7 @@ class PutMessageService(Service):
         self._unflushed.follow(native.load_position(self._control.flushed), native.load(self._control.allocator, "ready_end"))
 
     def _segment(self, base: int) -> Segment | None:
-        """The segment at `base`, whose file stands ready; None when there is no free pool buffer for it."""
+        """The segment at `base`, whose file is ready; None when there is no free pool buffer for it."""
         if base not in self._unflushed.descriptors:
             self._follow()
         descriptor = self._unflushed.descriptors[base]
@@ -180,7 +180,7 @@ class PutMessageService(Service):
         return shared
 
     def _attach_ahead(self, count: int) -> bool:
-        """Give the pass `count` segments ahead, as far as they stand ready; True when it has them."""
+        """Give the pass `count` segments ahead, as far as they are ready; True when it has them."""
         while self._writer.ahead_count < count:
             base = self._writer.next_base
             if native.load(self._control.allocator, "ready_end") < base + self._segment_bytes:
@@ -192,7 +192,7 @@ class PutMessageService(Service):
         return True
 
     def _wait_for_segments(self) -> None:
-        """RUN_SEGMENT: the entry at hand needs segments; refuse it when they do not come."""
+        """RUN_SEGMENT: the current entry needs segments; refuse it when they are not created in time."""
         needed = self._writer.pointer.segments_needed
         wanted_end = self._writer.next_base + (needed - self._writer.ahead_count) * self._segment_bytes
         if wanted_end > native.load(self._control.writer, "wanted_end"):
@@ -219,7 +219,7 @@ class PutMessageService(Service):
             native.increment(self._control.writer, "pool_waits")
 
     def _after_roll(self) -> None:
-        """RUN_ROLLED: let go of what is finished; the next segment is attached if it is ready."""
+        """RUN_ROLLED: unmap what is finished; the next segment is attached if it is ready."""
         for segment in self._writer.take_finished():
             mapping = self._mappings.pop(segment.base, None)
             if mapping is not None:
@@ -231,8 +231,8 @@ class PutMessageService(Service):
 
     # ---- sessions ---------------------------------------------------------------
 
-    def _look_at_sessions(self) -> None:
-        """RUN_SESSIONS: take in what is open, drain and free what is dead."""
+    def _follow_sessions(self) -> None:
+        """RUN_SESSIONS: attach the open sessions, drain and free the dead ones."""
         self._writer.pointer.session_seq_seen = native.load(self._control.session_seq, "value")
         for slot in range(self._identity.sessions_max):
             state = native.load(self._control.sessions[slot], "state")
@@ -240,7 +240,7 @@ class PutMessageService(Service):
                 self._attach_session(slot)
             if state == native.SESSION_DEAD:
                 self._dying.add(slot)
-        self._bury_dead()
+        self._free_dead_sessions()
 
     def _attach_session(self, slot: int) -> None:
         row = self._control.sessions[slot]
@@ -249,11 +249,11 @@ class PutMessageService(Service):
         try:
             shared = self._memory.folder.attach(shared_objects.session_name(self._identity.epoch, slot, generation))
         except (EngineUnavailableError, ValueError):  # ValueError: it was cut short at this very moment
-            self._give_up(slot)
+            self._end_session(slot)
             return
         if shared.size_bytes < session.session_bytes(ring_bytes):
             shared.close()
-            self._give_up(slot)
+            self._end_session(slot)
             return
         self._sessions[slot] = shared
         view = session.view(shared.memory)
@@ -261,12 +261,12 @@ class PutMessageService(Service):
         self._writer.attach_session(slot, view, generation, ring_bytes)
         failpoint("session_attached")
 
-    def _give_up(self, slot: int) -> None:
-        """The session's object is of no use: it ends, as if its producer had."""
+    def _end_session(self, slot: int) -> None:
+        """The session's object cannot be used: end the session as if its producer had died."""
         native.compare_and_swap(self._control.sessions[slot], "state", native.SESSION_OPEN, native.SESSION_DEAD)
         self._dying.add(slot)
 
-    def _bury_dead(self) -> None:
+    def _free_dead_sessions(self) -> None:
         for slot in tuple(self._dying):
             if slot in self._sessions:
                 if not self._writer.session_drained(slot):
@@ -284,7 +284,7 @@ class PutMessageService(Service):
         session_guard.remove(slot)
         _unmap_object(self._sessions.pop(slot))
 
-    def _load_side(self) -> None:
+    def _load_side_entry(self) -> None:
         """RUN_SIDE: an entry too large for its ring. Read, never mapped: its producer may cut it short."""
         wanted = self._writer.pointer
         generation = native.load(self._control.sessions[wanted.side_slot], "generation")
@@ -313,7 +313,7 @@ class PutMessageService(Service):
             self._memory.wake(native.SUPERVISOR)
 
     def _adopt_table(self) -> bool:
-        """Go over to the table the supervisor offers, if there is a newer one."""
+        """Switch to the table that the supervisor offers, if there is a newer one."""
         offered = native.load(self._control.state, "queue_table_generation_offered")
         if offered <= self._generation:
             return False
@@ -329,7 +329,7 @@ class PutMessageService(Service):
         return True
 
     def _wait_for_table(self) -> None:
-        """RUN_QUEUES: no room for one more queue; refuse the entry when no larger table comes."""
+        """RUN_QUEUES: no room for one more queue; refuse the entry when no larger table is offered in time."""
         self._ask_for_table()
         deadline_s = time.monotonic() + QUEUE_TABLE_WAIT_S
         while not self._adopt_table():
@@ -343,10 +343,10 @@ class PutMessageService(Service):
     # ---- durability -------------------------------------------------------------
 
     def _vouch_for_flusher(self) -> None:
-        """RUN_FLUSHER: a new flusher cannot know what the kernel told the dead one; our descriptors can.
+        """RUN_FLUSHER: sync this writer's descriptors, so that a new flusher may move `flushed`.
 
-        They were opened before anything was written. One clean fdatasync on each, and
-        `flushed` may move again.
+        The kernel reported a failed write-back to the dead flusher's descriptors, and not again to new ones. The
+        writer's were opened before anything was written: one clean fdatasync on each is enough.
         """
         incarnation = native.load(self._control.flusher, "incarnation")
         self._writer.pointer.skip_verify_incarnation = incarnation
@@ -361,8 +361,8 @@ class PutMessageService(Service):
         failpoint("flusher_verified")
         self._memory.wake(native.FLUSHER)
 
-    def _start_over(self) -> None:
-        """RUN_FAILED: the pass failed on the disk; forget it. What follows is refused by the frozen state."""
+    def _roll_back_failed(self) -> None:
+        """RUN_FAILED: the pass failed on the disk; roll it back. Later ones are refused by the frozen state."""
         if not self._is_frozen:
             self._wait_for_room()
             return
@@ -384,31 +384,32 @@ class PutMessageService(Service):
         failpoint("pass_without_room")
         self._writer.pointer.no_room = 1
         self._room_retry_ns = flush.monotonic_ns() + ROOM_RETRY_NS
-        self._untaken = True
-        self._take_back()
+        self._to_roll_back = True
+        self._roll_back_without_room()
 
-    def _take_back(self) -> None:
-        """Forget the pass that found no room, as a successor would. Zeros may need room too: then again later."""
+    def _roll_back_without_room(self) -> None:
+        """Roll back the pass that found no room, as a successor would. Zeros may need room too: then later."""
         try:
-            self._forget_dead_pass()
+            self._roll_back_dead_pass()
         except DiskFullError:
             return
-        self._untaken = False
+        self._to_roll_back = False
         self._writer.open()
         self._writer.detach_segments()
         self._attach_segments_at_start()
 
-    def _look_for_room(self) -> bool:
-        """Whether the log can be written now, or it is not time to look."""
-        if self._untaken:
-            self._take_back()
-        if self._untaken or flush.monotonic_ns() < self._room_retry_ns:
-            return not self._untaken
+    def _has_room(self) -> bool:
+        """Whether the pass may run: False while what it wrote without room is not rolled back. Probes when it is time."""
+        if self._to_roll_back:
+            self._roll_back_without_room()
+        if self._to_roll_back or flush.monotonic_ns() < self._room_retry_ns:
+            return not self._to_roll_back
         segment = self._writer.current
         try:
             if segment is not None and segment.memory is None:
                 at = self._writer.position - segment.base
-                flush.pwrite_all(segment.fd, bytes(min(ROOM_PROBE_BYTES, self._segment_bytes - at)), at, self._unflushed.path(segment.base))
+                probe = bytes(min(ROOM_PROBE_BYTES, self._segment_bytes - at))
+                flush.pwrite_all(segment.fd, probe, at, self._unflushed.path(segment.base))
         except DiskFullError:
             self._room_retry_ns = flush.monotonic_ns() + ROOM_RETRY_NS
             return True
@@ -420,7 +421,7 @@ class PutMessageService(Service):
 
     def work(self) -> bool:
         """Passes for up to RUN_NS, or one pending request of the pass; whether entries were executed."""
-        if self._writer.pointer.no_room and not self._look_for_room():
+        if self._writer.pointer.no_room and not self._has_room():
             self._latch.arm()
             self._latch.wait(POLL_INTERVAL_S)
             return False
@@ -431,26 +432,26 @@ class PutMessageService(Service):
         elif why == pass_.RUN_ROLLED:
             self._after_roll()
         elif why == pass_.RUN_SESSIONS:
-            self._look_at_sessions()
+            self._follow_sessions()
         elif why == pass_.RUN_SIDE:
-            self._load_side()
+            self._load_side_entry()
         elif why == pass_.RUN_QUEUES:
             self._wait_for_table()
         elif why == pass_.RUN_FLUSHER:
             self._vouch_for_flusher()
         elif why == pass_.RUN_FAILED:
-            self._start_over()
+            self._roll_back_failed()
         else:
-            self._keep_house()
+            self._housekeeping()
         return native.load_position(self._control.slot_pass) != before
 
-    def _keep_house(self) -> None:
+    def _housekeeping(self) -> None:
         self._follow()
         for slot in self._sessions:
             if session_guard.is_broken(slot):
-                self._give_up(slot)
+                self._end_session(slot)
         if self._dying:
-            self._bury_dead()
+            self._free_dead_sessions()
         if self._writer.ahead_count == 0:
             self._attach_ahead(1)
         if self._table.used > self._table.slots * QUEUE_TABLE_GROW_AT and not self._adopt_table():
@@ -462,7 +463,7 @@ class PutMessageService(Service):
         return all(self._writer.session_drained(slot) for slot in self._sessions)
 
     def close(self) -> None:
-        """Unmap everything; positions and slots stay for who comes next."""
+        """Unmap everything; positions and slots stay for the next writer."""
         for slot in tuple(self._sessions):
             self._detach_session(slot)
         for mapping in self._mappings.values():
@@ -479,7 +480,7 @@ def _unmap(mapping: mmap.mmap) -> None:
     try:
         mapping.close()
     except BufferError:
-        pass  # a cffi view is still counted; it goes when the view goes
+        pass  # a cffi view still refers to it; it is unmapped with the view
 
 
 def _unmap_object(shared: SharedObject) -> None:

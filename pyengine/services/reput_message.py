@@ -1,11 +1,11 @@
-"""DefaultMessageStore.ReputMessageService: from the log to queues and index, behind the writer.
+"""DefaultMessageStore.ReputMessageService: dispatch the log into queues and index.
 
-RocketMQ's polls each millisecond. Here the writer (with the pool the committer) rings a
-latch; in a stream of puts it goes on by itself (StreamDetector).
+RocketMQ's polls each millisecond. Here the writer (with the pool the committer) wakes it by its
+latch; in a stream of puts it polls (StreamDetector).
 
 Order: entries and keys first, then `reput_from`, then the arrival sequence that consumers
 sleep on. After a crash everything from `reput_from` on is dispatched again, which changes
-nothing that is right (storage/dispatcher.py); the undo of an unfinished index put stands
+nothing that is right (storage/dispatcher.py); the undo of an unfinished index put is
 in the control block.
 """
 
@@ -26,7 +26,7 @@ from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.mapped_file import map_read_only
 
 BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
-BACKLOG_BYTES = 1 << 20     # after a batch as long as this there is no gathering
+BACKLOG_BYTES = 1 << 20    # after a batch as long as this there is no gathering
 NAP_NS = 250_000           # in a stream of puts, what comes within this time is dispatched together
 QUIET_NS = 1_000_000       # the stream is over after so long without one
 SYNC_NAP_NS = 1_000_000    # beside puts that wait for the disk or for slaves: each time this process runs, one of them waits longer
@@ -34,7 +34,7 @@ SYNC_QUIET_NS = 3_000_000
 ROUND_NS = 50_000_000      # one work() lasts at most about this long
 RETRY_NS = 1_000_000_000
 IDLE_PAUSE_S = 0.5
-HALF_A_RECORD = ("range_end", "overrun", "blank")  # of a blank, too: a slave of RocketMQ, or `confirm`, may end inside one
+INSIDE_A_RECORD = ("range_end", "overrun", "blank")  # of a blank, too: a slave of RocketMQ, or `confirm`, may end inside one
 
 
 class ReputMessageService(Service):
@@ -61,7 +61,7 @@ class ReputMessageService(Service):
         self._base = -1
         self._view: mmap.mmap | None = None
         self._has_backlog = False
-        self._told = -1  # consumers were woken for what is readable below; whom a predecessor woke is not known
+        self._woken_up_to = -1  # consumers were woken for what is readable below; -1: what a predecessor did is not known
         self._retry_ns = 0
         if memory.identity.mode == native.MODE_SYNC or memory.identity.role in (native.SYNC_MASTER, native.SLAVE):
             self._stream = StreamDetector(SYNC_NAP_NS, SYNC_QUIET_NS)
@@ -70,7 +70,7 @@ class ReputMessageService(Service):
         nap.precisely()
 
     def work(self) -> bool:
-        """Dispatch what is there, and what comes while it is still busy."""
+        """Dispatch what is committed, and in a stream what is committed meanwhile."""
         if not self._advance():
             return False
         leave_ns = monotonic_ns() + ROUND_NS
@@ -85,7 +85,7 @@ class ReputMessageService(Service):
         start = self._reput_from
         end = native.load_position(self._limit)
         if end <= start:
-            self._tell(end)
+            self._wake_consumers(end)
             return False
         if self._retry_ns and monotonic_ns() < self._retry_ns:
             return False
@@ -93,7 +93,7 @@ class ReputMessageService(Service):
         try:
             if base != self._base:
                 self._open(base)
-            # A batch ends wherever it may: a record that reaches beyond it is waited for, so the next one is longer.
+            # A batch may end inside a record: then it is dispatched again, up to all that is there.
             stop = min(end, base + self._segment_bytes)
             reached = self._dispatcher.dispatch(self._view, base, start, min(stop, start + BATCH_BYTES))
             if reached == start:
@@ -101,8 +101,8 @@ class ReputMessageService(Service):
         except DiskError as error:
             self._fail(str(error))
             return False
-        if reached <= start and stop == end and self._dispatcher.stopped_by in HALF_A_RECORD:
-            return False  # half a record: the rest of it is waited for
+        if reached <= start and stop == end and self._dispatcher.stopped_by in INSIDE_A_RECORD:
+            return False  # the rest of the record is waited for
         if reached <= start:
             self._fail(f"the record at {start} cannot be dispatched ({self._dispatcher.stopped_by}), "
                        f"although everything below {end} is committed")
@@ -113,17 +113,17 @@ class ReputMessageService(Service):
         failpoint("batch_dispatched")
         native.store_position(self._control.reput_from, reached)
         failpoint("reput_from_moved")
-        self._told = reached
+        self._woken_up_to = reached
         sequence.raise_(self._control.arrival_seq)
         self._has_backlog = reached - start >= BACKLOG_BYTES
         self._stream.worked()
         self._count(end - start)
         return True
 
-    def _tell(self, end: int) -> None:
+    def _wake_consumers(self, end: int) -> None:
         """Wake consumers for what a predecessor dispatched beyond `confirm` as it was stopped, once `confirm` passes it."""
-        if self._told < end:
-            self._told = end
+        if self._woken_up_to < end:
+            self._woken_up_to = end
             sequence.raise_(self._control.arrival_seq)
 
     def _count(self, behind_bytes: int) -> None:
@@ -152,8 +152,8 @@ class ReputMessageService(Service):
             self._base = -1
 
     def _fail(self, why: str) -> None:
-        """Derived data can wait: puts go on, and it is tried again each second."""
-        self._blocked.set(why, f"queues and index stand still: {why}")
+        """Queues and index can wait: puts are accepted meanwhile, and dispatching is tried again each second."""
+        self._blocked.set(why, f"queues and index do not grow: {why}")
         self._count_error()
         self._retry_ns = monotonic_ns() + RETRY_NS
 
@@ -165,7 +165,7 @@ class ReputMessageService(Service):
     def drain(self) -> bool:
         """Dispatch to the log's end; gives up where it does not work.
 
-        Whatever bounded it before: a store that was stopped in order lacks nothing, and readers heed
+        Also beyond `confirm`: the queues of a store that was stopped in order are complete, and readers apply
         `confirm` themselves (ipc/live_reader.py, storage/read_level.py).
         """
         self._limit = self._control.committed

@@ -4,18 +4,18 @@ A delayed message waits in SCHEDULE_TOPIC_XXXX, in the queue of its level, whose
 hold the due time instead of a tag hash. When it is due it is put once more, into its real
 topic (formats/delayed_message.py), through a session like any producer's, a batch under way at once.
 Each level is delivered in the order of its queue, which is the order of due times; only a
-message whose put is refused for now (a full disk) can come behind smaller ones that were not.
+message whose put is refused for now (a full disk) can come after smaller ones that were not.
 
 When to look. RocketMQ polls each level every 100 ms. Here the head of a queue says when it
-is due, and nobody need ring when something is put into an empty queue: it cannot be due
+is due, and no wake-up is needed when something is put into an empty queue: it cannot be due
 before its level's delay is over, so an empty level is looked at after half of that.
 
 At least once. `config/delayOffset.json` only says "delivered" of a message whose delivered
 record is flushed, so neither kill -9 nor a power cut loses one; what was delivered after the
 last write of the file (flush_delay_offset_interval_ms) is delivered again after a crash.
 
-Time is the store's: the wall clock, but never behind the newest store time, from which due
-times are counted. While that one is ahead and stands, because the wall clock was set back,
+Time is the store's: the wall clock, but never before the newest store time, from which due
+times are counted. While that one is ahead and stalled, because the wall clock was set back,
 waiting is measured by a steady clock (StalledClock): deliveries may be late then, never
 early. A due time that lies further ahead than its level's delay is taken for a mistake, as
 RocketMQ takes it, and is due at once. An engine that replays a clock (`replay_clock`) delivers nothing, and a
@@ -50,8 +50,8 @@ from pyengine.storage.store_reader import StoreReader
 
 BATCH_MESSAGES = 64            # of one level under way at once, before the others have their turn
 ANSWER_STEP_S = 1.0            # an answer is waited for in such steps: the heart beats on
-LOOK_NS_MIN = 50_000_000       # at an empty level
-LOOK_NS_MAX = 5_000_000_000
+POLL_NS_MIN = 50_000_000       # at an empty level
+POLL_NS_MAX = 5_000_000_000
 PAUSE_S_MAX = 1.0              # the wall clock may be set while we sleep
 RETRY_NS = 100_000_000         # after a put that was refused for now
 SESSION_AHEAD_MS = 1500         # a session is opened so long before it is needed
@@ -60,7 +60,7 @@ DRAIN_NS = 2_000_000_000       # an orderly stop waits so long for the last deli
 DRAIN_STEP_S = 0.02
 NEVER_NS = (1 << 63) - 1
 _NEVER_POSSIBLE = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
-LOOK_NS = 1_000_000_000
+STALLED_SAMPLE_NS = 1_000_000_000
 
 
 class DispatchedWatermark:
@@ -79,9 +79,9 @@ class DispatchedWatermark:
 
 @dataclass(slots=True)
 class _Step:
-    """From one queue offset to `behind`: a put under way, or nothing to be put, for a reason or none."""
+    """From one queue offset to `next_offset`: a put under way, or nothing to be put, for a reason or none."""
 
-    behind: int
+    next_offset: int
     future: PutFuture | None = None
     end: int = 0          # without a future: the log up to here must be flushed before the step counts
     reason: str = ""      # why the message can never be delivered
@@ -91,9 +91,9 @@ class _Step:
 class _Level:
     """One delay level and its queue.
 
-    `offset` is the next one to deliver. `under_way` are the steps behind it whose end is not
+    `offset` is the next one to deliver. `under_way` are the steps from it on whose end is not
     known yet, `ahead` says which offsets were stored although one before them was refused
-    (offset -> end of the record). `unflushed` holds (offset behind a delivery, end of its
+    (offset -> end of the record). `unflushed` holds (offset after a delivery, end of its
     record) in the order of offsets; `durable` is the offset that the file may name.
     """
 
@@ -102,8 +102,8 @@ class _Level:
     offset: int
     durable: int
     due_ms: int = 0                     # of the message at `offset`; 0: to be looked at
-    head: int = 0                       # where that message stands in the log
-    look_ns: int = 0                    # the queue was empty: when to look again
+    head: int = 0                       # physical offset of that message
+    poll_ns: int = 0                    # the queue was empty: when to read it again
     under_way: deque[_Step] = field(default_factory=deque)
     ahead: dict[int, int] = field(default_factory=dict)
     unflushed: deque[tuple[int, int]] = field(default_factory=deque)
@@ -141,7 +141,7 @@ class ScheduleMessageService(Service):
         self._drain_until_ns = 0
         self._queues: dict[int, ConsumeQueue] = {}
         self._levels = [] if self._is_idle else self._load(config)
-        self._standing = StalledClock(max((level.delay_ms or 0 for level in self._levels), default=0) * 1_000_000)
+        self._stalled = StalledClock(max((level.delay_ms or 0 for level in self._levels), default=0) * 1_000_000)
 
     def _load(self, config: EngineConfig) -> list[_Level]:
         """The levels of the table, and those that have a queue in the store beyond it."""
@@ -167,17 +167,17 @@ class ScheduleMessageService(Service):
         """Deliver what is due; True when a level has more of it."""
         if self._is_idle:
             return False
-        self._standing.look(self._clock_ms() < native.committed_slot(self._control)[1], self._clock_ns(),
+        self._stalled.observe(self._clock_ms() < native.committed_slot(self._control)[1], self._clock_ns(),
                             self._watermark.limit(ReadLevel.COMMITTED))
         more = False
         if self._may_put():
             try:
                 more = self._deliver_levels()
-                self._be_ready()
+                self._open_session_ahead()
                 if not self._retry_ns:
                     self._blocked.clear()
             except EngineError as error:  # a folder or a file that cannot be read now
-                self._wait_with(str(error))
+                self._retry_later(str(error))
         else:
             self._end_session()
             self._collect_all()
@@ -199,7 +199,7 @@ class ScheduleMessageService(Service):
         now, now_ns = self._now_ms(), self._clock_ns()
         if self._retry_ns:
             return max(0.0, min(PAUSE_S_MAX, (self._retry_ns - now_ns) / 1e9))
-        waits_s = [(level.look_ns - now_ns) / 1e9 if not level.due_ms else (level.due_ms - now) / 1000 for level in self._levels]
+        waits_s = [(level.poll_ns - now_ns) / 1e9 if not level.due_ms else (level.due_ms - now) / 1000 for level in self._levels]
         return max(0.0, min(PAUSE_S_MAX, *waits_s))
 
     def drain(self) -> bool:
@@ -246,15 +246,15 @@ class ScheduleMessageService(Service):
     def _deliver_level(self, level: _Level) -> bool:
         """Put what is due of a level, at most BATCH_MESSAGES at once; True if there may be more to do."""
         if not level.under_way:
-            if not self._is_to_be_looked_at(level):
+            if not self._is_to_be_read(level):
                 return False
             level.due_ms = 0
             queue = self._queue(level)
             if queue is None:
-                self._find_empty(level)
+                self._poll_later(level)
             else:
                 self._put_due(level, queue)
-        return self._collect(level) or (level.due_ms == 0 and level.look_ns <= self._clock_ns())
+        return self._collect(level) or (level.due_ms == 0 and level.poll_ns <= self._clock_ns())
 
     def _put_due(self, level: _Level, queue: ConsumeQueue) -> None:
         """Submit what is due; then `due_ms` says when the next one is, or `look_ns` when to look for one."""
@@ -263,11 +263,11 @@ class ScheduleMessageService(Service):
         cursor = level.offset
         while len(level.under_way) < BATCH_MESSAGES and not self._retry_ns:
             if cursor >= end:
-                self._find_empty(level)
+                self._poll_later(level)
                 return
             entry = queue.entry(cursor, end)
             if entry is None or entry.physical_offset < log_min_offset or is_filler(entry):
-                step = self._step_over_what_is_gone(level, queue, cursor, log_min_offset, end)
+                step = self._skip_deleted(level, queue, cursor, log_min_offset, end)
             elif cursor in level.ahead:
                 step = _Step(cursor + 1, end=level.ahead[cursor])
             else:
@@ -279,7 +279,7 @@ class ScheduleMessageService(Service):
                 if step is None:
                     return
             level.under_way.append(step)
-            cursor = step.behind
+            cursor = step.next_offset
 
     def _collect(self, level: _Level) -> bool:
         """Take the answers in order; True if some are still to come."""
@@ -292,7 +292,7 @@ class ScheduleMessageService(Service):
                 except FutureTimeoutError:
                     return True
                 if result.physical_offset < 0 and result.status not in _NEVER_POSSIBLE:
-                    self._be_refused(level, result)
+                    self._retry_refused(level, result)
                     return False
             level.under_way.popleft()
             failpoint("delivery_answered")
@@ -307,17 +307,17 @@ class ScheduleMessageService(Service):
                 self._said = ""
             else:
                 reason = result.reason
-        if reason:  # it stays where it is, and does not keep those behind it waiting
+        if reason:  # it stays where it is, and those after it do not wait for it
             self._report(f"the message at offset {level.offset} of {SCHEDULE_TOPIC} queue {level.queue_id} is not "
                          f"delivered: {reason}")
         level.ahead.pop(level.offset, None)
-        level.offset = step.behind
+        level.offset = step.next_offset
         level.unflushed.append((level.offset, max(end, level.unflushed[-1][1] if level.unflushed else 0)))
 
-    def _be_refused(self, level: _Level, result: PutResult) -> None:
-        """The first under way was refused for now: it is tried again; those behind it that were stored are not."""
-        self._wait_with(f"{result.status.name}: {result.reason}")
-        level.due_ms = level.look_ns = 0
+    def _retry_refused(self, level: _Level, result: PutResult) -> None:
+        """The first under way was refused for now: it is tried again; those after it that were stored are not."""
+        self._retry_later(f"{result.status.name}: {result.reason}")
+        level.due_ms = level.poll_ns = 0
         offset = level.offset
         for step in level.under_way:
             if step.future is not None:
@@ -327,10 +327,10 @@ class ScheduleMessageService(Service):
                     break
                 if later.physical_offset >= 0:
                     level.ahead[offset] = later.physical_offset + later.size_bytes
-            offset = step.behind
+            offset = step.next_offset
         level.under_way.clear()
 
-    def _step_over_what_is_gone(self, level: _Level, queue: ConsumeQueue, cursor: int, log_min_offset: int, end: int) -> _Step:
+    def _skip_deleted(self, level: _Level, queue: ConsumeQueue, cursor: int, log_min_offset: int, end: int) -> _Step:
         """To the first entry whose message is still in the log; over a queue file that is missing in the middle."""
         offset = queue.min_offset(log_min_offset, end)
         if offset > cursor:
@@ -338,10 +338,10 @@ class ScheduleMessageService(Service):
         offset = min(end, queue.next_file_offset(cursor))
         return _Step(offset, reason=f"its queue file is missing, and with it everything before {offset}")
 
-    def _is_to_be_looked_at(self, level: _Level) -> bool:
+    def _is_to_be_read(self, level: _Level) -> bool:
         if level.due_ms:
             return self._is_due(level, level.due_ms, level.head)
-        return self._clock_ns() >= level.look_ns
+        return self._clock_ns() >= level.poll_ns
 
     def _is_due(self, level: _Level, due_ms: int, physical_offset: int) -> bool:
         """correctDeliverTimestamp: what is further ahead than the level's delay is a mistake, and due."""
@@ -349,12 +349,12 @@ class ScheduleMessageService(Service):
         if due_ms <= now or level.delay_ms is None:
             return due_ms <= now
         return (due_ms > now + level.delay_ms
-                or physical_offset < self._standing.waited_end(self._clock_ns(), level.delay_ms * 1_000_000))
+                or physical_offset < self._stalled.waited_end(self._clock_ns(), level.delay_ms * 1_000_000))
 
-    def _find_empty(self, level: _Level) -> None:
+    def _poll_later(self, level: _Level) -> None:
         delay_ns = (UNKNOWN_LEVEL_DELAY_MS if level.delay_ms is None else level.delay_ms) * 1_000_000
         level.due_ms = 0
-        level.look_ns = self._clock_ns() + max(LOOK_NS_MIN, min(LOOK_NS_MAX, delay_ns // 2))
+        level.poll_ns = self._clock_ns() + max(POLL_NS_MIN, min(POLL_NS_MAX, delay_ns // 2))
 
     def _queue(self, level: _Level) -> ConsumeQueue | None:
         queue = self._queues.get(level.number)
@@ -365,7 +365,7 @@ class ScheduleMessageService(Service):
         return queue
 
     def _due_ms(self, level: _Level, queue: ConsumeQueue, entry: ConsumeQueueEntry) -> int:
-        """Its entry says when it is due, or an extension unit does; 1 if nobody knows, which is long ago."""
+        """Its entry says when it is due, or an extension unit does; 1, which is long ago, if that is unknown."""
         code = entry.tags_code
         if is_ext_address(code):
             unit = queue.ext_unit(code)
@@ -405,7 +405,7 @@ class ScheduleMessageService(Service):
         failpoint("delivery_submitted")
         return _Step(cursor + 1, future)
 
-    def _wait_with(self, why: str) -> None:
+    def _retry_later(self, why: str) -> None:
         self._retry_ns = self._clock_ns() + RETRY_NS
         if self._memory.state != native.STATE_RUNNING:
             return
@@ -424,10 +424,10 @@ class ScheduleMessageService(Service):
             try:
                 self._producer = self._connect()
             except EngineError as error:
-                self._wait_with(str(error))
+                self._retry_later(str(error))
         return self._producer
 
-    def _be_ready(self) -> None:
+    def _open_session_ahead(self) -> None:
         """Have a session before it is needed: opening one takes longer than a put."""
         now = self._now_ms()
         if not self._retry_ns and any(level.due_ms and level.due_ms - now <= SESSION_AHEAD_MS for level in self._levels):
@@ -471,19 +471,19 @@ class StalledClock:
     The store's clock never goes back. Where the wall clock was ahead and is set right, each record bears the time of
     the last one until the wall clock has passed it, after a year perhaps, and due times say nothing until then. But
     what the log held when this process looked has waited since, and a steady clock measures that: never too
-    long; too short by LOOK_NS at most, and for what was there before this process by the time before it.
+    long; too short by STALLED_SAMPLE_NS at most, and for what was there before this process by the time before it.
     """
 
     def __init__(self, longest_ns: int) -> None:
         """`longest_ns` is the longest wait that is ever asked for."""
         self._longest_ns = longest_ns
-        self._seen: list[tuple[int, int]] = []  # (time, end of the log), once in LOOK_NS
+        self._seen: list[tuple[int, int]] = []  # (time, end of the log), once in STALLED_SAMPLE_NS
 
-    def look(self, stands: bool, now_ns: int, end: int) -> None:
-        """Whether the store's clock stands now, and how far the log reaches."""
-        if not stands:
+    def observe(self, is_stalled: bool, now_ns: int, end: int) -> None:
+        """Whether the store's clock is stalled now, and how far the log reaches."""
+        if not is_stalled:
             self._seen.clear()
-        elif not self._seen or now_ns >= self._seen[-1][0] + LOOK_NS:
+        elif not self._seen or now_ns >= self._seen[-1][0] + STALLED_SAMPLE_NS:
             self._seen.append((now_ns, end))
             # One that is older than the longest wait answers for all before it.
             del self._seen[: max(0, self._number_until(now_ns - self._longest_ns) - 1)]

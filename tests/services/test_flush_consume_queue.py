@@ -234,7 +234,7 @@ def test_a_full_disk_is_said_once_and_got_over(rig, monkeypatch):
     monkeypatch.setattr(flush_consume_queue, "write_watermark", real)
     rig.round()
     assert read_watermark(rig.owner.root).watermark.flushed == rig.writer.end
-    assert rig.said[1:] == ["checkpoint and watermark move again"]
+    assert rig.said[1:] == ["checkpoint and watermark can be written again"]
 
 
 def test_the_watermark_is_written_at_most_once_a_second_but_always_at_stop(rig):

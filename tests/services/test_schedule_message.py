@@ -16,7 +16,7 @@ from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus
 from pyengine.services import schedule_message
 from pyengine.services.reput_message import ReputMessageService
-from pyengine.services.schedule_message import LOOK_NS_MAX, PAUSE_S_MAX, RETRY_NS, ScheduleMessageService
+from pyengine.services.schedule_message import PAUSE_S_MAX, POLL_NS_MAX, RETRY_NS, ScheduleMessageService
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.store_reader import open_store
 from waiting import eventually
@@ -185,7 +185,7 @@ def test_it_sleeps_until_the_next_message_is_due_or_an_empty_level_could_have_on
     assert service.pause_s() == PAUSE_S_MAX, "all levels are empty, and the shortest is a minute"
     put = rig.put(1, b"a")
     rig.wall_ms = put.store_timestamp_ms
-    rig.steady_ns += LOOK_NS_MAX
+    rig.steady_ns += POLL_NS_MAX
     rig.go(service)
     rig.wall_ms += 60_000 - 250
     rig.go(service)

@@ -1,16 +1,16 @@
 """HAClient: this store follows its master (docs/replication.md has the wire).
 
-    connect -> report a border below the own end -> compare up to it -> append what comes beyond -> report
+    connect -> report a record boundary below the own end -> compare up to it -> append what comes beyond -> report
 
-What has come goes to the writer as whole records, in one entry of a session like a
+What has come is submitted to the writer as whole records, in one entry of a session like a
 producer's at a time, and is reported once the writer has appended it, or once it is flushed
-(`ack_level`). So a report is a border between records, everything below it is the master's,
+(`ack_level`). So a report is a record boundary, everything below it is the master's,
 and half a record is dropped with its connection. An entry that the writer refuses for now (a
 full disk, a read-only store) is offered again; nothing is ever skipped, and nothing
 reported meanwhile.
 
 A master whose log differs, or ends before this one's, is left alone: the link is closed,
-`status` says why, and the next start of this slave cuts what has to go (ha_join.py).
+`status` says why, and the next start of this slave cuts what differs (ha_join.py).
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ class HAClient(Service):
         self._sequence = 0             # of the entry under way, 0 none
         self._under_way = (0, 0)
         self._refused_until_ns = 0
-        self._known_border: int | None = None
+        self._known_boundary: int | None = None
         self._served_from = 0          # the master has deleted what is below
         self._differs_at = -1
         self._has_appended = False     # on this connection
         self._linked_ns = NEVER_NS     # since when it has been equal
         self._link: MasterLink | None = None
         native.store(control.replicator, "linked", 0)  # a predecessor that was killed may have left it
-        self._be_connecting("")
+        self._show_connecting("")
 
     # ---- the service --------------------------------------------------------------
 
@@ -133,10 +133,10 @@ class HAClient(Service):
         except _ReconnectError:
             self._drop("", 0.0)
         except _MasterIsShortError as error:
-            self._drop(f"{error}: {self._way_out(error.offset)}", PAUSES_S[-1])
+            self._drop(f"{error}: {self._remedy(error.offset)}", PAUSES_S[-1])
         except LogsDifferError as error:
             if error.offset == self._differs_at:
-                self._drop(f"{error}: {self._way_out(error.offset)}", PAUSES_S[-1])
+                self._drop(f"{error}: {self._remedy(error.offset)}", PAUSES_S[-1])
             else:
                 self._drop(str(error))  # once may have been the network
             self._differs_at = error.offset
@@ -144,7 +144,7 @@ class HAClient(Service):
             self._drop(str(error))
         return self._link is not None
 
-    def _way_out(self, offset: int) -> str:
+    def _remedy(self, offset: int) -> str:
         """What its operator can do about a master that has nothing, or other bytes, from `offset` on."""
         return REJOIN if offset >= self._load_confirm() else MASTER_LOST
 
@@ -181,7 +181,7 @@ class HAClient(Service):
         finally:
             if self._link is not None:
                 self._disconnect()
-                self._be_connecting("the engine stops")
+                self._show_connecting("the engine stops")
             self._end_session()
 
     # ---- connecting -----------------------------------------------------------------
@@ -228,15 +228,15 @@ class HAClient(Service):
         failpoint("slave_asked")
 
     def _begin_of(self, end: int) -> int:
-        """The first report: `ha_compare_bytes` or more below the own end, on a border; 1 where 0 would mean another thing."""
+        """The first report: `ha_compare_bytes` or more below the own end, on a record boundary; 1 where 0 would mean another thing."""
         low = max(0, native.load_position(self._control.min_offset), self._served_from)
         if end == 0:
             return 1 if self._from_byte_1 else 0
         target = max(low, end - self._config.ha_compare_bytes)
-        known = self._known_border
-        border = max(low, self._log.record_boundary(target, known if known is not None and known <= target else None))
-        self._known_border = border
-        return border or 1
+        known = self._known_boundary
+        boundary = max(low, self._log.record_boundary(target, known if known is not None and known <= target else None))
+        self._known_boundary = boundary
+        return boundary or 1
 
     def _drop(self, said: str, pause_s: float | None = None) -> None:
         """The connection is over, for a reason that is told; when to try again."""
@@ -253,17 +253,17 @@ class HAClient(Service):
             self._look = None
         if said:
             self._say(said)
-        self._be_connecting(said)
+        self._show_connecting(said)
 
     def _disconnect(self) -> None:
         if self._link is not None:
             self._link.close()
             failpoint("slave_disconnected")
             self._link = None
-        self._wait_out()
+        self._abandon_entry()
         native.store(self._control.replicator, "linked", 0)
 
-    def _be_connecting(self, said: str) -> None:
+    def _show_connecting(self, said: str) -> None:
         if self._look is None:
             self._look = self._replication.open_link(self._address, LINK_CONNECTING)
         if self._look is not None:
@@ -318,10 +318,10 @@ class HAClient(Service):
             frames += 1
             if self._is_first_header:
                 self._is_first_header = False
-                self._judge_first(offset)
+                self._check_first_header(offset)
             self._stream.take(offset, piece)
             if not len(piece):
-                self._hear_end(offset)
+                self._take_heartbeat(offset)
         position = self._stream.position
         self._store_received(position)
         failpoint("received_moved")
@@ -330,9 +330,9 @@ class HAClient(Service):
         if self._look is not None:
             self._look.sent(position, len(data), frames)
         if self._stream.is_equal and not self._load_linked():
-            self._be_linked()
+            self._set_linked()
 
-    def _be_linked(self) -> None:
+    def _set_linked(self) -> None:
         native.store(self._control.replicator, "linked", 1)
         failpoint("slave_linked")
         self._linked_ns = self._clock_ns()
@@ -341,7 +341,7 @@ class HAClient(Service):
         self._said = ""
         self._report(f"master {self._address}: follows from {self._stream.own_end}")
 
-    def _judge_first(self, offset: int) -> None:
+    def _check_first_header(self, offset: int) -> None:
         """The first header need not be for what was asked: then it says why."""
         if offset == self._begin:
             return
@@ -355,10 +355,10 @@ class HAClient(Service):
             self._served_from = offset
             raise _ReconnectError
         raise BadStreamError(
-            f"the master's log begins at {offset}, behind the end of this one at {self._stream.own_end}: start this slave anew "
+            f"the master's log begins at {offset}, after the end of this one at {self._stream.own_end}: start this slave anew "
             "with an empty directory")
 
-    def _hear_end(self, offset: int) -> None:
+    def _take_heartbeat(self, offset: int) -> None:
         """A heartbeat: once, the master was slow; twice with nothing in between, its log ends there."""
         if offset != self._last_heartbeat:
             self._last_heartbeat = offset
@@ -427,7 +427,7 @@ class HAClient(Service):
             raise _ReconnectError
         _, physical_offset, end_offset, _, _, status, detail, _, _ = answer
         if physical_offset < 0 or status != PutStatus.PUT_OK:
-            self._be_refused(status, detail)
+            self._retry_refused(status, detail)
         elif (physical_offset, end_offset) != self._under_way:
             raise LinkLostError(f"the writer put [{physical_offset}, {end_offset}) where {self._under_way} was asked for")
         else:
@@ -439,7 +439,7 @@ class HAClient(Service):
                 if self._look is not None:
                     self._look.state(LINK_TRANSFER)
 
-    def _be_refused(self, status: int, detail: int) -> None:
+    def _retry_refused(self, status: int, detail: int) -> None:
         if detail in (REFUSED_OFFSET, REFUSED_RAW):
             raise LinkLostError(f"the writer did not take what came for offset {self._under_way[0]}: {REFUSALS[detail]}")
         self._refused_until_ns = self._clock_ns() + REFUSED_PAUSE_NS
@@ -448,7 +448,7 @@ class HAClient(Service):
         if self._look is not None:
             self._look.state(LINK_TRANSFER, said)
 
-    def _wait_out(self) -> None:
+    def _abandon_entry(self) -> None:
         """An entry under way belongs to the connection that ends; where it ends up shows in the own end."""
         if self._sequence and self._writer is not None:
             code, _ = self._writer.take_answer(self._sequence, self._clock_ns() + 100_000_000)
@@ -464,9 +464,9 @@ class HAClient(Service):
         return self._stream.own_end if self._stream.is_equal else self._acked
 
     def _acknowledge(self, now_ns: int) -> None:
-        """Report what has become ours, or what was reported before when it is time to say anything.
+        """Report what was appended, or repeat the last report as a heartbeat.
 
-        Not before the master has said anything: until then nobody knows that it has this log at all.
+        Not before the master has sent anything: until then it is unknown whether it has this log at all.
         """
         goal = self._goal()
         if self._acks_flushed:

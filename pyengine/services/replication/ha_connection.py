@@ -1,7 +1,7 @@
 """HAConnection: one slave that follows this master (docs/replication.md has the wire).
 
 The slave's first report says where to begin; nothing is sent before it. Then whatever is
-committed goes out in frames, several in one system call; the kernel's buffer is the only
+committed is sent in frames, several in one system call; the kernel's buffer is the only
 queue. Later reports say what the slave has: each at least the one before it and not beyond
 what was sent, anything else ends the connection. A first report positions and confirms nothing,
 and saying it again does not either: a report confirms once it lies beyond the place where this
@@ -28,8 +28,8 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER
 from pyengine.storage.message_store import MessageStore
 
-BUFFER_BYTES = 512 << 10  # so many bytes of frames go in one system call
-FAREWELL_NS = 2_000_000_000  # so long a slave may take to read why it is not served
+BUFFER_BYTES = 512 << 10  # so many bytes of frames are sent in one system call
+REFUSAL_NS = 2_000_000_000  # so long a slave may take to read why it is not served
 _READ_BYTES = 4096
 SEGMENTS_OPEN_MAX = 32
 
@@ -53,7 +53,7 @@ class HAConnection:
 
     def __init__(self, connected: socket.socket, address: str, source: TransferSource, link: Link, limits: LinkLimits,
                  now_ns: int, host: str = "") -> None:
-        """`host`: whoever it is that several connections may come from."""
+        """`host`: the peer that several connections may come from."""
         connected.setblocking(False)
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):  # it has gone already
@@ -71,7 +71,7 @@ class HAConnection:
         self._link = link
         self._limits = limits
         self._read_ns = self._written_ns = now_ns
-        self._farewell_ns = 0
+        self._refused_until_ns = 0
         self._half_report = b""
         self._start = -1          # where the transfer on this connection began
         self._next = -1           # everything below is in the buffer or beyond it
@@ -95,7 +95,7 @@ class HAConnection:
         if not data:
             self._end(self._refusal or "the slave closed the connection")
             return
-        if self._farewell_ns:
+        if self._refused_until_ns:
             return
         data = self._half_report + data
         whole = len(data) - len(data) % ha_wire.REPORT_BYTES
@@ -106,7 +106,7 @@ class HAConnection:
         try:
             for at in range(0, whole, ha_wire.REPORT_BYTES):
                 self._take(ha_wire.unpack_report(data, at), now_ns)
-                if self._farewell_ns or self.ended:
+                if self._refused_until_ns or self.ended:
                     return
         except FormatError as error:
             self._end(str(error))
@@ -144,8 +144,8 @@ class HAConnection:
             self._link.state(LINK_TRANSFER)
 
     def _refuse(self, offset: int, now_ns: int, why: str) -> None:
-        """One heartbeat that names where it could go on, then no more; any slave sees that it is not its own end."""
-        self._farewell_ns = now_ns + FAREWELL_NS
+        """Send one heartbeat that names where it could continue, then nothing; it tells any slave that this is not its own end."""
+        self._refused_until_ns = now_ns + REFUSAL_NS
         self._link.state(LINK_SHUTDOWN, why)
         self._refusal = why
         try:
@@ -167,7 +167,7 @@ class HAConnection:
 
     def transfer(self, end: int, now_ns: int) -> bool:
         """Send what is committed, one buffer at most; True when there is more and the socket may take it."""
-        if not self.positioned or self.ended or self._farewell_ns:
+        if not self.positioned or self.ended or self._refused_until_ns:
             return False
         if self._pushed < self._filled and not self._push(now_ns):
             return False
@@ -247,8 +247,8 @@ class HAConnection:
 
     def tick(self, now_ns: int) -> None:
         """Heartbeats and silence."""
-        if self._farewell_ns:
-            if now_ns >= self._farewell_ns:
+        if self._refused_until_ns:
+            if now_ns >= self._refused_until_ns:
                 self._end(self._refusal)
         elif now_ns - self._read_ns > self._limits.housekeeping_ns:
             self._end(f"the slave said nothing for {(now_ns - self._read_ns) / 1e9:.0f} s")
@@ -258,8 +258,8 @@ class HAConnection:
 
     def due_ns(self) -> int:
         """When tick() has something to do, as far as can be told now."""
-        if self._farewell_ns:
-            return self._farewell_ns
+        if self._refused_until_ns:
+            return self._refused_until_ns
         silence_ns = self._read_ns + self._limits.housekeeping_ns + 1
         if self.positioned and self._pushed == self._filled:
             return min(silence_ns, self._written_ns + self._limits.heartbeat_ns)
@@ -272,7 +272,7 @@ class HAConnection:
             self.ended = why
 
     def close(self) -> None:
-        """Close the socket and give the link back; `ended` stays readable for who looks."""
+        """Close the socket and release the link; `ended` stays readable."""
         with contextlib.suppress(OSError):
             self.socket.close()
         self._link.close(self.ended)

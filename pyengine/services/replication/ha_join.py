@@ -1,10 +1,10 @@
-"""A slave that starts asks its master: where does a new log begin, and does mine end as yours does?
+"""A slave that starts asks its master where a new log begins, and whether both logs are equal.
 
     new store        `origin`: where its log begins (sync_from: the master's last segment, or its first)
-    other stores     `cut_at`: the last border below which both logs are equal, when the master has other
+    other stores     `cut_at`: the last record boundary below which both logs are equal, when the master has other
                      bytes there or none; nothing when the own log is a beginning of the master's
 
-Called by bring-up between recovery and the engine, when nobody reads or writes the store.
+Called by bring-up between recovery and the engine, when no process reads or writes the store.
 Nothing is changed here. What was confirmed is not cut unless `ha_cut=any` allows it; a log that
 has nothing in common with its master's is not cut at all.
 
@@ -13,7 +13,7 @@ read from what comes. RocketMQ sends from any position that it holds, and for ot
 heartbeat every 5 s that names that position again. This engine's master names its own end (or its
 beginning) instead, and closes. A heartbeat once may mean that the master was slow; twice, with
 nothing in between, that it has nothing beyond. The wire has no checksum either: a cut needs two
-looks that come to the same border. Report 0 asks for the start of its last segment.
+looks that come to the same boundary. Report 0 asks for the start of its last segment.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pyengine.storage.replication_state import ReplicationStateFile
 
 STEP_BACK = 8        # each look that finds nothing equal begins so many times as far below the end
 LOOKS_MAX = 40
-RATE_MIN = 8192      # bytes per second: who sends less for long keeps a start waiting
+RATE_MIN = 8192      # bytes per second: a master that sends less for long would delay the start
 _FIRST = 1           # a report that asks for a log's first bytes; 0 asks for the last segment
 
 
@@ -49,7 +49,7 @@ class Join:
     """What the master's answer means for this store. `origin` only for a new one; `notes` are sentences for the report.
 
     `presence` is a connection on which nothing is said: with it a RocketMQ SYNC_MASTER lets puts wait until the replicator
-    is there, instead of answering that there is no slave. Whoever starts the replicator closes it then.
+    is there, instead of answering that there is no slave. The caller closes it once the replicator is started.
     """
 
     origin: int | None = None
@@ -104,15 +104,15 @@ def _old_store(store: MessageStore, config: EngineConfig, low: int, end_offset: 
 
 def _check_floor(store: MessageStore, config: EngineConfig, cut_at: int, end_offset: int, remembered: int,
                  why: str) -> None:
-    """JoinRefusedError when what was confirmed would go."""
+    """JoinRefusedError when confirmed bytes would be cut."""
     state, said = ReplicationStateFile(store.root).read()
     floor = min(end_offset, max(remembered, state.confirm if state is not None else 0))
     if said and state is None:
-        floor = end_offset  # nobody knows what was confirmed
+        floor = end_offset  # what was confirmed is unknown
     if cut_at < floor and config.ha_cut != "any":
         raise JoinRefusedError(
             f"{why}; but this store had confirmed its log up to {floor}, {floor - cut_at:,} bytes more, and those are not cut. Is "
-            f"{config.ha_master_address} the right master? If these bytes are to go, start with ha_cut=any: they are kept in "
+            f"{config.ha_master_address} the right master? To cut these bytes, start with ha_cut=any: they are kept in "
             "quarantine")
 
 
@@ -175,7 +175,7 @@ class _Outcome(enum.Enum):
 
 
 class _Comparison:
-    """Looks at the master's log from one border after the other until it is clear where both part."""
+    """Reads the master's log from one record boundary after the other until it is clear where the logs differ."""
 
     def __init__(self, config: EngineConfig, log: LocalLog, low: int, end: int) -> None:
         self._config = config
@@ -185,9 +185,9 @@ class _Comparison:
         self._address = config.ha_master_address
 
     def run(self) -> tuple[int | None, str]:
-        """(None, "") when the own log is a beginning of the master's; else (the border where to cut, why)."""
+        """(None, "") when the own log is a beginning of the master's; else (the boundary where to cut, why)."""
         span = max(1, self._config.ha_compare_bytes)
-        begin = self._border(self._end - span)
+        begin = self._boundary(self._end - span)
         told_end = seen = -1
         for _ in range(LOOKS_MAX):
             with contextlib.closing(_Look(self._config, begin or _FIRST)) as look:
@@ -195,24 +195,24 @@ class _Comparison:
             if outcome is _Outcome.EQUAL:
                 return None, ""
             if outcome in (_Outcome.DIFFERS, _Outcome.ENDS):
-                border = self._log.record_boundary(look.at, begin)
-                if border > begin:
-                    if border == seen:
-                        return border, self._why(outcome, look.at)
-                    seen = border  # once may have been the network: look again
+                boundary = self._log.record_boundary(look.at, begin)
+                if boundary > begin:
+                    if boundary == seen:
+                        return boundary, self._why(outcome, look.at)
+                    seen = boundary  # once may have been the network: look again
                     told_end = look.at if outcome is _Outcome.ENDS else told_end
                     continue
                 if begin == self._low:
-                    raise self._strangers()
-                begin = self._border(begin - span)
+                    raise self._nothing_in_common()
+                begin = self._boundary(begin - span)
                 span *= STEP_BACK
             elif outcome is _Outcome.NOTHING:
                 begin = self._beside(begin)
             elif look.at < begin:
                 if look.at <= self._low:
-                    raise self._strangers()
+                    raise self._nothing_in_common()
                 told_end = look.at
-                begin = self._border(look.at - max(1, self._config.ha_compare_bytes))
+                begin = self._boundary(look.at - max(1, self._config.ha_compare_bytes))
             else:
                 begin = self._served_from(look.at)
         raise LinkLostError(f"{self._address} answers something else each time")
@@ -224,19 +224,19 @@ class _Comparison:
             own_last = self._end - self._end % self._log.segment_bytes
             return self._served_from(own_last if begin < own_last else last)
         if begin == self._low:
-            raise self._strangers()
+            raise self._nothing_in_common()
         if last < begin:
             return max(self._low, last)
-        return self._border(begin - max(1, self._config.ha_compare_bytes))  # it ends right here: compare what is below
+        return self._boundary(begin - max(1, self._config.ha_compare_bytes))  # it ends right here: compare what is below
 
     def _served_from(self, offset: int) -> int:
         if offset > self._end:
             raise JoinRefusedError(
-                f"the log of {self._address} begins at {offset}, behind the end of this one at {self._end}: a log has no holes. "
+                f"the log of {self._address} begins at {offset}, after the end of this one at {self._end}: a log has no holes. "
                 "Start this slave anew with an empty directory")
         return offset
 
-    def _border(self, offset: int) -> int:
+    def _boundary(self, offset: int) -> int:
         return self._low if offset <= self._low else max(self._low, self._log.record_boundary(offset))
 
     def _why(self, outcome: _Outcome, at: int) -> str:
@@ -244,7 +244,7 @@ class _Comparison:
             return f"the log of {self._address} ends at {at}, this one at {self._end}"
         return f"the log of {self._address} has other bytes from {at} on, this one ends at {self._end}"
 
-    def _strangers(self) -> JoinRefusedError:
+    def _nothing_in_common(self) -> JoinRefusedError:
         return JoinRefusedError(f"this store's log has nothing in common with that of {self._address}: give the right "
                                 "ha_master_address, or start the slave anew with an empty directory")
 
@@ -304,17 +304,17 @@ class _Look:
         now_ns = monotonic_ns()
         silent_ns = now_ns + self._silence_ns
         # One silence more than any pause may last, and the time that what has come takes at the lowest rate.
-        patience_ns = now_ns + 2 * self._silence_ns
+        deadline_ns = now_ns + 2 * self._silence_ns
         while True:
             data = self._link.receive()
             now_ns = monotonic_ns()
-            if now_ns >= patience_ns:
+            if now_ns >= deadline_ns:
                 raise LinkLostError(f"the master sends less than {RATE_MIN:,} bytes per second")
             if data is not None:
                 silent_ns = now_ns + self._silence_ns
-                patience_ns += len(data) * 1_000_000_000 // RATE_MIN
+                deadline_ns += len(data) * 1_000_000_000 // RATE_MIN
                 yield from self._cutter.feed(data)
             elif now_ns >= silent_ns:
                 raise LinkLostError(f"the master says nothing within {self._silence_ns / 1e9:g} s")
             else:
-                self._link.wait((min(silent_ns, patience_ns) - now_ns) / 1e9)
+                self._link.wait((min(silent_ns, deadline_ns) - now_ns) / 1e9)

@@ -3,8 +3,8 @@
 Two threads, as RocketMQ has a writer and a reader for each connection, but two for all of
 them, under one lock:
 
-    the worker's   sleeps on the latch that the writer rings; `work` sends what is committed
-    "slaves"       sleeps in epoll; takes connections and reports, goes on where a socket was full
+    the worker's   sleeps on the latch that the writer posts; `work` sends what is committed
+    "slaves"       sleeps in epoll; takes connections and reports, resumes where a socket was full
 
 so neither a put on its way out nor an acknowledgement on its way in passes through
 another thread. `confirm` is the position that min_in_sync_replicas connected slaves have
@@ -14,10 +14,10 @@ back before its old link was noticed to be dead would count twice.
 
 A port that cannot be had ends the first replicator of an engine, whose start fails then. Later
 ones, and a listener that gets no descriptors, try again each second and say so (`blocked_reason`):
-puts go on, by the rules for slaves that are away.
+puts are accepted, by the rules for slaves that are not connected.
 
 A failure of the second thread ends the worker, as one of the first does: its successor
-listens again, slaves connect again and say where they stand.
+listens again, slaves connect again and report their offsets.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ TICK_S_MAX = 1.0
 BACKLOG = 64
 DRAIN_STEP_S = 0.005
 RETRY_NS = 1_000_000_000   # listening, and taking slaves when there are no descriptors
-FORGET_NS = 1_000_000_000  # how often deleted segments are let go
+FORGET_NS = 1_000_000_000  # how often the descriptors of deleted segments are closed
 NOT_ALL = -1
 _DISPATCH_AT_REPLICATED = 1
-_GONE_ALREADY = (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO)  # of accept(): the peer's matter, not ours
+_GONE_ALREADY = (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO)  # of accept(): the peer has closed it
 _WATCHED = select.EPOLLIN | select.EPOLLRDHUP
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 WINDOW_NS = 60_000_000_000
@@ -171,7 +171,7 @@ class HAService(Service):
         return more
 
     def _send_again(self) -> None:
-        """From the slaves' thread, under the lock: somebody takes bytes who did not when all was sent."""
+        """From the slaves' thread, under the lock: a slave takes bytes again that did not when all was sent."""
         self._all_sent = NOT_ALL
         self._memory.wake(native.REPLICATOR)
 
@@ -236,7 +236,7 @@ class HAService(Service):
     def turn(self, wait_s: float = 0.0) -> None:
         """Wait for slaves, do what they ask for; timers."""
         if not self._takes and self._clock_ns() >= self._take_ns:
-            self._take_slaves()
+            self._listen_again()
         events = self._epoll.poll(wait_s)
         with self._lock:
             now_ns = self._clock_ns()
@@ -251,7 +251,7 @@ class HAService(Service):
                 if now_ns >= connection.due_ns():
                     was_blocked = connection.blocked
                     connection.tick(now_ns)
-                    self._look_at(connection, was_blocked)
+                    self._after_event(connection, was_blocked)
             if now_ns >= self._forget_ns:
                 self._forget_ns = now_ns + FORGET_NS
                 self._source.forget_deleted()
@@ -271,7 +271,7 @@ class HAService(Service):
                 self._send_again()
         if event & select.EPOLLOUT and not connection.ended:
             self._transfer(connection, self._source.end(), now_ns)
-        self._look_at(connection, connection.blocked)
+        self._after_event(connection, connection.blocked)
 
     def _counted(self, links: Iterable[tuple[str, int]]) -> list[int]:
         return count_slaves(links, by_host=self._by_host)
@@ -282,7 +282,7 @@ class HAService(Service):
         self._epoll.register(self._listener, select.EPOLLIN)
         self._takes = True
 
-    def _take_slaves(self) -> None:
+    def _listen_again(self) -> None:
         """Again, after it was not possible."""
         try:
             if self._listener is None:
@@ -331,10 +331,10 @@ class HAService(Service):
     def _transfer(self, connection: HAConnection, end: int, now_ns: int) -> bool:
         was_blocked = connection.blocked
         more = connection.transfer(end, now_ns)
-        self._look_at(connection, was_blocked)
+        self._after_event(connection, was_blocked)
         return more
 
-    def _look_at(self, connection: HAConnection, was_blocked: bool) -> None:
+    def _after_event(self, connection: HAConnection, was_blocked: bool) -> None:
         """After anything that may have ended it, or filled or emptied its socket."""
         if connection.ended:
             self._drop(connection)
@@ -349,7 +349,7 @@ class HAService(Service):
             return
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(descriptor)
-        if connection.ended and connection.has_reported:  # others, which only look whether somebody is there, are counted
+        if connection.ended and connection.has_reported:  # those that only test whether the port answers are counted
             self._lines.say(connection.host, f"{connection.address} is gone: {connection.ended}", self._clock_ns())
         connection.close()
         failpoint("link_dropped")
@@ -363,7 +363,7 @@ class HAService(Service):
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """EngineUnavailableError with a sentence when nobody can connect there."""
+    """A listening socket; EngineUnavailableError when there can be none."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
                                                                 flags=socket.AI_PASSIVE)[0]
@@ -390,7 +390,7 @@ def _host_texts(address: tuple) -> tuple[str, str]:
 
 
 class FairLock:
-    """A lock that who releases it cannot take again before who waits for it."""
+    """A lock that a thread which releases it cannot take again before one that waits for it."""
 
     def __init__(self) -> None:
         self._next = threading.Lock()
@@ -405,7 +405,7 @@ class FairLock:
 
 
 @dataclass(slots=True)
-class _Said:
+class _HostCount:
     until_ns: int
     lines: int = 0
     left_out: int = 0
@@ -416,7 +416,7 @@ class HostLines:
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
-        self._hosts: dict[str, _Said] = {}
+        self._hosts: dict[str, _HostCount] = {}
 
     def say(self, host: str, text: str, now_ns: int) -> None:
         """A sentence about a host."""
@@ -424,7 +424,7 @@ class HostLines:
         if said is None:
             if len(self._hosts) >= HOSTS_MAX:
                 host = _OTHERS
-            said = self._hosts.setdefault(host, _Said(now_ns + WINDOW_NS))
+            said = self._hosts.setdefault(host, _HostCount(now_ns + WINDOW_NS))
         if said.lines < LINES_MAX:
             said.lines += 1
             self._report(text)

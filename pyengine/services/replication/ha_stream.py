@@ -1,13 +1,13 @@
-"""What comes from a master, put together again: frames out of bytes, whole records out of frames.
+"""What a slave receives: a connection to its master, frames out of bytes, whole records out of frames.
 
     cutter = FrameCutter(segment_bytes)
     stream = RecordStream(begin, own_end, log, segment_bytes, entry_bytes_max)
     for offset, piece in cutter.feed(bytes off the wire): stream.take(offset, piece)
     while (run := stream.whole()): append it ...; stream.drop(run.end)
 
-Pure: no socket, no clock, no store but the own log, which is read. Bytes below the own
+FrameCutter and RecordStream use no socket, no clock, and of the store only the own log, which is read. Bytes below the own
 end are compared with it, bytes beyond are kept until they make whole records: lengths,
-CRC and own offset right, no border of a segment crossed, a blank that fills its segment.
+CRC and own offset right, no segment boundary crossed, a blank that fills its segment.
 Whatever else comes is an error that says what it was; nothing of it was let through.
 """
 
@@ -64,7 +64,7 @@ class FrameCutter:
     def feed(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
         """(offset, bytes) of each piece of a body, in order; an empty piece is a heartbeat.
 
-        BadStreamError for a header that no master sends: nothing behind it can be understood.
+        BadStreamError for a header that no master sends: nothing after it can be understood.
         """
         at = 0
         while at < len(data):
@@ -98,7 +98,7 @@ class FrameCutter:
             raise BadStreamError(str(error)) from None
         if offset % self._segment_bytes + size_bytes > self._segment_bytes:
             raise BadStreamError(
-                f"a frame of {size_bytes} bytes at {offset} crosses the border of a segment: are the master's segments of "
+                f"a frame of {size_bytes} bytes at {offset} crosses the end of a segment: are the master's segments of "
                 f"another size than {self._segment_bytes} (mapped_file_size_commit_log_bytes)?")
         return offset, size_bytes
 
@@ -106,7 +106,7 @@ class FrameCutter:
 class RecordStream:
     """The log of a master from `begin` on, as it arrives.
 
-    `begin` and `own_end` are borders between records of the own log `log`, but that a
+    `begin` and `own_end` are record boundaries of the own log `log`, but that a
     stream from byte 1 on (where 0 would mean something else on the wire) may begin at 1:
     byte 0 of a log is always 0. `record_bytes_max`: the longest record or blank that can be appended.
     """
@@ -119,7 +119,7 @@ class RecordStream:
         self._record_bytes_max = record_bytes_max
         self._compared_from = 0 if begin == 1 else begin
         self._buffer = bytearray(BUFFER_BYTES_FIRST)
-        self._base = max(self._compared_from, own_end)  # where in the log the buffer's first byte stands
+        self._base = max(self._compared_from, own_end)  # offset of the buffer's first byte
         self._checked = self._base                      # whole records up to here
         self._closed = False                            # the record before `_checked` is a blank
         self._filled = self._base
@@ -144,7 +144,7 @@ class RecordStream:
     def take(self, offset: int, piece: memoryview) -> None:
         """The next bytes of the stream; nothing for a heartbeat. BadStreamError, LogsDifferError."""
         if offset != self.position:
-            raise BadStreamError(f"the master goes on at {offset}, not at {self.position}")
+            raise BadStreamError(f"the master continues at {offset}, not at {self.position}")
         if offset < self.own_end:
             compared = piece[: self.own_end - offset]
             self._compare(offset, compared)
@@ -162,7 +162,7 @@ class RecordStream:
         return Run(self._base, self._checked, memoryview(self._buffer)[: self._checked - self._base])
 
     def drop(self, end: int) -> None:
-        """A run was appended, up to there: its bytes go, and `own_end` moves behind it."""
+        """A run was appended up to `end`: drop its bytes and move `own_end` there."""
         size = end - self._base
         rest = self._filled - end
         self._buffer[:rest] = self._buffer[size : size + rest]
@@ -215,7 +215,7 @@ class RecordStream:
         if found.reason == CaseLabel.BLANK:
             if size != room:
                 raise BadStreamError(
-                    f"the segment's end is said to be {size} bytes behind {at}, not {room}: are the master's segments of "
+                    f"the segment's end is said to be {size} bytes after {at}, not {room}: are the master's segments of "
                     f"another size than {self._segment_bytes} (mapped_file_size_commit_log_bytes)?")
         elif size > room - BEGIN.size:
             raise BadStreamError(f"what came for offset {at} is no record: {size} bytes do not fit into its segment")

@@ -28,7 +28,7 @@ class ReplicationNotes:
         memory = context.memory
         self._control = memory.control
         self._role = ROLE_NAMES[memory.identity.role]
-        self._dispatch_at = DISPATCH_AT[memory.identity.dispatch_at]  # not as it stands in a file that may be unreadable now
+        self._dispatch_at = DISPATCH_AT[memory.identity.dispatch_at]  # not as the file says, which may be unreadable now
         self._file = ReplicationStateFile(context.store.root)
         self._written, _ = self._file.read()
         self.blocked = BlockedReason(context.report)

@@ -27,7 +27,7 @@ from pyengine.storage.file_system import measure
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.ofd_lock import try_lock
 
-POLL_STEP_S = 0.02
+POLL_INTERVAL_S = 0.02
 _COUNTERS = ("removed_segments", "removed_bytes", "removed_queue_files", "removed_index_files")
 
 
@@ -69,7 +69,7 @@ def clean_stopped(store: MessageStore, config: EngineConfig, log_end: int, reque
 def ask_to_clean(memory: EngineMemory, request: Request, timeout_s: float,
                  progress: Callable[[int, int | None], None] = lambda done, total: None) -> Cleaned:
     """What the cleaner deleted. StoreBusyError: another request is under way; EngineUnavailableError: the engine
-    went away; DiskError: it could not delete; EngineError after `timeout_s`, the cleaner goes on."""
+    stopped; DiskError: it could not delete; EngineError after `timeout_s`, the cleaner continues."""
     with Cleaning(memory.folder) as cleaning:
         if not try_lock(cleaning.shared.descriptor, 0, "the cleaner's shared object"):
             raise StoreBusyError("another `pyengine clean` is waiting for the cleaner")
@@ -100,5 +100,5 @@ def _wait(memory: EngineMemory, block, number: int, deadline_s: float, tell: Cal
         if native.load(memory.control.state, "frozen"):
             raise EngineError("the store is frozen after a failed sync: nothing is deleted until it has been recovered")
         if time.monotonic() >= deadline_s:
-            raise EngineError("the cleaner has not finished yet and goes on by itself; `pyengine status` shows the minimum")
-        time.sleep(POLL_STEP_S)
+            raise EngineError("the cleaner has not finished within the timeout and continues; `pyengine status` shows the minimum")
+        time.sleep(POLL_INTERVAL_S)

@@ -93,7 +93,7 @@ class CleanCommitLogService:
         return native.load_position(self._control.min_offset)
 
     def steps(self, decide: Callable[[], Decision]) -> Iterator[float]:
-        """One round. `decide` is asked again before each segment, since each one that goes makes room."""
+        """One round. `decide` is asked again before each segment, since each deletion makes room."""
         deleted = 0
         while True:
             decision = decide()
@@ -136,7 +136,7 @@ class CleanCommitLogService:
         return sorted(found)
 
     def _is_released(self, segment: int, decision: Decision) -> bool:
-        """Whether nobody holds the segment, or has held it for too long."""
+        """Whether no process holds the segment, or its holders have had it for too long."""
         line = self._cleaning
         end = segment + self._segment_bytes
         if native.load(line, "removing_end") < end:
@@ -157,7 +157,7 @@ class CleanCommitLogService:
                          f"{(now_ns - since_ns) / 1e9:.0f} s")
             return True
         native.increment(line, "waited_for_holds")
-        self._say_once(f"segment {segment_name(segment)} should go, but {_names(held_by)} holds it: tried again, and "
+        self._report_once(f"segment {segment_name(segment)} should be deleted, but {_names(held_by)} holds it: tried again, and "
                        f"forced after {self._forcibly_ns / 1e9:g} s")
         return False
 
@@ -176,7 +176,7 @@ class CleanCommitLogService:
         self._said = ""
         yield from give_back(descriptor)
 
-    def _say_once(self, text: str) -> None:
+    def _report_once(self, text: str) -> None:
         if text != self._said:
             self._said = text
             self._report(text)

@@ -9,7 +9,7 @@ recovery must find what was there.
 DiskSpaceProbe is DefaultMessageStore.isSpaceFull: is there room, and can the folders be written? It runs in
 a thread of its own, since RocketMQ's is blocked by a mass deletion just when it matters. Each second it asks
 the file systems of log and queues, which writes nothing, and sets or clears two bits of `refuse_puts`: the
-writer then answers SERVICE_NOT_AVAILABLE with a reason, and goes on by itself afterwards.
+writer then answers SERVICE_NOT_AVAILABLE with a reason, and accepts them again by itself afterwards.
 After a crash the bits stay as they are until the next cleaner's first look.
 """
 
@@ -69,15 +69,15 @@ class CleanResourceService(Service):
         try:
             pause_s = next(self._steps)
         except StopIteration:
-            self._over("")
+            self._end_round("")
             return False
         except DiskError as error:
-            self._over(str(error))
+            self._end_round(str(error))
             return False
         self._resume_ns = self._clock.monotonic_ns() + round(pause_s * 1e9)
         return pause_s <= 0
 
-    def _over(self, why: str) -> None:
+    def _end_round(self, why: str) -> None:
         self._steps = None
         self._due_ns = self._clock.monotonic_ns() + self._interval_ns
         if why:
@@ -127,12 +127,12 @@ class CleanResourceService(Service):
         return asked, Request(None if reserved_ms < 0 else reserved_ms, percent)
 
     def pause_s(self) -> float:
-        """Until the next step or round; a request by hand rings the latch."""
+        """Until the next step or round; a request by hand wakes the cleaner."""
         until_ns = self._due_ns if self._steps is None else self._resume_ns
         return min(PAUSE_S_MAX, max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9))
 
     def drain(self) -> bool:
-        """A stop waits for no deletion: what has lost its name goes with its descriptor."""
+        """A stop waits for no deletion: a file without a name is freed with its descriptor."""
         return False
 
     def close(self) -> None:

@@ -112,7 +112,7 @@ def _is_beyond(rules: CleanRules, use: DiskUse, percent: int) -> bool:
 
 
 def deletable_end(segment_bytes: int, wrote: int, *others: int) -> int:
-    """Segments that end at or below this may go: never the last one with data, nothing above any of `others`.
+    """Segments that end at or below this may be deleted: never the last one with data, nothing above any of `others`.
 
     `others` are the positions that still need the log: committed, flushed, reput_from, and
     up to where the checkpointer has synced the queues.
@@ -127,7 +127,7 @@ def next_to_go(
     """The start of the segment to delete next, None without: only ever the oldest, as RocketMQ stops at the first that stays.
 
     `segments`: (start, modification time in ms), ascending. The one that ends at
-    `removing_end` was held when its turn came and goes whatever the decision says; any
+    `removing_end` was held when its turn came and is deleted whatever the decision says; any
     other value of it means nothing, since readers can write there.
     """
     if not segments:

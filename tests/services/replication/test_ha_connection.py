@@ -10,7 +10,7 @@ import pytest
 
 from pyengine.formats import ha_wire
 from pyengine.ipc.replication import Replication
-from pyengine.services.replication.ha_connection import FAREWELL_NS, HAConnection, LinkLimits
+from pyengine.services.replication.ha_connection import REFUSAL_NS, HAConnection, LinkLimits
 
 SEGMENT = 65536
 SECOND_NS = 1_000_000_000
@@ -169,7 +169,7 @@ def test_a_refused_slave_that_stays_is_closed():
     rig.slave.sendall(b"whatever")
     rig.connection.on_readable(rig.now_ns)
     assert not rig.connection.ended
-    rig.pass_s(FAREWELL_NS / SECOND_NS)
+    rig.pass_s(REFUSAL_NS / SECOND_NS)
     assert "ends at 10" in rig.connection.ended
 
 

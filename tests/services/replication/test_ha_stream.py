@@ -203,7 +203,7 @@ def refused(stream, wire):
 
 def test_a_frame_for_another_offset_is_refused(tmp_path, rng):
     content = bytes_of(make_log(rng, 5))
-    assert "goes on at 7, not at 0" in refused(new_stream(tmp_path), pack_header(7, 3) + b"abc")
+    assert "continues at 7, not at 0" in refused(new_stream(tmp_path), pack_header(7, 3) + b"abc")
     assert "not at 0" in refused(new_stream(tmp_path), pack_header(12, 0))
     assert "not at 100" in refused(new_stream(tmp_path), framed(content[:100], 0, 100) + pack_header(99, 10) + b"x")
 
