@@ -131,7 +131,7 @@ class EngineConfig:
         0, "Port where a master waits for slaves. 0: 10912 with SYNC_MASTER, and with ASYNC_MASTER no replication.",
         key="haListenPort", low=0, high=65_535, group="replication")
     ha_listen_host: str = setting(
-        "127.0.0.1", "Address that a master listens at. Nobody is asked who he is there: let only slaves reach it.",
+        "127.0.0.1", "Address that a master listens at. It asks for no password: let only slaves reach it.",
         group="replication")
     ha_master_address: str = setting(
         "", "With SLAVE: host:port of the master's HA port.", key="haMasterAddress", group="replication")
@@ -146,7 +146,7 @@ class EngineConfig:
         "noticed to be dead.",
         group="replication")
     ha_slave_fallbehind_max_bytes: int = setting(
-        268_435_456, "With SYNC_MASTER: where slaves are farther behind, puts get SLAVE_NOT_AVAILABLE at once; the message is "
+        268_435_456, "With SYNC_MASTER: where slaves lag more, puts get SLAVE_NOT_AVAILABLE at once; the message is "
         "stored.", key="haSlaveFallbehindMax", unit="bytes", low=0, high=INT32_MAX, group="replication")
     dispatch_at: str = setting(
         "committed", "Messages become visible in their queues once they are readable (committed, as in RocketMQ), or only once "
@@ -305,7 +305,7 @@ class EngineConfig:
         False, "A slave corrects offsets of gets.", key="offsetCheckInSlave", inert="readers always correct them",
         group="accepted")
     disk_fall_recorded: bool = setting(
-        True, "Record how far readers are behind.", key="diskFallRecorded", inert="readers do not report to the engine",
+        True, "Record how far readers lag.", key="diskFallRecorded", inert="readers do not report to the engine",
         group="accepted")
     debug_lock_enable: bool = setting(
         False, "Report on the put lock.", key="debugLockEnable", inert="one process appends: no lock",
@@ -355,7 +355,7 @@ class EngineConfig:
 
     @property
     def ha_port(self) -> int:
-        """The port at which slaves are waited for; 0 where nobody listens."""
+        """The port at which a master waits for slaves; 0 where it does not listen."""
         if self.broker_role == "SLAVE":
             return 0
         return self.ha_listen_port or (HA_PORT if self.broker_role == "SYNC_MASTER" else 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 # Commit log (CommitLog.MESSAGE_MAGIC_CODE, BLANK_MAGIC_CODE), as unsigned 32-bit numbers.
 MESSAGE_MAGIC = 0xDAA320A7
 BLANK_MAGIC = 0xCBD43194
-BLANK_HEADER_BYTES = 8  # total size and magic; the filler behind them is never read
+BLANK_HEADER_BYTES = 8  # total size and magic; the filler after them is never read
 MESSAGE_BYTES_MIN = 91  # IPv4 hosts, no body, no topic, no properties
 
 # sysFlag (MessageSysFlag).

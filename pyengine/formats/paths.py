@@ -93,7 +93,7 @@ def log_folders(root: str | os.PathLike[str]) -> LogFolders:
 
 
 def _settings(path: str) -> tuple[str, str]:
-    """The two settings in an engine.toml; what is wrong with the file is said by who reads all of it."""
+    """The two settings in an engine.toml; read_file in storage/config.py says what is wrong with the file."""
     try:
         raw = read_small_file(path)
         if b"path" not in raw.lower():

@@ -96,7 +96,7 @@ HEAD_BY_FLAGS = {
 
 
 def store_timestamp_at(sys_flag: int) -> int:
-    """Position of the store time in a record: behind the born host."""
+    """Position of the store time in a record: after the born host."""
     return 48 + (HOST_V6_BYTES if sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES)
 
 
@@ -113,7 +113,7 @@ def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, sys_fl
 def computed_size(buffer, at: int, room: int) -> int | None:
     """The total size that the record's own length fields add up to, or None when they are no lengths.
 
-    Looks at nothing beyond `room` bytes behind `at`; the total-size field is not used.
+    Looks at nothing beyond `room` bytes from `at` on; the total-size field is not used.
     """
     if room < SYS_FLAG_AT + 4:
         return None

@@ -174,8 +174,8 @@ def keep_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
     """Write into config/engine.toml what the store's files cannot be understood without; True if it wrote.
 
     The sizes, unless they stand there; and what KEPT_NAMES lists, when it is no default or the
-    file says otherwise. Called by whoever creates or opens a store for writing, before its first
-    segment. What the user wrote in the file stays as it is: the missing lines go in front of it.
+    file says otherwise. Called by the process that creates or opens a store for writing, before
+    its first segment. What the user wrote in the file stays as it is: the missing lines go in front of it.
     A crash leaves the old file or the new one, never a part.
     """
     path = config_path(root)

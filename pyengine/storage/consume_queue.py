@@ -41,7 +41,7 @@ from pyengine.storage.new_file import create_file, create_files, sync_folder
 class ConsumeQueue:
     """The queue `topic`-`queue_id`, read. Offsets are entry numbers; positions are bytes of one file.
 
-    Entries stand in the order of their physical offsets behind possible filler, and zeros
+    Entries are in the order of their physical offsets, after possible filler, and zeros
     end them, so every bound is found by halving. Entries that reach beyond a limit do not
     exist for the reader.
     """
@@ -64,7 +64,7 @@ class ConsumeQueue:
         self._ext = MappedFileQueue(ext_folder, ext_size_bytes, cache)
 
     def max_offset(self, limit: int) -> int:
-        """One behind the last entry whose message ends at or below `limit`; 0 for an empty queue."""
+        """One after the last entry whose message ends at or below `limit`; 0 for an empty queue."""
 
         def is_outside(entry: tuple[int, int, int]) -> bool:
             offset, size_bytes, _ = entry
@@ -119,7 +119,7 @@ class ConsumeQueue:
         return first + at if at < count else 0
 
     def span(self, offset: int, max_offset: int) -> tuple[mmap.mmap, int, int] | None:
-        """(file, position of entry `offset`, position behind the file's last readable entry), None without the file."""
+        """(file, position of entry `offset`, position after the file's last readable entry), None without the file."""
         start = self.files.start_of(offset * CQ_ENTRY_BYTES)
         view = None if start is None else self.files.view(start)
         if start is None or view is None:
@@ -127,7 +127,7 @@ class ConsumeQueue:
         return view, offset * CQ_ENTRY_BYTES - start, min(self.files.size_bytes, max_offset * CQ_ENTRY_BYTES - start)
 
     def next_file_offset(self, offset: int) -> int:
-        """The first entry of the file behind the one that holds `offset` (ConsumeQueue.rollNextFile)."""
+        """The first entry of the file after the one that holds `offset` (ConsumeQueue.rollNextFile)."""
         return offset + self.entries_per_file - offset % self.entries_per_file
 
     def entry(self, offset: int, max_offset: int) -> ConsumeQueueEntry | None:
@@ -149,7 +149,7 @@ class ConsumeQueue:
 
     @staticmethod
     def _first(view: mmap.mmap, low: int, high: int, is_it: Callable[[tuple[int, int, int]], bool]) -> int:
-        """The first entry of the file in [low, high) for which `is_it` holds, as for all behind it; else `high`."""
+        """The first entry of the file in [low, high) for which `is_it` holds, as for all after it; else `high`."""
 
         def holds(number: int) -> bool:
             return is_it(ENTRY.unpack_from(view, number * CQ_ENTRY_BYTES))
@@ -260,7 +260,7 @@ WINDOW_BYTES = 65536
 
 
 class QueueEnd(NamedTuple):
-    """`next_offset` is the queue offset behind the last real entry, 0 without any; `max_physical` the physical
+    """`next_offset` is the queue offset after the last real entry, 0 without any; `max_physical` the physical
     end of that entry's message, -1 without any."""
 
     next_offset: int
@@ -289,7 +289,7 @@ def find_queue_end(folder: Path, file_bytes: int) -> QueueEnd:
 
 
 def remove_void_files(folder: Path, file_bytes: int) -> None:
-    """Delete the queue's files that hold nothing but filler and zeros, left behind by a start that was cut short."""
+    """Delete the queue's files that hold nothing but filler and zeros, left by a start that was cut short."""
     removed = False
     for segment in list_segments(folder, file_bytes):
         data = segment.path.read_bytes()
@@ -304,7 +304,7 @@ def remove_void_files(folder: Path, file_bytes: int) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """Make the names of a queue's folders durable: who made them may have died before it did that."""
+    """Make the names of a queue's folders durable: the process that made them may have died before it did that."""
     if folder.is_dir():
         sync_folder(folder.parent)
         sync_folder(folder.parent.parent)
@@ -316,11 +316,11 @@ def begin_queues(folders: Sequence[Path], file_bytes: int) -> bool:
 
 
 def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: bool = True) -> tuple[int, int, int]:
-    """Open the file that holds entry `position`, making it if need be: (descriptor, its first byte's place in the
-    queue, bytes that certainly have blocks or -1).
+    """Open the file that holds entry `position`, making it if need be: (descriptor, the queue's byte
+    that it begins at, bytes that certainly have blocks or -1).
 
     A new file whose first entries will never come gets filler in front (docs/formats.md section 8.3).
-    Raises DiskFullError, DiskError (also for a missing file that nobody `may_make`), StoreRefusedError.
+    Raises DiskFullError, DiskError (also for a missing file without `may_make`), StoreRefusedError.
     """
     byte = position * CQ_ENTRY_BYTES
     start = byte - byte % file_bytes
@@ -329,7 +329,7 @@ def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: b
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         if not may_make:
-            raise DiskError(f"{path} is gone: somebody else has changed the store", errno=errno.ENOENT, path=str(path)) from None
+            raise DiskError(f"{path} is gone: another process has changed the store", errno=errno.ENOENT, path=str(path)) from None
         return (*_create(folder, path, file_bytes, start, byte - start),)
     except OSError as error:
         raise disk_error(error, "open", path) from error
@@ -362,7 +362,7 @@ _ENTRIES_READ_BYTES = 3276 * CQ_ENTRY_BYTES
 
 
 def settle_ext_end(queue_folder: Path, ext_folder: Path, queue_file_bytes: int, ext_file_bytes: int) -> int:
-    """Where the next unit goes; what stands behind it is cleared. May be done twice.
+    """Where the next unit goes; what comes after it is cleared. May be done twice.
 
     Raises StoreRefusedError for a foreign file or a wrong length in either folder, DiskError.
     """

@@ -150,7 +150,7 @@ class Dispatcher:
         Raises DiskFullError or DiskError with the path; a later call with the same
         `start` goes on where that one failed.
         """
-        with bounded(view, base_offset, start, end) as data:  # let go of also when this raises: the caller unmaps
+        with bounded(view, base_offset, start, end) as data:  # released also when this raises: the caller unmaps
             return self._run(view, data, base_offset, start, end)
 
     def _run(self, view, data, base_offset: int, start: int, end: int) -> int:

@@ -5,7 +5,7 @@ file goes when everything in it lies below the log's first byte; never the last 
 queue or of the index, which says where to go on.
 
     a queue's file       its last entry's record lies below        (MappedFileQueue.deleteExpiredFileByOffset)
-    an extension file    the queue's first living entry points behind it (ConsumeQueueExt.truncateByMinAddress)
+    an extension file    the queue's first living entry points after it (ConsumeQueueExt.truncateByMinAddress)
     an index file        its last key's record lies below          (IndexService.deleteExpiredFile)
 """
 

@@ -34,7 +34,7 @@ def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None =
 
     Where files and `overrides` disagree the files win; the caller compares and refuses.
     An override that is consistent with the files decides where several would be.
-    Never raises for what the files hold: a wrong length among them is refused by who opens them.
+    Never raises for what the files hold: a wrong length among them is refused by the code that opens them.
     """
     overrides = overrides or {}
     paths = StorePaths(root)

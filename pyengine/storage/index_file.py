@@ -108,7 +108,7 @@ def _candidates(view) -> Iterator[IndexLayout]:
     last_slot, entry_word = _boundary(view, header.hash_slot_count)
     if last_slot is None:
         return
-    # Entry 1 stands `per_entry` words behind the slots (entry 0 is never used).
+    # Entry 1 is `per_entry` words after the slots (entry 0 is never used).
     slots = entry_word - per_entry
     slots -= (slots - words) % per_entry
     while slots > last_slot:
@@ -119,7 +119,7 @@ def _candidates(view) -> Iterator[IndexLayout]:
 
 
 def _boundary(view, used_slots: int) -> tuple[int | None, int]:
-    """(the last used slot, the first word behind it that is not zero), counted in words from the header's end."""
+    """(the last used slot, the first word after it that is not zero), counted in words from the header's end."""
     last_slot = None
     seen = 0
     for word in _used_words(view):
@@ -131,7 +131,7 @@ def _boundary(view, used_slots: int) -> tuple[int | None, int]:
 
 
 def _used_words(view) -> Iterator[int]:
-    """Numbers of the 4-byte words behind the header that are not zero. Zero pages are passed quickly."""
+    """Numbers of the 4-byte words after the header that are not zero. Zero pages are passed quickly."""
     for start in range(INDEX_HEADER_BYTES, len(view), len(_PAGE)):
         page = view[start : start + len(_PAGE)]
         if page == _PAGE[: len(page)]:
@@ -203,7 +203,7 @@ class IndexService:
         return [(name, unpack_header(view)) for name, view in self._files()]
 
     def close(self) -> None:
-        """Let go of the mappings."""
+        """Drop the mappings."""
         self._views = {}
 
     def _chain(self, view, header: IndexHeader, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
@@ -381,7 +381,7 @@ class IndexFiles:
         return current, self._indexed(names, current)
 
     def make_next(self) -> IndexFile:
-        """A new file behind the current one, which is full (or there is none); becomes the current one."""
+        """A new file after the current one, which is full (or there is none); becomes the current one."""
         names = self.names()
         predecessor: IndexHeader | None = None
         if self._current is not None:
@@ -394,7 +394,7 @@ class IndexFiles:
         return current
 
     def next_names(self, count: int) -> list[str]:
-        """Names for so many files behind the newest one, for somebody else to make."""
+        """Names for so many files after the newest one, for another process to make."""
         names = self.names()
         number = int(names[-1]) if names else None
         found = []

@@ -4,7 +4,7 @@ Field names and rules are those of the document that tests/interop/judge prints 
 real RocketMQ store, so that the two can be compared field by field. Where the reader
 of this engine is kinder than RocketMQ (filler passed over, keys verified) this document
 follows RocketMQ. `messages` come through the queues only and `queries` through the
-index only, never from the log behind their back.
+index only, never from the log itself.
 
 Nothing is recovered or written: of a store that was not stopped it shows what is there,
 up to the end that reading the log finds.

@@ -8,7 +8,7 @@
     records with a topic of more than 127 bytes         another magic number, seen where a walk stops
 
 The log itself is that of 4.9 and can be read and salvaged. An engine that appended to it would leave
-these files behind the log: messages would never be delivered, or be served twice.
+these files after the log: messages would never be delivered, or be served twice.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _pending_timers(paths: StorePaths) -> int:
 
 
 def _queue_end(folder: Path) -> int:
-    """One behind the last entry of a queue, by its last file; 0 without any."""
+    """One after the last entry of a queue, by its last file; 0 without any."""
     starts = [start for start in map(parse_segment_name, _names(folder)) if start is not None]
     if not starts:
         return 0

@@ -84,7 +84,7 @@ class LogView:
         sure = self.watermark or 0
         return [segment.path for segment in self.segments if segment.start_offset + self.size_bytes > sure]
 
-    def is_gap_behind(self, index: int) -> bool:
+    def is_gap_after(self, index: int) -> bool:
         """Whether the segment that follows this one does not begin where it ends."""
         return self.segments[index + 1].start_offset != self.segments[index].start_offset + self.size_bytes
 
@@ -129,7 +129,7 @@ class LogScan:
     last_store_timestamp_ms: int = -1
 
     def carried_on(self, result, end_offset: int, reason: str) -> LogScan:
-        """This scan with one more walk behind it."""
+        """This scan with one more walk after it."""
         return replace(
             self,
             end_offset=end_offset,
@@ -166,7 +166,7 @@ def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoi
     if log.watermark is not None and count:
         holder = log.index_of(log.watermark)
         first = min(first, count - 1 if holder is None else holder)
-    return first if over_gaps else next((index for index in range(first) if log.is_gap_behind(index)), first)
+    return first if over_gaps else next((index for index in range(first) if log.is_gap_after(index)), first)
 
 
 def first_after_orderly_stop(log: LogView, count: int) -> int:

@@ -144,7 +144,7 @@ class MappingCache:
             return mapping
 
     def drop(self, folder: str, start_offset: int) -> None:
-        """Forget a mapping; whoever still reads from it keeps it."""
+        """Forget a mapping; a reader that still uses it keeps it."""
         with self._lock:
             self._mappings.pop((folder, start_offset), None)
 
@@ -229,8 +229,8 @@ def _inodes(
 ) -> tuple[dict[int, int], bool]:
     """(start offset -> inode of every file, whether that is all). StoreRefusedError as list_segments.
 
-    Who follows a folder gives what was found before: these files are not judged again, and
-    an empty file that is younger than a second is left out, since someone is making it.
+    The follower of a folder gives what was found before: these files are not judged again, and
+    an empty file that is younger than a second is left out, since another process is making it.
     """
     found: dict[int, int] = {}
     complete = True
@@ -310,7 +310,7 @@ _ZEROS = bytes(_CHUNK_BYTES)
 
 
 def used_end(path: Path, start: int = 0) -> int:
-    """The position behind the file's last non-zero byte, or `start` when there is none from there on."""
+    """The position after the file's last non-zero byte, or `start` when there is none from there on."""
     descriptor = open_file(path, os.O_RDONLY)
     try:
         end = start
@@ -370,9 +370,9 @@ def data_chunks(descriptor: int, start: int) -> Iterator[tuple[int, bytearray]]:
 
 
 def _data_ranges(descriptor: int, start: int) -> list[tuple[int, int]]:
-    """The ranges from `start` on that are no hole; allocated blocks that nobody wrote to count as holes.
+    """The ranges from `start` on that are no hole; allocated blocks that were never written count as holes.
 
-    All are looked up before any is read: reading brings in pages behind the range, which
+    All are looked up before any is read: reading brings in pages after the range, which
     the kernel would then take for data, and so on to the end of the file. Where a file system
     cannot tell, all of it is data.
     """

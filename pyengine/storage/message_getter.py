@@ -36,7 +36,7 @@ class TagFilter:
     codes: frozenset[int]
 
     def matches_code(self, tags_code: int | None) -> bool:
-        """By the queue entry's code, of which 32 bits count; None (nobody knows it) matches."""
+        """By the queue entry's code, of which 32 bits count; None (unknown) matches."""
         return tags_code is None or _to_int(tags_code) in self.codes
 
     def matches_text(self, tags: str | None) -> bool:
@@ -223,7 +223,7 @@ def _message(queue: ConsumeQueue, segment: _Segment, physical_offset: int, size_
 
 
 def _tags_code(queue: ConsumeQueue, tags_code: int) -> int | None:
-    """The entry's tags code, looked up in the extension if it names a unit there; None when nobody knows it."""
+    """The entry's tags code, looked up in the extension if it names a unit there; None when it is unknown."""
     if not is_ext_address(tags_code):
         return tags_code
     unit = queue.ext_unit(tags_code)

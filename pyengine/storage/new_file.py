@@ -8,7 +8,7 @@ finished file.
 
 Where the file system refuses O_TMPFILE (or /proc is missing) the file is built
 in a sibling of its directory, `.<directory>.new`, and renamed. A crash may leave
-that sibling behind; `sweep_unfinished` removes it at start. RocketMQ skips it:
+that sibling; `sweep_unfinished` removes it at start. RocketMQ skips it:
 it lists only the directories it knows and, below a topic, only numeric names.
 
 Config files are replaced by rename, with the previous content kept as `.bak`.
@@ -44,7 +44,7 @@ def create_file(folder: Path | str, name: str, size_bytes: int, *, allocate: All
 
     `allocate` says how much of it gets real blocks now: "full", "none", or that many
     bytes from the start. Missing directories are made and synced too. Raises
-    DiskFullError (nothing is left behind), DiskError with errno EEXIST when the name
+    DiskFullError (nothing is left), DiskError with errno EEXIST when the name
     is taken (the file there is untouched), FlushError when a sync failed.
     """
     folder = Path(folder)

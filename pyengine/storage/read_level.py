@@ -39,11 +39,11 @@ class Watermark(Protocol):
         that cannot be told."""
 
     def queue_limit(self, level: ReadLevel) -> int:
-        """The same for queue and index entries: they may be behind the log, or being written again."""
+        """The same for queue and index entries: they may lag the log, or being written again."""
 
 
 class StoreUse(enum.Enum):
-    """Who has the store open."""
+    """What has the store open."""
 
     NOBODY = "nobody"
     ENGINE = "engine"  # shared lock: processes of this engine
@@ -51,7 +51,7 @@ class StoreUse(enum.Enum):
 
 
 def store_use(root: str | os.PathLike[str]) -> StoreUse:
-    """Who holds byte 0 of `lock`; needs no right but to read it, and takes no lock. NOBODY where it cannot be read."""
+    """What holds byte 0 of `lock`; needs no right but to read it, and takes no lock. NOBODY where it cannot be read."""
     try:
         descriptor = open_regular(StorePaths(root).lock)
     except OSError:
@@ -84,7 +84,7 @@ class FilesWatermark:
     is what the engine last noted on the disk; while another process has, it cannot be
     told. `replicated` is what was last noted as confirmed, where anything was. Queues end
     there too in a store whose engine kept them there (dispatch_at=replicated): recovery
-    has written the rest, which is for nobody to see.
+    has written the rest, which no reader may see.
     """
 
     def __init__(self, root: str | os.PathLike[str], commit_log: MappedFileQueue,

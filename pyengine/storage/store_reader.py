@@ -4,7 +4,7 @@
         result = store.get_message("orders", 0, offset=0, tags="paid || sent")
         for message in result.messages: ...
 
-A reader maps the store's files read-only in its own process, whoever else uses them,
+A reader maps the store's files read-only in its own process, whatever else uses them,
 and looks only below a `Watermark`. What is deleted while it is read is left out.
 Threads may share a reader.
 """

@@ -124,7 +124,7 @@ def test_a_task_makes_no_queue_file_and_no_folder(tmp_path):
     part = LogRange(list_segments(tmp_path / "commitlog", SEGMENT_BYTES)[0], 0, end_of(tmp_path))
     with mapped(part.segment.path) as view:
         queues = touched_queues(view, 0, 0, part.end).queues
-    with pytest.raises(DiskError, match="somebody else has changed the store"):
+    with pytest.raises(DiskError, match="another process has changed the store"):
         put_entries(tmp_path, geometry, part, queues, message_delay_level="1s", multi_dispatch=True)
     with pytest.raises(DiskError, match="cannot make"):
         put_keys(tmp_path / ".index.new", "20200101000000000", geometry.index_layout, [part], None, 60)

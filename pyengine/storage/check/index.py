@@ -50,7 +50,7 @@ def check_index(store: StoreUnderCheck, layout: IndexLayout, files: Sequence[Pat
             if found.beyond:
                 if not store.is_running:  # else the file was filled while the check was under way
                     findings.warning("key beyond the log", name, layout.entry_at(found.beyond),
-                                     f"{header.index_count - found.beyond} entries name records behind the log's end, {log.end}")
+                                     f"{header.index_count - found.beyond} entries name records after the log's end, {log.end}")
                 break
     if covered_from is None or store.is_running:
         return

@@ -103,7 +103,7 @@ def queue_files(root: Path, queue: QueueState) -> Iterator[QueueFile]:
         previous = file.path
 
 
-_TIME_READABLE_BYTES = 68 + 8  # behind a 20-byte host
+_TIME_READABLE_BYTES = 68 + 8  # after a 20-byte host
 
 
 def check_extensions(store: StoreUnderCheck, ext_file_bytes: int, queues: Sequence[QueueState]) -> None:

@@ -262,7 +262,7 @@ class Findings:
         self._by_kind: dict[str, int] = {}
 
     def take(self, part: Findings) -> None:
-        """All findings of a part behind those that are here."""
+        """All findings of a part after those that are here."""
         for finding in part._report.findings:
             self.add(finding.severity, finding.kind, finding.file, finding.offset, finding.text)
         for kind, number in part._by_kind.items():

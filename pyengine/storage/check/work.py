@@ -318,7 +318,7 @@ def check_index_part(log: LogSegments, part: IndexPart) -> KeysFound:
 
 @dataclass(frozen=True, slots=True)
 class StoreUnderCheck:
-    """What the parts of a check share: the store, how it was left, who reads it, and where findings go."""
+    """What the parts of a check share: the store, how it was stopped, what reads it, and where findings go."""
 
     root: Path
     log: LogSegments

@@ -39,7 +39,7 @@ _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Whole records, one behind the other, in [start, end)."""
+    """Whole records, one after the other, in [start, end)."""
 
     start: int
     end: int
@@ -289,7 +289,7 @@ class SalvagedLog:
 
 
 def _topic_at(record: bytearray) -> int:
-    """Where the topic begins; the byte before is its length, behind it stand length and bytes of the properties."""
+    """Where the topic begins; the byte before is its length, after it come length and bytes of the properties."""
     (sys_flag,) = I32.unpack_from(record, SYS_FLAG_AT)
     head_bytes = HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size
     (body_bytes,) = I32.unpack_from(record, head_bytes - 4)

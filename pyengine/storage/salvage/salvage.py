@@ -2,7 +2,7 @@
 
 The new store holds every whole record of the old log in its old order, at new physical
 offsets (so message ids change). Queue offsets stay as long as nothing is missing before
-them; behind a lost message they move up, so that queues have no gaps. Positions that
+them; after a lost message they move up, so that queues have no gaps. Positions that
 other records and files keep move along: prepared transaction offsets, consumer offsets,
 delay offsets. (Not those in the bodies of RMQ_SYS_TRANS_OP_HALF_TOPIC: they are right
 unless a message of the half topic itself was lost.) Queues, index and checkpoint are made
@@ -46,7 +46,7 @@ class SalvageReport:
     skipped: tuple[Skipped, ...]
     missing_segments: tuple[int, ...]  # start offsets
     moved_queues: dict[tuple[str, int], int]  # by how much the queue's newest offsets moved up
-    lost_behind_end: int | None  # bytes that had been synced behind the last record; None: no watermark tells
+    lost_behind_end: int | None  # bytes that had been synced after the last record; None: no watermark tells
     end_offset: int
     written_end: int  # of the new log; end_offset is how far its recovery found it whole
     recovery: RecoveryReport  # of the new store
@@ -157,7 +157,7 @@ def _salvage(
         notes.append(f"the new log was written to {log.end_offset:,}, and its recovery ended it at {report.end_offset:,}: "
                      "compare with the damaged store before you give that up")
     if durable is None:
-        notes.append(f"whether messages are missing behind {end:,}, where the last one ends, is unknown: "
+        notes.append(f"whether messages are missing after {end:,}, where the last one ends, is unknown: "
                      + (reading.damage or "the store has no config/watermark, which would say up to where it had been synced"))
     return SalvageReport(
         log.records, log.kept_bytes, tuple(skipped), missing,

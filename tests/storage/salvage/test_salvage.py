@@ -223,7 +223,7 @@ def test_what_is_missing_behind_the_last_record_is_known_by_the_watermark_alone(
         assert (report.lost_behind_end, said, report.exit_code) == (len(last.data), [], ExitCode.REPAIRED)
     else:
         assert report.lost_behind_end is None and report.to_dict()["lost_behind_end"] is None
-        assert len(said) == 1 and f"behind {last.start:,}," in said[0] and "watermark" in said[0]
+        assert len(said) == 1 and f"after {last.start:,}," in said[0] and "watermark" in said[0]
 
 
 @pytest.mark.parametrize("kept", [0, 1000])
