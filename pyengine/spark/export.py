@@ -8,7 +8,6 @@ left behind that point is removed by the next.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -116,21 +115,21 @@ def export_parquet(
     if not incremental:
         _clear(target, overwrite)
     (target / SUCCESS).unlink(missing_ok=True)
-    work = functools.partial(_write_part, read, columns, str(target), compression, uuid.uuid4().hex, partitioned, incremental)
+    work = _PartWriter(read, columns, str(target), compression, uuid.uuid4().hex, partitioned, incremental)
     try:
         with watched(spark, sum(part.log_bytes for part in parts), progress):
-            rows = run_in_workers(spark, work, parts, _SUMMARY_SCHEMA).collect()
+            written = [(row.file, row.messages, row.bytes) for row in run_in_workers(spark, work, parts, _SUMMARY_SCHEMA).collect()]
     except BaseException:
         for unfinished in target.rglob(".part-*"):
             unfinished.unlink(missing_ok=True)
         raise
-    if not rows and not partitioned and not any(target.glob("part-*")):
-        rows = [_empty(columns, target, compression)]
+    if not written and not partitioned and not any(target.glob("part-*")):
+        written = [_empty(columns, target, compression)]
     if incremental:
         ends = [part.stop for part in parts if isinstance(part, LogRange)]
         _write_state(target, replace(state, end=max(ends, default=state.end)))
     (target / SUCCESS).touch()
-    return ExportResult(str(target), len(rows), sum(row[1] for row in rows), sum(row[2] for row in rows))
+    return ExportResult(str(target), len(written), sum(messages for _, messages, _ in written), sum(size for *_, size in written))
 
 
 def _continued(target: Path, read: ReadOptions, columns: list[Column], partitioned: bool, overwrite: bool) -> ExportState:
@@ -186,22 +185,34 @@ def _is_ours(path: Path) -> bool:
     return path.name in (SUCCESS, STATE, f".{STATE}") or _PART.fullmatch(path.name) is not None
 
 
-def _write_part(
-    options: ReadOptions, columns: list[Column], target: str, compression: str, run: str, partitioned: bool, incremental: bool,
-    number: int, part: Part,
-) -> Iterator[pyarrow.RecordBatch]:
-    """One part into its files; a row for each. No file without rows."""
-    scanned = list(columns)
-    if partitioned:
-        scanned += [find_column(name) for name in ("topic", "timestamp") if name not in [column.name for column in columns]]
-    name = f"part-{part.start:020d}" if incremental else f"part-{number:05d}"
-    files = PartFiles(target, name, arrow_schema(columns), compression, run, partitioned=partitioned)
-    written = write_groups(files, batches_of(options, scanned, part)[1])
-    if written:
-        paths, messages, sizes = zip(*written)
-        yield pyarrow.RecordBatch.from_arrays(
-            [pyarrow.array(paths), pyarrow.array(messages, pyarrow.int64()), pyarrow.array(sizes, pyarrow.int64())],
-            ["file", "messages", "bytes"])
+@dataclass(frozen=True, slots=True)
+class _PartWriter:
+    """What each task of an export does; `run` is in the names of its unfinished files."""
+
+    options: ReadOptions
+    columns: list[Column]
+    target: str
+    compression: str
+    run: str
+    partitioned: bool
+    incremental: bool
+
+    def __call__(self, number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
+        """One part into its files; a row for each. No file without rows."""
+        scanned = list(self.columns)
+        if self.partitioned:
+            scanned += [find_column(name) for name in ("topic", "timestamp") if name not in [column.name for column in self.columns]]
+        name = f"part-{number:05d}"
+        if self.incremental:
+            assert isinstance(part, LogRange)
+            name = f"part-{part.start:020d}"
+        files = PartFiles(self.target, name, arrow_schema(self.columns), self.compression, self.run, partitioned=self.partitioned)
+        written = write_groups(files, batches_of(self.options, scanned, part)[1])
+        if written:
+            paths, messages, sizes = zip(*written)
+            yield pyarrow.RecordBatch.from_arrays(
+                [pyarrow.array(paths), pyarrow.array(messages, pyarrow.int64()), pyarrow.array(sizes, pyarrow.int64())],
+                ["file", "messages", "bytes"])
 
 
 def _empty(columns: list[Column], target: Path, compression: str) -> tuple[str, int, int]:

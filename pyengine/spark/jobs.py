@@ -120,7 +120,8 @@ def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Par
 class Unit(Protocol):
     """`cost` is about the bytes it reads. Unit and outcome are pickled; an exception of `run` is raised in the driver."""
 
-    cost: int
+    @property
+    def cost(self) -> int: ...
 
     def run(self, common: Any) -> Any: ...
 

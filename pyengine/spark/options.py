@@ -21,7 +21,6 @@ from pyengine.errors import UsageError
 from pyengine.results import ReadLevel
 from pyengine.settings import BYTE_UNITS
 from pyengine.storage.config import FIXED_NAMES, SETTINGS, fold
-from pyengine.storage.message_getter import parse_subscription
 
 AUTO, ARROW = "auto", "arrow"  # of the option fileSystem
 EARLIEST, LATEST = -2, -1  # as in the JSON of Spark's Kafka source
@@ -146,6 +145,8 @@ def _pattern(value: str) -> str:
 
 
 def _tags(value: str) -> tuple[str, ...]:
+    from pyengine.storage.message_getter import parse_subscription  # it loads C
+
     wanted = parse_subscription(value)
     return tuple(sorted(wanted.tags)) if wanted else ()
 

@@ -6,7 +6,7 @@ store's files; how far the queues may be read was decided when the read was plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -163,7 +163,7 @@ def view_rows(options: QueueViewOptions, part: QueueRows, schema: pyarrow.Schema
     """The rows of one partition, as `schema` wants them."""
     from pyengine.storage.store_reader import StoreReader
 
-    with StoreReader(options.read.path, **options.read.sizes) as reader:
+    with StoreReader(options.read.path, watermark=None, **options.read.sizes) as reader:
         yield from (_count if options.view == "queues" else _list)(options, reader, part, schema)
 
 
@@ -212,7 +212,7 @@ def _list(
         if queue is None:
             continue
         for number, entries in queue_entries(queue, first, end):
-            made = {
+            made: dict[str, Callable[[], Any]] = {
                 "topic": lambda: pyarrow.repeat(pyarrow.scalar(topic, pyarrow.string()), len(entries)),
                 "partition": lambda: numpy.full(len(entries), queue_id, numpy.int32),
                 "offset": lambda: numpy.arange(number, number + len(entries), dtype=numpy.int64),

@@ -35,7 +35,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import BEGIN
 from pyengine.native.dispatch import TouchedQueue
 from pyengine.native.store_check import count_keys
-from pyengine.spark.jobs import run_units
+from pyengine.spark.jobs import Unit, run_units
 from pyengine.spark.store_verify import TASK_BYTES, LogPart, WalkedLog, WalkUnit, walk_units
 from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.config import EngineConfig, load_config
@@ -197,11 +197,11 @@ class WorkersRebuild(RebuildWork):
         for queue, (first, last) in sorted(self._ends.items()):
             make_queue_files(StorePaths(root).queue_folder(*queue), file_bytes, first, last)
         parts = self._parts
-        units: list = [EntriesUnit(one, queues) for one, queues in zip(parts.ranges, parts.queues) if queues]
+        units: list[Unit] = [EntriesUnit(one, queues) for one, queues in zip(parts.ranges, parts.queues) if queues]
         files = plan_index_files(parts, geometry.index_layout) if options.message_index_enable else []
         folder = StorePaths(root).index
         names = IndexFiles(folder, geometry.index_layout).next_names(len(files))
-        keys = [KeysUnit(sibling_of(folder), name, *file) for name, file in zip(names, files)]
+        keys: list[Unit] = [KeysUnit(sibling_of(folder), name, *file) for name, file in zip(names, files)]
         common = Made(root, geometry, options.message_delay_level, parts.ranges)
         total = parts.end - parts.ranges[0].begin if parts.ranges else 0
         with _unfinished(sibling_of(folder), needed=bool(keys)):
@@ -360,4 +360,4 @@ def _record_follows(parts: _Parts, number: int, keys: int) -> bool:
     place = key_place(one, keys)
     with mapped(one.segment.path) as view:
         size_bytes, _ = BEGIN.unpack_from(view, place.offset - one.segment.start_offset)
-    return place.offset + size_bytes < one.end
+    return bool(place.offset + size_bytes < one.end)

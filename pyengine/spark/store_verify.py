@@ -14,18 +14,19 @@ the outcome is that of one walk, whatever the log holds.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyengine.formats.index_file import IndexLayout
+from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import sync, walk
 from pyengine.native.store_check import broken_chain, count_keys
-from pyengine.spark.jobs import run_units
+from pyengine.spark.jobs import Unit, run_units
 from pyengine.storage.check.queues import queue_files
 from pyengine.storage.check.report import CheckReport
 from pyengine.storage.check.work import (
@@ -109,7 +110,7 @@ class WalkUnit:
             begin = base if self.first == base else sync(view, base, self.first, end, limit=self.limit)
             return None if begin is None else self.walked(view, begin)
 
-    def walked(self, view, begin: int) -> LogPart:
+    def walked(self, view: mmap.mmap, begin: int) -> LogPart:
         """The part from the record at `begin` on."""
         base = self.segment.start_offset
         found = walk(view, base, begin, self.stop, limit=self.limit, check_crc=self.checks_crc)
@@ -208,7 +209,7 @@ class WorkersCheck(CheckWork):
         chains = [ChainUnit(path, layout, count) for path, count in self._index]
         found = self._run([*walks, *chains], None)
         self._walks = WalkedLog(list(zip(walks, found)))
-        self._chains = dict(zip((path for path, _ in self._index), found[len(walks):]))
+        self._chains: dict[Path, int] = dict(zip((path for path, _ in self._index), found[len(walks):]))
 
     def log_is_known(self, log: LogSegments, queues: Sequence[QueueState], rules: QueueRules, root: Path) -> None:
         log.close()
@@ -218,7 +219,7 @@ class WorkersCheck(CheckWork):
                  for part in self.index_parts(path, str(path.relative_to(root)), self._layout, count)]
         found = self._run([*files, *parts], log)
         self._entries = dict(zip((unit.file.path for unit in files), found))
-        self._keys = dict(zip(((unit.part.path, unit.part.first) for unit in parts), found[len(files):]))
+        self._keys: dict[tuple[Path, int], KeysFound] = dict(zip(((unit.part.path, unit.part.first) for unit in parts), found[len(files):]))
 
     def walk(self, log: LogSegments, segment: MappedFile, start: int, stop: int) -> Iterator[WalkResult]:
         return (part.walk for part in self._walks.of_segment(segment, start))
@@ -253,7 +254,7 @@ class WorkersCheck(CheckWork):
             cut_short = None if is_whole else (unit.segment, unit.end)
         return count
 
-    def _run(self, units: list, common: object) -> list:
+    def _run(self, units: Sequence[Unit], common: object) -> list[Any]:
         before = self._done_bytes
         self._done_bytes += sum(unit.cost for unit in units)
         return run_units(self._spark, units, common, task_bytes=self._task_bytes,
@@ -295,7 +296,7 @@ def walk_units(segment: MappedFile, size_bytes: int, limit: int | None, task_byt
     return [WalkUnit(segment, at, min(at + task_bytes, stop), stop, **settings) for at in range(start, stop, task_bytes)]
 
 
-def _sound_header(path: Path, layout: IndexLayout):
+def _sound_header(path: Path, layout: IndexLayout) -> IndexHeader | None:
     """The header of an index file that is to be looked into."""
     if path.stat().st_size != layout.size_bytes:
         return None

@@ -112,6 +112,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """The rows of one part; as LogReader.read."""
+        assert isinstance(partition, LogRange | QueuePart)
         schema = arrow_schema_of(self.schema)
         return read_partition(self.options, select(self.options), self.columns, partition, schema)
 

@@ -41,6 +41,7 @@ from pyengine.storage.arrow import LogScanner
 
 if TYPE_CHECKING:
     import pyarrow
+    from typing_extensions import Buffer as Readable
 
     from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.storage.consume_queue import ConsumeQueue
@@ -113,7 +114,7 @@ class LogStream(StreamOffsets):
         return {NAME: self._end()}
 
     def is_beyond(self, start: Offset, target: Offset) -> bool:
-        return start[NAME] > target[NAME]
+        return int(start[NAME]) > int(target[NAME])
 
     def bounded(self, start: Offset, target: Offset, most_messages: int | None, most_bytes: int | None) -> Offset:
         begin, end = start[NAME], target[NAME]
@@ -196,11 +197,11 @@ class LogStream(StreamOffsets):
         left = most
         for batch in self._records(begin, end, batch_rows=min(most + 1, _COUNT_ROWS)):
             if batch.num_rows > left:
-                return batch.column(0)[left].as_py()
+                return int(batch.column(0)[left].as_py())
             left -= batch.num_rows
         return end
 
-    def _past_damage(self, view, segment: int, position: int, limit: int, reason: str) -> int:
+    def _past_damage(self, view: Readable, segment: int, position: int, limit: int, reason: str) -> int:
         if self._options.on_corrupt == "fail":
             raise CorruptionError(f"the log is damaged at {position}: {reason.replace('_', ' ')}")
         following = sync(view, segment, position + 1, limit, limit=limit) if position + 1 < limit else None
@@ -243,7 +244,9 @@ class QueueStream(StreamOffsets):
     def __init__(self, options: ReadOptions, reader: LiveStoreReader) -> None:
         super().__init__(options, reader)
         # Offsets bound the beginning only, so they do not choose rows.
-        self._choose = queue_chooser(select(options, with_offsets=False))
+        choose = queue_chooser(select(options, with_offsets=False))
+        assert choose is not None, "topics are chosen"
+        self._choose = choose
 
     def initial(self) -> Offset:
         limit = self._limit()

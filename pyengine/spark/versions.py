@@ -37,6 +37,12 @@ except ImportError:  # Spark 4.0 and 4.1 have no bounds for a batch and ask for 
         """Spark itself asks once how far there is something, and stops there."""
 
 
+__all__ = [
+    "ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "ReadMaxRows", "SupportsTriggerAvailableNow", "arrow_schema_of",
+    "register_source",
+]
+
+
 def arrow_schema_of(schema: StructType) -> pyarrow.Schema:
     """The Arrow schema that Spark expects of batches with these columns; times are UTC's."""
     from pyspark.sql.pandas.types import to_arrow_schema
