@@ -43,8 +43,8 @@ def interrupted(function: str, *arguments: object) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("function", [
     "pyengine.storage.log_scan:walk_pieces", "pyengine.storage.recovery.recover:write_marker",
-    "pyengine.storage.recovery.recover:sync_file", "pyengine.storage.recovery.recover:delete_index_files",
-    "pyengine.storage.recovery.recover:Dispatcher", "pyengine.storage.recovery.recover:write_checkpoint",
+    "pyengine.storage.recovery.log:sync_file", "pyengine.storage.recovery.recover:delete_index_files",
+    "pyengine.storage.recovery.dispatch:Dispatcher", "pyengine.storage.recovery.recover:write_checkpoint",
     "pyengine.storage.recovery.recover:remove_abort_file", "pyengine.storage.recovery.recover:remove_marker",
 ])
 def test_an_interrupted_recovery_is_finished_by_the_next(golden, function):

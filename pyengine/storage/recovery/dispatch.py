@@ -37,30 +37,36 @@ import contextlib
 import mmap
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.engine_config import Geometry
-from pyengine.errors import InvariantError, disk_errors
+from pyengine.errors import DiskFullError, InvariantError, StoreRefusedError, disk_errors
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import decode_record
 from pyengine.native.dispatch import NEEDS_INDEX, NEEDS_QUEUE, RANGE_END, DispatchLoop, TouchedQueue, bounded, touched_queues
+from pyengine.native.failpoint import failpoint
+from pyengine.native.flush import sync_file_system
 from pyengine.native.index_file import IndexFile, new_progress
 from pyengine.native.scan import sync, walk
 from pyengine.native.store_check import count_keys
-from pyengine.storage.dispatcher import Dispatcher
-from pyengine.storage.durable_writes import sync_file
+from pyengine.storage.checkpoint import read_checkpoint
+from pyengine.storage.consume_queue import sync_ext
+from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
+from pyengine.storage.durable_writes import MANY_FILES, sync_file
 from pyengine.storage.index_file import map_index_file
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import MappedFile, mapped
 from pyengine.storage.new_file import FILE_MODE
-from pyengine.storage.recovery.index import IndexPlan
-from pyengine.storage.recovery.queues import QueueCut
+from pyengine.storage.recovery.index import IndexPlan, list_index_files, read_index_header
+from pyengine.storage.recovery.log import LogPlan, Work, segments_between
+from pyengine.storage.recovery.queues import QueueCut, list_queues, sync_queue
 from pyengine.storage.recovery.report import RecoveryPath
 
 _SLICE_BYTES = 1 << 20
+DISPATCH_SLICE_BYTES = 16 << 20
 
 
 def dispatch_start(
@@ -138,6 +144,99 @@ def _mapped_parts(log: LogView, start: int, end: int) -> Iterator[tuple[mmap.mma
         if at < stop:
             with mapped(segment.path) as view:
                 yield view, base, at, stop
+
+
+class LogDispatch:
+    """Puts what the log has into queues and index, and makes them durable."""
+
+    def __init__(self, work: Work, log: LogView, plan: LogPlan, index_progress: bytes | None) -> None:
+        """`index_progress`: the index undo of shared memory that counts, else None."""
+        self._work, self._log, self._plan, self._index_progress = work, log, plan, index_progress
+
+    def run(self, start: int) -> int:
+        """Bring queues and index up to the log and make them durable; returns where that began."""
+        end = self._plan.end_offset
+        if start < end or self._index_progress is not None:
+            self._work.on_step("dispatch")
+            try:
+                while (gap := self._until_gap(start)) is not None:
+                    log_min = max(self._log.min_offset, 0)
+                    earlier = record_start(self._log, max(log_min, gap.max_physical))
+                    if earlier >= start:  # it lacks an entry and knows later ones: no start in the middle mends that
+                        folder = self._work.store.queue_folder(gap.topic, gap.queue_id)
+                        self._work.quarantine.keep_file(folder, 0, "it lacked entries in the middle: it was made again", kind="queue")
+                        earlier = log_min
+                    start = earlier
+            except DiskFullError as error:
+                raise DiskFullError(
+                    f"{error}. The log is whole up to offset {end} and stays as it is; its queues and index need room: "
+                    "free some and recover again", errno=error.errno, path=error.path) from error
+            except StoreRefusedError as error:
+                raise StoreRefusedError(
+                    f"{error}. The log is whole up to offset {end} and stays as it is; recover again then: it goes on from here "
+                    "(config/recovery says where)") from error
+        failpoint("recovery_dispatched")
+        self._work.on_step("sync derived")
+        unsynced_from = min(start, self._plan.scan.scan_from)
+        queues = [queue for queue in list_queues(self._work.store, self._work.store.queue_file_bytes)
+                  if queue.max_physical_offset > unsynced_from]
+        is_synced = len(queues) >= MANY_FILES and sync_file_system(self._work.store.consume_queue)
+        for queue in queues:
+            sync_queue(queue, unsynced_from, is_synced=is_synced)
+            if self._work.options.enable_consume_queue_ext:
+                sync_ext(self._work.store.queue_ext_folder(queue.topic, queue.queue_id),
+                         self._work.store.queue_ext_file_bytes)
+        synced_ms = read_checkpoint(self._work.store).index_msg_timestamp_ms
+        for path in list_index_files(self._work.store):
+            if read_index_header(path).end_timestamp_ms > synced_ms or start < end:
+                sync_file(path)
+        failpoint("recovery_derived_synced")
+        return start
+
+    def _until_gap(self, start: int) -> QueueGap | None:
+        """Dispatch [start, end), or stop before a queue would be left with a gap that the log can fill."""
+        end = self._plan.end_offset
+        scanned_bytes = self._plan.scan.end_offset - self._plan.scan.scan_from
+        gaps: list[QueueGap] = []
+
+        def on_gap(gap: QueueGap) -> bool:
+            gaps.append(gap)
+            log_min = max(self._log.min_offset, 0)
+            return start > log_min or gap.max_physical > log_min
+
+        with contextlib.closing(self._dispatcher(on_gap)) as dispatcher:
+            for segment in segments_between(self._work.store, start, end):
+                base = segment.start_offset
+                with mapped(segment.path) as view:
+                    at, stop = max(start, base), min(end, base + self._log.size_bytes)
+                    while at < stop:
+                        reached = dispatcher.dispatch(view, base, at, min(stop, at + DISPATCH_SLICE_BYTES))
+                        if reached == at:  # a record or a blank that is longer than the slice
+                            reached = dispatcher.dispatch(view, base, at, stop)
+                        if dispatcher.stopped_by == GAP:
+                            return gaps[-1]
+                        at = reached if reached > at else self._step_over(view, base, at, stop, dispatcher.stopped_by)
+                        self._work.progress(scanned_bytes + min(at, end) - start, scanned_bytes + end - start)
+        return None
+
+    def _step_over(self, view, base: int, at: int, stop: int, reason: str) -> int:
+        """Where dispatch goes on when it cannot pass `at`: RocketMQ's log may hold what its recovery never looks at."""
+        following = sync(view, base, at + 1, stop) if at + 1 < stop else None
+        following = stop if following is None else following
+        self._work.notes.append(f"nothing between {at} and {following} could be dispatched ({reason})")
+        return following
+
+    def _dispatcher(self, on_gap: Callable[[QueueGap], bool]) -> Dispatcher:
+        return Dispatcher(
+            self._work.store,
+            self._work.store.geometry,
+            index_progress=None if self._index_progress is None else bytearray(self._index_progress),
+            on_gap=on_gap,
+            message_index_enable=self._work.options.message_index_enable,
+            message_delay_level=self._work.options.message_delay_level,
+            multi_dispatch=self._work.options.enable_multi_dispatch,
+            consume_queue_ext=self._work.options.enable_consume_queue_ext,
+        )
 
 
 # -- pieces, each by another process -----------------------------------------------------

@@ -1,6 +1,7 @@
-"""Where the commit log shall end: scan, commit slot, pool and watermark put together. Reads only.
+"""Where the commit log shall end, and how it is brought there.
 
-The outcome is a `LogPlan`; recover.py carries it out. Its decisions are tables.
+    plan_log    scan, commit slot, pool and watermark put together: a `LogPlan`, by the tables below; reads only
+    LogChange   carries it out: quarantine; segments after the end, newest first; drain; clear the tail; sync
 
 The end is where the walk stopped. What follows it in the end's own segment:
 
@@ -27,16 +28,24 @@ there; above our own watermark the record was not durable yet, and its writer di
 from __future__ import annotations
 
 import enum
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from pyengine.errors import InvariantError
+from pyengine.errors import DiskError, InvariantError
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.record import BEGIN, I64, PHYSICAL_OFFSET_AT
 from pyengine.formats.record_case import CaseLabel
+from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import walk
+from pyengine.storage.commit_log import new_segment_folder
+from pyengine.storage.durable_writes import rewrite, sync_file, write_at
 from pyengine.storage.log_scan import LogScan, LogView, Owner, scan_log
-from pyengine.storage.mapped_file import MappedFile, mapped, used_end
-from pyengine.storage.recovery.report import Progress, SharedState
+from pyengine.storage.mapped_file import MappedFile, clear_file_from, mapped, used_end
+from pyengine.storage.message_store import MessageStore
+from pyengine.storage.new_file import create_file, sync_folder
+from pyengine.storage.recovery.quarantine import Quarantine
+from pyengine.storage.recovery.report import GrowingProgress, OnStep, Progress, RecoveryOptions, SharedState
 
 
 class End(enum.Enum):
@@ -282,3 +291,131 @@ def _with_extra_segments(log: LogView, plan: LogPlan) -> LogPlan:
         cut_bytes += used_bytes
         extra.append((segment, case.decision, case.label))
     return replace(plan, extra=tuple(extra), cut_bytes=cut_bytes)
+
+
+# -- carrying it out --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What all steps of one recovery share. `on_step` is called with a step's name before it changes anything."""
+
+    store: MessageStore
+    options: RecoveryOptions
+    progress: GrowingProgress
+    on_step: OnStep
+    quarantine: Quarantine
+    notes: list[str]
+
+
+class LogChange:
+    """Makes the log what its plan says. Each step may be cut short by a crash and done again."""
+
+    def __init__(self, work: Work, log: LogView, plan: LogPlan, sure_end: int | None, *, is_doubted: bool) -> None:
+        """`sure_end`: what follows that offset may not be on the disk; None: all of it is or will be by one sync.
+
+        `is_doubted`: a sync failed in this boot, so clean pages and names may not be on the disk either.
+        """
+        self._work, self._log, self._plan = work, log, plan
+        self._sure_end, self._is_doubted = sure_end, is_doubted
+
+    def remove_spares(self) -> None:
+        """Segments of zeros after the end: on a full disk they are room for the rest."""
+        for segment, _, label in reversed(self._plan.extra):
+            if label == SPARE:
+                self._work.on_step("delete spare segment")
+                segment.path.unlink(missing_ok=True)
+                sync_folder(segment.path.parent)
+
+    def apply(self) -> None:
+        """Quarantine, cut, drain, clear and sync, in the order in which a crash loses nothing."""
+        end = self._plan.end_offset
+        holder = self._log.index_of(end)
+        for start, content in self._plan.undrained:
+            self._work.on_step("quarantine pool")
+            self._work.quarantine.keep_memory(start, content, "pool bytes that are no whole records")
+        if self._plan.tail is TailDecision.QUARANTINE and holder is not None:
+            self._work.on_step("quarantine tail")
+            segment = self._log.segments[holder]
+            self._work.quarantine.keep_bytes(
+                segment.path, segment.start_offset, end, segment.start_offset + self._log.size_bytes,
+                f"behind the end of the log at {end} ({self._plan.scan.reason})",
+            )
+        for segment, decision, label in reversed(self._plan.extra):
+            if label == SPARE:
+                continue
+            self._work.on_step(f"{decision.value} segment")
+            if decision is FileDecision.QUARANTINE:
+                self._work.quarantine.keep_file(segment.path, segment.start_offset, f"{label}: the log ends at {end}")
+            else:
+                segment.path.unlink(missing_ok=True)
+                sync_folder(segment.path.parent)
+            failpoint("recovery_segment_gone")
+        for start, content in self._plan.drains:
+            self._work.on_step("drain")
+            base = start - start % self._log.size_bytes
+            write_at(self._segment_path(base), content, start - base)
+            failpoint("recovery_drained")
+        if self._plan.tail is not TailDecision.LEAVE and holder is not None:
+            self._work.on_step("clear tail")
+            segment = self._log.segments[holder]
+            clear_file_from(segment.path, end - segment.start_offset)
+        failpoint("recovery_tail_cleared")
+        self.sync()
+        failpoint("recovery_log_done")
+
+    def sync(self) -> None:
+        """Make the log durable from where the reading began to its end.
+
+        What an engine that died had not synced is written over itself first: its last sync may have failed
+        without a word, and a reader's mapping keeps the pages that the disk never got. After a failed sync the same
+        holds of the zeros behind the end and of names.
+        """
+        end, size_bytes = self._plan.end_offset, self._log.size_bytes
+        sure = end if self._sure_end is None else max(self._sure_end, self._plan.scan.scan_from)
+        if self._is_doubted:
+            holder = self._log.index_of(end)
+            if holder is not None:
+                clear_file_from(self._log.segments[holder].path, end - self._log.segments[holder].start_offset, zeros_too=True)
+            for folder in {*(segment.path.parent for segment in self._log.segments), self._work.store.config}:
+                sync_folder(folder)
+        for segment in segments_between(self._work.store, self._plan.scan.scan_from, end):
+            base = segment.start_offset
+            if base + size_bytes > sure and sure < end:
+                rewrite(segment.path, max(sure - base, 0), min(end - base, size_bytes))
+            else:
+                sync_file(segment.path)
+        if sure < end:
+            self._read_again(sure, end)
+        if self._log.owner is Owner.THEIRS:
+            self._sync_names()
+
+    def _read_again(self, start: int, end: int) -> None:
+        """DiskError unless what was written over itself is still the log that was found."""
+        written = replace(self._log, segments=self._work.store.list_log())
+        found = scan_log(written, written.index_of(start) or 0, check_crc=self._work.options.check_crc_on_recover, limit=end)
+        if found.end_offset != end:
+            path = self._work.store.commit_log
+            raise DiskError(f"the log in {path} was whole up to {end} and is not beyond {found.end_offset} ({found.reason}), now "
+                            "that it was read from the disk: recover again", path=str(path))
+
+    def _sync_names(self) -> None:
+        """Make the names durable that another program made: RocketMQ syncs no folder, and what is vouched for now needs them."""
+        folders = {self._work.store.root, *(segment.path.parent for segment in self._log.segments)}
+        for top in (self._work.store.consume_queue, self._work.store.consume_queue_ext, self._work.store.index):
+            folders.update(Path(folder) for folder, _, _ in os.walk(top))
+        for folder in folders:
+            sync_folder(folder)
+
+    def _segment_path(self, base: int) -> Path:
+        path = self._work.store.commit_log_segment(base)
+        if not path.exists():
+            path = new_segment_folder(self._work.store, base, self._log.size_bytes) / path.name
+            os.close(create_file(path.parent, path.name, self._log.size_bytes))
+        return path
+
+
+def segments_between(store: MessageStore, start: int, end: int) -> list[MappedFile]:
+    """The segments that hold [start, end), those that the drain has made included."""
+    return [segment for segment in store.list_log()
+            if segment.start_offset < end and segment.start_offset + store.segment_bytes > start]

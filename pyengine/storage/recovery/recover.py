@@ -21,29 +21,21 @@ store that was stopped in order and is whole nothing is written at all.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyengine.engine_config import Geometry
-from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
+from pyengine.errors import CorruptionError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
-from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL
 from pyengine.formats.paths import StorePaths
 from pyengine.native.failpoint import failpoint
-from pyengine.native.flush import sync_file_system
-from pyengine.native.scan import sync
-from pyengine.storage.checkpoint import read_checkpoint, remove_abort_file, write_checkpoint
-from pyengine.storage.commit_log import list_log, log_exists, look_at_log, new_segment_folder, shown
-from pyengine.storage.consume_queue import sync_ext
-from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
-from pyengine.storage.durable_writes import MANY_FILES, rewrite, start_writeback, sync_file, write_at
-from pyengine.storage.engine_id import read_engine_id
+from pyengine.storage.checkpoint import remove_abort_file, write_checkpoint
+from pyengine.storage.commit_log import log_exists, shown
+from pyengine.storage.durable_writes import start_writeback
 from pyengine.storage.later_format import refuse_later_record
 from pyengine.storage.log_scan import (
     MISSING_SEGMENT,
@@ -55,20 +47,20 @@ from pyengine.storage.log_scan import (
     scan_log,
     where_to_read,
 )
-from pyengine.storage.mapped_file import MappedFile, clear_file_from, forget_cached, mapped
-from pyengine.storage.new_file import create_file, sweep_unfinished, sync_folder
+from pyengine.storage.mapped_file import MappedFile, forget_cached, mapped
+from pyengine.storage.message_store import MessageStore
+from pyengine.storage.new_file import sweep_unfinished
 from pyengine.storage.recovery.cut_log import carry_out_cut, read_cut
-from pyengine.storage.recovery.dispatch import dispatch_start, queues_between, record_start
+from pyengine.storage.recovery.dispatch import LogDispatch, dispatch_start, queues_between
 from pyengine.storage.recovery.index import (
     IndexPlan,
     delete_index_files,
     keys_in_index,
     list_index_files,
     plan_index,
-    read_index_header,
     synced_index_time_ms,
 )
-from pyengine.storage.recovery.log import SPARE, End, FileDecision, LogPlan, Owner, TailDecision, plan_log
+from pyengine.storage.recovery.log import SPARE, End, FileDecision, LogChange, LogPlan, Owner, TailDecision, Work, plan_log
 from pyengine.storage.recovery.markers import (
     RecoveryMarker,
     read_marker,
@@ -91,12 +83,13 @@ from pyengine.storage.recovery.queues import (
     next_offsets_from_log,
     plan_cut,
     refuse_foreign_extensions,
-    sync_queue,
 )
 from pyengine.storage.recovery.rebuild_files import move_away, restore_queue_times
 from pyengine.storage.recovery.report import (
     GrowingProgress,
+    OnStep,
     Progress,
+    RecoveryOptions,
     RecoveryPath,
     RecoveryReport,
     RecoveryState,
@@ -109,34 +102,9 @@ from pyengine.storage.watermark import (
     forget_sync_failure,
     note_sync_failure,
     read_sync_failure,
-    read_watermark,
     sync_failure_path,
     write_watermark,
 )
-
-if TYPE_CHECKING:
-    from pyengine.storage.config import EngineConfig
-
-DISPATCH_SLICE_BYTES = 16 << 20
-
-# Called with a step's name before the step changes anything.
-OnStep = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryOptions:
-    """Settings of the store that recovery needs beside its geometry."""
-
-    check_crc_on_recover: bool = True
-    message_index_enable: bool = True
-    enable_multi_dispatch: bool = False
-    enable_consume_queue_ext: bool = False
-    message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> RecoveryOptions:
-        """The options that a store's settings name."""
-        return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
 
 
 def recover(
@@ -159,7 +127,7 @@ def recover(
     A sync that failed is noted in config/sync-failure, and the next recovery of this boot believes none.
     """
     started_s = time.monotonic()
-    recovery = _Recovery(Path(root), geometry, options or RecoveryOptions(), progress, on_step)
+    recovery = _Recovery(MessageStore(root, geometry), options or RecoveryOptions(), progress, on_step)
     try:
         report = recovery.run(shared, accept_loss)
     except FlushError as error:
@@ -174,13 +142,13 @@ def would_refuse(root: Path | str, geometry: Geometry) -> bool:
     """Whether `recover` would find a loss now that it does not cut without `accept_loss`. Reads only."""
     if read_cut(root) is not None:
         return False
-    size_bytes = geometry.mapped_file_size_commit_log_bytes
-    reading = read_watermark(root)
-    recovery = _Recovery(Path(root), geometry, RecoveryOptions(), copied=reading.watermark if reading.is_copied else None)
+    store = MessageStore(root, geometry)
+    reading = store.read_watermark()
+    recovery = _Recovery(store, RecoveryOptions(), copied=reading.watermark if reading.is_copied else None)
     try:
-        segments = look_at_log(root, size_bytes)
-        log = LogView.of(segments, size_bytes, own_watermark(reading, segments[0].start_offset if segments else 0))
-        queues = list_queues(root, geometry.mapped_file_size_consume_queue_bytes)
+        segments = store.look_at_log()
+        log = LogView.of(segments, store.segment_bytes, own_watermark(reading, segments[0].start_offset if segments else 0))
+        queues = list_queues(store, store.queue_file_bytes)
         plan = recovery._decide(log, queues, None)
         recovery._refuse_loss(log, plan, queues)
     except CorruptionError:
@@ -203,17 +171,16 @@ class _Plan:
 
 class _Recovery:
     def __init__(
-        self, root: Path, geometry: Geometry, options: RecoveryOptions, progress: Progress | None = None,
+        self, store: MessageStore, options: RecoveryOptions, progress: Progress | None = None,
         on_step: OnStep | None = None, copied: DurableWatermark | None = None,
     ) -> None:
-        self._root = root
-        self._paths = StorePaths(root)
-        self._geometry = geometry
+        self._store = store
         self._options = options
         self._progress = GrowingProgress(progress)
         self._on_step = on_step or (lambda name: None)
-        self._quarantine = Quarantine(root)
+        self._quarantine = Quarantine(store)
         self._notes: list[str] = []
+        self._work = Work(self._store, options, self._progress, self._on_step, self._quarantine, self._notes)
         self._dispatched_from: int | None = None
         self._was_cut = False
         self._copied = copied  # the watermark that came with a copied directory
@@ -222,27 +189,27 @@ class _Recovery:
         self.sure_end = 0         # the log is durable below this offset, whatever else is in doubt
 
     def run(self, shared: SharedState | None, accept_loss: bool) -> RecoveryReport:
-        if not _looks_like_a_store(self._paths):
-            raise NotAStoreError(f"{self._root} holds no store: there is no commitlog in it")
-        reading = read_watermark(self._root)
+        if not _looks_like_a_store(self._store):
+            raise NotAStoreError(f"{self._store} holds no store: there is no commitlog in it")
+        reading = self._store.read_watermark()
         self._look_for_failed_sync(reading.watermark, shared)
-        size_bytes = self._geometry.mapped_file_size_commit_log_bytes
-        segments = look_at_log(self._root, size_bytes, accept_loss=accept_loss)
-        cut = read_cut(self._root)
+        size_bytes = self._store.segment_bytes
+        segments = self._store.look_at_log(accept_loss=accept_loss)
+        cut = read_cut(self._store)
         if cut is not None:
-            self._notes.append(carry_out_cut(self._root, size_bytes, cut, self._quarantine, self._on_step))
+            self._notes.append(carry_out_cut(self._store, size_bytes, cut, self._quarantine, self._on_step))
             self._was_cut, shared = True, None
-            segments, reading = list_log(self._root, size_bytes), read_watermark(self._root)
+            segments, reading = self._store.list_log(), self._store.read_watermark()
         reading = self._own_reading(reading, segments)
         log = LogView.of(segments, size_bytes, reading.watermark)
-        rebuilt = read_rebuild_marker(self._root)
+        rebuilt = read_rebuild_marker(self._store)
         if rebuilt is not None and not rebuilt.is_made:
             self._on_step("move")
-            move_away(self._root, rebuilt)
+            move_away(self._store.root, rebuilt)
         misplaced: list[Path] = []
-        queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes, misplaced)
+        queues = list_queues(self._store, self._store.queue_file_bytes, misplaced)
         if self._options.enable_consume_queue_ext:
-            refuse_foreign_extensions(self._root, self._geometry.mapped_file_size_consume_queue_ext_bytes)
+            refuse_foreign_extensions(self._store, self._store.queue_ext_file_bytes)
         with start_writeback(log.unsynced_paths):
             plan = self._decide(log, queues, shared)
         self._refuse_later_record(log, plan.log.end_offset)
@@ -257,18 +224,18 @@ class _Recovery:
         changed = self._carry_out(log, plan, reading.watermark)
         self._progress.finish()
         if changed:
-            queues = list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
+            queues = list_queues(self._store, self._store.queue_file_bytes)
         given = self._numbers_given(log, plan, queues)
         ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
-        self._notes += clamp_offsets(self._root, ends, before_change=lambda: self._on_step("consumer offsets"))
-        self._notes += clamp_delay_offsets(self._root, ends, before_change=lambda: self._on_step("delay offsets"))
+        self._notes += clamp_offsets(self._store, ends, before_change=lambda: self._on_step("consumer offsets"))
+        self._notes += clamp_delay_offsets(self._store, ends, before_change=lambda: self._on_step("delay offsets"))
         failpoint("recovery_done")
         report = self._report(log, plan, queues, RecoveryState.RECOVERED, changed)
         return replace(report, queue_ends={**report.queue_ends, **given})
 
     def _own_reading(self, reading: WatermarkReading, segments: Sequence[MappedFile]) -> WatermarkReading:
         """The watermark; of a copy whose owner has given it an identity of its own, one that vouches for nothing yet."""
-        identity = read_engine_id(self._root)
+        identity = self._store.read_engine_id()
         if reading.watermark is None or not reading.is_copied or identity is None or identity.is_copy:
             return reading
         self._copied = reading.watermark
@@ -293,13 +260,13 @@ class _Recovery:
         left = shared if shared is not None and not shared.mismatch else SharedState(0, 0)
         self.sure_end = max(0 if watermark is None else watermark.flushed, left.flushed)
         if left.sync_failed:
-            note_sync_failure(self._root, self.sure_end, "", "its engine has seen a sync fail")
-        self._failure = read_sync_failure(self._root)
+            note_sync_failure(self._store, self.sure_end, "", "its engine has seen a sync fail")
+        self._failure = read_sync_failure(self._store)
         self._is_doubted = left.sync_failed or self._failure is not None and self._failure.is_of_this_boot
         if self._is_doubted:
             self._notes.append("a sync had failed: what may not have reached the disk was read from it and written again")
             is_all_ours = watermark is not None and not watermark.verified_from
-            forget_cached(self._root, self.sure_end if is_all_ours else 0)  # the rest may have been what could not be synced
+            forget_cached(self._store, self.sure_end if is_all_ours else 0)  # the rest may have been what could not be synced
 
     def _numbers_given(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
         """As next_offsets_from_log(); in RocketMQ's stores a number is its place, whatever the record says."""
@@ -314,9 +281,9 @@ class _Recovery:
     # -- decide -------------------------------------------------------------------
 
     def _decide(self, log: LogView, queues: list[QueueState], shared: SharedState | None) -> _Plan:
-        marker = read_marker(self._root)
-        checkpoint = read_checkpoint(self._root)
-        path, first = where_to_read(self._root, log, is_doubted=self._is_doubted)
+        marker = read_marker(self._store)
+        checkpoint = self._store.read_checkpoint()
+        path, first = where_to_read(self._store, log, is_doubted=self._is_doubted)
         log_plan = plan_log(log, first, shared, check_crc=self._options.check_crc_on_recover, progress=self._progress)
         # An interrupted recovery has put keys without the undo in shared memory knowing it.
         undo = shared if log_plan.decided_by is End.SLOT and marker is None and not self._is_doubted else None
@@ -346,7 +313,7 @@ class _Recovery:
         progress = undo.index_progress if undo is not None and undo.reput_from is not None else None
         is_crash = path is RecoveryPath.ABNORMAL and progress is None
         index = plan_index(
-            self._root, self._geometry.index_layout, checkpoint.index_msg_timestamp_ms if is_crash else None,
+            self._store, self._store.geometry.index_layout, checkpoint.index_msg_timestamp_ms if is_crash else None,
             max(log.min_offset, 0), end,
         )
         dispatch_from = dispatch_start(
@@ -355,7 +322,7 @@ class _Recovery:
             index_enabled=self._options.message_index_enable, multi_dispatch=self._options.enable_multi_dispatch,
         )
         orphaned = () if log.segments else tuple(
-            folder for folder in (self._paths.consume_queue, self._paths.index) if _holds_files(folder)
+            folder for folder in (self._store.consume_queue, self._store.index) if _holds_files(folder)
         )
         return _Plan(path, log_plan, cuts, index, dispatch_from, orphaned, progress)
 
@@ -364,21 +331,21 @@ class _Recovery:
 
         Our watermark tells that better. In RocketMQ's store nothing else does: its own recovery empties the queues.
         """
-        if log.owner is Owner.OURS or read_marker(self._root) is not None:
+        if log.owner is Owner.OURS or read_marker(self._store) is not None:
             return
         was_emptied = plan.path is RecoveryPath.NORMAL and plan.log.tail_label in ("nothing", "roll") and all(
             label == SPARE for _, _, label in plan.log.extra)
-        known = lost_messages(self._root, log, queues, plan.log.end_offset, was_emptied=was_emptied)
+        known = lost_messages(self._store, log, queues, plan.log.end_offset, was_emptied=was_emptied)
         if known:
             raise CorruptionError(
-                f"{self._root} has lost a part of its commit log: {known}. Nothing was changed; restore what is missing from a "
+                f"{self._store} has lost a part of its commit log: {known}. Nothing was changed; restore what is missing from a "
                 "copy, carve out what is whole with `pyengine salvage STORE DEST`, or give up those messages with "
                 "`pyengine recover STORE --accept-loss`")
 
     def _refuse_misplaced(self, log: LogView, plan: _Plan, misplaced: set[str]) -> None:
         """StoreRefusedError, before anything is changed, when dispatch needs a folder in whose place something else stands."""
         for topic, queue_id in queues_between(log, plan.dispatch_from, plan.log.end_offset, self._options.enable_multi_dispatch):
-            folder = self._paths.queue_folder(topic, queue_id)
+            folder = self._store.queue_folder(topic, queue_id)
             for path in (str(folder.parent), str(folder)):
                 if path in misplaced:
                     raise StoreRefusedError(f"{path} is no folder, and the log has messages for the queue {folder}; move it away")
@@ -404,128 +371,36 @@ class _Recovery:
             or bool(plan.index.deleted)
             or bool(plan.orphaned_folders)
             or plan.dispatch_from < end
-            or read_marker(self._root) is not None
+            or read_marker(self._store) is not None
             or self._failure is not None
             or self._copied is not None
             or (watermark is not None and watermark.flushed != end)
             or self._checkpoint_is_ahead(log, plan)
         )
+        change = LogChange(self._work, log, plan.log, self.sure_end if self._is_unsure(log, plan) else None, is_doubted=self._is_doubted)
         if not has_work:
-            self._sync_log(log, plan)
-            sweep_unfinished(self._root)
+            change.sync()
+            sweep_unfinished(self._store)
             return False
         failpoint("recovery_planned")
-        sweep_unfinished(self._root)
-        self._remove_spares(plan)
+        sweep_unfinished(self._store)
+        change.remove_spares()
         self._on_step("marker")
-        write_marker(self._root, RecoveryMarker(plan.path, plan.log.scan.scan_from, plan.dispatch_from))
+        write_marker(self._store, RecoveryMarker(plan.path, plan.log.scan.scan_from, plan.dispatch_from))
         failpoint("recovery_marked")
         if watermark is not None and end < watermark.flushed:
             self._on_step("accept-loss")
-            write_watermark(self._root, watermark.moved_to(end))
+            write_watermark(self._store, watermark.moved_to(end))
             failpoint("recovery_loss_accepted")
-        self._change_log(log, plan)
+        change.apply()
         self._change_queues_and_index(plan)
-        self._dispatched_from = self._dispatch(log, plan)
+        self._dispatched_from = LogDispatch(self._work, log, plan.log, plan.index_progress).run(plan.dispatch_from)
         self._finish(log, plan, watermark)
         return True
-
-    def _remove_spares(self, plan: _Plan) -> None:
-        for segment, _, label in reversed(plan.log.extra):
-            if label == SPARE:
-                self._on_step("delete spare segment")
-                segment.path.unlink(missing_ok=True)
-                sync_folder(segment.path.parent)
-
-    def _change_log(self, log: LogView, plan: _Plan) -> None:
-        end = plan.log.end_offset
-        holder = log.index_of(end)
-        for start, content in plan.log.undrained:
-            self._on_step("quarantine pool")
-            self._quarantine.keep_memory(start, content, "pool bytes that are no whole records")
-        if plan.log.tail is TailDecision.QUARANTINE and holder is not None:
-            self._on_step("quarantine tail")
-            segment = log.segments[holder]
-            self._quarantine.keep_bytes(
-                segment.path, segment.start_offset, end, segment.start_offset + log.size_bytes,
-                f"behind the end of the log at {end} ({plan.log.scan.reason})",
-            )
-        for segment, decision, label in reversed(plan.log.extra):
-            if label == SPARE:
-                continue
-            self._on_step(f"{decision.value} segment")
-            if decision is FileDecision.QUARANTINE:
-                self._quarantine.keep_file(segment.path, segment.start_offset, f"{label}: the log ends at {end}")
-            else:
-                segment.path.unlink(missing_ok=True)
-                sync_folder(segment.path.parent)
-            failpoint("recovery_segment_gone")
-        for start, content in plan.log.drains:
-            self._on_step("drain")
-            base = start - start % log.size_bytes
-            write_at(self._segment_path(base, log.size_bytes), content, start - base)
-            failpoint("recovery_drained")
-        if plan.log.tail is not TailDecision.LEAVE and holder is not None:
-            self._on_step("clear tail")
-            segment = log.segments[holder]
-            clear_file_from(segment.path, end - segment.start_offset)
-        failpoint("recovery_tail_cleared")
-        self._sync_log(log, plan)
-        failpoint("recovery_log_done")
-
-    def _segment_path(self, base: int, size_bytes: int) -> Path:
-        path = self._paths.commit_log_segment(base)
-        if not path.exists():
-            path = new_segment_folder(self._root, base, size_bytes) / path.name
-            os.close(create_file(path.parent, path.name, size_bytes))
-        return path
-
-    def _sync_log(self, log: LogView, plan: _Plan) -> None:
-        """Make the log durable from where the reading began to its end.
-
-        What an engine that died had not synced is written over itself first: its last sync may have failed
-        without a word, and a reader's mapping keeps the pages that the disk never got. After a failed sync the same
-        holds of the zeros behind the end and of names.
-        """
-        end, size_bytes = plan.log.end_offset, log.size_bytes
-        sure = max(self.sure_end, plan.log.scan.scan_from) if self._is_unsure(log, plan) else end
-        if self._is_doubted:
-            holder = log.index_of(end)
-            if holder is not None:
-                clear_file_from(log.segments[holder].path, end - log.segments[holder].start_offset, zeros_too=True)
-            for folder in {*(segment.path.parent for segment in log.segments), self._paths.config}:
-                sync_folder(folder)
-        for segment in self._segments_between(log, plan.log.scan.scan_from, end):
-            base = segment.start_offset
-            if base + size_bytes > sure and sure < end:
-                rewrite(segment.path, max(sure - base, 0), min(end - base, size_bytes))
-            else:
-                sync_file(segment.path)
-        if sure < end:
-            self._read_again(log, sure, end)
-        if log.owner is Owner.THEIRS:
-            self._sync_names(log)
-
-    def _sync_names(self, log: LogView) -> None:
-        """Make the names durable that another program made: RocketMQ syncs no folder, and what is vouched for now needs them."""
-        folders = {self._root, *(segment.path.parent for segment in log.segments)}
-        for top in (self._paths.consume_queue, self._paths.consume_queue_ext, self._paths.index):
-            folders.update(Path(folder) for folder, _, _ in os.walk(top))
-        for folder in folders:
-            sync_folder(folder)
 
     def _is_unsure(self, log: LogView, plan: _Plan) -> bool:
         """A copy is not: no engine has ever synced it, so no failed sync went unheard."""
         return self._is_doubted or log.owner is Owner.OURS and plan.path is RecoveryPath.ABNORMAL and self._copied is None
-
-    def _read_again(self, log: LogView, start: int, end: int) -> None:
-        """DiskError unless what was written over itself is still the log that was found."""
-        written = replace(log, segments=list_log(self._root, log.size_bytes))
-        found = scan_log(written, written.index_of(start) or 0, check_crc=self._options.check_crc_on_recover, limit=end)
-        if found.end_offset != end:
-            path = self._paths.commit_log
-            raise DiskError(f"the log in {path} was whole up to {end} and is not beyond {found.end_offset} ({found.reason}), now "
-                            "that it was read from the disk: recover again", path=str(path))
 
     def _change_queues_and_index(self, plan: _Plan) -> None:
         for folder in plan.orphaned_folders:
@@ -543,135 +418,42 @@ class _Recovery:
             delete_index_files(plan.index.deleted)
             failpoint("recovery_index_deleted")
 
-    def _dispatch(self, log: LogView, plan: _Plan) -> int:
-        """Bring queues and index up to the log and make them durable; returns where that began."""
-        start, end = plan.dispatch_from, plan.log.end_offset
-        if start < end or plan.index_progress is not None:
-            self._on_step("dispatch")
-            try:
-                while (gap := self._dispatch_from(log, plan, start)) is not None:
-                    log_min = max(log.min_offset, 0)
-                    earlier = record_start(log, max(log_min, gap.max_physical))
-                    if earlier >= start:  # it lacks an entry and knows later ones: no start in the middle mends that
-                        folder = self._paths.queue_folder(gap.topic, gap.queue_id)
-                        self._quarantine.keep_file(folder, 0, "it lacked entries in the middle: it was made again", kind="queue")
-                        earlier = log_min
-                    start = earlier
-            except DiskFullError as error:
-                raise DiskFullError(
-                    f"{error}. The log is whole up to offset {end} and stays as it is; its queues and index need room: "
-                    "free some and recover again", errno=error.errno, path=error.path) from error
-            except StoreRefusedError as error:
-                raise StoreRefusedError(
-                    f"{error}. The log is whole up to offset {end} and stays as it is; recover again then: it goes on from here "
-                    "(config/recovery says where)") from error
-        failpoint("recovery_dispatched")
-        self._on_step("sync derived")
-        unsynced_from = min(start, plan.log.scan.scan_from)
-        queues = [queue for queue in list_queues(self._root, self._geometry.mapped_file_size_consume_queue_bytes)
-                  if queue.max_physical_offset > unsynced_from]
-        is_synced = len(queues) >= MANY_FILES and sync_file_system(self._paths.consume_queue)
-        for queue in queues:
-            sync_queue(queue, unsynced_from, is_synced=is_synced)
-            if self._options.enable_consume_queue_ext:
-                sync_ext(self._paths.queue_ext_folder(queue.topic, queue.queue_id),
-                         self._geometry.mapped_file_size_consume_queue_ext_bytes)
-        synced_ms = read_checkpoint(self._root).index_msg_timestamp_ms
-        for path in list_index_files(self._root):
-            if read_index_header(path).end_timestamp_ms > synced_ms or start < end:
-                sync_file(path)
-        failpoint("recovery_derived_synced")
-        return start
-
-    def _dispatch_from(self, log: LogView, plan: _Plan, start: int) -> QueueGap | None:
-        """Dispatch [start, end), or stop before a queue would be left with a gap that the log can fill."""
-        end = plan.log.end_offset
-        scanned_bytes = plan.log.scan.end_offset - plan.log.scan.scan_from
-        gaps: list[QueueGap] = []
-
-        def on_gap(gap: QueueGap) -> bool:
-            gaps.append(gap)
-            log_min = max(log.min_offset, 0)
-            return start > log_min or gap.max_physical > log_min
-
-        with contextlib.closing(self._dispatcher(plan, on_gap)) as dispatcher:
-            for segment in self._segments_between(log, start, end):
-                base = segment.start_offset
-                with mapped(segment.path) as view:
-                    at, stop = max(start, base), min(end, base + log.size_bytes)
-                    while at < stop:
-                        reached = dispatcher.dispatch(view, base, at, min(stop, at + DISPATCH_SLICE_BYTES))
-                        if reached == at:  # a record or a blank that is longer than the slice
-                            reached = dispatcher.dispatch(view, base, at, stop)
-                        if dispatcher.stopped_by == GAP:
-                            return gaps[-1]
-                        at = reached if reached > at else self._step_over(view, base, at, stop, dispatcher.stopped_by)
-                        self._progress(scanned_bytes + min(at, end) - start, scanned_bytes + end - start)
-        return None
-
-    def _step_over(self, view, base: int, at: int, stop: int, reason: str) -> int:
-        """Where dispatch goes on when it cannot pass `at`: RocketMQ's log may hold what its recovery never looks at."""
-        following = sync(view, base, at + 1, stop) if at + 1 < stop else None
-        following = stop if following is None else following
-        self._notes.append(f"nothing between {at} and {following} could be dispatched ({reason})")
-        return following
-
-    def _dispatcher(self, plan: _Plan, on_gap: Callable[[QueueGap], bool]) -> Dispatcher:
-        return Dispatcher(
-            self._root,
-            self._geometry,
-            index_progress=None if plan.index_progress is None else bytearray(plan.index_progress),
-            on_gap=on_gap,
-            message_index_enable=self._options.message_index_enable,
-            message_delay_level=self._options.message_delay_level,
-            multi_dispatch=self._options.enable_multi_dispatch,
-            consume_queue_ext=self._options.enable_consume_queue_ext,
-        )
-
-    def _segments_between(self, log: LogView, start: int, end: int) -> list[MappedFile]:
-        """The segments that hold [start, end), those that the drain has made included."""
-        return [
-            segment
-            for segment in list_log(self._root, log.size_bytes)
-            if segment.start_offset < end and segment.start_offset + log.size_bytes > start
-        ]
-
     def _finish(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> None:
-        rebuilt = read_rebuild_marker(self._root)
+        rebuilt = read_rebuild_marker(self._store)
         if rebuilt is not None:
             self._on_step("queue times")
-            restore_queue_times(self._root, self._geometry, rebuilt)
+            restore_queue_times(self._store, self._store.geometry, rebuilt)
         self._on_step("checkpoint")
-        write_checkpoint(self._root, self._true_checkpoint(log, plan))
+        write_checkpoint(self._store, self._true_checkpoint(log, plan))
         failpoint("recovery_checkpoint_written")
         if watermark is not None and (self._copied is not None or watermark.flushed != plan.log.end_offset):
             self._on_step("watermark")
-            write_watermark(self._root, watermark.moved_to(plan.log.end_offset))
+            write_watermark(self._store, watermark.moved_to(plan.log.end_offset))
             failpoint("recovery_watermark_written")
         if log.owner is Owner.THEIRS and _next_read_from(log, plan.log) < plan.log.scan.scan_from:
             self._on_step("kept from")
-            write_kept_from(self._root, plan.log.scan.scan_from)
+            write_kept_from(self._store, plan.log.scan.scan_from)
         failpoint("recovery_kept_noted")
         if self._failure is not None:
             self._on_step("sync failure")
-            forget_sync_failure(self._root)
+            forget_sync_failure(self._store)
         self._on_step("abort")
-        remove_abort_file(self._root)
+        remove_abort_file(self._store)
         failpoint("recovery_abort_removed")
         self._on_step("remove marker")
-        remove_rebuild_marker(self._root)
-        remove_marker(self._root)
+        remove_rebuild_marker(self._store)
+        remove_marker(self._store)
         failpoint("recovery_marker_removed")
 
     def _true_checkpoint(self, log: LogView, plan: _Plan) -> Checkpoint:
         """All of the log, the queues and the full index files are synced now: their newest times, never ahead."""
         last_ms = max(0, _last_stored_ms(log, plan.log))
-        return Checkpoint(last_ms, last_ms, synced_index_time_ms(self._root, self._geometry.index_layout))
+        return Checkpoint(last_ms, last_ms, synced_index_time_ms(self._store, self._store.geometry.index_layout))
 
     def _checkpoint_is_ahead(self, log: LogView, plan: _Plan) -> bool:
         """Whether the checkpoint names times that no message of the log has, or an index where there is none."""
-        checkpoint = read_checkpoint(self._root)
-        if checkpoint.index_msg_timestamp_ms and not list_index_files(self._root):
+        checkpoint = self._store.read_checkpoint()
+        if checkpoint.index_msg_timestamp_ms and not list_index_files(self._store):
             return True
         newest_ms = max(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, checkpoint.index_msg_timestamp_ms)
         return newest_ms > max(0, plan.log.scan.last_store_timestamp_ms) and newest_ms > max(0, _last_stored_ms(log, plan.log))
@@ -687,7 +469,7 @@ class _Recovery:
         end = plan.log.end_offset
         damage_offset = None
         if is_degraded:  # the log goes on after the damage
-            damage_offset, end = end, find_end(self._root, log).end_offset
+            damage_offset, end = end, find_end(self._store, log).end_offset
         gone = 0 if is_degraded else sum(cut.entries for cut in plan.cuts)
         if gone:
             self._notes.append(f"{gone} queue entries named messages behind the end of the log at {end}: they are not in it")
@@ -714,7 +496,7 @@ class _Recovery:
             index_files_removed=0 if is_degraded else len(plan.index.deleted),
             queue_entries_removed=gone,
             removed_files=() if is_degraded else tuple(
-                shown(segment.path, self._root)
+                shown(segment.path, self._store)
                 for segment, decision, _ in plan.log.extra if decision is FileDecision.DELETE
             ),
             quarantined=pieces,

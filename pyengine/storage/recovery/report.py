@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from pyengine.errors import ExitCode
+from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL
 
 if TYPE_CHECKING:
+    from pyengine.engine_config import EngineConfig
     from pyengine.storage.recovery.quarantine import QuarantinedPiece
 
 # Bytes done, bytes to do; the second number may grow while the work goes on.
 Progress = Callable[[int, int], None]
+# Called with a step's name before the step changes anything.
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryOptions:
+    """Settings of the store that recovery needs beside its geometry."""
+
+    check_crc_on_recover: bool = True
+    message_index_enable: bool = True
+    enable_multi_dispatch: bool = False
+    enable_consume_queue_ext: bool = False
+    message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> RecoveryOptions:
+        """The options that a store's settings name."""
+        return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
 
 
 class GrowingProgress:

@@ -19,9 +19,11 @@ from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
 from pyengine.storage.checkpoint import abort_file_exists, create_abort_file, read_checkpoint, write_checkpoint
 from pyengine.storage.engine_id import ensure_engine_id, renew_copied_id
+from pyengine.storage.recovery import log as recovery_log
 from pyengine.storage.recovery import recover as recovery
+from pyengine.storage.recovery.dispatch import LogDispatch
 from pyengine.storage.recovery.quarantine import Quarantine
-from pyengine.storage.recovery.recover import RecoveryOptions, _Recovery, recover
+from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import RecoveryPath, RecoveryState
 from pyengine.storage.watermark import (
     DurableWatermark,
@@ -217,10 +219,10 @@ def test_segments_beyond_a_hole_go_newest_first_and_the_abort_file_last(build_st
     store.poke(hole.start, bytes(len(hole.data)))
     create_abort_file(store.root)
     done, log = [], StorePaths(store.root).commit_log
-    keep_file, sync_folder, write = Quarantine.keep_file, recovery.sync_folder, recovery.write_checkpoint
+    keep_file, sync_folder, write = Quarantine.keep_file, recovery_log.sync_folder, recovery.write_checkpoint
     monkeypatch.setattr(Quarantine, "keep_file", lambda self, path, *more, **named: (done.append(path.name), keep_file(
         self, path, *more, **named)))
-    monkeypatch.setattr(recovery, "sync_folder", lambda path: (done.append((path, len(os.listdir(log)))), sync_folder(path)))
+    monkeypatch.setattr(recovery_log, "sync_folder", lambda path: (done.append((path, len(os.listdir(log)))), sync_folder(path)))
     monkeypatch.setattr(recovery, "write_checkpoint", lambda root, *more: (
         done.append(abort_file_exists(root)), write(root, *more)))
     before = len(os.listdir(log))
@@ -362,14 +364,14 @@ def test_a_queue_that_lacks_an_entry_and_knows_later_ones_is_made_again(build_st
     entries = path.read_bytes()
     path.write_bytes(entries[:40] + entries[60:] + bytes(20))
     rounds = []
-    dispatch_from = _Recovery._dispatch_from
+    until_gap = LogDispatch._until_gap
 
-    def counted(recovery, log, plan, start):
+    def counted(dispatch, start):
         rounds.append(start)
         assert len(rounds) < 5, f"no end of it: {rounds}"
-        return dispatch_from(recovery, log, plan, start)
+        return until_gap(dispatch, start)
 
-    monkeypatch.setattr(_Recovery, "_dispatch_from", counted)
+    monkeypatch.setattr(LogDispatch, "_until_gap", counted)
     report = recovered(store)
     assert (report.end_offset, report.exit_code, len(report.quarantined)) == (store.end, ExitCode.REPAIRED, 1)
     assert rounds == [rounds[0], 0] and path.read_bytes() == entries
@@ -686,7 +688,7 @@ def test_a_log_that_changes_while_it_is_written_again_is_no_recovered_one(build_
         if int(path.name) + end == store.end:
             store.flip(store.records[-1].start + 4)
 
-    with patch("pyengine.storage.recovery.recover.rewrite", lose), pytest.raises(DiskError, match="recover again"):
+    with patch("pyengine.storage.recovery.log.rewrite", lose), pytest.raises(DiskError, match="recover again"):
         recovered(store)
     assert abort_file_exists(store.root)
 

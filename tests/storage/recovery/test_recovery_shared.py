@@ -8,7 +8,7 @@ from pyengine.errors import ExitCode
 from pyengine.formats.index_file import IndexLayout, unpack_entry, unpack_header
 from pyengine.native.index_file import progress_at
 from pyengine.storage.checkpoint import create_abort_file
-from pyengine.storage.recovery import recover as recovery
+from pyengine.storage.recovery import dispatch
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import SharedState
 from pyengine.storage.watermark import read_watermark
@@ -231,8 +231,8 @@ def test_what_a_dead_reputter_had_written_to_queues_is_synced_too(build_store, m
     recovered(store, None)
     create_abort_file(store.root)
     synced = []
-    sync = recovery.sync_queue
-    monkeypatch.setattr(recovery, "sync_queue", lambda queue, start, **named: (
+    sync = dispatch.sync_queue
+    monkeypatch.setattr(dispatch, "sync_queue", lambda queue, start, **named: (
         synced.append((queue.topic, queue.queue_id, start)), sync(queue, start, **named)))
     report = recovered(store, SharedState(store.end, store.end, reput_from=store.end, index_progress=bytes(256)))
     assert report.dispatched_bytes == 0
