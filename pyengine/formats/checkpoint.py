@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 
 from pyengine.errors import FormatError
-from pyengine.formats.constants import CHECKPOINT_BYTES, CHECKPOINT_MARGIN_MS
+from pyengine.formats.constants import CHECKPOINT_BYTES, CHECKPOINT_MARGIN_MS, Readable
 
 _TIMES = struct.Struct(">qqq")
 
@@ -37,7 +37,7 @@ def pack_checkpoint(checkpoint: Checkpoint) -> bytes:
     ).ljust(CHECKPOINT_BYTES, b"\0")
 
 
-def unpack_checkpoint(data) -> Checkpoint:
+def unpack_checkpoint(data: Readable) -> Checkpoint:
     """The three times; FormatError when the file is shorter than they are."""
     try:
         return Checkpoint(*_TIMES.unpack_from(data))

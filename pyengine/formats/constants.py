@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+
+Readable = bytes | bytearray | memoryview | mmap.mmap  # what records, entries and headers are read from
+
 # Commit log (CommitLog.MESSAGE_MAGIC_CODE, BLANK_MAGIC_CODE), as unsigned 32-bit numbers.
 MESSAGE_MAGIC = 0xDAA320A7
 BLANK_MAGIC = 0xCBD43194

@@ -24,6 +24,7 @@ from pyengine.formats.constants import (
     PROPERTY_SEPARATOR,
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
+    Readable,
 )
 from pyengine.formats.record import Message
 
@@ -47,7 +48,7 @@ def pack_entry(physical_offset: int, size_bytes: int, tags_code: int) -> bytes:
     return ENTRY.pack(physical_offset, size_bytes, tags_code)
 
 
-def unpack_entry(buffer, at: int = 0) -> ConsumeQueueEntry:
+def unpack_entry(buffer: Readable, at: int = 0) -> ConsumeQueueEntry:
     """The entry at byte `at`; FormatError when fewer than 20 bytes are there."""
     try:
         return ConsumeQueueEntry._make(ENTRY.unpack_from(buffer, at))
@@ -55,7 +56,7 @@ def unpack_entry(buffer, at: int = 0) -> ConsumeQueueEntry:
         raise FormatError(f"no whole queue entry at byte {at}: {error}") from error
 
 
-def iter_entries(buffer) -> Iterator[ConsumeQueueEntry]:
+def iter_entries(buffer: Readable) -> Iterator[ConsumeQueueEntry]:
     """All entries of a buffer whose length is a multiple of 20 bytes."""
     return map(ConsumeQueueEntry._make, ENTRY.iter_unpack(buffer))
 
@@ -111,7 +112,7 @@ def pack_ext_unit(tags_code: int, store_timestamp_ms: int, filter_bit_map: bytes
     return _UNIT_HEAD.pack(size_bytes, tags_code, store_timestamp_ms, len(filter_bit_map)) + filter_bit_map
 
 
-def unpack_ext_unit(buffer, at: int = 0) -> ConsumeQueueExtUnit | None:
+def unpack_ext_unit(buffer: Readable, at: int = 0) -> ConsumeQueueExtUnit | None:
     """The unit at byte `at`, or None where the file's data ends; FormatError when its sizes disagree."""
     if at + 2 > len(buffer):
         return None

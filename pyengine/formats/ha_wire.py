@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyengine.errors import FormatError
+from pyengine.formats.constants import Readable
 
 HEADER_BYTES = 12
 REPORT_BYTES = 8
@@ -44,12 +45,12 @@ def pack_header(offset: int, size_bytes: int) -> bytes:
     return _HEADER.pack(offset, size_bytes)
 
 
-def pack_header_into(buffer, at: int, offset: int, size_bytes: int) -> None:
+def pack_header_into(buffer: Readable, at: int, offset: int, size_bytes: int) -> None:
     """The same, at byte `at` of a writable buffer."""
     _HEADER.pack_into(buffer, at, offset, size_bytes)
 
 
-def unpack_header(buffer, at: int = 0) -> Header:
+def unpack_header(buffer: Readable, at: int = 0) -> Header:
     """The header at byte `at`; FormatError for what no master sends: a negative offset or size, or too few bytes."""
     try:
         header = Header(*_HEADER.unpack_from(buffer, at))
@@ -65,10 +66,10 @@ def pack_report(offset: int) -> bytes:
     return _REPORT.pack(offset)
 
 
-def unpack_report(buffer, at: int = 0) -> int:
+def unpack_report(buffer: Readable, at: int = 0) -> int:
     """The report at byte `at`; FormatError when it is negative or too short."""
     try:
-        (offset,) = _REPORT.unpack_from(buffer, at)
+        offset: int = _REPORT.unpack_from(buffer, at)[0]
     except struct.error as error:
         raise FormatError(f"a report has {REPORT_BYTES} bytes, {max(0, len(buffer) - at)} are there") from error
     if offset < 0:

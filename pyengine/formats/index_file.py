@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyengine.errors import FormatError
-from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
+from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, Readable
 
 HEADER = struct.Struct(">qqqqii")
 SLOT = struct.Struct(">i")
@@ -70,13 +70,13 @@ def pack_header(header: IndexHeader) -> bytes:
     return HEADER.pack(*header)
 
 
-def unpack_header(buffer, at: int = 0) -> IndexHeader:
+def unpack_header(buffer: Readable, at: int = 0) -> IndexHeader:
     """The header; an index count of 0 or less is read as 1. FormatError when 40 bytes are not there."""
     try:
         values = HEADER.unpack_from(buffer, at)
     except struct.error as error:
         raise FormatError(f"no whole index header: {error}") from error
-    return IndexHeader(*values[:5], max(values[5], 1))
+    return IndexHeader._make((*values[:5], max(values[5], 1)))
 
 
 def pack_entry(entry: IndexEntry) -> bytes:
@@ -84,7 +84,7 @@ def pack_entry(entry: IndexEntry) -> bytes:
     return ENTRY.pack(*entry)
 
 
-def unpack_entry(buffer, at: int = 0) -> IndexEntry:
+def unpack_entry(buffer: Readable, at: int = 0) -> IndexEntry:
     """The entry at a byte position; FormatError when 20 bytes are not there."""
     try:
         return IndexEntry._make(ENTRY.unpack_from(buffer, at))
@@ -92,7 +92,7 @@ def unpack_entry(buffer, at: int = 0) -> IndexEntry:
         raise FormatError(f"no whole index entry at byte {at}: {error}") from error
 
 
-def unpack_slot(buffer, at: int, index_count: int) -> int:
+def unpack_slot(buffer: Readable, at: int, index_count: int) -> int:
     """The newest entry of the slot at a byte position; 0 when the stored number is out of range."""
     try:
         (number,) = SLOT.unpack_from(buffer, at)

@@ -63,13 +63,13 @@ _HASH_MAP_BUCKETS_MIN = 16
 def string_hash(text: str) -> int:
     """`String.hashCode`: h = 31 h + c over UTF-16 units, wrapped to a signed 32-bit number."""
     value = 0
+    units: Iterable[int]
     if text.isascii():
         units = text.encode("ascii")
     else:
         # surrogatepass: a Java string may hold a lone surrogate, and hashes it as it is.
         wide = text.encode("utf-16-be", "surrogatepass")
-        units = memoryview(wide).cast("B")
-        units = [units[i] << 8 | units[i + 1] for i in range(0, len(wide), 2)]
+        units = [wide[i] << 8 | wide[i + 1] for i in range(0, len(wide), 2)]
     for unit in units:
         value = (31 * value + unit) & 0xFFFFFFFF
     return value - 0x1_0000_0000 if value & 0x80000000 else value

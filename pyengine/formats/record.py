@@ -32,6 +32,7 @@ from pyengine.formats.constants import (
     SYS_FLAG_STORE_HOST_V6,
     SYS_FLAG_TRANSACTION_MASK,
     TOPIC_BYTES_MAX,
+    Readable,
 )
 from pyengine.formats.properties import decode_properties
 
@@ -110,7 +111,7 @@ def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, sys_fl
     return HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size + body_bytes + topic_bytes + properties_bytes + TRAILER_BYTES
 
 
-def computed_size(buffer, at: int, room: int) -> int | None:
+def computed_size(buffer: Readable, at: int, room: int) -> int | None:
     """The total size that the record's own length fields add up to, or None when they are no lengths.
 
     Looks at nothing beyond `room` bytes from `at` on; the total-size field is not used.
@@ -121,7 +122,7 @@ def computed_size(buffer, at: int, room: int) -> int | None:
     head_bytes = HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size
     if head_bytes > room:
         return None
-    (body_bytes,) = I32.unpack_from(buffer, at + head_bytes - 4)
+    body_bytes: int = I32.unpack_from(buffer, at + head_bytes - 4)[0]
     topic_length_at = head_bytes + body_bytes
     if body_bytes < 0 or topic_length_at >= room:
         return None
@@ -129,16 +130,15 @@ def computed_size(buffer, at: int, room: int) -> int | None:
     properties_length_at = topic_length_at + 1 + topic_bytes
     if topic_bytes > TOPIC_BYTES_MAX or properties_length_at + 2 > room:
         return None
-    (properties_bytes,) = I16.unpack_from(buffer, at + properties_length_at)
-    if properties_bytes < 0:
-        return None
-    return properties_length_at + 2 + properties_bytes
+    properties_bytes: int = I16.unpack_from(buffer, at + properties_length_at)[0]
+    return None if properties_bytes < 0 else properties_length_at + 2 + properties_bytes
 
 
-def total_size(buffer, at: int = 0) -> int:
+def total_size(buffer: Readable, at: int = 0) -> int:
     """The total-size field of the record or blank at byte `at`; FormatError when it is not there."""
     try:
-        return I32.unpack_from(buffer, at)[0]
+        size_bytes: int = I32.unpack_from(buffer, at)[0]
+        return size_bytes
     except struct.error as error:
         raise FormatError(f"no size field at byte {at}: {error}") from error
 
@@ -235,7 +235,7 @@ class Message:
         return encode_message_id(self.store_host, self.physical_offset)
 
 
-def decode_record(buffer, at: int = 0) -> Message:
+def decode_record(buffer: Readable, at: int = 0) -> Message:
     """The record at byte `at` of a bytes-like object.
 
     Text that is not UTF-8 is read with replacement characters, as Java does. Raises

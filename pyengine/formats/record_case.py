@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyengine.errors import UsageError
-from pyengine.formats.constants import BLANK_MAGIC, MESSAGE_MAGIC
+from pyengine.formats.constants import BLANK_MAGIC, MESSAGE_MAGIC, Readable
 from pyengine.formats.record import (
     BEGIN,
     BODY_CRC_AT,
@@ -144,7 +144,7 @@ RECORD_CASES = (
 
 
 def classify(
-    buffer, at: int, room: int, physical_offset: int | None = None, *, check_crc: bool = True, strict: bool = False
+    buffer: Readable, at: int, room: int, physical_offset: int | None = None, *, check_crc: bool = True, strict: bool = False
 ) -> Case:
     """The one row of RECORD_CASES that fits byte `at`, of which `room` bytes may be looked at.
 
@@ -161,7 +161,7 @@ def find_case(magic: Magic, size: Size, place: Place, crc: Crc, text: Text) -> C
 
 
 def _state(
-    buffer, at: int, room: int, physical_offset: int | None, check_crc: bool, strict: bool
+    buffer: Readable, at: int, room: int, physical_offset: int | None, check_crc: bool, strict: bool
 ) -> tuple[Magic, Size, Place, Crc, Text]:
     magic, size, place, crc, text = Magic.MISSING, Size.DISAGREES, Place.OWN, Crc.GOOD, Text.CLEAN
     if room < BEGIN.size:
@@ -197,7 +197,7 @@ def _state(
 _MAGIC_BY_NUMBER = {0: Magic.ZERO, MESSAGE_MAGIC: Magic.MESSAGE, BLANK_MAGIC: Magic.BLANK}
 
 
-def _is_clean(data) -> bool:
+def _is_clean(data: Readable) -> bool:
     try:
         return "\0" not in str(data, "utf-8")
     except UnicodeDecodeError:
@@ -221,7 +221,7 @@ class WalkResult(NamedTuple):
 
 
 def walk(
-    view, base_offset: int, start: int, end: int, *, check_crc: bool = True, strict: bool = False
+    view: Readable, base_offset: int, start: int, end: int, *, check_crc: bool = True, strict: bool = False
 ) -> WalkResult:
     """Walk the records in [start, end), whole-log offsets inside the segment that `view` holds from `base_offset` on.
 
@@ -242,7 +242,7 @@ def walk(
         offset += message.size_bytes
 
 
-def iter_records(view, base_offset: int, start: int, end: int) -> Iterator[Message | int]:
+def iter_records(view: Readable, base_offset: int, start: int, end: int) -> Iterator[Message | int]:
     """The messages of [start, end), then, if a blank closes them, its total size as a number. Stops at damage."""
     offset = start
     while True:

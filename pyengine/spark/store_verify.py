@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -221,7 +221,7 @@ class WorkersCheck(CheckWork):
         self._entries = dict(zip((unit.file.path for unit in files), found))
         self._keys: dict[tuple[Path, int], KeysFound] = dict(zip(((unit.part.path, unit.part.first) for unit in parts), found[len(files):]))
 
-    def walk(self, log: LogSegments, segment: MappedFile, start: int, stop: int) -> Iterator[WalkResult]:
+    def walk(self, log: LogSegments, segment: MappedFile, start: int, stop: int) -> Generator[WalkResult, None, None]:
         return (part.walk for part in self._walks.of_segment(segment, start))
 
     def touched(self, log: LogSegments) -> Iterator[Sequence[TouchedQueue]]:

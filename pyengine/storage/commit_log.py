@@ -182,9 +182,9 @@ class LocalLog:
     def close(self) -> None:
         self._cache.clear()
 
-    def _segment(self, offset: int):
+    def _segment(self, offset: int) -> tuple[int, mmap.mmap]:
         base = self._log.start_of(offset)
         view = None if base is None else self._log.view(base)
-        if view is None:
+        if base is None or view is None:
             raise CorruptionError(f"no segment of the log holds offset {offset}")
         return base, view

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError
@@ -112,9 +113,9 @@ def load_config(
     asked: dict[str, tuple[Value, str]] = {}
     for name, value in _from_environment(os.environ if environ is None else environ).items():
         asked[name] = value, ENVIRONMENT
-    for key, value in (overrides or {}).items():
+    for key, given in (overrides or {}).items():
         name = setting_name(key, SET)
-        asked[name] = SETTINGS[name].read(value, SET), SET
+        asked[name] = SETTINGS[name].read(given, SET), SET
 
     if root is not None and not asked.keys().isdisjoint(LOG_PATHS):
         told = from_file | {name: value for name, (value, _) in asked.items()}
@@ -131,10 +132,8 @@ def load_config(
             raise ConfigError(
                 f"{name} = {value} ({where}) does not fit this store: it is fixed at creation and {says} {there}; "
                 f"leave it out, or make a new store")
-    return EngineConfig(
-        **{name: value for name, (value, _) in values.items()},
-        origins={name: where for name, (_, where) in values.items()},
-    )
+    given_values: dict[str, Any] = {name: value for name, (value, _) in values.items()}  # EngineConfig checks each
+    return EngineConfig(**given_values, origins={name: where for name, (_, where) in values.items()})
 
 
 def read_file(path: Path) -> dict[str, Value]:
@@ -255,9 +254,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Value]:
         name = _NAMES.get(folded)
         if name is not None:
             values[name] = SETTINGS[name].read(text, variable)
-        elif nearest_name(folded, cutoff=0.85):
-            raise ConfigError(f"unknown setting in the environment, {variable}: "
-                              f"did you mean {ENV_PREFIX}{nearest_name(folded).upper()}?")
+        elif near := nearest_name(folded, cutoff=0.85):
+            raise ConfigError(f"unknown setting in the environment, {variable}: did you mean {ENV_PREFIX}{near.upper()}?")
     return values
 
 

@@ -253,7 +253,8 @@ def store_timestamp_ms(commit_log: MappedFileQueue, physical_offset: int, size_b
         return -1
     at = physical_offset - start
     (sys_flag,) = I32.unpack_from(view, at + SYS_FLAG_AT)
-    return I64.unpack_from(view, at + store_timestamp_at(sys_flag))[0]
+    stored_ms: int = I64.unpack_from(view, at + store_timestamp_at(sys_flag))[0]
+    return stored_ms
 
 
 WINDOW_BYTES = 65536

@@ -84,7 +84,7 @@ def _first_living_tags_code(folder: Path, log_min: int) -> int | None:
             if not is_live(entry):
                 return None
             if entry[0] >= log_min and not is_filler(entry):
-                return entry[2]
+                return int(entry[2])
         at += len(chunk)
     return None
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pyengine.errors import DiskError, DiskFullError, FormatError, StoreRefusedError, disk_errors
 from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
@@ -27,6 +27,9 @@ from pyengine.native.index_file import ALL_KEYS, IndexFile, forget, is_putting
 from pyengine.storage.file_system import copies_on_write
 from pyengine.storage.mapped_file import index_file_names, is_plain_file, map_read_only
 from pyengine.storage.new_file import create_file
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_index_progress
 
 _FILES_CHECKED = 3
 _CHAINS_CHECKED = 256
@@ -51,7 +54,7 @@ def find_layout(files: Sequence[Path], wanted: IndexLayout) -> IndexLayout | Non
     return None
 
 
-def fits(view, layout: IndexLayout) -> bool:
+def fits(view: mmap.mmap, layout: IndexLayout) -> bool:
     """True when the file has this layout's length and a sample of its chains obeys the layout."""
     if len(view) != layout.size_bytes:
         return False
@@ -66,13 +69,13 @@ def fits(view, layout: IndexLayout) -> bool:
         return False
 
 
-def _ends_fit(view, layout: IndexLayout, header: IndexHeader) -> bool:
+def _ends_fit(view: mmap.mmap, layout: IndexLayout, header: IndexHeader) -> bool:
     first = unpack_entry(view, layout.entry_at(1))
     last = unpack_entry(view, layout.entry_at(header.index_count - 1))
     return first.physical_offset == header.begin_physical_offset and last.physical_offset == header.end_physical_offset
 
 
-def _chain_fits(view, layout: IndexLayout, header: IndexHeader, number: int) -> bool:
+def _chain_fits(view: mmap.mmap, layout: IndexLayout, header: IndexHeader, number: int) -> bool:
     """Entry `number` is reached from its own slot, over entries of that slot only."""
     slot = layout.slot_of(unpack_entry(view, layout.entry_at(number)).key_hash)
     (current,) = SLOT.unpack_from(view, layout.slot_at(slot))
@@ -93,7 +96,7 @@ def _sample(index_count: int) -> range:
     return range(1, index_count, max(1, (index_count - 1) // _CHAINS_CHECKED))
 
 
-def _candidates(view) -> Iterator[IndexLayout]:
+def _candidates(view: mmap.mmap) -> Iterator[IndexLayout]:
     """Layouts of this file's length with all used slots before entry 1, nearest to the first entry's bytes first.
 
     The length fixes slots modulo 5, and a used entry 1 (20 bytes, the size of five
@@ -118,7 +121,7 @@ def _candidates(view) -> Iterator[IndexLayout]:
         slots -= per_entry
 
 
-def _boundary(view, used_slots: int) -> tuple[int | None, int]:
+def _boundary(view: mmap.mmap, used_slots: int) -> tuple[int | None, int]:
     """(the last used slot, the first word after it that is not zero), counted in words from the header's end."""
     last_slot = None
     seen = 0
@@ -130,7 +133,7 @@ def _boundary(view, used_slots: int) -> tuple[int | None, int]:
     return None, 0
 
 
-def _used_words(view) -> Iterator[int]:
+def _used_words(view: mmap.mmap) -> Iterator[int]:
     """Numbers of the 4-byte words after the header that are not zero. Zero pages are passed quickly."""
     for start in range(INDEX_HEADER_BYTES, len(view), len(_PAGE)):
         page = view[start : start + len(_PAGE)]
@@ -166,7 +169,7 @@ class IndexService:
     def __init__(self, folder: str | os.PathLike[str], layout: IndexLayout) -> None:
         self._folder = Path(folder)
         self._layout = layout
-        self._views: dict[tuple[str, int], object] = {}
+        self._views: dict[tuple[str, int], mmap.mmap] = {}
 
     def select_offsets(
         self,
@@ -206,7 +209,7 @@ class IndexService:
         """Drop the mappings."""
         self._views = {}
 
-    def _chain(self, view, header: IndexHeader, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+    def _chain(self, view: mmap.mmap, header: IndexHeader, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         layout = self._layout
         if header.index_count <= 1:
             return
@@ -235,7 +238,7 @@ class IndexService:
         except FileNotFoundError:  # deleted since the folder was read
             return False
 
-    def _files(self) -> list[tuple[str, object]]:
+    def _files(self) -> list[tuple[str, mmap.mmap]]:
         """(name, mapping) of every index file; names that are no number are passed over, as RocketMQ does.
 
         Raises StoreRefusedError when a file with keys has not the layout's length: it
@@ -364,7 +367,7 @@ class IndexFiles:
         except FileNotFoundError:
             return []
 
-    def open_newest(self, progress) -> tuple[IndexFile | None, Indexed]:
+    def open_newest(self, progress: ms_index_progress) -> tuple[IndexFile | None, Indexed]:
         """Map the newest file and tell what is indexed, after undoing a put that `progress` says was cut short.
 
         Raises StoreRefusedError for a file of another length, DiskFullError when a sparse file finds no room.
@@ -429,7 +432,7 @@ class IndexFiles:
                 break
         return Indexed(offset, keys)
 
-    def _undo(self, names: list[str], progress) -> None:
+    def _undo(self, names: list[str], progress: ms_index_progress) -> None:
         if is_putting(progress):
             name = f"{progress.file_number:017d}"
             if name not in names or not self._look(name, lambda file: file.roll_back(progress)):

@@ -39,7 +39,8 @@ _CHECKPOINT_TIMES = struct.Struct(">qqq")
 
 def inspect(root: str | os.PathLike[str], overrides: Mapping[str, object] | None = None) -> dict[str, Any]:
     """The document. Raises NotAStoreError, ConfigError, or StoreRefusedError where RocketMQ would refuse to load."""
-    with StoreReader(root, **(overrides or {})) as reader:
+    settings: dict[str, Any] = dict(overrides or {})
+    with StoreReader(root, **settings) as reader:
         view = _StoreView(reader)
         messages, by_time = view.messages_and_times()
         records = list(view.records())

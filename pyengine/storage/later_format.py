@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.errors import StoreRefusedError
-from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.constants import CQ_ENTRY_BYTES, Readable
 from pyengine.formats.paths import StorePaths, parse_segment_name
 
 MESSAGE_MAGIC_V2 = 0xDAA320AB
@@ -73,7 +73,7 @@ def require_known_format(root: str | os.PathLike[str]) -> None:
             "the messages in it")
 
 
-def refuse_later_record(view, at: int, offset: int) -> None:
+def refuse_later_record(view: Readable, at: int, offset: int) -> None:
     """StoreRefusedError when the bytes at `at`, where a walk stopped, begin a record of RocketMQ 5."""
     if len(view) >= at + 8 and int.from_bytes(view[at + 4 : at + 8], "big") == MESSAGE_MAGIC_V2:
         raise StoreRefusedError(f"the record at {offset} is one of RocketMQ 5 (a topic of more than 127 bytes), which is not read "
@@ -111,7 +111,7 @@ def _pending_timers(paths: StorePaths) -> int:
     with contextlib.suppress(OSError, struct.error):
         read_ms, _, taken = _CHECK.unpack((paths.config / "timercheck").read_bytes()[: _CHECK.size])
     whole = len(wheel) - len(wheel) % _SLOT.size
-    waiting = sum(number for time, _, _, number, _ in _SLOT.iter_unpack(memoryview(wheel)[:whole])
+    waiting: int = sum(number for time, _, _, number, _ in _SLOT.iter_unpack(memoryview(wheel)[:whole])
                   if number > 0 and time * _SLOT_UNIT_MS >= read_ms)
     return waiting + max(0, _queue_end(paths.queue_folder(TIMER_TOPIC, 0)) - taken)
 

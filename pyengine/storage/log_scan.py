@@ -19,12 +19,12 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pyengine.formats.checkpoint import Checkpoint
-from pyengine.formats.constants import MESSAGE_MAGIC
+from pyengine.formats.constants import MESSAGE_MAGIC, Readable
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at
 from pyengine.formats.record_case import CaseLabel, WalkResult
@@ -108,7 +108,7 @@ class LogView:
 
     def walk(
         self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
-    ) -> Iterator[WalkResult]:
+    ) -> Generator[WalkResult, None, None]:
         """As walk_pieces(), in one segment."""
         with mapped(segment.path) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)
@@ -128,7 +128,7 @@ class LogScan:
     messages: int = 0
     last_store_timestamp_ms: int = -1
 
-    def carried_on(self, result, end_offset: int, reason: str) -> LogScan:
+    def carried_on(self, result: WalkResult, end_offset: int, reason: str) -> LogScan:
         """This scan with one more walk after it."""
         return replace(
             self,
@@ -193,14 +193,19 @@ def scan_log(
     log_end = log.segments[-1].start_offset + log.size_bytes
     total_bytes = (log_end if limit is None else min(limit, log_end)) - at
     scan = before_blank = LogScan(at, at, CaseLabel.RANGE_END)
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(done, total_bytes)
+
     for segment in log.segments[first:]:
         base, segment_end = segment.start_offset, segment.start_offset + log.size_bytes
         if base > scan.end_offset and not over_gaps:
             return replace(scan, reason=MISSING_SEGMENT) if log.owner is Owner.OURS else before_blank
         end = segment_end if limit is None else min(segment_end, limit)
-        scan = _scan_segment(log, segment, max(at, base), end, scan, check_crc, progress, total_bytes)
+        scan = _scan_segment(log, segment, max(at, base), end, scan, check_crc, tell)
         if scan.reason != CaseLabel.BLANK and scan.end_offset < (resumed := min(log.verified_from, end)):
-            scan = _scan_segment(log, segment, resumed, end, scan, check_crc, progress, total_bytes)
+            scan = _scan_segment(log, segment, resumed, end, scan, check_crc, tell)
             if scan.end_offset == segment_end:
                 continue
         if scan.reason != CaseLabel.BLANK:
@@ -222,16 +227,15 @@ def scan_before(log: LogView, scan: LogScan, first: int, *, check_crc: bool) -> 
 
 
 def _scan_segment(
-    log: LogView, segment: MappedFile, at: int, end: int, scan: LogScan, check_crc: bool, progress: Progress | None,
-    total_bytes: int,
+    log: LogView, segment: MappedFile, at: int, end: int, scan: LogScan, check_crc: bool,
+    progress: Callable[[int], None],
 ) -> LogScan:
     scan = replace(scan, end_offset=at, reason=CaseLabel.RANGE_END)
     results = log.walk(segment, at, list(_slices(at, end, log.watermark)), limit=end, check_crc=check_crc)
     with contextlib.closing(results):  # nothing reads on when `progress` raises
         for result in results:
             scan = scan.carried_on(result, result.end_offset, result.reason)
-            if progress is not None:
-                progress(scan.end_offset - scan.scan_from, total_bytes)
+            progress(scan.end_offset - scan.scan_from)
     return scan
 
 
@@ -251,7 +255,7 @@ def _is_older_than(head: bytes, timestamp_ms: int) -> bool:
     if len(head) < HEAD_BYTES or BEGIN.unpack_from(head)[1] != MESSAGE_MAGIC:
         return False
     (sys_flag,) = I32.unpack_from(head, SYS_FLAG_AT)
-    (stored_ms,) = I64.unpack_from(head, store_timestamp_at(sys_flag))
+    stored_ms: int = I64.unpack_from(head, store_timestamp_at(sys_flag))[0]
     return stored_ms != 0 and stored_ms <= timestamp_ms
 
 
@@ -297,9 +301,9 @@ def where_to_read(root: str | os.PathLike[str], log: LogView, *, over_gaps: bool
     `is_doubted`: a sync has failed, so it reads as after a crash.
     """
     marker = read_marker(root)
-    is_abnormal = abort_file_exists(root) or is_doubted or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
+    is_abnormal = abort_file_exists(Path(root)) or is_doubted or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
     path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
-    first = first_segment_to_scan(log, path, read_checkpoint(root), read_kept_from(root), over_gaps=over_gaps)
+    first = first_segment_to_scan(log, path, read_checkpoint(Path(root)), read_kept_from(root), over_gaps=over_gaps)
     if marker is not None:  # in RocketMQ's store a second run that read more would cut what the first one keeps
         unfinished = log.index_of(marker.scan_from) or 0
         first = unfinished if log.owner is Owner.THEIRS else min(first, unfinished)
@@ -378,7 +382,7 @@ class _FollowedLog(LogView):
 
     folder: MappedFileQueue = field(kw_only=True)
 
-    def _bytes(self, segment: MappedFile):
+    def _bytes(self, segment: MappedFile) -> mmap.mmap:
         view = self.folder.view(segment.start_offset)
         if view is None:
             raise FileNotFoundError(segment.path)
@@ -393,7 +397,7 @@ class _FollowedLog(LogView):
 
     def walk(
         self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
-    ) -> Iterator[WalkResult]:
+    ) -> Generator[WalkResult, None, None]:
         return walk_pieces(self._bytes(segment), segment.start_offset, start, pieces, limit=limit, check_crc=check_crc,
                            check_offset=self.owner is Owner.OURS)
 
@@ -414,9 +418,9 @@ class _FollowedLog(LogView):
 
 
 def walk_pieces(
-    view, base_offset: int, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool, check_offset: bool,
+    view: Readable, base_offset: int, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool, check_offset: bool,
     processors: int | None = None,
-) -> Iterator[WalkResult]:
+) -> Generator[WalkResult, None, None]:
     """Walk from the record at `start` through `pieces`, which follow each other; one result for each piece walked.
 
     The last result's `end_offset` and `reason` are those of a single walk; it stops at the
@@ -425,19 +429,27 @@ def walk_pieces(
     """
     if processors is None:
         processors = len(os.sched_getaffinity(0))
-    checks = {"limit": limit, "check_crc": check_crc, "check_offset": check_offset}
-    at, ahead = start, None
-    for number, (stop, strict) in enumerate(pieces):
+
+    def walk_one(at: int, piece: Piece) -> WalkResult:
+        return walk(view, base_offset, at, piece[0], strict=piece[1], limit=limit, check_crc=check_crc, check_offset=check_offset)
+
+    def first_record(border: int, end: int) -> int | None:
+        return sync(view, base_offset, border, end, limit=limit)
+
+    at = start
+    ahead: _Ahead | None = None
+    for number, piece in enumerate(pieces):
+        stop, _ = piece
         if at >= stop:
             continue
-        if ahead is not None and ahead.guess == at:  # its thread is done
+        if ahead is not None and ahead.guess == at and ahead.result is not None:  # its thread is done
             result, ahead = ahead.result, None
         else:
             ahead = None
             if processors > 1 and number + 1 < len(pieces):
-                ahead = _Ahead(view, base_offset, stop, pieces[number + 1], checks)
+                ahead = _Ahead(stop, pieces[number + 1], first_record, walk_one)
             try:
-                result = walk(view, base_offset, at, stop, strict=strict, **checks)
+                result = walk_one(at, piece)
             finally:
                 if ahead is not None:
                     ahead.join()
@@ -450,10 +462,11 @@ def walk_pieces(
 class _Ahead:
     """The walk of one piece from a guessed record on, in a thread; `guess` is None when it found nothing to begin at."""
 
-    def __init__(self, view, base_offset: int, border: int, piece: Piece, checks: dict) -> None:
+    def __init__(self, border: int, piece: Piece, first_record: Callable[[int, int], int | None],
+                 walk_one: Callable[[int, Piece], WalkResult]) -> None:
         self.guess: int | None = None
         self.result: WalkResult | None = None
-        self._view, self._base_offset, self._border, self._piece, self._checks = view, base_offset, border, piece, checks
+        self._border, self._piece, self._first_record, self._walk_one = border, piece, first_record, walk_one
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="walk-ahead", daemon=True)
         try:
             self._thread.start()
@@ -465,9 +478,7 @@ class _Ahead:
             self._thread.join()
 
     def _run(self) -> None:
-        stop, strict = self._piece
-        guess = sync(self._view, self._base_offset, self._border, min(stop, self._border + GUESS_BYTES),
-                     limit=self._checks["limit"])
+        guess = self._first_record(self._border, min(self._piece[0], self._border + GUESS_BYTES))
         if guess is not None:
-            self.result = walk(self._view, self._base_offset, guess, stop, strict=strict, **self._checks)
+            self.result = self._walk_one(guess, self._piece)
             self.guess = guess

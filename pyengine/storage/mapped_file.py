@@ -376,7 +376,7 @@ def _data_ranges(descriptor: int, start: int) -> list[tuple[int, int]]:
     the kernel would then take for data, and so on to the end of the file. Where a file system
     cannot tell, all of it is data.
     """
-    ranges = []
+    ranges: list[tuple[int, int]] = []
     end = start
     while True:
         try:

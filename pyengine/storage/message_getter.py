@@ -142,7 +142,7 @@ class MessageGetter:
         return GetResult(status, messages, offset + walked, min_offset, max_offset, [offset + number for number in numbers])
 
     def _walk(
-        self, queue: ConsumeQueue, span: tuple, messages_max: int, tag_filter: TagFilter | None, limit: int
+        self, queue: ConsumeQueue, span: tuple[mmap.mmap, int, int], messages_max: int, tag_filter: TagFilter | None, limit: int
     ) -> tuple[GetStatus, list[Message], list[int], int]:
         """(status, messages, the entry of each, entries walked over)."""
         view, first, end = span
@@ -174,7 +174,7 @@ class MessageGetter:
                 continue
             if not segment.start <= physical_offset < segment.end:
                 segment = self._segment(physical_offset)
-            message = None if segment.view is None else _message(queue, segment, physical_offset, size_bytes)
+            message = _message(queue, segment, physical_offset, size_bytes)
             if message is None:
                 if not messages:
                     status = GetStatus.MESSAGE_WAS_REMOVING
@@ -212,7 +212,9 @@ _NO_SEGMENT = _Segment(0, 0, None)
 
 
 def _message(queue: ConsumeQueue, segment: _Segment, physical_offset: int, size_bytes: int) -> Message | None:
-    """The record of an entry; None when it is emptied, not what the entry says, or another queue's."""
+    """The record of an entry; None when it is gone, emptied, not what the entry says, or another queue's."""
+    if segment.view is None:
+        return None
     try:
         message = decode_record(segment.view, physical_offset - segment.start)
     except FormatError:

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from pyengine.errors import UsageError
@@ -129,7 +130,7 @@ class FilesWatermark:
             claimed = max(self._synced[2], noted)
         if reading.watermark is not None or claimed:
             return claimed
-        if not end or not abort_file_exists(self._root) and read_sync_failure(self._root) is None:
+        if not end or not abort_file_exists(Path(self._root)) and read_sync_failure(self._root) is None:
             return end  # RocketMQ syncs everything when it stops in order, and has no watermark
         raise UsageError("the level `flushed` cannot be told here: the store was not stopped in order, has no config/watermark, "
                          "and this reader cannot sync it itself (it needs a local, writable file system): choose committed")

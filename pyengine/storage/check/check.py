@@ -26,7 +26,7 @@ from typing import Any
 from pyengine.engine_config import Geometry
 from pyengine.errors import FormatError, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.formats.consume_queue import ENTRY, is_live
+from pyengine.formats.consume_queue import is_live, unpack_entry
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.record import Message, decode_record
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_file
@@ -101,7 +101,7 @@ def check(
     work.begin(log, index_files, geometry.index_layout)
     store = StoreUnderCheck(root, log, work, findings, report, watermark, was_stopped, is_running)
     facts = check_log(store, end, progress or (lambda done, total: None))
-    if reading.is_copied:
+    if reading.is_copied and reading.watermark is not None:
         findings.info("copy", "config/watermark", None, copy_note(report.end_offset, reading.watermark.flushed))
     if not store.is_ours and not is_running and read_marker(root) is None:
         was_emptied = was_stopped and not facts.is_cut_short
@@ -213,7 +213,7 @@ def _check_acked(store: StoreUnderCheck, acked: Path, queue_file_bytes: int) -> 
             )
 
 
-def _read(acked: Path) -> Iterator[tuple[int, dict]]:
+def _read(acked: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         text = acked.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -230,7 +230,7 @@ def _read(acked: Path) -> Iterator[tuple[int, dict]]:
         yield number, ack
 
 
-def _in_log(ack: dict, offset: int, log: LogSegments) -> str:
+def _in_log(ack: dict[str, Any], offset: int, log: LogSegments) -> str:
     """What is wrong with its record at `offset`, or nothing."""
     segment = log.view_at(offset)
     if segment is None:
@@ -250,7 +250,7 @@ def _in_log(ack: dict, offset: int, log: LogSegments) -> str:
     return ""
 
 
-def _place_by_queue(root: Path, ack: dict, queue_file_bytes: int) -> int | None:
+def _place_by_queue(root: Path, ack: dict[str, Any], queue_file_bytes: int) -> int | None:
     """The physical offset in its queue entry; None without one."""
     position = ack["queue_offset"] * CQ_ENTRY_BYTES
     start = position - position % queue_file_bytes
@@ -261,9 +261,8 @@ def _place_by_queue(root: Path, ack: dict, queue_file_bytes: int) -> int | None:
             entry = file.read(CQ_ENTRY_BYTES)
     except OSError:
         return None
-    if len(entry) < CQ_ENTRY_BYTES or not is_live(ENTRY.unpack(entry)):
-        return None
-    return ENTRY.unpack(entry)[0]
+    found = unpack_entry(entry) if len(entry) == CQ_ENTRY_BYTES else None
+    return found.physical_offset if found is not None and is_live(found) else None
 
 
 BACKUP = ".bak"

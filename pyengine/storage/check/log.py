@@ -21,9 +21,9 @@ from pyengine.native.scan import sync, walk
 from pyengine.storage.check.report import CheckProgress, Findings, Severity
 from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.commit_log import shown
-from pyengine.storage.log_scan import LogScan
+from pyengine.storage.log_scan import LogScan, Owner
 from pyengine.storage.mapped_file import MappedFile, mapped, used_end
-from pyengine.storage.recovery.log import Content, End, Owner, TailDecision, tail_case, tail_content
+from pyengine.storage.recovery.log import Content, End, TailDecision, tail_case, tail_content
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +186,11 @@ def _queues_in_log(
                 max(queue.max_queue_offset, before.max_queue_offset if before else queue.max_queue_offset),
                 queue.count + (before.count if before else 0),
             )
-    for (topic, queue_id), queue in sorted(found.items()):  # the order in which they were found depends on how the log was cut
-        if queue.count != queue.max_queue_offset - queue.min_queue_offset + 1:
+    for (topic, queue_id), held in sorted(found.items()):  # the order in which they were found depends on how the log was cut
+        if held.count != held.max_queue_offset - held.min_queue_offset + 1:
             findings.add(
                 Severity.ERROR, "log gap", f"consumequeue/{topic}/{queue_id}", None,
-                f"the log holds {queue.count} messages of this queue with the queue offsets "
-                f"{queue.min_queue_offset} to {queue.max_queue_offset}",
+                f"the log holds {held.count} messages of this queue with the queue offsets "
+                f"{held.min_queue_offset} to {held.max_queue_offset}",
             )
     return found, further

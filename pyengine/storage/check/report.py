@@ -212,7 +212,7 @@ class CheckReport:
     @property
     def advice(self) -> list[str]:
         """What to do about all of it, each step once, in the order in which to do them."""
-        ranks = {}
+        ranks: dict[str, int] = {}
         for finding in self.findings:
             for step in finding.steps:
                 ranks[step] = min(rank(step, finding.kind), ranks.get(step, len(ORDER)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -195,7 +195,7 @@ class _Look:
         return after, own
 
     @staticmethod
-    def _is_elsewhere(entries: bytes, at: int, segment) -> bool:
+    def _is_elsewhere(entries: bytes, at: int, segment: tuple[int, int, mmap.mmap] | None) -> bool:
         """True when the entry points into another segment than the one just looked at."""
         return segment is not None and not segment[0] <= _offset(entries, at) < segment[1]
 
@@ -217,7 +217,8 @@ class _Look:
 
 
 def _offset(entries: bytes, number: int) -> int:
-    return ENTRY.unpack_from(entries, number * CQ_ENTRY_BYTES)[0]
+    offset: int = ENTRY.unpack_from(entries, number * CQ_ENTRY_BYTES)[0]
+    return offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,7 @@ class CheckWork:
     def log_is_known(self, log: LogSegments, queues: Sequence[QueueState], rules: QueueRules, root: Path) -> None:
         """The log has been walked; queues and index are looked at next."""
 
-    def walk(self, log: LogSegments, segment: MappedFile, start: int, stop: int) -> Iterator[WalkResult]:
+    def walk(self, log: LogSegments, segment: MappedFile, start: int, stop: int) -> Generator[WalkResult, None, None]:
         """Walks from the record at `start`, each where the one before it ended; the last says why it went no further."""
         with mapped(segment.path) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)

@@ -5,6 +5,7 @@ A record gets a new place, and every number that names a place is moved along.
 
 from __future__ import annotations
 
+import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -102,7 +103,7 @@ def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skippe
             at = stop
 
 
-def _next_record(view, base: int, start: int, end: int) -> int | None:
+def _next_record(view: mmap.mmap, base: int, start: int, end: int) -> int | None:
     """The first whole record that begins in [start, end)."""
     found = view.find(_MAGIC, start - base + MAGIC_AT, end - base)
     while found >= 0:
@@ -279,7 +280,7 @@ class SalvagedLog:
             self._descriptor = -1
 
     def _flush(self) -> None:
-        pwrite_all(self._descriptor, self._pending, self._pending_at - self._segment, self._path)
+        pwrite_all(self._descriptor, memoryview(self._pending), self._pending_at - self._segment, self._path)
         self._pending_at += len(self._pending)
         self._pending = bytearray()
 
@@ -292,5 +293,5 @@ def _topic_at(record: bytearray) -> int:
     """Where the topic begins; the byte before is its length, after it come length and bytes of the properties."""
     (sys_flag,) = I32.unpack_from(record, SYS_FLAG_AT)
     head_bytes = HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size
-    (body_bytes,) = I32.unpack_from(record, head_bytes - 4)
+    body_bytes: int = I32.unpack_from(record, head_bytes - 4)[0]
     return head_bytes + body_bytes + 1

@@ -197,7 +197,7 @@ def copy_config(root: Path, destination: Path, queues: Queues) -> list[str]:
     return left_out
 
 
-def _move_consumer_offsets(table: dict, queues: Queues) -> None:
+def _move_consumer_offsets(table: dict[str, Any], queues: Queues) -> None:
     """{"topic@group": {queue id: offset}}"""
     for name, offsets in table.items():
         topic = name.partition("@")[0]
@@ -205,7 +205,7 @@ def _move_consumer_offsets(table: dict, queues: Queues) -> None:
             offsets[queue_id] = _moved(queues, topic, int(queue_id), offset)
 
 
-def _move_delay_offsets(table: dict, queues: Queues) -> None:
+def _move_delay_offsets(table: dict[str, Any], queues: Queues) -> None:
     """{level: offset}; level n waits in queue n - 1 of the schedule topic."""
     for level, offset in table.items():
         table[level] = _moved(queues, SCHEDULE_TOPIC, int(level) - 1, offset)
@@ -216,7 +216,7 @@ def _moved(queues: Queues, topic: str, queue_id: int, offset: int) -> int:
     return offset if queue is None else queue.moved(offset)
 
 
-_MOVERS: dict[str, Callable[[dict, Queues], None]] = {
+_MOVERS: dict[str, Callable[[dict[str, Any], Queues], None]] = {
     "consumerOffset.json": _move_consumer_offsets,
     "delayOffset.json": _move_delay_offsets,
 }
