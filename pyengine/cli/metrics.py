@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +14,9 @@ from pyengine.cli.options import existing_store, store_command
 from pyengine.cli.output import write_json
 from pyengine.errors import EngineError
 from pyengine.storage.config import load_config
+
+if TYPE_CHECKING:
+    from pyengine.cli.exposition import Exposition
 
 PORT = 9464
 
@@ -34,9 +38,9 @@ def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[
 
     Reads shared memory and asks no worker anything. Goes on while the engine is stopped
     or started again: pyengine_up tells. Answers this machine alone unless --listen says
-    otherwise; whoever can reach the port can read the names of topics and groups. Ctrl-C
-    or SIGTERM ends it. With --json the figures of --once are one document, and the
-    address is one otherwise.
+    otherwise: each client that reaches the port can read the names of topics and groups.
+    Ctrl-C or SIGTERM ends it, SIGHUP does not. With --json the figures of --once are one
+    document, and the address is one otherwise.
 
     \b
     Examples:
@@ -56,7 +60,7 @@ def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[
             click.echo(exposition.text(), nl=False)
 
 
-def _families(text: str) -> list[dict]:
+def _families(text: str) -> list[dict[str, Any]]:
     from prometheus_client.parser import text_string_to_metric_families
 
     return [{"name": family.name, "type": family.type, "help": family.documentation,
@@ -64,16 +68,19 @@ def _families(text: str) -> list[dict]:
             for family in text_string_to_metric_families(text)]
 
 
-def _serve(exposition, host: str, port: int, *, as_json: bool) -> None:
+def _serve(exposition: Exposition, host: str, port: int, *, as_json: bool) -> None:
+    """Answer until SIGTERM; SIGHUP changes nothing, as with the engine, whose terminal may close. Signal handlers come back."""
     stop = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: stop.set()),
+              signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
     try:
         _answer(exposition, host, port, stop, as_json=as_json)
     finally:
-        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-def _answer(exposition, host: str, port: int, stop: threading.Event, *, as_json: bool) -> None:
+def _answer(exposition: Exposition, host: str, port: int, stop: threading.Event, *, as_json: bool) -> None:
     from pyengine.cli.exposition import serve
 
     try:

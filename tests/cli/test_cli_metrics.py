@@ -218,6 +218,14 @@ def test_scraping_wakes_no_worker_and_needs_no_write(make_owner):
         assert native.load(seen.control.state, "state") == native.STATE_RUNNING
 
 
+def test_a_hangup_does_not_end_it_as_it_does_not_end_the_engine(owner):
+    with serving(owner.root) as (child, url):
+        child.send_signal(signal.SIGHUP)
+        assert value(families(get(url)), "pyengine_up") == 1 and child.poll() is None
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 0
+
+
 def test_only_this_machine_is_answered_by_default(owner):
     with serving(owner.root) as (_, url):
         port = int(url.rsplit(":", 1)[1].split("/")[0])
@@ -239,7 +247,7 @@ def test_a_program_that_serves_the_figures_has_its_signal_back(owner, monkeypatc
         monkeypatch.setattr("click.echo", lambda url: os.kill(os.getpid(), signal.SIGTERM))
         with Exposition(owner.root, {}) as exposition:
             _serve(exposition, "127.0.0.1", 0, as_json=False)
-            assert signal.getsignal(signal.SIGTERM) is ended
+            assert signal.getsignal(signal.SIGTERM) is ended and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
             with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(EngineError, match="cannot listen"):
                 _serve(exposition, *taken.getsockname(), as_json=False)
             assert signal.getsignal(signal.SIGTERM) is ended
