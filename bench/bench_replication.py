@@ -190,7 +190,7 @@ def catch_up(folder: Path, pair: str, made: Path) -> tuple[float, float]:
         there, cpu = slave.end(), sum(side.cpu_s() for side in sides)
         last = wait_until(f"{pair}: the last byte", lambda: slave.end() >= end)
         cpu = sum(side.cpu_s() for side in sides) - cpu
-        if there >= end:  # all of it had come before anybody looked
+        if there >= end:  # all of it had come before the first look
             return end / (first - began) / 1e6, float("nan")
         return (end - there) / (last - first) / 1e6, cpu / (end - there) * 1e9
     finally:

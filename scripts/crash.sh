@@ -5,4 +5,4 @@
 #       supervisor, producer, or everything: all processes at once, then recovery
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-rounds_main rounds "$@"
+rounds_main kills "$@"

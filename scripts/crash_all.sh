@@ -20,7 +20,7 @@ for kind in writer flusher reputter allocator checkpointer scheduler cleaner rep
     case "$modes" in *pool*) modes=pool ;; *) continue ;; esac
   fi
   for mode in $modes; do
-    run_part "$PYTHON" -P -m crash.rounds "$kind" --mode "$mode" ${more[@]+"${more[@]}"} || failed=1
+    run_part "$PYTHON" -P -m crash.kills "$kind" --mode "$mode" ${more[@]+"${more[@]}"} || failed=1
   done
 done
 exit $failed

@@ -6,7 +6,7 @@
 # It makes a build of its own, outside the checkout, in which the steps in C are there.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-case " $* " in *" --help "* | *" -h "*) use_project; exec "$PYTHON" -P -m crash.failpoint_rounds --help ;; esac
+case " $* " in *" --help "* | *" -h "*) use_project; exec "$PYTHON" -P -m crash.failpoints --help ;; esac
 scenes="" modes="async pool sync" more=() ways=""
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -26,7 +26,7 @@ if [ -z "$scenes" ]; then
 fi
 use_failpoint_build
 failed=0
-at_scene() { run_part "$PYTHON" -P -m crash.failpoint_rounds --scene "$@" || failed=1; }
+at_scene() { run_part "$PYTHON" -P -m crash.failpoints --scene "$@" || failed=1; }
 
 for scene in $scenes; do
   if [ "$scene" = tables ]; then # one grows once in the life of a store

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Stop each kind of process (SIGSTOP), put under it, let it go on or kill it as it stands.
+# Stop each kind of process (SIGSTOP), put meanwhile, then resume it or kill it.
 # usage: scripts/hang_worker.sh [--rounds N] [--seed S] [--mode async|pool|sync] [--json] [--peer]     exit 0: held, 1: lost
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

@@ -1,6 +1,6 @@
 # What the crash scripts share. Sourced, never run.
 #
-#   use_project             sets PYTHON, and PYTHONPATH so that `python -m crash.rounds` and the engine are found
+#   use_project             sets PYTHON, and PYTHONPATH so that `python -m crash.kills` and the engine are found
 #   use_failpoint_build     the same with a build of its own, for as long as the script runs, that has the failpoints in C
 #   rounds_main MODULE "$@" the body of a script that runs a module of scripts/crash
 #   run_part COMMAND...     one of several runs of a script: its exit code. Ctrl-C and SIGTERM end it and the script,

@@ -73,7 +73,7 @@ def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float,
 
 
 def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cleaned:
-    """Clean a store that nobody has open. StoreBusyError while any process has it; EngineError if it needs recovery."""
+    """Clean a store that no process has open. StoreBusyError if one has; EngineError if it needs recovery."""
     from pyengine.ipc.store_lock import Ownership, StoreLock
     from pyengine.results import ReadLevel
     from pyengine.services.retention.clean_by_hand import clean_stopped

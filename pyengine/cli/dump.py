@@ -44,7 +44,7 @@ OWNERS = {
     "reput_from": "reputter",
     "confirm": "replicator",
     "received": "replicator",
-    "flush_seq": "flusher; whoever freezes",
+    "flush_seq": "flusher; the worker that fails first",
     "arrival_seq": "reputter",
     "session_seq": "supervisor",
     "confirm_seq": "replicator",
@@ -83,7 +83,7 @@ def dump(
     store: Path, what: str, settings: dict[str, str], as_json: bool, topic: str | None, queue_id: int | None,
     offset: int | None, file_name: str | None, entries: bool, most: int,
 ) -> None:
-    """Print what stands in a store's files or shared memory, undecoded but named.
+    """Print the structures of a store's files or shared memory, field by field.
 
     \b
     checkpoint  its three store times
@@ -220,7 +220,7 @@ class Field(NamedTuple):
 
 
 def owner_of(path: str) -> str:
-    """Who writes a field; "" for one that nobody is known to write."""
+    """The process that writes a field; "" for one without a known writer."""
     plain = "".join("[]" if piece.isdecimal() else piece for piece in _pieces(path))
     fitting = (prefix for prefix in OWNERS if plain == prefix or plain.startswith((f"{prefix}.", f"{prefix}_", f"{prefix}[")))
     return OWNERS.get(max(fitting, key=len, default=""), "")
@@ -322,7 +322,7 @@ def inspect(store: Path, settings: dict[str, str], as_json: bool) -> None:
 
     Strictly read-only: nothing is recovered, created or written, also beside a running
     engine or broker. Queues come through the consume queues and queries through the
-    index, never from the log behind their back, so what is broken there shows here.
+    index, never from the log itself, so what is broken there shows here.
     With --json every record, queue entry, message and key query; else a summary.
 
     \b

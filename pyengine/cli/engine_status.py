@@ -72,7 +72,7 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
 def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
     """The status document of a running engine and the figures in it; None where no engine's counters can be seen.
 
-    Cheap, for whoever looks again and again: no file of the store is read.
+    Cheap enough for several calls a second: no file of the store is read.
     """
     try:
         if not (living := living_kinds(root)):
@@ -228,7 +228,7 @@ def _why_clock(identity: Identity, store_timestamp_ms: int) -> str:
     """Where this machine's clock and the store's times cannot both be right."""
     now = now_ms()
     if store_timestamp_ms - now > CLOCK_AHEAD_MS:
-        return (f"the last message was stored {_days(store_timestamp_ms - now)} ahead of this machine's clock: store times stand still "
+        return (f"the last message was stored {_days(store_timestamp_ms - now)} ahead of this machine's clock: store times do not advance "
                 "until the clock reaches it; set the clock right if it is behind")
     set_ms = (now - identity.created_ms) - (boot_ns() - identity.created_boot_ns) // 1_000_000 if identity.created_boot_ns else 0
     if set_ms > CLOCK_SET_MS:
@@ -307,7 +307,7 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
             undrained_bytes = left.undrained_bytes
         reason = "it was not stopped in an orderly way: the next start recovers it"
         if undrained_bytes:
-            reason += f"; {undrained_bytes:,} acknowledged bytes stand in shared memory only and are drained then"
+            reason += f"; {undrained_bytes:,} acknowledged bytes are in shared memory only and are drained then"
     later = "; ".join(one.sentence for one in later_things(root))
     if later and not reason:
         reason = f"RocketMQ 5 has written to it, so no engine starts here: {later}"
@@ -373,7 +373,7 @@ def _queued_end(store: StoreReader, end: int) -> int:
 
 
 def live_replication(memory: EngineMemory) -> dict[str, Any] | None:
-    """How an engine's replication stands; None where it does not replicate."""
+    """The state of an engine's replication; None where it does not replicate."""
     control, identity = memory.control, memory.identity
     if not identity.replicates:
         return None

@@ -1,6 +1,6 @@
 """A store's figures in Prometheus' shape. The only module that imports prometheus_client.
 
-Each scrape attaches to the engine's shared memory read-only, copies, and lets go. Names
+Each scrape attaches to the engine's shared memory read-only, copies, and detaches. Names
 follow that ecosystem's rules: base units (seconds, bytes), `_total` for what only grows,
 one name for one thing with labels for its kinds. docs/statistics.md says what each means.
 """

@@ -1,4 +1,4 @@
-"""`pyengine groups`: the consumer groups of a store; how far behind, and set to another place."""
+"""`pyengine groups`: the consumer groups of a store: list them, show their lag, reset and delete their offsets."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def groups(
     store: Path, action: str, settings: dict[str, str], as_json: bool, group: str | None, topic: str | None,
     to: str | int | datetime | None, queue_ids: tuple[int, ...],
 ) -> None:
-    """List the consumer groups of a store, show their lag, or set one to another place.
+    """List the consumer groups of a store, show their lag, or reset their offsets.
 
     Works on a running engine and without one. LIST is one line for a group and topic;
-    LAG shows each queue, and which process holds it; RESET lets the group go on
-    elsewhere, also while it has living members: they follow within a second, and what
+    LAG shows each queue, and which process holds it; RESET makes the group go on
+    at another offset, also while it has living members: they follow within a second, and what
     they commit of what they read before counts no more. FORGET removes a group's offsets
     of a topic, if it has no living member.
 

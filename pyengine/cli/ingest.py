@@ -52,7 +52,7 @@ def ingest(
 ) -> int:
     """Put every line of FILE... as a message, and print count and rate.
 
-    A folder stands for the files under it, - for standard input (one producer). Lines
+    A folder means the files under it, - standard input (one producer). Lines
     go out in batches, each acknowledged as one; the newline is not part of the message.
     Lines of one producer that went to one queue keep their order.
 
@@ -70,7 +70,7 @@ def ingest(
     """
     existing_store(store)
     if STDIN in files and (len(files) > 1 or producers > 1 or repeat > 1):
-        raise UsageError("- (standard input) is read once, by one producer, and stands alone")
+        raise UsageError("- (standard input) is read once, by one producer, and cannot be given with other files")
     if format_ == "jsonl" and tags is not None:
         raise UsageError("--tags is for lines; with jsonl each line says its own tags")
     if acked is not None:
@@ -173,7 +173,7 @@ def run_crew(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
     """Run each job in a process of its own, to the end; the tally of all.
 
     If one fails the others are stopped, and its EngineError is raised here. However this
-    is left (Ctrl-C too), no process stays behind.
+    is left (Ctrl-C too), no producer process remains.
     """
     crew: list[subprocess.Popen[bytes]] = []
     tallies = [Tally() for _ in jobs]

@@ -155,7 +155,7 @@ def _write_error(error: BaseException, sentence: str, code: ExitCode, as_json: b
 
 
 def _discard_stdout() -> None:
-    """Nobody reads stdout any more: let the interpreter's last flush go nowhere instead of complaining."""
+    """Send the interpreter's last flush to /dev/null: the reader of stdout is gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

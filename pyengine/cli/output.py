@@ -154,7 +154,7 @@ def time_text(timestamp_ms: int | None) -> str:
 
 
 def message_document(message: Message) -> dict[str, Any]:
-    """All of a message. `body` is its text; a body that is not UTF-8 stands in `body_base64` instead."""
+    """All of a message. `body` is its text; a body that is not UTF-8 is in `body_base64` instead."""
     document: dict[str, Any] = {
         "topic": message.topic,
         "queue_id": message.queue_id,

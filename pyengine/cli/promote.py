@@ -38,7 +38,7 @@ class StartedBy(enum.Enum):
     """Who keeps the supervisor."""
 
     BACKGROUND = "pyengine start"
-    FOREGROUND = "pyengine start --foreground"  # or whoever runs that: a container, a service manager
+    FOREGROUND = "pyengine start --foreground"  # or by a container or service manager
     EMBEDDED = "a program that embeds it"
     UNITS = "systemd units"
 
@@ -59,7 +59,7 @@ def launch_settings(root: Path, memory: EngineMemory) -> Start:
         raise EngineUnavailableError(f"no supervisor runs on {root}, or it is just starting: `pyengine start {root}` takes its "
                                      "workers over")
     try:
-        arguments = parse_arguments(_behind(psutil.Process(pid).cmdline(), _SUPERVISOR))
+        arguments = parse_arguments(_arguments_of(psutil.Process(pid).cmdline(), _SUPERVISOR))
     except (psutil.Error, ValueError) as error:
         raise EngineUnavailableError(f"cannot tell how the engine on {root} was started (pid {pid}): {error}") from None
     told = read_run_settings(memory.folder).overrides()
@@ -74,7 +74,7 @@ def _started_by(arguments) -> StartedBy:
     return StartedBy.BACKGROUND if arguments.report_descriptor >= 0 else StartedBy.FOREGROUND
 
 
-def _behind(words: list[str], module: str) -> list[str]:
+def _arguments_of(words: list[str], module: str) -> list[str]:
     """The arguments of `python -m module`; ValueError for another command line."""
     return words[words.index(module) + 1:]
 
@@ -104,8 +104,8 @@ def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, for
 
     A stopped slave gets its new role in config/engine.toml, and its master's address is
     taken out. One that runs is stopped in order and started again with the settings it
-    had. It must have everything that is known of its master's log; nobody can tell what a
-    lost master had beyond that. Nothing makes the old master a slave, or stops it: look
+    had. It must have everything that is known of its master's log; what a lost
+    master had beyond that cannot be known. Nothing makes the old master a slave, or stops it: look
     that it takes no more puts. docs/replication.md has the way back.
 
     Exit codes: 0 it is a master now; 1 refused, or its engine could not be started again;
@@ -211,13 +211,13 @@ def _judge(standing: Standing, force: bool, notes: list[str]) -> None:
         notes.append("its master was still there and does not know: see that it takes no puts, then start it as a slave of "
                      "this one")
     elif not standing.master_end:
-        notes.append("it has heard nothing of its master, so nobody can tell how far that one's log went")
+        notes.append("it has heard nothing of its master, so it is unknown how far that log went")
     else:
-        notes.append(f"its master was heard of last at {standing.master_end}; nobody can tell what came after that")
+        notes.append(f"its master was heard of last at {standing.master_end}; what came after that is unknown")
 
 
 def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool, notes: list[str]) -> str | None:
-    """What it was, None where nobody can tell. EngineError where it is no slave.
+    """What it was, None where that is unknown. EngineError where it is no slave.
 
     It may have been told so in engine.toml, or at its last start only.
     """
@@ -230,7 +230,7 @@ def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: boo
         if noted is not None and noted.role == SLAVE:
             _judge(Standing(False, noted.confirm, noted.master_end), force, notes)
         else:
-            notes.append("it does not run, so nobody can tell how far its master's log went")
+            notes.append("it does not run, so it is unknown how far its master's log went")
         _write_role(root, role, notes)
         return SLAVE if SLAVE in (last, configured) else None
 

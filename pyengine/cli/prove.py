@@ -1,4 +1,10 @@
-"""`pyengine prove`: measure and torture on the user's own disk."""
+"""`pyengine prove`: measure and torture on the user's own disk.
+
+One store for each flush mode. Two producers put and keep a list of what was answered PUT_OK. Each round
+kills something at a random moment: a worker, the supervisor, or every process of the engine at once, after
+which it is started again and recovers. At the end the engine is stopped in order, and the whole store is
+checked against the list.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +13,63 @@ import random
 import shutil
 import sys
 import tempfile
+import threading
 import time
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pyengine.cli import output
+from pyengine.cli.ingest_producer import AckedList
 from pyengine.cli.options import json_option, set_option
-from pyengine.errors import DiskError, ExitCode, NotAStoreError
+from pyengine.cli.replay import MODES
+from pyengine.cli.torture import EngineWatch, KillRounds, check_acked, kill, kill_all
+from pyengine.engine.embedded import connect
+from pyengine.errors import DiskError, EngineError, ExitCode, NotAStoreError
+from pyengine.results import PutResult
 from pyengine.storage.config import load_config
-
-if TYPE_CHECKING:
-    from pyengine.cli.prove_rounds import ModeProof
 
 DISK_SECONDS_MAX = 5.0
 FREE_BYTES_MIN = 2 << 30
 BLOCK_BYTES = 4096
 FILE_BYTES = 8 << 20
+SIZES = {"mapped_file_size_commit_log_bytes": 4 << 20, "mapped_file_size_consume_queue_bytes": 60_000,
+         "max_hash_slot_num": 10_000, "max_index_num": 40_000, "transient_store_pool_size": 3,
+         "disk_max_used_space_ratio": 95, "clean_file_forcibly_enable": "false"}  # nothing is deleted on a disk that is rather full
+PRODUCERS = 2
+QUEUES = 4
+PUT_BYTES_MAX = 4000
+PROVE_MOMENT_S_MAX = 0.2  # from "acknowledgements move" to the kill
+HANG_S = 60.0             # no acknowledgement for so long is a failure
+LOG_BYTES_MAX = 1 << 30   # of one mode's store: then its turn is over
+RETRY_INTERVAL_S = 0.01
+EVERYTHING = "everything"
 HONEST_US_MIN = 15.0  # no medium that keeps its bytes without power has been seen to answer sooner
+
+
+@dataclass
+class ModeProof:
+    """What became of one mode; `failures` empty means that everything held."""
+
+    mode: str
+    kills: Counter[str] = field(default_factory=Counter)
+    acknowledged: int = 0
+    checked: int = 0
+    lost: int = 0
+    recoveries: int = 0
+    recovery_s_max: float = 0.0
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
 
 
 @click.command()
 @click.argument("parent", type=click.Path(path_type=Path), metavar="STORE_PARENT")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True, help="How long, in all.")
-@click.option("--mode", "modes", multiple=True, type=click.Choice(["async", "pool", "sync"]),
+@click.option("--mode", "modes", multiple=True, type=click.Choice(list(MODES)),
               help="Only this flush mode; may be repeated.")
 @click.option("--seed", type=int, default=None, help="Repeats the order of kills of an earlier run.")
 @click.option("--keep", is_flag=True, help="Keep the stores; those of a failed run are always kept.")
@@ -54,8 +91,6 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
       pyengine prove /var/lib --minutes 10
       pyengine prove . --minutes 1 --mode sync --json
     """
-    from pyengine.cli.prove_rounds import MODES, prove_mode
-
     if not parent.is_dir():
         raise NotAStoreError(f"{parent} is no directory: STORE_PARENT is an existing directory on the disk to be tried")
     free_bytes = shutil.disk_usage(parent).free
@@ -73,7 +108,7 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
         proofs = []
         for turn, mode in enumerate(chosen):
             seconds = max(0.0, (until_s - time.monotonic()) / (len(chosen) - turn))
-            proofs.append(prove_mode(folder, mode, seconds, seed, _show, settings))
+            proofs.append(ModeRun(folder, mode, seed, _show, settings).run(seconds))
         held = not any(proof.failures for proof in proofs)
     finally:
         if held and not keep:
@@ -131,7 +166,7 @@ class DiskMeasure:
 
 
 def measure_disk(folder: Path, seconds: float) -> DiskMeasure:
-    """Measure for about so long; leaves nothing behind. OSError as the disk gives it."""
+    """Measure for about so long; leaves no file. OSError as the disk gives it."""
     took_ns: list[int] = []
     block = os.urandom(BLOCK_BYTES)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -152,7 +187,7 @@ def measure_disk(folder: Path, seconds: float) -> DiskMeasure:
 
 
 def file_system_of(folder: Path | str) -> str:
-    """The type of the file system that holds the folder, by the longest mount point; empty if nobody knows."""
+    """The type of the file system that holds the folder, by the longest mount point; empty if /proc does not say."""
     path = os.path.realpath(folder)
     best, kind = "", ""
     try:
@@ -165,3 +200,110 @@ def file_system_of(folder: Path | str) -> str:
         if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
             best, kind = point, name
     return kind
+
+
+class ModeRun(KillRounds):
+    """The rounds of one flush mode, on a new store in `folder`; the store stays, its engine does not."""
+
+    def __init__(self, folder: Path, mode: str, seed: int, advance: Callable[[ModeProof], None], settings: Mapping[str, str]) -> None:
+        """`advance` is called after each round."""
+        self.proof = ModeProof(mode)
+        super().__init__(folder / mode, SIZES | MODES[mode] | settings, random.Random(f"{seed}/{mode}"))
+        self.ack_timeout_s = HANG_S
+        self.moment_s_max = PROVE_MOMENT_S_MAX
+        self.end_offset = 0
+        self._acked_path = folder / f"{mode}.acked"
+        self._acked = AckedList(self._acked_path)
+        self._advance = advance
+        self._ending = threading.Event()
+        self._lock = threading.Lock()
+        self._producers: list[threading.Thread] = []
+
+    def run(self, seconds: float) -> ModeProof:
+        """For so long, and at least one round."""
+        until_s = time.monotonic() + seconds
+
+        def go_on() -> bool:
+            return not self.proof.kills or time.monotonic() < until_s and self.end_offset <= LOG_BYTES_MAX
+
+        with self._acked:
+            self.proof.seconds = self.run_rounds(go_on)
+        return self.proof
+
+    @property
+    def failures(self) -> list[str]:
+        return self.proof.failures
+
+    def end_round(self) -> None:
+        self._advance(self.proof)
+
+    # -- producers
+
+    def make_producers(self) -> None:
+        """They are threads of this process, and connect again whenever the engine is back."""
+        while len(self._producers) < PRODUCERS:
+            self._producers.append(threading.Thread(target=self._produce, args=(len(self._producers),), daemon=True))
+            self._producers[-1].start()
+
+    def end_producers(self) -> None:
+        self._ending.set()
+        for thread in self._producers:
+            thread.join(HANG_S)
+        self._acked.write()
+
+    def acked_count(self) -> int:
+        return self.proof.acknowledged
+
+    def _produce(self, number: int) -> None:
+        """Put until the end; note each PUT_OK. Refusals and unknown outcomes promise nothing."""
+        rng = random.Random(f"{self.rng.random()}/{number}")
+        while not self._ending.is_set():
+            try:
+                with connect(self.store, timeout_s=HANG_S) as producer:
+                    while not self._ending.is_set():
+                        body = rng.randbytes(rng.randrange(PUT_BYTES_MAX))
+                        self._note(producer.put("prove", body, queue_id=rng.randrange(QUEUES), timeout_s=HANG_S / 4), body)
+            except EngineError:
+                self._ending.wait(RETRY_INTERVAL_S)  # between two engines
+
+    def _note(self, result: PutResult, body: bytes) -> None:
+        if not result.ok:
+            self._ending.wait(RETRY_INTERVAL_S)
+            return
+        with self._lock:
+            self._acked.add(result, [body])
+            self.proof.acknowledged += 1
+            self.end_offset = max(self.end_offset, result.physical_offset)
+
+    # -- kills
+
+    def strike(self) -> None:
+        with EngineWatch(self.store) as watch:
+            pids = watch.pids()
+            victim = self.rng.choice([*sorted(pids), EVERYTHING, EVERYTHING])
+            self.proof.kills[victim] += 1
+            if victim == EVERYTHING:
+                kill_all(watch, rng=self.rng)
+            else:
+                kill(pids[victim])
+        if victim == EVERYTHING:
+            self.end_whatever_lives()  # a worker that was just being started
+            began_s = time.monotonic()
+            self.start_engine()
+            self.proof.recoveries += 1
+            self.proof.recovery_s_max = round(max(self.proof.recovery_s_max, time.monotonic() - began_s), 3)
+        elif victim == "supervisor":
+            self.start_successor()
+
+    def end_everything(self) -> None:
+        self.end_producers()
+        super().end_everything()
+
+    # -- judgement
+
+    def look_over(self, *, final: bool = False) -> None:
+        found = check_acked(self.store, self._acked_path)
+        self.proof.checked, self.proof.lost = found.checked, found.lost
+        if found.failure or found.checked != self.proof.acknowledged:
+            self.failures.append(f"{found.checked} of {self.proof.acknowledged} acknowledged messages were looked for, {found.lost} "
+                                 f"are missing: {found.failure}")

@@ -16,7 +16,7 @@ from pyengine.results import GetStatus
 _WHY_NOTHING = {
     GetStatus.NO_MATCHED_MESSAGE: "no message with these tags from there on",
     GetStatus.MESSAGE_WAS_REMOVING: "the messages there have just been deleted",
-    GetStatus.OFFSET_FOUND_NULL: "nothing stands at this offset",
+    GetStatus.OFFSET_FOUND_NULL: "there is no message at this offset",
     GetStatus.OFFSET_OVERFLOW_BADLY: "the offset is beyond the queue's end",
     GetStatus.OFFSET_OVERFLOW_ONE: "the offset is the queue's end: nothing has come yet",
     GetStatus.OFFSET_TOO_SMALL: "the messages at this offset have been deleted",
@@ -99,8 +99,8 @@ def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str) -
     """Show one message in full.
 
     MSG_ID is the id that a put answered with (32 or 56 hexadecimal characters), or the
-    message's position in the commit log as a plain number. Exit code 1 if no message
-    stands there.
+    message's position in the commit log as a plain number. Exit code 1 if there is no
+    message.
 
     \b
     Examples:

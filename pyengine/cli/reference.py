@@ -1,7 +1,7 @@
 """docs/commands.md, configuration.md and shared_memory.md, made from the code's own tables.
 
 `python -m pyengine.cli.reference docs` writes them; a test compares them, so they
-cannot fall behind.
+cannot become out of date.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _usage(command: click.Command) -> str:
 
 
 def _text(text: str | None) -> list[str]:
-    """A help text as Markdown: what click prints as it stands (after its \\b mark) becomes a code block."""
+    """A help text as Markdown: what click prints unchanged (after its \\b mark) becomes a code block."""
     lines: list[str] = []
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         rows = paragraph.strip("\n").splitlines()
@@ -143,7 +143,7 @@ def shared_memory_page() -> str:
     lines = [
         "# The control block", "",
         "Made from the layout that C was compiled with; `pyengine dump STORE control` prints the same fields with their "
-        "values. What each one means stands in `csrc/control.cdef.h`.", "",
+        "values. Their meanings are in `csrc/control.cdef.h`.", "",
         f"Layout {LAYOUT_VERSION}, {CONTROL_BYTES:,} bytes. Each field has one process that writes it. `[]` is an "
         "array, shown by its first element; the last column has the number of elements and their distance in bytes.", "",
         "| offset | bytes | field | written by | elements |", "|---:|---:|---|---|---|"]
@@ -156,7 +156,7 @@ def shared_memory_page() -> str:
              {"used": "reputter", "others": "reputter", "slot[]": "reputter"}),
             ("Obstacles", "struct ms_obstacles", obstacles.LAYOUT_VERSION, "obstacles", {"worker[]": "that worker"})):
         lines += ["", f"## {title}", "",
-                  f"The object `{source.replace('_', '-')}` beside the control block, layout {version}; meanings stand in "
+                  f"The object `{source.replace('_', '-')}` beside the control block, layout {version}; meanings are in "
                   f"`csrc/{source}.cdef.h`{'' if source == 'obstacles' else ' and [statistics.md](statistics.md)'}.", "",
                   "| offset | bytes | field | written by | elements |", "|---:|---:|---|---|---|"]
         lines += [f"| {place.offset} | {place.size_bytes} | `{place.path}` | "

@@ -29,7 +29,7 @@ def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: b
     """Recover a store: find its end, cut what is torn, bring queues and index up to it.
 
     What `start` does first, alone. It ends as RocketMQ's own recovery would, and
-    whatever is removed goes to STORE/quarantine before. Bytes that only stand in the
+    whatever is removed goes to STORE/quarantine before. Bytes that are only in the
     buffers of a dead engine are drained. Damage below what was durable is never cut:
     the store is refused and nothing changed, unless --accept-loss says so. Interrupted,
     it can be run again.
@@ -51,7 +51,7 @@ def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: b
 def recover_alone(
     root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
 ) -> RecoveryReport:
-    """Recover a store that nobody has open, drain what a dead engine left in memory, and leave the store stopped.
+    """Recover a store that no process has open, drain what a dead engine left in memory, and leave the store stopped.
 
     StoreBusyError while any process has it open.
     """
@@ -109,7 +109,7 @@ def rebuild(
     """Make queues and index again from the commit log alone.
 
     All of them, or those that the options name. A queue that is lost or wrong comes back as it was,
-    light queues and extension included; what stood there is moved to STORE/quarantine. The log itself
+    light queues and extension included; the files that were there are moved to STORE/quarantine. The log itself
     is not changed, but for what `recover` would do to a store that was not stopped in order. The
     store must not be running. Interrupted, it can be run again; so does the next start.
 
@@ -169,8 +169,8 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path) ->
     The damaged store is not changed, and may be of a RocketMQ broker that will not start
     any more. Records keep their order and get new positions; queues, index and checkpoint
     are made anew. DEST must be absent or an empty folder. Where the store has no
-    config/watermark (one of RocketMQ has none), nobody can tell whether messages are
-    missing behind the last one that was found, and the report says so.
+    config/watermark (one of RocketMQ has none), it cannot be known whether messages
+    are missing after the last one that was found, and the report says so.
 
     Exit codes: 0 nothing is known to be missing, 4 something had to be left out.
 

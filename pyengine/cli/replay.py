@@ -223,7 +223,7 @@ def send(producer: Producer, put: Put) -> PutResult:
 
 
 def _members(encoded: bytes) -> list[BatchMember]:
-    """The members of a batch. What is no encoded batch goes as one member of its length: RocketMQ looks at that first."""
+    """The members of a batch. A body that is not an encoded batch becomes one member: RocketMQ checks the length first."""
     try:
         return decode_batch(encoded)
     except FormatError:

@@ -343,7 +343,7 @@ def _whole(number: int) -> str:
 def report(
     store: Path, settings: dict[str, str], as_json: bool, file: Path, top: int, master: str | None, level: str | None,
 ) -> None:
-    """Draw a store as a page: message rates, sizes, topics, hours of the day, and how far groups lag behind.
+    """Draw a store as a page: message rates, sizes, topics, hours of the day, and lags of consumer groups.
 
     The page is one file that loads nothing else. The log is read once, as by `stats`, with
     Spark on all processors of this host or of a cluster; a running engine is not disturbed.

@@ -29,7 +29,7 @@ def stats(
     store: Path, settings: dict[str, str], as_json: bool, by: str, topics: tuple[str, ...], verify_crc: bool,
     master: str | None, level: str | None,
 ) -> None:
-    """Count what stands in the log: messages, bytes and times, by topic and hour.
+    """Count messages, bytes and times in the log, by topic and hour.
 
     Reads the whole log up to what is flushed (--level chooses otherwise), with Spark on all
     processors of this host or of a cluster; a running engine is not disturbed. Counts of queues
@@ -86,7 +86,7 @@ def _begin_text(time_ms: int | None, by: str) -> str:
 @click.option("--columns", default=None, help="The columns, separated by commas; * for all (docs/spark.md lists them).")
 @click.option("--compression", type=click.Choice(["snappy", "zstd", "gzip", "lz4", "none"]), default="snappy",
               show_default=True, help="How the files are compressed.")
-@click.option("--overwrite", is_flag=True, help="Replace an export that stands in DEST.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier export in DEST.")
 @click.option("--partitioned", is_flag=True, help="Folders topic=.../date=... in DEST.")
 @click.option("--incremental", is_flag=True, help="Go on where the last run into DEST ended.")
 @master_option

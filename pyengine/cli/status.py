@@ -17,7 +17,7 @@ LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "behind", "said")
 @click.command()
 @store_command
 def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
-    """Show how a store stands: its state, positions, workers and producers.
+    """Show a store's state, positions, workers and producers.
 
     Works on a stopped store too; then the positions come from the files. Exit code 6
     if the engine runs but is read-only or degraded.
@@ -79,7 +79,7 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _figures(figures: dict[str, Any]) -> list[tuple[str, object]]:
-    """The statistics in a few lines; all of them stand in the JSON (docs/statistics.md)."""
+    """The statistics in a few lines; the JSON has all of them (docs/statistics.md)."""
     facts: list[tuple[str, object]] = [
         ("puts/s", " ".join(f"{window} {output.number_text(value)}" for window, value in figures["put_tps"].items())),
         ("put time", _times(figures, "put_latency_50_ms", "put_latency_99_ms", "put_latency_999_ms")),

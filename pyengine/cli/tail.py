@@ -112,7 +112,7 @@ def tail(
     Needs no engine, but without one nothing comes. Messages of one queue come in order;
     queues are read in turn. Without --group nothing is changed. With it this is one
     member of the group: all living members share the queues, and the group's offsets
-    stand in config/consumerOffset.json, as RocketMQ keeps them. A message may come twice
+    are in config/consumerOffset.json, as RocketMQ keeps them. A message may come twice
     after a crash, none is left out. --from is for a group that is new to the topic, and
     --queue-id takes just that queue, apart from the sharing (docs/consumers.md).
 

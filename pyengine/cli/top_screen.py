@@ -17,7 +17,7 @@ TOPICS_SHOWN = 10
 
 
 def screen(look: Look) -> RenderableType:
-    """The whole picture; topics stand last, because there may be more than fit."""
+    """The whole picture; topics come last, because there may be more than fit."""
     document = look.document
     parts: list[RenderableType] = [_facts(look), Text()]
     parts.append(_table(("position", "offset", "per second"), [

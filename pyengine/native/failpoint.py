@@ -25,6 +25,7 @@ from pyengine.errors import UsageError
 
 if TYPE_CHECKING:
     from pyengine._native import ms_failpoint
+    from pyengine.native.failpoints import Failpoint
 
 VARIABLE = "PYENGINE_FAILPOINT"
 FILE_BYTES = 4096
@@ -84,6 +85,11 @@ class Board:
         _use(self._point, process, self)
 
 
+def is_built(point: Failpoint) -> bool:
+    """Whether the step is in this build: those in C are there with PYENGINE_BUILD_FAILPOINTS=1 only."""
+    return not point.in_c or bool(lib.ms_failpoint_built())
+
+
 def _use(point: ms_failpoint, process: str, keep: object) -> None:
     global _is_used
     _kept.append((point, keep))
@@ -98,7 +104,7 @@ def _fill(point: ms_failpoint, name: str, nth: int, action: str, process: str) -
     if known is None or action not in _ACTIONS or nth < 1:
         raise UsageError(f"no failpoint {name}:{nth}:{action}: the names stand in pyengine/native/failpoints.py, "
                          "passings count from 1, and the last word is kill or stop")
-    if known.in_c and not lib.ms_failpoint_built():
+    if not is_built(known):
         raise UsageError(f"the failpoint {name} is in C: build with PYENGINE_BUILD_FAILPOINTS=1 to have it")
     point.nth, point.hits, point.pid, point.signal = nth, 0, 0, _ACTIONS[action]
     ffi.memmove(point.name, name.encode().ljust(64, b"\0"), 64)

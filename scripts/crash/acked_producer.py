@@ -5,7 +5,7 @@
 Each acknowledged message is one JSON line in ACKED (topic, queue_id, queue_offset, physical_offset,
 body_sha256; put_many tells the physical offset of its first message only, the others have null), written
 only after the put has returned PUT_OK. With --delayed some messages are delayed ones, of one level or of so many:
-their lines have no offsets, since where they will be delivered nobody knows yet; `level`, `waits_as` and `waits_at` say
+their lines have no offsets, since it is not known yet where they will be delivered; `level`, `waits_as` and `waits_at` say
 in which queue of SCHEDULE_TOPIC_XXXX, as what and where in the log they wait. Ends in order on SIGTERM; may be killed at any
 moment. When the engine goes away it tries again until it is back.
 

@@ -7,8 +7,6 @@ checksums, holes, index). A list of what was acknowledged is rows as acked_produ
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import pyengine
 from crash.acked_producer import DELAYED_TOPIC, read_body
+from pyengine.cli.torture import check_acked
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.results import GetStatus
 from pyengine.storage.config import load_config
@@ -171,7 +170,5 @@ def check(store: Path, rows: Sequence[dict], scratch: Path) -> list[str]:
     """`pyengine check --acked` over the same list; what it complains of."""
     merged = scratch / "acked.jsonl"
     merged.write_text("".join(json.dumps(row) + "\n" for row in rows if row["queue_offset"] is not None))
-    command = [sys.executable, "-P", "-m", "pyengine", "check", str(store), "--acked", str(merged)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    return [] if done.returncode == 0 else [f"pyengine check ended with {done.returncode}: "
-                                            f"{done.stdout[-2000:]}{done.stderr[-2000:]}"]
+    failure = check_acked(store, merged).failure
+    return [failure] if failure else []

@@ -22,8 +22,8 @@ import pyengine
 from crash.acked_producer import make_body
 from crash.failpoint_rounds import SUPERVISOR, FailpointRun, NotReachedError
 from crash.replicas import ReplicatorRun, free_port
-from crash.rounds import COMMAND_TIMEOUT_S, DEATHS_SEEN_MAX
-from crash.watch import EngineWatch, HangError, kill, wait_for
+from crash.rounds import DEATHS_SEEN_MAX
+from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, kill, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.store_lock import living_kinds

@@ -1,22 +1,7 @@
-"""Kill or stop one process at each step of the list of failpoints, while producers put; then audit.
-
-    python -m crash.failpoint_rounds [--mode async|pool|sync] [--scene puts|cleaning|...]
-                                     [--point NAME]... [--way restart|crash|hang]... [--nth 1] [--seed N] [--json]
-
-The steps and what lies in their gaps: pyengine/native/failpoints.py. Three ways, each for each step:
-
-    restart   the process is killed there; its successor goes on in place
-    crash     it is stopped there and everything is killed, then recovered: `pyengine recover`, then a new start
-    hang      it is stopped there for a moment and goes on
-
-Steps in C need a build with PYENGINE_BUILD_FAILPOINTS=1; in another one they are left out, with a count.
-Two engines, master and slave, are struck in the scenes `replicated` and `promoted` (failpoint_replicas.py).
-A step that is not reached is a failure. Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang.
-"""
+"""One engine, of which a process is killed or stopped at each step of the list of failpoints; then audit (failpoints.py)."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -30,11 +15,9 @@ from pathlib import Path
 
 import pyengine
 from crash.acked_producer import make_body
-from crash.report import add_common_options, ended_in_order, finish
-from crash.rounds import COMMAND_TIMEOUT_S, CrashRun, Summary
-from crash.watch import EngineWatch, HangError, kill, state_of, stopped, wait_for
-from pyengine._native import lib
-from pyengine.cli.replay import MODES
+from crash.report import Summary
+from crash.rounds import CrashRun
+from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, kill, state_of, stopped, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode, StoreBusyError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
@@ -70,7 +53,7 @@ NUDGES_MAX = 20
 MOMENT_S = 0.05
 # Reached only while another process does not do its work: step -> who is held until it strikes.
 HELD = {"segment_wanted": "allocator"}
-# Where the dead engine's memory tells the end, nothing behind it is anybody's, and the index is believed.
+# Where the dead engine's memory tells the end, bytes after it belong to no record, and the index is believed.
 WITHOUT_MEMORY = ("quarantine_copied", "quarantine_noted", "quarantine_moved", "recovery_index_deleted")
 # Steps of one engine that the two of a scene pass as well: how they are struck there.
 ALSO = {
@@ -119,7 +102,7 @@ def ways_of(scene: str, asked: list[str] | None) -> tuple[list[str], str]:
 
 
 class NotReachedError(HangError):
-    """Nobody has come to the armed step."""
+    """No process has reached the armed step."""
 
 
 class FailpointRun(CrashRun):
@@ -189,7 +172,7 @@ class FailpointRun(CrashRun):
         if way == RESTART:
             self.after_death(point, pid)
         else:
-            wait_for(f"{point.process} stands still", lambda: state_of(pid) == "T")
+            wait_for(f"{point.process} is stopped", lambda: state_of(pid) == "T")
             if way == CRASH:
                 self.kill_all_around(pid)
                 self.recover(self.victim)
@@ -349,48 +332,3 @@ class FailpointRun(CrashRun):
         with contextlib.suppress(EngineError):
             stop_engine(self.store)
         self.live_on(was_struck=bool(self.board.struck_pid))
-
-
-@ended_in_order
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_options(parser, rounds=None)
-    parser.add_argument("--mode", choices=list(MODES), default="async")
-    parser.add_argument("--scene", choices=SCENES, default=PUTS)
-    parser.add_argument("--point", action="append", choices=sorted(FAILPOINTS), metavar="NAME",
-                        help="only this step; may be repeated")
-    parser.add_argument("--way", action="append", choices=WAYS, help="only this way; may be repeated")
-    parser.add_argument("--nth", type=int, default=1, help="which passing of the step strikes (1)")
-    arguments = parser.parse_args()
-
-    points = [point for point in points_of(arguments.scene, arguments.mode)
-              if not arguments.point or point.name in arguments.point]
-    there = [point for point in points if lib.ms_failpoint_built() or not point.in_c]
-    if not there:
-        parser.error("none of these steps is in this scene, mode and build")
-    if arguments.scene == TABLES and len(there) > 1:
-        parser.error("a queue table grows once in a run: give one --point")
-    ways, said = ways_of(arguments.scene, arguments.way)
-    if not ways:
-        parser.error(said)
-    if said:
-        print(f"{said}; the others are left out", file=sys.stderr)
-
-    def make(store: Path, scratch: Path) -> FailpointRun:
-        kind = FailpointRun
-        if arguments.scene == REPLICATED:
-            from crash.failpoint_replicas import ReplicatedRun as kind
-        elif arguments.scene == PROMOTED:
-            from crash.failpoint_replicas import PromotedRun as kind
-        run = kind(store, scratch, arguments.scene, arguments.mode, arguments.seed)
-        run.summary.left_out = len(points) - len(there)
-        return run
-
-    def words(summary: FailpointSummary) -> str:
-        return f"{len(summary.struck)} steps of {len(points)} ({summary.left_out} not in this build)"
-
-    return finish(arguments, make, lambda run: run.go_through(there, ways, arguments.nth), words)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,9 @@
-"""Stop one worker after the other with SIGSTOP, put under it, and let it go on or kill it as it stands; then audit.
+"""Stop one worker after the other with SIGSTOP, put under it, and resume it or kill it; then audit.
 
     python -m crash.hang_rounds [--rounds 1] [--seed N] [--mode async|pool|sync] [--kind KIND]... [--json] [--peer]
 
 A round takes every kind of worker that runs in the mode, the supervisor too, once with SIGCONT and once with
-SIGKILL while it is stopped. While one stands still the others must be right: what is acknowledged meanwhile
+SIGKILL while it is stopped. While one is stopped the others must be right: what is acknowledged meanwhile
 is there at the end, and where puts do not need the stopped one they go on.
 
 Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the store is kept and named.
@@ -19,16 +19,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash.report import add_common_options, ended_in_order, finish
-from crash.rounds import CrashRun, Summary
-from crash.watch import EngineWatch, kill, state_of, wait_for
+from crash.report import Summary, add_common_options, ended_in_order, finish
+from crash.rounds import CrashRun
 from pyengine.cli.replay import MODES
+from pyengine.cli.torture import EngineWatch, kill, state_of, wait_for
 from pyengine.engine.bring_up import MODES as MODE_NUMBERS
 from pyengine.engine.kinds import kinds_for
 
 SUPERVISOR = "supervisor"
 STOPPED_S_MAX = 0.3
-# Puts need these; the others may stand still for a while and nobody who puts notices.
+# Puts need these; the others may be stopped for a while without an effect on puts.
 NEEDED = {"async": ("writer",), "pool": ("writer",), "sync": ("writer", "flusher")}
 
 
@@ -63,7 +63,7 @@ class HangRun(CrashRun):
         with EngineWatch(self.store) as watch:
             pid = wait_for(f"a living {kind}", lambda: watch.pids().get(kind))
             os.kill(pid, signal.SIGSTOP)
-            wait_for(f"the {kind} stands still", lambda: state_of(pid) == "T")
+            wait_for(f"the {kind} is stopped", lambda: state_of(pid) == "T")
             self.summary.stops += 1
             self.put_meanwhile(kind)
             if not ends:

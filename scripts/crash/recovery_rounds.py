@@ -3,7 +3,7 @@
     python -m crash.recovery_rounds [--rounds 10] [--depth 3] [--seed N] [--mode async|pool|sync] [--json] [--peer]
 
 Each recovery of a round is a `pyengine recover` or the start of an engine, and dies at a step of the list of
-failpoints, or at any moment of its time. Then one is let go to its end, and everything acknowledged is looked up.
+failpoints, or at any moment of its time. Then one runs to its end, and everything acknowledged is looked up.
 
 Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the store is kept and named.
 """
@@ -18,14 +18,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash.report import add_common_options, ended_in_order, finish
-from crash.rounds import COMMAND_TIMEOUT_S, CrashRun, Summary
-from crash.watch import EngineWatch
-from pyengine._native import lib
+from crash.report import Summary, add_common_options, ended_in_order, finish
+from crash.rounds import CrashRun
 from pyengine.cli.replay import MODES
+from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch
 from pyengine.engine.embedded import start_engine
 from pyengine.errors import EngineError
-from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.native.failpoint import VARIABLE, Board, is_built
 from pyengine.native.failpoints import FAILPOINTS, RECOVERY, START
 
 DEPTH = 3
@@ -40,7 +39,7 @@ SURE_SHARE = 0.7
 
 @dataclass
 class RecoverySummary(Summary):
-    """`recoveries_killed`: those that died; a step that was not reached kills nobody."""
+    """`recoveries_killed`: those that died; a step that was not reached kills none."""
 
     depth: int = DEPTH
     recoveries_killed: int = 0
@@ -53,7 +52,7 @@ class RecoveryRun(CrashRun):
         super().__init__(store, scratch, "recovery", mode, seed)
         self.summary = RecoverySummary("recovery", mode, seed, depth=depth)
         self.board = Board(scratch / "board")
-        there = [point for point in FAILPOINTS.values() if not point.in_c or lib.ms_failpoint_built()]
+        there = [point for point in FAILPOINTS.values() if is_built(point)]
         self.maybe_passed = [point.name for point in there if point.scene == RECOVERY or point.where in PASSED_TOO]
         self.passed_by_start = [*ALWAYS_PASSED, *(point.name for point in there if point.scene == START)]
 

@@ -10,8 +10,8 @@ import socket
 from pathlib import Path
 
 from crash.audit import audit, check, read_acked
-from crash.rounds import AIM_SHARE, COMMAND_TIMEOUT_S, CrashRun
-from crash.watch import EngineWatch, kill, wait_for
+from crash.rounds import AIM_SHARE, CrashRun
+from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, kill, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -47,8 +47,8 @@ class ReplicatorRun(CrashRun):
 
     def wait_for_acks(self) -> None:
         """Many, not one: between two kills the slave is to be followed for a while, not only found."""
-        before = self.acked_bytes()
-        wait_for("acknowledgements move", lambda: self.acked_bytes() > before + ACKED_BYTES)
+        before = self.acked_count()
+        wait_for("acknowledgements move", lambda: self.acked_count() > before + ACKED_BYTES)
 
     def strike(self) -> None:
         """One side's replicator; or one side as a whole, which recovers and comes back."""
@@ -135,7 +135,7 @@ def _pieces(path: Path | None, size_bytes: int):
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
+    """A port at which no process listens now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]

@@ -11,20 +11,49 @@ import shutil
 import signal
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from crash.audit import read_acked, still_kept
 from crash.peer import PeerUnavailableError, open_with_rocketmq
-
-if TYPE_CHECKING:
-    from crash.rounds import CrashRun, Summary
+from pyengine.cli.torture import as_failure
 
 INTERRUPTED = 130
 SCRIPT = "PYENGINE_SCRIPT"  # names the script that started this, which is what its user has typed
+
+
+@dataclass
+class Summary:
+    """What a run did; `failures` empty means that everything held."""
+
+    kind: str
+    mode: str
+    seed: int
+    rounds: int = 0
+    kills: int = 0
+    kills_in_the_middle: int = 0
+    undrained_bytes: int = 0
+    acknowledged: int = 0
+    checked: int = 0
+    lost: int = 0
+    redelivered: int = 0
+    peer: str = ""
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+class Run(Protocol):
+    """What `finish` needs of a run."""
+
+    store: Path
+    settings: dict[str, object]
+    acked: list[Path]
+    summary: Summary
+
+    def leave(self, *, held: bool) -> None:
+        """Called once, after everything."""
 
 
 def add_common_options(parser: argparse.ArgumentParser, rounds: int | None = 20) -> None:
@@ -59,8 +88,8 @@ def ended_in_order(main: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], CrashRun], go: Callable[[CrashRun], Summary],
-           more: Callable[[Summary], str] = lambda summary: "") -> int:
+def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], Any], go: Callable[[Any], Summary],
+           more: Callable[[Any], str] = lambda summary: "") -> int:
     """Makes the run in a folder of its own, goes, prints; the exit code.
 
     `more`: words for the line of the summary. The folder of a run that held is removed, as is that of one that could
@@ -68,7 +97,7 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], CrashRun]
     """
     scratch = Path(tempfile.mkdtemp(prefix="pyengine-crash-"))
     try:
-        run = make(scratch / "store", scratch)
+        run: Run = make(scratch / "store", scratch)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
@@ -106,13 +135,7 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], CrashRun]
     return 0
 
 
-def as_failure(error: Exception) -> str:
-    """A line for the summary; where it came from goes to stderr."""
-    traceback.print_exception(error)
-    return f"{type(error).__name__}: {error}"
-
-
-def _ask_peer(run: CrashRun, summary: Summary, *, required: bool) -> None:
+def _ask_peer(run: Run, summary: Summary, *, required: bool) -> None:
     rows = still_kept(run.store, read_acked(run.acked))
     try:
         failures = open_with_rocketmq(run.store, run.settings, rows)

@@ -17,10 +17,10 @@ import signal
 import sys
 from pathlib import Path
 
-from crash.report import add_common_options, ended_in_order, finish
-from crash.rounds import CrashRun, Summary
-from crash.watch import EngineWatch, kill, wait_for
+from crash.report import Summary, add_common_options, ended_in_order, finish
+from crash.rounds import CrashRun
 from pyengine.cli.replay import MODES
+from pyengine.cli.torture import EngineWatch, kill, wait_for
 from pyengine.engine.embedded import stop_engine
 
 

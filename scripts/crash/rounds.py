@@ -1,21 +1,11 @@
-"""Kill one kind of process at random moments, again and again, while producers put; then audit.
+"""One store under producer processes, of which one kind of process is killed again and again; then audit.
 
-    python -m crash.rounds KIND [--rounds 20] [--seed N] [--mode async|pool|sync] [--aim 0.5] [--json] [--peer]
-
-KIND is a worker kind, `supervisor`, `producer`, or `everything` (all at once, then `pyengine recover`).
-After each kill acknowledgements must move again within a deadline: a hang is a failure. A share of the
-kills (--aim) is aimed: the process is stopped again and again until it stands in the middle of something.
-
-With the scheduler as victim some messages are delayed: each must be delivered, maybe twice. At the end the
-real RocketMQ opens the store, where there is one (--peer, --no-peer).
-
-Exit 0: held. 1: something acknowledged was lost, something torn, doubled or reordered was served, or a
-hang. The store of a failed run is kept and named.
+What every crash script builds on. After each kill acknowledgements must move again within a deadline: a hang is a failure.
+A share of the kills is aimed: the process is stopped again and again until it is in the middle of something.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -23,21 +13,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyengine
 from crash.audit import audit, audit_kept, check, read_acked
-from crash.report import add_common_options, as_failure, ended_in_order, finish
-from crash.watch import EngineWatch, HangError, kill, kill_all, stopped, wait_for
+from crash.report import Summary
 from pyengine.cli.replay import MODES
-from pyengine.engine.embedded import start_engine, stop_engine
+from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, KillRounds, kill, kill_all, stopped, wait_for
 from pyengine.engine.kinds import KINDS
-from pyengine.errors import EngineError, ExitCode, StoreBusyError
+from pyengine.errors import EngineError, ExitCode
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import living_kinds
 from pyengine.storage.delay_offset import DelayOffsets
 
 SMALL_FILES = {
@@ -61,8 +47,6 @@ PRODUCERS = 2
 AIM_SHARE = 0.5
 AIM_TRIES = 100
 AIM_TIMEOUT_S = 0.02
-MOMENT_MS_MAX = 60.0
-COMMAND_TIMEOUT_S = 120.0
 DEATHS_SEEN_MAX = 4
 UNDRAINED_TIMEOUT_S = 5.0
 POOL_ONLY = ("committer",)
@@ -70,90 +54,40 @@ EVERYTHING = "everything"
 VICTIMS = (*(kind.name for kind in KINDS), "supervisor", "producer", EVERYTHING)
 
 
-@dataclass
-class Summary:
-    """What a run did; `failures` empty means that everything held."""
-
-    kind: str
-    mode: str
-    seed: int
-    rounds: int = 0
-    kills: int = 0
-    kills_in_the_middle: int = 0
-    undrained_bytes: int = 0
-    acknowledged: int = 0
-    checked: int = 0
-    lost: int = 0
-    redelivered: int = 0
-    peer: str = ""
-    seconds: float = 0.0
-    failures: list[str] = field(default_factory=list)
-
-
-class CrashRun:
+class CrashRun(KillRounds):
     """One store, one kind of victim, one mode."""
 
     def __init__(self, store: Path, scratch: Path, kind: str, mode: str, seed: int, aim: float = AIM_SHARE) -> None:
-        self.store = store
+        has_delayed = kind == "scheduler"
+        self.summary = Summary(kind, mode, seed)
+        super().__init__(store, SMALL_FILES | MODES[mode] | (RETENTION if kind == "cleaner" else DELAYS if has_delayed else {}),
+                         random.Random(f"{seed}/{kind}/{mode}"))
         self.scratch = scratch
         self.kind = kind
         self.aim = aim
-        self.rng = random.Random(f"{seed}/{kind}/{mode}")
-        self.has_delayed = kind == "scheduler"
-        self.settings = SMALL_FILES | MODES[mode]
-        self.settings |= RETENTION if kind == "cleaner" else DELAYS if self.has_delayed else {}
-        self.summary = Summary(kind, mode, seed)
-        self.producers: list[subprocess.Popen] = []
+        self.has_delayed = has_delayed
+        self.producers: list[subprocess.Popen[bytes]] = []
         self.acked: list[Path] = []
         self.recovered_codes = (ExitCode.OK,)
         self._deaths_seen = 0
 
     def run(self, rounds: int) -> Summary:
-        began_s = time.monotonic()
-        try:
-            self.start_engine()
-            for _ in range(rounds):
-                self.make_producers()
-                self.wait_for_acks()
-                time.sleep(self.rng.uniform(0, MOMENT_MS_MAX) / 1000)
-                self.strike()
-                self.summary.rounds += 1
-                if self.summary.failures:
-                    return self.summary
-            self.make_producers()
-            self.wait_for_acks()
-            if self.kind == "cleaner":
-                self.wait_for_deletion()
-            self.end_producers()
-            if self.has_delayed:
-                wait_for("all delayed messages are delivered and noted", self.delayed_are_noted)
-            stop_engine(self.store)
-            self.look_over(final=True)
-        except HangError as error:
-            self.summary.failures.append(f"HANG: {error}")
-        except Exception as error:  # whatever it was, the run has not held, and its summary says so
-            self.summary.failures.append(as_failure(error))
-        finally:
-            self.end_everything()
-            self.summary.seconds = round(time.monotonic() - began_s, 1)
+        self.summary.seconds = self.run_rounds(lambda: self.summary.rounds < rounds)
         return self.summary
 
-    # -- the engine
+    @property
+    def failures(self) -> list[str]:
+        return self.summary.failures
 
-    def start_engine(self) -> dict[str, object]:
-        return start_engine(self.store, self.settings, timeout_s=COMMAND_TIMEOUT_S)
+    def end_round(self) -> None:
+        self.summary.rounds += 1
 
-    def start_successor(self, start: Callable[[], dict[str, object]] | None = None) -> dict[str, object]:
-        """Start a supervisor behind a dead one. A worker that it was just starting may hold its lock for a moment."""
-        start = start or self.start_engine
-        deadline_s = time.monotonic() + UNDRAINED_TIMEOUT_S
-        while True:
-            try:
-                return start()
-            except StoreBusyError:
-                if time.monotonic() > deadline_s:
-                    raise
-            time.sleep(0.01)
+    def settle(self) -> None:
+        if self.kind == "cleaner":
+            self.wait_for_deletion()
+        self.end_producers()
+        if self.has_delayed:
+            wait_for("all delayed messages are delivered and noted", self.delayed_are_noted)
 
     def recover(self, store: Path | None = None) -> None:
         """As an operator would: the command, which drains what the dead engine left in its buffers."""
@@ -189,17 +123,13 @@ class CrashRun:
                 raise EngineError(f"producer {process.pid} ended with {process.returncode}, see {self.scratch}")
         self.producers = []
 
-    def wait_for_acks(self) -> None:
-        """New acknowledgements from now on; HangError if none come."""
-        before = self.acked_bytes()
-        wait_for("acknowledgements move", lambda: self.acked_bytes() > before)
-
     def wait_for_deletion(self) -> None:
         """Few kills may have come before the first segment went: what they left must not keep it from going."""
         with EngineWatch(self.store) as watch:
             wait_for("an old segment is deleted", lambda: watch.positions().min_offset > 0)
 
-    def acked_bytes(self) -> int:
+    def acked_count(self) -> int:
+        """Bytes of their lists."""
         return sum(path.stat().st_size for path in self.acked)
 
     def delayed_are_noted(self) -> bool:
@@ -307,72 +237,13 @@ class CrashRun:
         self.summary.failures += check(self.store, rows, self.scratch)
 
     def end_everything(self) -> None:
-        """Whatever of this run still lives is killed, and its shared memory removed."""
+        """Kill whatever of this run is still alive, and remove its shared memory."""
         for process in self.producers:
             process.kill()
             process.wait()
-        try:
-            self.end_whatever_lives()
-        except Exception as error:
-            self.summary.failures.append(f"not all of it could be ended: {as_failure(error)}")
+        super().end_everything()
         with contextlib.suppress(EngineError):
             find_folder(self.store).sweep()
 
     def leave(self, *, held: bool) -> None:
         """Called once, after everything; what the run has outside its folder goes."""
-
-    def end_whatever_lives(self) -> None:
-        kill_engine(self.store)
-        wait_for("the store is let go", lambda: not living_kinds(self.store))
-
-
-def kill_engine(store: Path) -> None:
-    """Kills it, supervisor first, whether it has got as far as its control block or not."""
-    for module in (b"pyengine.workers.supervisor", b"pyengine.workers."):
-        for pid in processes_of(store, module):
-            kill(pid)
-    with contextlib.suppress(EngineError), EngineWatch(store) as watch:
-        for pid in watch.pids().values():
-            kill(pid)
-
-
-def processes_of(store: Path, module: bytes) -> list[int]:
-    """Processes `python -m MODULE... STORE ...`, by what they were started as; `module` is how the name begins."""
-    found = []
-    paths = {os.fsencode(store), os.fsencode(store.resolve())}
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (path / "cmdline").read_bytes().split(b"\0")
-            if b"-m" in words[:-1] and words[words.index(b"-m") + 1].startswith(module) and not paths.isdisjoint(words):
-                found.append(int(path.name))
-    return found
-
-
-@ended_in_order
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=VICTIMS, metavar="KIND", help=", ".join(VICTIMS))
-    add_common_options(parser)
-    parser.add_argument("--mode", choices=list(MODES))
-    parser.add_argument("--aim", type=float, default=AIM_SHARE, help="which share of the kills is aimed, 0 to 1")
-    arguments = parser.parse_args()
-    mode = arguments.mode or ("pool" if arguments.kind in POOL_ONLY else "async")
-    if arguments.kind in POOL_ONLY and mode != "pool":
-        parser.error(f"a {arguments.kind} runs in mode pool only")
-
-    def make(store: Path, scratch: Path) -> CrashRun:
-        made = CrashRun
-        if arguments.kind == "replicator":
-            from crash.replicas import ReplicatorRun as made
-        return made(store, scratch, arguments.kind, mode, arguments.seed, arguments.aim)
-
-    def words(summary: Summary) -> str:
-        return (f"{summary.kills_in_the_middle} of them in the middle of a pass, "
-                f"{summary.undrained_bytes} bytes undrained at the kill"
-                + (f", {summary.redelivered} delayed messages delivered again" if summary.redelivered else ""))
-
-    return finish(arguments, make, lambda run: run.run(arguments.rounds), words)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

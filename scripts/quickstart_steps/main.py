@@ -111,7 +111,7 @@ def put_everything(asked: argparse.Namespace, store: Path, jobs: list, total_byt
                     kill.strike()
                     show.say(f"SIGKILL to the {kill.kind}, process {kill.pid}, after {report.messages:,} acknowledged messages")
                 if kill.look():
-                    show.say(f"the {kill.kind} is back after {kill.back_after_ms} ms as process {kill.back_pid}; nobody else "
+                    show.say(f"the {kill.kind} is back after {kill.back_after_ms} ms as process {kill.back_pid}; no other process "
                              f"was restarted")
                 show.report(report)
     finally:

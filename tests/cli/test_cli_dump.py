@@ -124,7 +124,7 @@ def test_an_index_folder_may_be_missing(golden):
 
 @pytest.fixture
 def engine_memory(tmp_path):
-    """(root, memory): a store with the shared memory of an engine, published, nobody running."""
+    """(root, memory): a store with the shared memory of an engine, published, no process running."""
     root = tmp_path / "store"
     engine_id = ensure_engine_id(root)
     note_run(root, tmp_path)

@@ -141,7 +141,7 @@ def test_who_keeps_an_engine_stands_in_its_supervisors_command_line(words, by, t
         assert told in sentence and f"pyengine promote {root} --role SYNC_MASTER" in sentence
 
 
-def test_an_engine_that_somebody_else_keeps_is_left_to_him(make_engine):
+def test_an_engine_that_another_program_keeps_is_left_to_it(make_engine):
     one = make_engine(**SLAVE)
     options = [word for name, value in one.settings.items() for word in ("--set", f"{name}={value}")]
     keeper = subprocess.Popen(command_line("start", one.root, "--foreground", *options), stdout=subprocess.DEVNULL,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fix_cli import run
-from pyengine.cli import prove_rounds
-from pyengine.cli.prove import HONEST_US_MIN, DiskMeasure, file_system_of, measure_disk
+from pyengine.cli.prove import EVERYTHING, HONEST_US_MIN, DiskMeasure, ModeRun, file_system_of, measure_disk
 
 SECONDS = 0.1  # one round of each mode
 
@@ -25,14 +24,14 @@ def test_every_mode_is_tortured_and_nothing_stays(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_a_lost_message_is_found_named_and_the_store_kept(tmp_path, monkeypatch):
-    note = prove_rounds._Torture._note
+    note = ModeRun._note
 
     def also_note_what_was_never_put(torture, result, body):
         note(torture, result, body)
         if result.ok and torture.proof.acknowledged == 10:
             note(torture, result, body + b"another")
 
-    monkeypatch.setattr(prove_rounds._Torture, "_note", also_note_what_was_never_put)
+    monkeypatch.setattr(ModeRun, "_note", also_note_what_was_never_put)
     done = run("prove", tmp_path, "--minutes", SECONDS / 60, "--mode", "async", "--seed", 7)
     assert done.code == 1 and "did NOT hold" in done.stdout and "(seed 7)" in done.stdout
     assert "acknowledged message" in done.stdout
@@ -42,8 +41,8 @@ def test_a_lost_message_is_found_named_and_the_store_kept(tmp_path, monkeypatch)
 
 @pytest.mark.timeout(300)
 def test_everything_is_killed_at_once_and_recovered(tmp_path):
-    torture = prove_rounds._Torture(tmp_path, "pool", 1, lambda proof: None, {})
-    torture.rng.choice = lambda victims: prove_rounds.EVERYTHING
+    torture = ModeRun(tmp_path, "pool", 1, lambda proof: None, {})
+    torture.rng.choice = lambda victims: EVERYTHING
     proof = torture.run(SECONDS)
     assert proof.failures == [] and proof.kills == {"everything": proof.recoveries} and proof.recoveries >= 1
     assert proof.recovery_s_max > 0 and proof.checked == proof.acknowledged > 0

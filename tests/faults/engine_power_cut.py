@@ -30,9 +30,8 @@ from pathlib import Path
 
 from crash.audit import read_acked
 from crash.in_child import InChild
-from crash.report import add_common_options, ended_in_order, finish
-from crash.rounds import RETENTION, CrashRun, Summary, kill_engine
-from crash.watch import wait_for
+from crash.report import Summary, add_common_options, ended_in_order, finish
+from crash.rounds import RETENTION, CrashRun
 from faults.after_kill import THEN, do
 from faults.cut_judge import Promised, below, judge_tree, tell_removals
 from faults.mapped_pages import PageWatch
@@ -40,6 +39,7 @@ from faults.memory_folder import memory_folder
 from faults.mutants import SEEN_BY_POWER_CUTS, build, environment
 from faults.power_cut import Outcome, Record, append_record, build_shim, explore, read_journal, shim_environment
 from pyengine.cli.replay import MODES
+from pyengine.cli.torture import kill_engine, wait_for
 from pyengine.errors import EngineError
 from pyengine.formats.paths import segment_name
 from pyengine.ipc.shared_objects import find_folder

@@ -38,11 +38,11 @@ from pathlib import Path
 import pyengine
 from crash.acked_producer import make_body, read_body
 from crash.audit import audit, audit_kept, check, still_kept
-from crash.rounds import RETENTION, processes_of
-from crash.watch import HangError, kill, state_of, wait_for
+from crash.rounds import RETENTION
 from faults.failing_calls import preload
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.replay import MODES
+from pyengine.cli.torture import HangError, kill, processes_of, state_of, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError
 from pyengine.ipc.shared_objects import find_folder

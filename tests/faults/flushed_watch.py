@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from crash.watch import EngineWatch
+from pyengine.cli.torture import EngineWatch
 
 PAUSE_S = 0.005
 

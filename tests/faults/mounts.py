@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from crash.watch import wait_for
 from faults.loop_device import loop_device
+from pyengine.cli.torture import wait_for
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

@@ -17,8 +17,8 @@ import pytest
 from crash.disk_full_rounds import DiskFullRun, SmallDisk
 from crash.peer import judge_answer
 from crash.report import ended_in_order, finish
-from crash.rounds import VICTIMS, processes_of
-from crash.watch import wait_for
+from crash.rounds import VICTIMS
+from pyengine.cli.torture import processes_of, wait_for
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 # Script, what makes it short, how often the long form goes round.

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import pyengine
-from crash.rounds import kill_engine
 from faults.logged_disk import NO_WRITES, LoggedDisk, build_server, logged_disk
 from faults.memory_folder import memory_folder
 from faults.mounts import mount, with_own_mounts
 from pyengine.cli.engine_status import engine_status
+from pyengine.cli.torture import kill_engine
 from pyengine.engine.embedded import start_engine
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.ipc.live_reader import LiveStoreReader

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from crash.rounds import processes_of
 from faults.failing_calls import build_shim
+from pyengine.cli.torture import processes_of
 
 RIG = Path(__file__).with_name("fail_engine.py")
 PAIR_RIG = Path(__file__).with_name("fail_replicas.py")

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from crash.failpoint_rounds import PROMOTED, REPLICATED, SCENES, TABLES, main, points_of, ways_of
+from crash.failpoint_rounds import PROMOTED, REPLICATED, SCENES, TABLES, points_of, ways_of
+from crash.failpoints import main
 from faults.mutants import environment
 from pyengine.native.failpoints import FAILPOINTS, OWN, PUTS, START, STOP
 
@@ -18,7 +19,7 @@ IN_LIFE = ("tail_record_encoded", "index_slot_written")
 
 def rounds(broken_build, rng, scene: str, mode: str, names: tuple[str, ...], *more: str) -> dict:
     seed = rng.randrange(1 << 32)
-    command = [sys.executable, "-P", "-m", "crash.failpoint_rounds", "--scene", scene, "--mode", mode, "--json", "--no-peer",
+    command = [sys.executable, "-P", "-m", "crash.failpoints", "--scene", scene, "--mode", mode, "--json", "--no-peer",
                "--seed", str(seed), *[word for name in names for word in ("--point", name)], *more]
     done = subprocess.run(command, env=environment(broken_build, None), capture_output=True, text=True, timeout=3000)
     print(done.stderr[-4000:])
@@ -43,7 +44,7 @@ def test_a_slave_dies_between_its_append_and_its_report_in_part_or_whole_and_bot
 
 
 def test_wrong_arguments_are_explained(broken_build):
-    command = [sys.executable, "-P", "-m", "crash.failpoint_rounds", "--scene", START, "--point", "commit_point"]
+    command = [sys.executable, "-P", "-m", "crash.failpoints", "--scene", START, "--point", "commit_point"]
     done = subprocess.run(command, env=environment(broken_build, None), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "none of these steps is in this scene, mode and build" in done.stderr
 
@@ -76,7 +77,7 @@ def test_a_slave_that_reports_what_it_has_only_received_is_caught(broken_build, 
     text, appended = source.read_text(), "return self._stream.own_end if self._stream.is_equal"
     assert appended in text
     source.write_text(text.replace(appended, "return self._stream.position if self._stream.is_equal"))
-    command = [sys.executable, "-P", "-m", "crash.failpoint_rounds", "--scene", PROMOTED, "--no-peer", "--json",
+    command = [sys.executable, "-P", "-m", "crash.failpoints", "--scene", PROMOTED, "--no-peer", "--json",
                "--seed", str(rng.randrange(1 << 32))]
     command += [word for point in points_of(PROMOTED, "async")[:12] for word in ("--point", point.name)]
     done = subprocess.run(command, env=environment(build, None) | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True,

@@ -83,7 +83,7 @@ def test_all_mutants_were_tried(tried, proof):
 
 
 def rounds(broken_build, mutant, tmp_path, rng, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "crash.rounds", "writer", "--mode", "async", "--seed", str(rng.randrange(1 << 32)),
+    command = [sys.executable, "-P", "-m", "crash.kills", "writer", "--mode", "async", "--seed", str(rng.randrange(1 << 32)),
                "--no-peer", *options]
     done = subprocess.run(command, cwd=tmp_path, env=environment(broken_build, mutant) | {"TMPDIR": str(tmp_path)},
                           capture_output=True, text=True, timeout=patience(280))

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from crash.watch import EngineWatch, kill_all
 from fix_cli import run
 from fix_golden import GOLDEN, compare_inspect, load_verify, unpack
 from interop.compare_stores import index_differences, log_differences, queue_differences
 from pyengine.cli.replay import MODES, Manifest, ReplayReport, engine_for, load_manifest, replay_puts, settings_of
+from pyengine.cli.torture import EngineWatch, kill_all
 from waiting import patience
 
 RECIPES = (

@@ -13,8 +13,8 @@ import pytest
 
 from crash import proof as proofs
 from crash.report import finish
-from crash.rounds import CrashRun, processes_of
-from crash.watch import wait_for
+from crash.rounds import CrashRun
+from pyengine.cli.torture import processes_of, wait_for
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -175,7 +175,7 @@ def test_whatever_ends_a_run_becomes_a_failure_and_a_summary(tmp_path, monkeypat
         left = None
 
         def start_engine(self):
-            raise KeyError("what nobody thought of")
+            raise KeyError("what was not foreseen")
 
         def leave(self, *, held):
             self.left = held
@@ -185,7 +185,7 @@ def test_whatever_ends_a_run_becomes_a_failure_and_a_summary(tmp_path, monkeypat
     code = finish(arguments, lambda store, scratch: made.append(Stumbling(store, scratch, "writer", "async", 5)) or made[0],
                   lambda run: run.run(1))
     summary = json.loads(capsys.readouterr().out)
-    assert code == 1 and made[0].left is False and "KeyError: 'what nobody thought of'" in summary["failures"][0]
+    assert code == 1 and made[0].left is False and "KeyError: 'what was not foreseen'" in summary["failures"][0]
 
 
 def test_a_run_that_cannot_be_made_leaves_no_folder(tmp_path, monkeypatch):

@@ -154,7 +154,7 @@ def _is_on(mutant: Mutant) -> str:
 
 
 def environment(root: Path, *mutants: Mutant | None) -> dict[str, str]:
-    """The environment in which `python -m crash.rounds` and the engine are of that build, with those mutants on or none."""
+    """The environment in which `python -m crash.kills` and the engine are of that build, with those mutants on or none."""
     path = f"{root}{os.pathsep}{root / 'scripts'}"
     on = "".join(f",{mutant.id}," for mutant in mutants if mutant)
     return os.environ | {"PYTHONPATH": path, "PYTHON": sys.executable, SWITCH: on}

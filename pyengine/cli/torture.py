@@ -1,0 +1,365 @@
+"""The torture of an engine, for `pyengine prove` and scripts/crash: kill it again and again under producers, then judge.
+
+Three parts: EngineWatch, which looks at an engine from outside; kill, stop and wait; and KillRounds, the rounds of one
+store, at whose end `check_acked` looks for every acknowledged message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pyengine.engine.embedded import start_engine, stop_engine
+from pyengine.errors import EngineError, StoreBusyError
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
+
+T = TypeVar("T")
+
+TIMEOUT_S = 30.0
+POLL_INTERVAL_S = 0.002
+COMMAND_TIMEOUT_S = 120.0
+CHECK_TIMEOUT_S = 600.0
+BUSY_TIMEOUT_S = 5.0  # a worker that a dead supervisor was just starting holds its lock no longer
+MOMENT_S_MAX = 0.06   # from "acknowledgements move" to the next strike
+FINDINGS_MAX = 5
+# futex, restart_syscall and the two sleeps: the system calls in which a worker waits for work.
+WAITING_SYSCALLS = {"x86_64": (202, 219, 35, 230), "aarch64": (98, 128, 101, 115)}.get(platform.machine(), ())
+
+
+class HangError(Exception):
+    """What was waited for has not happened in time."""
+
+
+def wait_for(what: str, condition: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
+    """The condition's first true value; HangError names what was waited for."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline_s:
+            raise HangError(f"{what}: not within {timeout_s:g} s")
+        time.sleep(POLL_INTERVAL_S)
+    return value
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The counters at one moment."""
+
+    intent_end: int
+    slot_end: int
+    wrote: int
+    committed: int
+    flushed: int
+    reput_from: int
+    min_offset: int
+
+
+class EngineWatch:
+    """Looks into the control block of the engine that runs at `store`; changes nothing."""
+
+    def __init__(self, store: Path) -> None:
+        self._memory = EngineMemory.attach(find_folder(store), writable=False)
+
+    def __enter__(self) -> EngineWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._memory.close()
+
+    @property
+    def epoch(self) -> int:
+        return self._memory.identity.epoch
+
+    def pid(self, kind: str) -> int:
+        return native.load(self._memory.control.workers[KIND_NAMES.index(kind)], "pid")
+
+    def pids(self) -> dict[str, int]:
+        """The living processes by kind."""
+        found = {name: self.pid(name) for name in KIND_NAMES}
+        return {name: pid for name, pid in found.items() if pid and state_of(pid) not in ("", "Z")}
+
+    def positions(self) -> Positions:
+        control = self._memory.control
+        slot_end, _ = native.committed_slot(control)
+        return Positions(
+            intent_end=native.load(control.writer, "intent_end"),
+            slot_end=slot_end,
+            wrote=native.load(control.wrote, "value"),
+            committed=native.load(control.committed, "value"),
+            flushed=native.load(control.flushed, "value"),
+            reput_from=native.load(control.reput_from, "value"),
+            min_offset=native.load(control.min_offset, "value"),
+        )
+
+    @property
+    def is_linked(self) -> bool:
+        """Of a slave: whether it follows its master."""
+        return bool(native.load(self._memory.control.replicator, "linked"))
+
+    def await_work(self, kind: str, pid: int, timeout_s: float) -> None:
+        """Return as soon as the worker has begun something, a good moment to stop it, or after the timeout; never sleeps."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            if kind == "writer":
+                if native.load(self._memory.control.writer, "pass_started_ms"):
+                    return
+            elif self.in_the_middle(kind, pid):
+                return
+
+    def in_the_middle(self, kind: str, pid: int) -> bool:
+        """Whether the worker, stopped as it is now, has begun something that it has not finished."""
+        now = self.positions()
+        if kind == "writer":  # it has given out queue offsets too, which its successor must take back
+            return now.intent_end > now.slot_end and native.load(self._memory.control.undo, "count") > 0
+        behind = {
+            "committer": now.committed < now.wrote,
+            "flusher": now.flushed < now.committed,
+            "reputter": now.reput_from < now.committed,
+        }
+        return behind.get(kind, True) and not waits_for_work(pid)
+
+
+def state_of(pid: int) -> str:
+    """The process state letter (R, S, D, T, Z); empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def waits_for_work(pid: int) -> bool:
+    """Whether a process, running or stopped, is in a system call in which a worker sleeps."""
+    try:
+        return int(Path(f"/proc/{pid}/syscall").read_text().split()[0]) in WAITING_SYSCALLS
+    except (OSError, ValueError):  # gone, or on a CPU right now
+        return False
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process is stopped inside the block, and resumed afterwards unless it was killed."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(f"process {pid} is stopped", lambda: state_of(pid) in ("T", "D", ""))
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def kill_all(watch: EngineWatch, others: Sequence[int] = (), rng: random.Random | None = None) -> int:
+    """Kill every process of the engine, and `others` (its producers), in the order of kinds or shuffled; how many.
+
+    The supervisor, which would start the others again, is held meanwhile and dies last. Not first: the kernel resumes
+    stopped processes whose group loses its parent, and where hangups are ignored (nohup) a held committer would then
+    empty the pool.
+    """
+    supervisor = watch.pid("supervisor")
+    with stopped(supervisor):
+        victims = [*(pid for pid in watch.pids().values() if pid != supervisor), *others]
+        if rng is not None:
+            rng.shuffle(victims)
+        for pid in (*victims, supervisor):
+            kill(pid)
+    return len(victims) + 1
+
+
+def kill(pid: int, timeout_s: float = TIMEOUT_S) -> None:
+    """SIGKILL, and wait until the whole process, its last thread included, is gone or a zombie."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        if not select.select([descriptor], [], [], timeout_s)[0]:
+            raise HangError(f"process {pid} does not die within {timeout_s:g} s")
+    finally:
+        os.close(descriptor)
+
+
+def kill_engine(store: Path) -> None:
+    """Kill every process of the engine, supervisor first, whether it has published its control block or not."""
+    for module in (b"pyengine.workers.supervisor", b"pyengine.workers."):
+        for pid in processes_of(store, module):
+            kill(pid)
+    with contextlib.suppress(EngineError), EngineWatch(store) as watch:
+        for pid in watch.pids().values():
+            kill(pid)
+
+
+def processes_of(store: Path, module: bytes) -> list[int]:
+    """Processes `python -m MODULE... STORE ...` by their command line; `module` is how the name begins."""
+    found = []
+    paths = {os.fsencode(store), os.fsencode(store.resolve())}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            if b"-m" in words[:-1] and words[words.index(b"-m") + 1].startswith(module) and not paths.isdisjoint(words):
+                found.append(int(path.name))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class AckedCheck:
+    """What `pyengine check --acked` says of a store; `failure` is "" where it finds no error."""
+
+    checked: int
+    lost: int
+    failure: str
+
+
+def check_acked(store: Path, acked: Path) -> AckedCheck:
+    """Check the whole store, in a process of its own, and look for every message of the list `acked`."""
+    command = [sys.executable, "-P", "-m", "pyengine", "check", str(store), "--acked", str(acked), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_TIMEOUT_S)
+    try:
+        report = json.loads(done.stdout)
+    except ValueError:
+        report = {}
+    if done.returncode == 0:
+        return AckedCheck(report["acked"], report["acked_missing"], "")
+    errors = [finding["text"] for finding in report.get("findings", ()) if finding["severity"] == "error"][:FINDINGS_MAX]
+    return AckedCheck(report.get("acked", 0), report.get("acked_missing", 0),
+                      f"pyengine check ended with {done.returncode}: {'; '.join(errors) or done.stderr[-2000:]}")
+
+
+class KillRounds:
+    """One store under producers, struck again and again.
+
+    A subclass makes and ends the producers, counts acknowledgements, strikes, and judges the store (`look_over`).
+    `failures` are sentences; empty means that everything held.
+    """
+
+    def __init__(self, store: Path, settings: Mapping[str, object], rng: random.Random) -> None:
+        self.store = store
+        self.settings = dict(settings)
+        self.rng = rng
+        self.ack_timeout_s = TIMEOUT_S
+        self.moment_s_max = MOMENT_S_MAX
+
+    def run_rounds(self, go_on: Callable[[], bool]) -> float:
+        """Rounds for as long as `go_on` says so and nothing has failed, then an orderly stop and a last judgement; the seconds.
+
+        Whatever it raises is a failure; no process of the run is left.
+        """
+        began_s = time.monotonic()
+        try:
+            self._run_rounds(go_on)
+        except HangError as error:
+            self.failures.append(f"HANG: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever it was, the run has not held, and its summary says so
+            self.failures.append(as_failure(error))
+        finally:
+            self.end_everything()
+        return round(time.monotonic() - began_s, 1)
+
+    def _run_rounds(self, go_on: Callable[[], bool]) -> None:
+        self.start_engine()
+        while go_on():
+            self.make_producers()
+            self.wait_for_acks()
+            time.sleep(self.rng.uniform(0, self.moment_s_max))
+            self.strike()
+            self.end_round()
+            if self.failures:
+                return
+        self.make_producers()
+        self.wait_for_acks()
+        self.settle()
+        stop_engine(self.store)
+        self.look_over(final=True)
+
+    # -- what a subclass has
+
+    @property
+    def failures(self) -> list[str]:
+        """The sentences of its summary, to which these rounds add."""
+        raise NotImplementedError
+
+    def make_producers(self) -> None:
+        """Bring the number of living producers up to what it is to be."""
+        raise NotImplementedError
+
+    def end_producers(self) -> None:
+        """End them in order."""
+        raise NotImplementedError
+
+    def acked_count(self) -> int:
+        """A number that grows with each acknowledgement."""
+        raise NotImplementedError
+
+    def strike(self) -> None:
+        """Kill, or whatever the round is about; the engine runs again afterwards."""
+        raise NotImplementedError
+
+    def look_over(self, *, final: bool = False) -> None:
+        """Judge the stopped store."""
+        raise NotImplementedError
+
+    def end_round(self) -> None:
+        """Called after each strike."""
+
+    def settle(self) -> None:
+        """Called before the orderly stop: the producers end."""
+        self.end_producers()
+
+    # -- the engine
+
+    def start_engine(self) -> dict[str, Any]:
+        return start_engine(self.store, self.settings, timeout_s=COMMAND_TIMEOUT_S)
+
+    def start_successor(self, start: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any]:
+        """Start a supervisor after a dead one, which may just have started a worker that holds its lock for a moment."""
+        start = start or self.start_engine
+        deadline_s = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                return start()
+            except StoreBusyError:
+                if time.monotonic() > deadline_s:
+                    raise
+            time.sleep(POLL_INTERVAL_S)
+
+    def wait_for_acks(self) -> None:
+        """New acknowledgements from now on; HangError if none come."""
+        before = self.acked_count()
+        wait_for("acknowledgements move", lambda: self.acked_count() > before, self.ack_timeout_s)
+
+    def end_everything(self) -> None:
+        """Kill whatever of this run is still alive; the store stays as it is."""
+        try:
+            self.end_whatever_lives()
+        except Exception as error:  # noqa: BLE001 - the run is over, and this is one more thing that did not hold
+            self.failures.append(f"not all of it could be ended: {as_failure(error)}")
+
+    def end_whatever_lives(self) -> None:
+        """Kill the engine's processes; HangError where one of them keeps the store."""
+        kill_engine(self.store)
+        wait_for("the store has no owner", lambda: not living_kinds(self.store))
+
+
+def as_failure(error: Exception) -> str:
+    """A line for the summary; where it came from goes to stderr, but for what the engine itself explains."""
+    if not isinstance(error, EngineError):
+        traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"

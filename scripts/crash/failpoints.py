@@ -1,0 +1,69 @@
+"""Kill or stop one process at each step of the list of failpoints, while producers put; then audit.
+
+    python -m crash.failpoints [--mode async|pool|sync] [--scene puts|cleaning|...]
+                                     [--point NAME]... [--way restart|crash|hang]... [--nth 1] [--seed N] [--json]
+
+The steps and what lies in their gaps: pyengine/native/failpoints.py. Three ways, each for each step:
+
+    restart   the process is killed there; its successor goes on in place
+    crash     it is stopped there and everything is killed, then recovered: `pyengine recover`, then a new start
+    hang      it is stopped there for a moment and goes on
+
+Steps in C need a build with PYENGINE_BUILD_FAILPOINTS=1; in another one they are left out, with a count.
+Two engines, master and slave, are struck in the scenes `replicated` and `promoted` (failpoint_replicas.py).
+A step that is not reached is a failure. Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from crash.failpoint_replicas import PromotedRun, ReplicatedRun
+from crash.failpoint_rounds import SCENES, WAYS, FailpointRun, FailpointSummary, points_of, ways_of
+from crash.report import add_common_options, ended_in_order, finish
+from pyengine.cli.replay import MODES
+from pyengine.native.failpoint import is_built
+from pyengine.native.failpoints import FAILPOINTS, PROMOTED, PUTS, REPLICATED, TABLES
+
+
+@ended_in_order
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common_options(parser, rounds=None)
+    parser.add_argument("--mode", choices=list(MODES), default="async")
+    parser.add_argument("--scene", choices=SCENES, default=PUTS)
+    parser.add_argument("--point", action="append", choices=sorted(FAILPOINTS), metavar="NAME",
+                        help="only this step; may be repeated")
+    parser.add_argument("--way", action="append", choices=WAYS, help="only this way; may be repeated")
+    parser.add_argument("--nth", type=int, default=1, help="which passing of the step strikes (1)")
+    arguments = parser.parse_args()
+
+    points = [point for point in points_of(arguments.scene, arguments.mode)
+              if not arguments.point or point.name in arguments.point]
+    there = [point for point in points if is_built(point)]
+    if not there:
+        parser.error("none of these steps is in this scene, mode and build")
+    if arguments.scene == TABLES and len(there) > 1:
+        parser.error("a queue table grows once in a run: give one --point")
+    ways, said = ways_of(arguments.scene, arguments.way)
+    if not ways:
+        parser.error(said)
+    if said:
+        print(f"{said}; the others are left out", file=sys.stderr)
+
+    def make(store: Path, scratch: Path) -> FailpointRun:
+        kind = {REPLICATED: ReplicatedRun, PROMOTED: PromotedRun}.get(arguments.scene, FailpointRun)
+        run = kind(store, scratch, arguments.scene, arguments.mode, arguments.seed)
+        run.summary.left_out = len(points) - len(there)
+        return run
+
+    def words(summary: FailpointSummary) -> str:
+        return f"{len(summary.struck)} steps of {len(points)} ({summary.left_out} not in this build)"
+
+    return finish(arguments, make, lambda run: run.go_through(there, ways, arguments.nth), words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

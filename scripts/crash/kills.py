@@ -1,0 +1,53 @@
+"""Kill one kind of process at random moments, again and again, while producers put; then audit.
+
+    python -m crash.kills KIND [--rounds 20] [--seed N] [--mode async|pool|sync] [--aim 0.5] [--json] [--peer]
+
+KIND is a worker kind, `supervisor`, `producer`, or `everything` (all at once, then `pyengine recover`).
+After each kill acknowledgements must move again within a deadline: a hang is a failure. A share of the
+kills (--aim) is aimed: the process is stopped again and again until it stands in the middle of something.
+
+With the scheduler as victim some messages are delayed: each must be delivered, maybe twice. At the end the
+real RocketMQ opens the store, where there is one (--peer, --no-peer).
+
+Exit 0: held. 1: something acknowledged was lost, something torn, doubled or reordered was served, or a
+hang. The store of a failed run is kept and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from crash.replicas import ReplicatorRun
+from crash.report import Summary, add_common_options, ended_in_order, finish
+from crash.rounds import AIM_SHARE, POOL_ONLY, VICTIMS, CrashRun
+from pyengine.cli.replay import MODES
+
+
+@ended_in_order
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=VICTIMS, metavar="KIND", help=", ".join(VICTIMS))
+    add_common_options(parser)
+    parser.add_argument("--mode", choices=list(MODES))
+    parser.add_argument("--aim", type=float, default=AIM_SHARE, help="which share of the kills is aimed, 0 to 1")
+    arguments = parser.parse_args()
+    mode = arguments.mode or ("pool" if arguments.kind in POOL_ONLY else "async")
+    if arguments.kind in POOL_ONLY and mode != "pool":
+        parser.error(f"a {arguments.kind} runs in mode pool only")
+
+    def make(store: Path, scratch: Path) -> CrashRun:
+        made = ReplicatorRun if arguments.kind == "replicator" else CrashRun
+        return made(store, scratch, arguments.kind, mode, arguments.seed, arguments.aim)
+
+    def words(summary: Summary) -> str:
+        return (f"{summary.kills_in_the_middle} of them in the middle of a pass, "
+                f"{summary.undrained_bytes} bytes undrained at the kill"
+                + (f", {summary.redelivered} delayed messages delivered again" if summary.redelivered else ""))
+
+    return finish(arguments, make, lambda run: run.run(arguments.rounds), words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
