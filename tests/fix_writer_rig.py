@@ -15,7 +15,7 @@ from pyengine.native import control as control_native
 from pyengine.native import producer as producer_native
 from pyengine.native import queue_table, session
 from pyengine.native import writer as writer_native
-from pyengine.native.latch import Latch
+from pyengine.native.waiting import Latch
 
 HOST = encode_host("127.0.0.1:10911")
 RING_BYTES = 64 * 1024

@@ -17,7 +17,7 @@ from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.replication import Replication
 from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
-from pyengine.native import cpu
+from pyengine.native import waiting
 from pyengine.services.replication.ha_client import HAClient
 from pyengine.services.replication.ha_service import HAService
 from pyengine.services.service import Service
@@ -29,7 +29,7 @@ def make_service(attached: worker.Worker) -> Service:
     identity = attached.memory.identity
     if not identity.replicates:
         raise EngineUnavailableError("the engine was started without replication: no replicator belongs to it")
-    cpu.schedule_interactive()  # puts wait for it, the master's for a slave's too
+    waiting.schedule_interactive()  # puts wait for it, the master's for a slave's too
     replication = Replication(attached.memory.folder, writable=True)
     if identity.role == native.SLAVE:
         return HAClient(attached.context, lambda ring_bytes: open_session(attached.root, ring_bytes, SESSION_WAIT_S), replication)

@@ -137,7 +137,7 @@ def shared_memory_page() -> str:
     """docs/shared_memory.md: every field of the control block and the statistics as C has laid them out, and who writes it."""
     from pyengine._native import ffi
     from pyengine.cli.dump import layout
-    from pyengine.native import obstacles, store_stats, topic_stats
+    from pyengine.native import obstacles, store_stats
     from pyengine.native.control import CONTROL_BYTES, LAYOUT_VERSION
 
     lines = [
@@ -152,7 +152,7 @@ def shared_memory_page() -> str:
     for title, name, version, source, owners in (
             ("Statistics", "struct ms_store_stats", store_stats.LAYOUT_VERSION, "store_stats",
              {"put": "writer", "sync": "flusher", "dispatch": "reputter", "history": "supervisor"}),
-            ("Statistics by topic", "struct ms_topic_stats", topic_stats.LAYOUT_VERSION, "topic_stats",
+            ("Statistics by topic", "struct ms_topic_stats", store_stats.TOPICS_LAYOUT_VERSION, "topic_stats",
              {"used": "reputter", "others": "reputter", "slot[]": "reputter"}),
             ("Obstacles", "struct ms_obstacles", obstacles.LAYOUT_VERSION, "obstacles", {"worker[]": "that worker"})):
         lines += ["", f"## {title}", "",

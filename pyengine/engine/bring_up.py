@@ -37,8 +37,8 @@ from pyengine.ipc.shared_objects import SharedFolder, note_run
 from pyengine.ipc.store_lock import StoreLock, lock_modified_ns
 from pyengine.native import control as native
 from pyengine.native import queue_table
-from pyengine.native.calibrate import spin_us
 from pyengine.native.failpoint import failpoint
+from pyengine.native.waiting import spin_us
 from pyengine.services.replication.ha_join import join
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import create_abort_file, read_checkpoint

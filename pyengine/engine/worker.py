@@ -139,7 +139,7 @@ class Worker:
             self._asked_to_stop = True
 
     def go_round(self, service: Service) -> None:
-        """The one waiting loop (native/latch.py): arm, look again, sleep; until asked to stop. Then drain.
+        """The one waiting loop (native/waiting.py): arm, look again, sleep; until asked to stop. Then drain.
 
         While there is work the latch stays unarmed, which spares the others their wake-ups.
         """

@@ -21,9 +21,10 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 from pyengine._native import ffi
 from pyengine.errors import ConfigError, EngineUnavailableError
@@ -31,9 +32,16 @@ from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
 from pyengine.native import control as native
-from pyengine.native import obstacles, queue_table, sequence, store_stats, topic_stats
-from pyengine.native.latch import Latch
+from pyengine.native import obstacles, queue_table, store_stats, waiting
+from pyengine.native.waiting import Latch
 from pyengine.storage.config import DEFAULT, SETTINGS, EngineConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pyengine._native import ms_obstacles, ms_store_stats, ms_topic_stats
+
+_Handle = TypeVar("_Handle")
 
 SESSION_SLOTS = native.SESSION_SLOTS
 MODE_NAMES = {native.MODE_MAPPED: "async", native.MODE_POOL: "pool", native.MODE_SYNC: "sync"}
@@ -190,7 +198,7 @@ class EngineMemory:
         """Tell everybody who has this memory mapped that it is over, and wake all sleepers."""
         native.store(self.control.state, "retired", 1)
         for number in (self.control.flush_seq, self.control.arrival_seq, self.control.session_seq, self.control.confirm_seq):
-            sequence.raise_(number)
+            waiting.raise_sequence(number)
 
     def missing_names(self) -> list[str]:
         """Names of this engine's objects that were removed, or are another object's: no process can attach any more.
@@ -216,19 +224,19 @@ class EngineMemory:
         slots = TOPIC_STATS_SLOTS_MIN
         while slots * 3 // 4 < 2 * topics:
             slots *= 2
-        with self.folder.create(shared_objects.TOPIC_STATS, topic_stats.topic_stats_bytes(slots)) as shared:
-            topic_stats.format_topic_stats(topic_stats.view(shared.memory), slots)
+        with self.folder.create(shared_objects.TOPIC_STATS, store_stats.topic_stats_bytes(slots)) as shared:
+            store_stats.format_topic_stats(store_stats.view_topics(shared.memory), slots)
 
-    def open_store_stats(self, *, writable: bool = False) -> object:
+    def open_store_stats(self, *, writable: bool = False) -> ms_store_stats:
         """`struct ms_store_stats *`, usable until close_statistics(); EngineUnavailableError says why not."""
-        return self._open(shared_objects.STORE_STATS, store_stats, writable)
+        return self._open(shared_objects.STORE_STATS, store_stats.view, store_stats.check, writable)
 
-    def open_topic_stats(self, *, writable: bool = False) -> object:
+    def open_topic_stats(self, *, writable: bool = False) -> ms_topic_stats:
         """`struct ms_topic_stats *`, usable until close_statistics(); EngineUnavailableError says why not."""
-        return self._open(shared_objects.TOPIC_STATS, topic_stats, writable)
+        return self._open(shared_objects.TOPIC_STATS, store_stats.view_topics, store_stats.check_topics, writable)
 
     @cached_property
-    def counters(self) -> object:
+    def counters(self) -> ms_store_stats:
         """The statistics for a worker to count in: the shared ones, or private ones if those cannot be had.
 
         Statistics never keep a worker from its work.
@@ -238,24 +246,24 @@ class EngineMemory:
         except EngineUnavailableError:
             return store_stats.private()
 
-    def open_obstacles(self, *, writable: bool = False) -> object:
+    def open_obstacles(self, *, writable: bool = False) -> ms_obstacles:
         """`struct ms_obstacles *`, usable until close_statistics(); EngineUnavailableError says why not."""
-        return self._open(shared_objects.OBSTACLES, obstacles, writable)
+        return self._open(shared_objects.OBSTACLES, obstacles.view, obstacles.check, writable)
 
     @cached_property
-    def obstacles(self) -> object:
+    def obstacles(self) -> ms_obstacles:
         """Where a worker says what keeps it from its work; lines of its own if the shared ones cannot be had."""
         try:
             return self.open_obstacles(writable=True)
         except EngineUnavailableError:
             return obstacles.private()
 
-    def _open(self, name: str, layout: ModuleType, writable: bool) -> object:
-        """The object of that name; `layout`: the module of pyengine.native that has its view() and check()."""
+    def _open(self, name: str, view: Callable[[Buffer], _Handle], check: Callable[[_Handle, int], None], writable: bool) -> _Handle:
+        """The object of that name, with the functions of pyengine.native that view and check it."""
         shared = self.folder.attach(name, writable=writable)
         self._stats_objects.append(shared)
-        found = layout.view(shared.memory)
-        layout.check(found, shared.size_bytes)
+        found = view(shared.memory)
+        check(found, shared.size_bytes)
         return found
 
     def close_statistics(self) -> None:

@@ -23,7 +23,7 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject, find_folder
 from pyengine.ipc.store_lock import look
 from pyengine.native import control as native
-from pyengine.native import sequence
+from pyengine.native import waiting
 from pyengine.results import ReadLevel
 from pyengine.storage.config import EngineConfig, check_keywords
 from pyengine.storage.engine_id import read_boot_id, read_engine_id, read_epoch
@@ -230,7 +230,7 @@ class LiveStoreReader(StoreReader):
     def arrivals(self) -> int:
         """A number that changes when messages are dispatched: take it before a read, then pass it to wait_for_arrival."""
         memory = self._engine_memory()
-        return sequence.load(memory.control.arrival_seq) if memory else 0
+        return waiting.load_sequence(memory.control.arrival_seq) if memory else 0
 
     def wait_for_arrival(self, timeout_s: float, seen: int) -> None:
         """Sleep until a message is dispatched after `seen` was taken, or until the timeout; one second at most."""
@@ -238,7 +238,7 @@ class LiveStoreReader(StoreReader):
         if memory is None:
             time.sleep(min(timeout_s, WITHOUT_ENGINE_STEP_S))
         else:
-            sequence.wait(memory.control.arrival_seq, seen, min(timeout_s, WAIT_STEP_S))
+            waiting.wait_for_sequence(memory.control.arrival_seq, seen, min(timeout_s, WAIT_STEP_S))
 
     @contextlib.contextmanager
     def hold(self, physical_offset: int) -> Iterator[bool]:

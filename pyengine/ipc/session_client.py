@@ -25,7 +25,7 @@ from pyengine.ipc.shared_objects import CONTROL, SharedFolder, SharedObject, fin
 from pyengine.ipc.store_lock import living_kinds, open_lock
 from pyengine.native import control as native
 from pyengine.native import session as native_session
-from pyengine.native.latch import Latch
+from pyengine.native.waiting import Latch
 from pyengine.storage.engine_id import read_epoch
 
 CONNECT_TIMEOUT_S = 10.0

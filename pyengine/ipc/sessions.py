@@ -47,10 +47,9 @@ from pyengine.ipc.control_block import SESSION_SLOTS, STATE_NAMES, EngineMemory
 from pyengine.ipc.heartbeat import is_alive, process_start_ms
 from pyengine.ipc.shared_objects import CONTROL, semaphore_name, session_name
 from pyengine.ipc.store_lock import hold, is_held
-from pyengine.native import attach_count as native_count
 from pyengine.native import control as native
-from pyengine.native import sequence
 from pyengine.native import session as native_session
+from pyengine.native import waiting
 from pyengine.native.failpoint import failpoint
 
 LINE_BYTES_MAX = 4096
@@ -192,7 +191,7 @@ class Sessions:
         return removed
 
     def _changed(self) -> None:
-        sequence.raise_(self._control.session_seq)
+        waiting.raise_sequence(self._control.session_seq)
         self._memory.wake(native.WRITER)
 
 
@@ -442,7 +441,7 @@ def remove_attach_count(semaphore_id: int) -> None:
 def join_attach_count(semaphore_id: int) -> bool:
     """Count this process in until leave() or its death. False where that is not possible (advisory)."""
     try:
-        native_count.add(semaphore_id, 1)
+        native_session.count_producer(semaphore_id, 1)
     except OSError:
         return False
     return True
@@ -451,12 +450,12 @@ def join_attach_count(semaphore_id: int) -> bool:
 def leave_attach_count(semaphore_id: int) -> None:
     """Count this process out; only after a join() that was True."""
     with contextlib.suppress(OSError):
-        native_count.add(semaphore_id, -1)
+        native_session.count_producer(semaphore_id, -1)
 
 
 def producers_attached(semaphore_id: int) -> int | None:
     """The number of living producers, None if there is no count (or it belongs to another user)."""
     try:
-        return native_count.get(semaphore_id)
+        return native_session.producer_count(semaphore_id)
     except OSError:
         return None

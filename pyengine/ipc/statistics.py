@@ -16,10 +16,9 @@ from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.native import queue_table, store_stats, topic_stats
+from pyengine.native import queue_table, store_stats
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.store_stats import Latency, Sample, Snapshot
-from pyengine.native.topic_stats import TopicCount
+from pyengine.native.store_stats import Latency, Sample, Snapshot, TopicCount
 from pyengine.results import PutStatus
 from pyengine.storage.delay_offset import DelayOffsets
 
@@ -177,8 +176,8 @@ def _read(control: Any, stats: Any, topics: Any, now_ns: int) -> Statistics:
         dispatched=now.dispatched, dispatch_tps=rates(samples, "dispatched"), dispatch_lag=recent(lag, "lag"),
         dispatch_entries=stats.dispatch.entries, dispatch_keys=stats.dispatch.keys,
         dispatch_out_of_order=stats.dispatch.out_of_order, dispatch_behind_max_bytes=stats.dispatch.behind_max_bytes,
-        topics=topic_stats.topic_counts(topics) if topics is not None else {},
-        other_topics=topic_stats.other_topics(topics) if topics is not None else TopicCount(0, 0),
+        topics=store_stats.topic_counts(topics) if topics is not None else {},
+        other_topics=store_stats.other_topics(topics) if topics is not None else TopicCount(0, 0),
         sample_age_s=(now_ns - samples[-1].at_ns) / 1e9 if samples else None,
         histograms={"put": put, "sync": sync, "lag": lag})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
-from pyengine.native.layout_error import raise_layout_error
+from pyengine.native.control import raise_layout_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
-from pyengine.native.layout_error import raise_layout_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -212,3 +211,13 @@ def set_reason(control: ms_control, text: str) -> None:
 def reason(control: ms_control) -> str:
     """Why the store is frozen, read-only or degraded; empty when it is not."""
     return ffi.string(ffi.cast("char *", control.state.reason), 255).decode("utf-8", "replace")
+
+
+def raise_layout_error(what: str, code: int) -> None:
+    """EngineUnavailableError that names `what`, for the answer of a ms_*_check function; nothing for 0."""
+    if code == -errno.EPROTO:
+        raise EngineUnavailableError(f"{what}: not published yet, or not ours (wrong magic)")
+    if code == -errno.EBADMSG:
+        raise EngineUnavailableError(f"{what}: another layout than this version's: use the version of the running engine")
+    if code:
+        raise EngineUnavailableError(f"{what}: too short")

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
-from pyengine.errors import UsageError
 from pyengine.native.consume_queue import QueueSet
 from pyengine.native.index_file import IndexFile
-from pyengine.native.scan import REASONS
+from pyengine.native.scan import REASONS, bounded
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -127,14 +126,3 @@ def touched_queues(
         if place.topic
     ]
     return Touched(queues, reached[0], REASONS[reason], last_ms[0])
-
-
-def bounded(view: Buffer, base_offset: int, start: int, end: int) -> Array[int]:
-    """A pointer to the view's bytes (as a context manager it lets go of them).
-
-    UsageError when [start, end) does not lie in it.
-    """
-    data = ffi.from_buffer("uint8_t[]", view)
-    if not base_offset <= start <= end <= base_offset + len(data):
-        raise UsageError(f"[{start}, {end}) does not lie in the segment at {base_offset} of {len(data)} bytes")
-    return data

@@ -1,18 +1,20 @@
-"""Durability and room: the system calls behind them (csrc/flush.cdef.h)."""
+"""Durability and room: system calls on files (csrc/flush, new_file, group_commit .cdef.h)."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from pyengine._native import ffi, lib
 from pyengine.errors import DiskError, DiskFullError, FlushError
+from pyengine.native.store_stats import count_syncs
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import CData
+    from pyengine._native import CData, ms_control, ms_store_stats
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -118,3 +120,81 @@ def current_cpu() -> int:
 def monotonic_ns() -> int:
     """CLOCK_MONOTONIC in ns, comparable between processes of one boot."""
     return lib.ms_clock_monotonic_ns()
+
+
+def link_unnamed(fd: int, folder_fd: int, name: str) -> None:
+    """Give the O_TMPFILE file `fd` its name in `folder_fd`, or raise OSError (FileExistsError: taken)."""
+    _raise_for(lib.ms_new_file_link(fd, folder_fd, os.fsencode(name)), name)
+
+
+def rename_exclusive(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Move `source` to `target`, or raise OSError: FileExistsError if taken, EINVAL if the file system cannot say."""
+    _raise_for(lib.ms_new_file_rename(os.fsencode(source), os.fsencode(target)), os.fspath(target))
+
+
+def write_in_place(fd: int) -> None:
+    """Have an empty file overwritten in place where its file system would copy on write; best effort."""
+    lib.ms_new_file_in_place(fd)
+
+
+def file_system(fd: int) -> int:
+    """The magic number of the file system that `fd` lies on (statfs), or OSError."""
+    found = lib.ms_new_file_system(fd)
+    if found < 0:
+        raise OSError(-found, os.strerror(-found))
+    return found
+
+
+def _raise_for(result: int, path: str) -> None:
+    if result < 0:
+        raise OSError(-result, os.strerror(-result), path)
+
+
+GROUP_TIME: int = lib.MS_GROUP_TIME
+GROUP_SEGMENT: int = lib.MS_GROUP_SEGMENT
+GROUP_FAILED: int = lib.MS_GROUP_FAILED
+GROUP_SEGMENTS_MAX: int = lib.MS_GROUP_SEGMENTS_MAX
+
+
+class GroupCommit:
+    """The flusher's rounds over one engine's memory."""
+
+    def __init__(self, control: ms_control, semaphore: CData, writer_semaphore: CData, segment_bytes: int, incarnation: int,
+                 stats: ms_store_stats) -> None:
+        """`semaphore`, `writer_semaphore`: of the flusher's own latch and the writer's; `incarnation`: what the
+        writer must have verified; `stats`: where each fdatasync is counted (native.store_stats), it must outlive
+        this object."""
+        self._state = ffi.new("struct ms_group_commit *")
+        self._state.control = control
+        self._state.semaphore, self._state.writer_semaphore = semaphore, writer_semaphore
+        self._state.segment_bytes = segment_bytes
+        self._state.incarnation = incarnation
+        count_syncs(self._state, stats)
+
+    def use(self, descriptors: Mapping[int, int]) -> None:
+        """The open segments from here on: start offset -> descriptor; of very many, the oldest GROUP_SEGMENTS_MAX."""
+        oldest = sorted(descriptors)[:GROUP_SEGMENTS_MAX]
+        for at, base in enumerate(oldest):
+            self._state.base[at] = base
+            self._state.fd[at] = descriptors[base]
+        self._state.count = len(oldest)
+
+    def run(self, deadline_ns: int) -> int:
+        """Sync whatever is committed, sleep on the latch in between; GROUP_TIME at the deadline, or GROUP_SEGMENT,
+        or GROUP_FAILED."""
+        return lib.ms_group_commit_run(self._state, deadline_ns)
+
+    def once(self) -> bool:
+        """One round without sleeping: whether `flushed` moved. Raises LookupError (GROUP_SEGMENT) or OSError
+        (GROUP_FAILED)."""
+        moved = lib.ms_group_commit_once(self._state)
+        if moved == -GROUP_SEGMENT:
+            raise LookupError("a segment is not open yet")
+        if moved == -GROUP_FAILED:
+            raise OSError(self._state.error_number, "fdatasync")
+        return moved == 1
+
+    @property
+    def failure(self) -> tuple[int, int]:
+        """After GROUP_FAILED: (errno, start of the segment)."""
+        return self._state.error_number, self._state.failed_base

@@ -1,7 +1,8 @@
-"""One producer's session object (csrc/session.cdef.h)."""
+"""One producer's session object, its guard in the writer, and the count of producers (csrc/session.cdef.h and others)."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from pyengine import arguments
@@ -11,7 +12,7 @@ from pyengine.errors import EngineUnavailableError, UsageError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import ms_session
+    from pyengine._native import CData, ms_session
 
 RING_BYTES_MIN = 64 * 1024
 RING_BYTES_MAX = 1 << 30
@@ -43,3 +44,43 @@ def check_session(session: ms_session, mapped_bytes: int) -> None:
     code = lib.ms_session_check(session, mapped_bytes)
     if code:
         raise EngineUnavailableError(f"the session object is not usable (code {code}): connect again")
+
+
+def install_guard(elsewhere: CData = ffi.NULL) -> None:
+    """Take SIGBUS for this process: a fault inside a guarded session lays zeros over it, any other goes on as before.
+
+    Those others are counted in `elsewhere`, a `uint64_t *` that outlives the process.
+    """
+    code = lib.ms_session_guard_install(elsewhere)
+    if code:
+        raise OSError(-code, os.strerror(-code))
+
+
+def guard(slot: int, memory: CData, size_bytes: int) -> None:
+    """Guard `slot`'s session, a cffi pointer to its mapping's first byte."""
+    lib.ms_session_guard_add(slot, ffi.cast("void *", memory), size_bytes)
+
+
+def unguard(slot: int) -> None:
+    """Forget it, before it is unmapped."""
+    lib.ms_session_guard_remove(slot)
+
+
+def is_broken(slot: int) -> bool:
+    """Whether the session's memory was taken away and private zeros stand there now."""
+    return bool(lib.ms_session_guard_broken(slot))
+
+
+def count_producer(semaphore_id: int, by: int) -> None:
+    """Count this process in (1) or out (-1); the kernel counts it out if it dies. OSError if that fails."""
+    code = lib.ms_attach_count_add(semaphore_id, by)
+    if code:
+        raise OSError(-code, os.strerror(-code))
+
+
+def producer_count(semaphore_id: int) -> int:
+    """The number of living producers. OSError if there is no such semaphore."""
+    value = lib.ms_attach_count_get(semaphore_id)
+    if value < 0:
+        raise OSError(-value, os.strerror(-value))
+    return value

@@ -28,7 +28,7 @@ from pyengine.errors import DiskError, disk_errors
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
-from pyengine.native import cpu
+from pyengine.native import waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import lock_memory, monotonic_ns, populate
 from pyengine.services.service import Service, ServiceContext
@@ -65,7 +65,7 @@ class AllocateMappedFileService(Service):
                                       populated_end=native.load(self._line, "populated_end"))
         self._retry_ns = 0
         self._wrote = -1
-        cpu.schedule_batch()
+        waiting.schedule_batch()
         self._moved_ns = 0
         self._paused = 0, 0  # when, and where the log ended then
 

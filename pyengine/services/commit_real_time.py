@@ -26,7 +26,7 @@ from pyengine.errors import DiskError, DiskFullError, InvariantError, disk_error
 from pyengine.formats.constants import BLANK_HEADER_BYTES
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
-from pyengine.native import nap, scan
+from pyengine.native import scan, waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns, pwrite_all
 from pyengine.services.service import Service, ServiceContext, StreamDetector
@@ -56,7 +56,7 @@ class CommitRealTimeService(Service):
         native.store(self._line, "error_number", 0)
         self._retry_ns = 0
         self._free_full_buffers()
-        nap.precisely()
+        waiting.sleep_precisely()
 
     def work(self) -> bool:
         """Commit one piece, unless it is so small that waiting a moment for more is better."""

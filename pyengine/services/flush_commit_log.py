@@ -17,7 +17,7 @@ import os
 from pyengine.errors import FlushError, disk_errors
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.native import cpu, group_commit, scan, store_stats
+from pyengine.native import flush, scan, store_stats, waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import fdatasync, monotonic_ns
 from pyengine.services.service import Service, ServiceContext
@@ -153,20 +153,20 @@ class GroupCommitService(FlushService):
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
         memory = context.memory
-        self._group = group_commit.GroupCommit(
+        self._group = flush.GroupCommit(
             self._control, memory.latch(native.FLUSHER).semaphore, memory.latch(native.WRITER).semaphore,
             memory.identity.segment_bytes, self.incarnation, memory.counters)
         self._group.use(self._segments.descriptors)
-        cpu.schedule_interactive()
+        waiting.schedule_interactive()
 
     def work(self) -> bool:
         """A tenth of a second of group commits."""
         self._follow()
         self._group.use(self._segments.descriptors)
         outcome = self._group.run(monotonic_ns() + (ROUND_NS if self._is_verified else RECHECK_NS))
-        if outcome == group_commit.FAILED:
+        if outcome == flush.GROUP_FAILED:
             self._freeze_after_sync()
-        return outcome == group_commit.SEGMENT
+        return outcome == flush.GROUP_SEGMENT
 
     def _freeze_after_sync(self) -> None:
         error_number, base = self._group.failure

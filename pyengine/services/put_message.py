@@ -28,7 +28,7 @@ from pyengine.errors import DiskFullError, EngineUnavailableError, FlushError, I
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
-from pyengine.native import cpu, flush, queue_table, session, session_guard, store_stats
+from pyengine.native import flush, queue_table, session, store_stats, waiting
 from pyengine.native import writer as pass_
 from pyengine.native.failpoint import failpoint
 from pyengine.native.writer import Segment, Writer
@@ -82,9 +82,9 @@ class PutMessageService(Service):
         if config.enable_multi_dispatch:
             self._writer.enable_multi_dispatch(lmq=config.enable_lmq, lmq_max=config.max_lmq_consume_queue_num)
         self._writer.open()
-        cpu.schedule_interactive()
+        waiting.schedule_interactive()
         self._attach_segments_at_start()
-        session_guard.install(ffi.addressof(self._control.writer, "bus_errors"))
+        session.install_guard(ffi.addressof(self._control.writer, "bus_errors"))
         self._follow_sessions()
         for kind in WAKES:  # a writer killed after its commit point woke no worker
             memory.wake(kind)
@@ -257,7 +257,7 @@ class PutMessageService(Service):
             return
         self._sessions[slot] = shared
         view = session.view(shared.memory)
-        session_guard.add(slot, view, shared.size_bytes)
+        session.guard(slot, view, shared.size_bytes)
         self._writer.attach_session(slot, view, generation, ring_bytes)
         failpoint("session_attached")
 
@@ -281,7 +281,7 @@ class PutMessageService(Service):
 
     def _detach_session(self, slot: int) -> None:
         self._writer.detach_session(slot)
-        session_guard.remove(slot)
+        session.unguard(slot)
         _unmap_object(self._sessions.pop(slot))
 
     def _load_side_entry(self) -> None:
@@ -448,7 +448,7 @@ class PutMessageService(Service):
     def _housekeeping(self) -> None:
         self._follow()
         for slot in self._sessions:
-            if session_guard.is_broken(slot):
+            if session.is_broken(slot):
                 self._end_session(slot)
         if self._dying:
             self._free_dead_sessions()

@@ -18,7 +18,7 @@ from pyengine._native import ffi
 from pyengine.errors import DiskError, EngineUnavailableError
 from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
-from pyengine.native import nap, sequence, store_stats
+from pyengine.native import store_stats, waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.service import Service, ServiceContext, StreamDetector
@@ -67,7 +67,7 @@ class ReputMessageService(Service):
             self._stream = StreamDetector(SYNC_NAP_NS, SYNC_QUIET_NS)
         else:
             self._stream = StreamDetector(NAP_NS, QUIET_NS)
-        nap.precisely()
+        waiting.sleep_precisely()
 
     def work(self) -> bool:
         """Dispatch what is committed, and in a stream what is committed meanwhile."""
@@ -114,7 +114,7 @@ class ReputMessageService(Service):
         native.store_position(self._control.reput_from, reached)
         failpoint("reput_from_moved")
         self._woken_up_to = reached
-        sequence.raise_(self._control.arrival_seq)
+        waiting.raise_sequence(self._control.arrival_seq)
         self._has_backlog = reached - start >= BACKLOG_BYTES
         self._stream.worked()
         self._count(end - start)
@@ -124,7 +124,7 @@ class ReputMessageService(Service):
         """Wake consumers for what a predecessor dispatched beyond `confirm` as it was stopped, once `confirm` passes it."""
         if self._woken_up_to < end:
             self._woken_up_to = end
-            sequence.raise_(self._control.arrival_seq)
+            waiting.raise_sequence(self._control.arrival_seq)
 
     def _count(self, behind_bytes: int) -> None:
         """Statistics, after everything else: consumers are awake already."""

@@ -24,7 +24,7 @@ from pyengine.errors import DiskError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
-from pyengine.native import cpu, nap
+from pyengine.native import waiting
 from pyengine.native.flush import monotonic_ns
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.message_store import MessageStore
@@ -152,7 +152,7 @@ class StreamDetector:
         self.busy = False
         self._rounds = 0
         self._last_ns = 0
-        cpu.schedule_interactive()
+        waiting.schedule_interactive()
 
     def worked(self, now_ns: int | None = None) -> None:
         """A piece of work was found and done."""
@@ -163,7 +163,7 @@ class StreamDetector:
         self._last_ns = now_ns
         if self._rounds >= STREAM_ROUNDS:
             self.busy = True
-            cpu.schedule_batch()
+            waiting.schedule_batch()
 
     def wait_for_next(self, position: object, value: int, *, has_backlog: bool = False) -> bool:
         """In a stream: gather, then wait until the position is above `value`; False: there is no stream (any more).
@@ -173,10 +173,10 @@ class StreamDetector:
         if not self.busy:
             return False
         if not has_backlog:
-            nap.once(self.nap_ns)
-        if nap.poll_until_above(position, value, self.quiet_ns, self.nap_ns):
+            waiting.sleep(self.nap_ns)
+        if waiting.poll_until_above(position, value, self.quiet_ns, self.nap_ns):
             return True
         self.busy = False
         self._rounds = 0
-        cpu.schedule_interactive()
+        waiting.schedule_interactive()
         return False

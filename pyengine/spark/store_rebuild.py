@@ -34,7 +34,7 @@ from pyengine.formats.index_file import IndexLayout
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import BEGIN
 from pyengine.native.dispatch import TouchedQueue
-from pyengine.native.store_check import count_keys
+from pyengine.native.scan import count_keys
 from pyengine.spark.jobs import Unit, run_units
 from pyengine.spark.store_verify import TASK_BYTES, LogPart, WalkedLog, WalkUnit, walk_units
 from pyengine.storage.checkpoint import abort_file_exists

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
-from pyengine.native.scan import sync, walk
-from pyengine.native.store_check import broken_chain, count_keys
+from pyengine.native.scan import broken_chain, count_keys, sync, walk
 from pyengine.spark.jobs import Unit, run_units
 from pyengine.storage.check.queues import queue_files
 from pyengine.storage.check.report import CheckReport

@@ -36,12 +36,11 @@ from pyengine.native.dispatch import (
     DispatchLoop,
     Touched,
     TouchedQueue,
-    bounded,
     touched_queues,
 )
 from pyengine.native.flush import raise_disk_error
 from pyengine.native.index_file import new_progress, progress_at
-from pyengine.native.scan import REASONS
+from pyengine.native.scan import REASONS, bounded
 from pyengine.storage.consume_queue import (
     begin_queues,
     find_queue_end,
@@ -87,7 +86,7 @@ class Dispatcher:
     `multi_dispatch` its enableMultiDispatch. `open_files_max` bounds the descriptors
     held (default: half of what the process may open, whose soft limit is raised).
     `consume_queue_ext`: new entries name units of the queue's extension (enableConsumeQueueExt).
-    `topic_stats` (native.topic_stats, it must outlive this object) counts new entries by topic.
+    `topic_stats` (native.store_stats, it must outlive this object) counts new entries by topic.
 
     Raises StoreRefusedError for files of wrong lengths, DiskFullError, DiskError.
     """

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.errors import DiskFullError, UsageError, disk_errors
-from pyengine.native.new_file import file_system
+from pyengine.native.flush import file_system
 
 # A write over bytes that are there takes new blocks: on a full disk a store into a mapping is a SIGBUS.
 # An overlay does not tell what lies below it.

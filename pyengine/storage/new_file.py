@@ -27,8 +27,7 @@ from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError
 from pyengine.formats.paths import log_folders
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
-from pyengine.native.flush import check_written, sync_file_system
-from pyengine.native.new_file import link_unnamed, rename_exclusive, write_in_place
+from pyengine.native.flush import check_written, link_unnamed, rename_exclusive, sync_file_system, write_in_place
 
 Allocation = Literal["full", "none"] | int
 

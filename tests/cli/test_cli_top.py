@@ -21,7 +21,7 @@ from pyengine.cli.engine_status import live_status
 from pyengine.cli.top import Look, Watcher, between
 from pyengine.errors import DiskError
 from pyengine.native import control as native
-from pyengine.native import store_stats, topic_stats
+from pyengine.native import store_stats
 
 ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 
@@ -65,7 +65,7 @@ def test_rates_and_percentiles_are_those_between_two_looks(owner):
     assert second.topic_rates_per_s == {"orders": {"messages": 25, "bytes": 2500}}
     assert second.latencies_ms["sync"]["p99"] == pytest.approx(3, rel=1 / 16)
     assert second.latencies_ms["put"] == {"p50": None, "p99": None, "p99.9": None}
-    assert topic_stats.topic_counts(topics)["orders"].messages == 150
+    assert store_stats.topic_counts(topics)["orders"].messages == 150
 
 
 def test_there_are_no_rates_across_a_restart(owner):

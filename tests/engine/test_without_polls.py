@@ -33,7 +33,7 @@ import sys
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import SharedFolder
-from pyengine.native import control as native, sequence
+from pyengine.native import control as native, waiting
 from pyengine.client.producer import Producer
 from pyengine.storage.engine_id import read_engine_id
 root, puts, body, each = sys.argv[1], int(sys.argv[2]), bytes(int(sys.argv[3])), sys.argv[4] == "each"
@@ -42,10 +42,10 @@ control = memory.control
 
 def dispatched(end):
     while True:
-        seen = sequence.load(control.arrival_seq)
+        seen = waiting.load_sequence(control.arrival_seq)
         if native.load_position(control.reput_from) >= end:
             return
-        sequence.wait(control.arrival_seq, seen, 3000)
+        waiting.wait_for_sequence(control.arrival_seq, seen, 3000)
 
 with Producer(lambda limit_s: open_session(root)) as producer:
     for _ in range(puts):

@@ -15,7 +15,7 @@ from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.control_block import EngineMemory, Identity
 from pyengine.ipc.sessions import Sessions
 from pyengine.native import control as native
-from pyengine.native import sequence
+from pyengine.native import waiting
 from pyengine.storage.engine_id import read_boot_id
 
 
@@ -123,12 +123,12 @@ def test_a_retired_block_wakes_its_sleepers(memory, folder):
     memory.publish()
     with EngineMemory.attach(folder, writable=False) as reader:
         assert not reader.retired
-        seen = [sequence.load(number) for number in
+        seen = [waiting.load_sequence(number) for number in
                 (reader.control.flush_seq, reader.control.arrival_seq, reader.control.session_seq)]
         memory.retire()
         assert reader.retired
         for before, number in zip(seen, (reader.control.flush_seq, reader.control.arrival_seq, reader.control.session_seq)):
-            assert sequence.wait(number, before, 0)
+            assert waiting.wait_for_sequence(number, before, 0)
 
 
 def test_a_sleeper_is_woken_from_another_process(memory, folder):
@@ -136,15 +136,15 @@ def test_a_sleeper_is_woken_from_another_process(memory, folder):
     script = ("import sys\n"
               "from pyengine.ipc.control_block import EngineMemory\n"
               "from pyengine.ipc.shared_objects import SharedFolder\n"
-              "from pyengine.native import sequence\n"
+              "from pyengine.native import waiting\n"
               "memory = EngineMemory.attach(SharedFolder(sys.argv[1]), writable=False)\n"
               "number = memory.control.arrival_seq\n"
-              "seen = sequence.load(number)\n"
+              "seen = waiting.load_sequence(number)\n"
               "print('looking', flush=True)\n"
-              "print(sequence.wait(number, seen, 60))\n")
+              "print(waiting.wait_for_sequence(number, seen, 60))\n")
     child = subprocess.Popen([sys.executable, "-c", script, str(folder.path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "looking\n"
-    sequence.raise_(memory.control.arrival_seq)
+    waiting.raise_sequence(memory.control.arrival_seq)
     assert child.communicate(timeout=60)[0] == "True\n"
 
 

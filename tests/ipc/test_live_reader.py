@@ -13,7 +13,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import encode_record
 from pyengine.ipc.live_reader import LiveWatermark
 from pyengine.native import control as native
-from pyengine.native import sequence
+from pyengine.native import waiting
 from pyengine.results import ReadLevel
 from pyengine.storage.config import keep_sizes, load_config
 from pyengine.storage.read_level import FilesWatermark
@@ -84,7 +84,7 @@ def test_a_waiter_is_woken_by_the_arrival(live):
             target=lambda: woken.append(reader.wait_for_message(queue["topic"], queue["queueId"], 1, timeout_s=60)))
         thread.start()
         native.store_position(owner.control.reput_from, entry[0] + entry[1])
-        sequence.raise_(owner.control.arrival_seq)
+        waiting.raise_sequence(owner.control.arrival_seq)
         thread.join(timeout=60)
         assert woken == [True]
         assert not reader.wait_for_message(queue["topic"], queue["queueId"], queue["max"], timeout_s=0.05)

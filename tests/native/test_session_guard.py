@@ -12,7 +12,7 @@ import pytest
 PREAMBLE = """
 import mmap, os, signal, sys, tempfile
 from pyengine._native import ffi
-from pyengine.native import session_guard
+from pyengine.native import session
 
 def object_of(pages):
     file = tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
@@ -21,10 +21,10 @@ def object_of(pages):
     memory[:] = b"x" * len(memory)
     return file, memory, ffi.from_buffer("uint8_t[]", memory, require_writable=True)
 
-session_guard.install()
-session_guard.install()
+session.install_guard()
+session.install_guard()
 file, memory, pointer = object_of(4)
-session_guard.add(7, pointer, len(memory))
+session.guard(7, pointer, len(memory))
 """
 
 
@@ -36,14 +36,14 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 def test_the_session_is_all_zeros_of_our_own_and_marked(touch):
     done = run(f"""
 os.ftruncate(file.fileno(), mmap.PAGESIZE)
-assert pointer[0] == ord("x") and not session_guard.is_broken(7)
+assert pointer[0] == ord("x") and not session.is_broken(7)
 assert {touch}
-assert session_guard.is_broken(7) and not session_guard.is_broken(6)
+assert session.is_broken(7) and not session.is_broken(6)
 assert pointer[0] == 0, "the part that was left is not believed either"
 pointer[1] = 9
 assert os.pread(file.fileno(), 2, 0) == b"xx", "and nothing of ours goes back"
-session_guard.add(7, pointer, len(memory))
-assert not session_guard.is_broken(7)
+session.guard(7, pointer, len(memory))
+assert not session.is_broken(7)
 """)
     assert done.returncode == 0, done.stderr
 
@@ -51,19 +51,19 @@ assert not session_guard.is_broken(7)
 def test_two_sessions_break_one_by_one():
     done = run("""
 file2, memory2, pointer2 = object_of(2)
-session_guard.add(8, pointer2, len(memory2))
+session.guard(8, pointer2, len(memory2))
 os.ftruncate(file.fileno(), 0)
 os.ftruncate(file2.fileno(), 0)
 assert pointer2[mmap.PAGESIZE] == 0
-assert session_guard.is_broken(8) and not session_guard.is_broken(7)
-assert pointer[0] == 0 and session_guard.is_broken(7)
+assert session.is_broken(8) and not session.is_broken(7)
+assert pointer[0] == 0 and session.is_broken(7)
 """)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("fault", [
     pytest.param("other, memory2, pointer2 = object_of(1); os.ftruncate(other.fileno(), 0); pointer2[0]", id="other memory"),
-    pytest.param("session_guard.remove(7); os.ftruncate(file.fileno(), 0); pointer[0]", id="no longer guarded"),
+    pytest.param("session.unguard(7); os.ftruncate(file.fileno(), 0); pointer[0]", id="no longer guarded"),
     pytest.param("os.kill(os.getpid(), signal.SIGBUS); signal.sigtimedwait([], 30)", id="sent"),
 ])
 def test_any_other_bus_error_ends_the_process(fault):
@@ -73,7 +73,7 @@ def test_any_other_bus_error_ends_the_process(fault):
 def test_who_was_told_of_bus_errors_before_is_told_still():
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c",
-         PREAMBLE + "session_guard.remove(7); os.ftruncate(file.fileno(), 0); pointer[0]"],
+         PREAMBLE + "session.unguard(7); os.ftruncate(file.fileno(), 0); pointer[0]"],
         capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert done.returncode == -signal.SIGBUS
     assert "Bus error" in done.stderr

@@ -12,7 +12,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.live_reader import open_store as open_live_store
 from pyengine.native import control as native
-from pyengine.native import sequence
+from pyengine.native import waiting
 from pyengine.services import reput_message
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import DispatchedWatermark
@@ -40,11 +40,11 @@ def service_of(owner, said=None):
 def test_what_is_committed_becomes_visible_and_consumers_are_woken(make_owner):
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
     service = service_of(owner)
-    seen = sequence.load(owner.control.arrival_seq)
+    seen = waiting.load_sequence(owner.control.arrival_seq)
     writer.put(b"hello", topic="orders", queue_id=3, properties="KEYS\x01k1")
     with EngineMemory.attach(owner.folder, writable=False) as consumer:
         assert service.work()
-        assert sequence.wait(consumer.control.arrival_seq, seen, 0)
+        assert waiting.wait_for_sequence(consumer.control.arrival_seq, seen, 0)
     assert reput_from(owner) == writer.end
     with open_store(owner.root) as store:
         [message] = store.get_message("orders", 3, 0).messages
@@ -112,8 +112,8 @@ def test_consumers_are_woken_after_the_position_has_moved(make_owner, monkeypatc
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
     writer.put(b"x")
     seen = []
-    raise_ = reput_message.sequence.raise_
-    monkeypatch.setattr(reput_message.sequence, "raise_", lambda *of: (seen.append(reput_from(owner)), raise_(*of)))
+    raise_ = reput_message.waiting.raise_sequence
+    monkeypatch.setattr(reput_message.waiting, "raise_sequence", lambda *of: (seen.append(reput_from(owner)), raise_(*of)))
     service = service_of(owner)
     assert service.work()
     service.close()
@@ -251,13 +251,13 @@ def test_what_was_dispatched_beyond_confirm_at_a_stop_wakes_consumers_when_it_is
     successor = service_of(owner)
     assert not successor.work()
     for end in ends:
-        seen = sequence.load(owner.control.arrival_seq)
+        seen = waiting.load_sequence(owner.control.arrival_seq)
         native.store_position(owner.control.confirm, end)
         assert not successor.work()
-        assert sequence.load(owner.control.arrival_seq) != seen
-        seen = sequence.load(owner.control.arrival_seq)
+        assert waiting.load_sequence(owner.control.arrival_seq) != seen
+        seen = waiting.load_sequence(owner.control.arrival_seq)
         assert not successor.work()
-        assert sequence.load(owner.control.arrival_seq) == seen, "once"
+        assert waiting.load_sequence(owner.control.arrival_seq) == seen, "once"
     successor.close()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from pyengine._native import ffi
@@ -14,8 +12,8 @@ from pyengine.services.service import CLOSE_NS, STREAM_ROUNDS, StreamDetector
 @pytest.fixture
 def scheduled(monkeypatch):
     said = []
-    monkeypatch.setattr(service, "cpu", SimpleNamespace(schedule_interactive=lambda: said.append("prompt"),
-                                                     schedule_batch=lambda: said.append("behind")))
+    monkeypatch.setattr(service.waiting, "schedule_interactive", lambda: said.append("prompt"))
+    monkeypatch.setattr(service.waiting, "schedule_batch", lambda: said.append("behind"))
     return said
 
 
@@ -52,7 +50,7 @@ def test_a_pause_ends_the_stream_and_the_next_one_has_to_show_itself_again(sched
 
 def test_who_is_behind_does_not_gather(scheduled, monkeypatch):
     naps = []
-    monkeypatch.setattr(service.nap, "once", naps.append)
+    monkeypatch.setattr(service.waiting, "sleep", naps.append)
     position = ffi.new("struct ms_position *", {"value": 7})
     detector = StreamDetector(5, 1000)
     _pieces(detector, STREAM_ROUNDS + 1, 1)

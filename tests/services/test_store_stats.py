@@ -9,7 +9,7 @@ from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.native import store_stats, topic_stats
+from pyengine.native import store_stats
 from pyengine.native.producer import PUT
 from pyengine.results import PutStatus
 from pyengine.services.reput_message import ReputMessageService
@@ -109,7 +109,7 @@ def test_the_reputter_counts_batches_lag_and_topics(make_owner):
         assert (stats.dispatch.batches, stats.dispatch.messages, stats.dispatch.entries) == (1, 3, 3)
         assert (stats.dispatch.keys, stats.dispatch.out_of_order, stats.dispatch.behind_max_bytes) == (2, 0, end)
         assert stats.dispatch.lag.sum_ns == 7_000_000
-        counts = topic_stats.topic_counts(topics)
+        counts = store_stats.topic_counts(topics)
         assert {topic: count.messages for topic, count in counts.items()} == {"orders": 2, "bills": 1}
         assert sum(count.size_bytes for count in counts.values()) == end
     service.close()
@@ -130,7 +130,7 @@ def test_a_reputter_that_dispatches_again_counts_no_topic_twice(make_owner):
     service.close()
     with EngineMemory.attach(owner.folder, writable=False) as seen:
         topics = seen.open_topic_stats()
-        assert topic_stats.topic_counts(topics)["orders"].messages == 101
+        assert store_stats.topic_counts(topics)["orders"].messages == 101
 
 
 def test_entries_out_of_order_are_counted(make_owner):
@@ -148,8 +148,8 @@ def test_entries_out_of_order_are_counted(make_owner):
 def test_topics_beyond_the_tables_room_are_counted_together(make_owner):
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
     owner.folder.unlink(shared_objects.TOPIC_STATS)
-    with owner.folder.create(shared_objects.TOPIC_STATS, topic_stats.topic_stats_bytes(4)) as shared:
-        topic_stats.format_topic_stats(topic_stats.view(shared.memory), 4)
+    with owner.folder.create(shared_objects.TOPIC_STATS, store_stats.topic_stats_bytes(4)) as shared:
+        store_stats.format_topic_stats(store_stats.view_topics(shared.memory), 4)
     for number in range(5):
         writer.put(b"x", topic=f"topic-{number}")
     service = reputter_of(owner)
@@ -157,8 +157,8 @@ def test_topics_beyond_the_tables_room_are_counted_together(make_owner):
     service.close()
     with EngineMemory.attach(owner.folder, writable=False) as seen:
         topics = seen.open_topic_stats()
-        assert len(topic_stats.topic_counts(topics)) == 3
-        assert topic_stats.other_topics(topics).messages == 2
+        assert len(store_stats.topic_counts(topics)) == 3
+        assert store_stats.other_topics(topics).messages == 2
 
 
 def test_missing_statistics_keep_no_worker_from_its_work(make_owner):

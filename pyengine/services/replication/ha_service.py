@@ -36,7 +36,7 @@ from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
-from pyengine.native import cpu
+from pyengine.native import waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINKS_MAX
@@ -218,7 +218,7 @@ class HAService(Service):
 
     def _serve(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the worker's
-        cpu.schedule_interactive()  # a put waits for the report that this thread reads
+        waiting.schedule_interactive()  # a put waits for the report that this thread reads
         try:
             while self._going:
                 self.turn(self._wait_s())

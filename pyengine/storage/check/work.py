@@ -25,7 +25,7 @@ from pyengine.formats.index_file import IndexLayout, unpack_entry
 from pyengine.formats.record import decode_record
 from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
-from pyengine.native.store_check import broken_chain, count_keys, count_matching_entries, first_orphan_key
+from pyengine.native.scan import broken_chain, count_keys, count_matching_entries, first_orphan_key
 from pyengine.storage.check.report import CheckReport, Findings, Severity
 from pyengine.storage.log_scan import SLICE_BYTES, walk_pieces
 from pyengine.storage.mapped_file import MappedFile, map_read_only, mapped, used_end
@@ -269,7 +269,7 @@ class CheckWork:
         return check_queue_file(log, file, rules, after)
 
     def broken_chain(self, path: Path, layout: IndexLayout, count: int) -> int:
-        """See native.store_check."""
+        """See native.scan."""
         with mapped(path) as view:
             return broken_chain(view, layout, count)
 

@@ -46,12 +46,11 @@ from pyengine.errors import DiskFullError, InvariantError, StoreRefusedError, di
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import decode_record
-from pyengine.native.dispatch import NEEDS_INDEX, NEEDS_QUEUE, RANGE_END, DispatchLoop, TouchedQueue, bounded, touched_queues
+from pyengine.native.dispatch import NEEDS_INDEX, NEEDS_QUEUE, RANGE_END, DispatchLoop, TouchedQueue, touched_queues
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.native.index_file import IndexFile, new_progress
-from pyengine.native.scan import sync, walk
-from pyengine.native.store_check import count_keys
+from pyengine.native.scan import bounded, count_keys, sync, walk
 from pyengine.storage.checkpoint import read_checkpoint
 from pyengine.storage.consume_queue import sync_ext
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
