@@ -144,6 +144,7 @@ LEFT_OUT = {
     ("README.md", "scripts/quickstart"): "makes an environment and takes minutes; tests/scripts has its parts",
     ("README.md", "pip install ."): "changes the environment that runs the tests",
     ("CONTRIBUTING.md", "scripts/test"): "runs these very tests",
+    ("CONTRIBUTING.md", "python setup.py -q build_ext --inplace --force"): "builds the module that runs the tests",
 }
 RUN_ELSEWHERE = {
     "docs/arrow.md": "tests/storage/test_to_arrow.py",
