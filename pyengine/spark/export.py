@@ -1,8 +1,8 @@
 """Exporting the log as Parquet: the workers write the files, the driver only counts them.
 
 An export is a whole folder, or, `incremental`, a folder that each run takes up to the
-log's end. `_pyengine_export.json` in it tells how far it has come; what a killed run
-left behind that point is removed by the next.
+log's end. `_pyengine_export.json` in it holds the offset up to which it is exported; files of
+a killed run beyond that offset are removed by the next run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ExportResult:
 
 @dataclass(frozen=True, slots=True)
 class ExportState:
-    """An incremental export: what it holds, and the physical offset it has come to, None before its first end."""
+    """An incremental export: what it holds, and up to which physical offset; None before its first run has ended."""
 
     columns: list[str]
     topics: list[str]
@@ -89,10 +89,10 @@ def export_parquet(
     that all workers share.
 
     `partitioned` makes folders topic=.../date=YYYY-MM-DD (of the store time, UTC), as
-    Spark and others read them: the topic is then told by the folder. `incremental` goes
-    on where the last run into `dest` ended, and begins a new folder; a run that was
-    killed is repeated by the next. `progress` is told (bytes of the log done, all of
-    them) now and then. UsageError for a folder that holds something else, unless
+    Spark and others read them: the folder then gives the topic. `incremental` continues
+    where the last run into `dest` ended, and begins a new folder; a run that was
+    killed is repeated by the next. `progress` is called with (bytes of the log done, all
+    of them) now and then. UsageError for a folder that holds something else, unless
     `overwrite`, and for an incremental export with other columns or topics than before.
     """
     if compression not in COMPRESSIONS:
@@ -104,10 +104,10 @@ def export_parquet(
     if partitioned:
         columns = [column for column in columns if column.name.lower() != "topic"]
         if not columns:
-            raise UsageError("a partitioned export tells the topic by its folders: name other columns too")
+            raise UsageError("a partitioned export gives the topic by its folders: name other columns too")
     if incremental:
         state = _continued(target, read, columns, partitioned, overwrite)
-        given["access"] = "scan"  # the offset it has come to is one of the log
+        given["access"] = "scan"  # its state holds an offset of the log
         if state.end is not None:
             given["startingPhysicalOffset"] = str(state.end)
         read = read_options(given)
@@ -262,7 +262,7 @@ class PartFiles:
         return found
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
+        """Remove all files that were begun."""
         with contextlib.suppress(Exception):
             self._close()
         for unfinished in self._unfinished.values():

@@ -56,7 +56,7 @@ class FileTree:
     root: str
 
     def folders_and_sizes(self, folder: str) -> dict[str, int | None]:
-        """What lies in the folder: a file's length by its name, None for folders. Empty when there is no such folder."""
+        """The folder's entries: a file's length by its name, None for folders. Empty when there is no such folder."""
         from pyarrow.fs import FileSelector, FileType
 
         found = self.system.get_file_info(FileSelector(self._path(folder), allow_not_found=True))
@@ -156,7 +156,7 @@ class FetchedSegment:
         self._start = start
 
     def fill(self, first: int, upto: int, limit: int) -> int:
-        """As MappedSegment.fill. What lies before `first` is forgotten. CorruptionError when the file has become shorter."""
+        """As MappedSegment.fill. Bytes before `first` are dropped. CorruptionError when the file has become shorter."""
         upto = min(upto, limit)
         end = self.base + len(self.view)
         if not self.base <= first <= end:
@@ -170,7 +170,7 @@ class FetchedSegment:
         return min(self.base + len(self.view), limit)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file.close()
 
 
@@ -215,7 +215,7 @@ def find_record(segment: Segment, first: int, end: int, limit: int) -> int | Non
 
 
 def _is_record(segment: FetchedSegment, at: int, limit: int) -> bool:
-    """What native.scan.sync asks of a candidate: a whole record of this offset, and behind it another, or what ends a log."""
+    """What native.scan.sync asks of a candidate: a whole record of this offset, and after it another, or what ends a log."""
     if _kind(segment, at, at, limit) != "message":
         return False
     size_bytes, _ = BEGIN.unpack_from(segment.view, at - segment.base)
@@ -242,7 +242,7 @@ def _kind(segment: FetchedSegment, keep: int, at: int, limit: int) -> str:
 
 
 def judge(segment: Segment, at: int, limit: int) -> str:
-    """What stands at `at`: one of native.scan.REASONS."""
+    """What is at `at`: one of native.scan.REASONS."""
     label = "range_end"
     for have in steps(segment, at, limit):
         label = classify(segment.view, at - segment.base, have - at, at, check_crc=False)

@@ -40,7 +40,7 @@ _POLL_INTERVAL_S = 0.2
 
 def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None,
                    **options: object) -> DataFrame:
-    """What a read with `onCorrupt=skip` passes over: physicalOffset, bytes and reason of each damaged place.
+    """What a read with `onCorrupt=skip` leaves out: physicalOffset, bytes and reason of each damaged place.
 
     The same options give the same ranges as the read; a place that reaches over the end
     of a partition is counted to that end. With `verifyCRC="true"` bodies that do not
@@ -166,7 +166,7 @@ def _run_bundle(common: object, number: int, bundle: list[tuple[int, Unit]]) -> 
 
 
 def _outcome(unit: Unit, common: object) -> object:
-    """What the unit found, or its error, told as an outcome: Spark would try it again, and bury it in a trace."""
+    """What the unit found, or its error as an outcome: an error that is raised Spark tries again, and shows within a trace."""
     try:
         return unit.run(common)
     except (OSError, EngineError) as error:

@@ -3,8 +3,8 @@
     from pyengine.spark import stats
     stats(spark, store, by="hour").orderBy("topic", "hour").show()
 
-Only sums leave the workers. `format("pyengine-queue")` tells counts and sizes of queues
-in milliseconds; this reads the log, so it also knows times, and what is in no queue.
+Only sums leave the workers. `format("pyengine-queue")` counts messages and bytes of queues
+in milliseconds; this reads the log, so it also has times, and what is in no queue.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FIGURES = (
     Figure("bytes", "BIGINT", "size", "sum", "sum", "Bytes of their records."),
     Figure("largest", "INT", "size", "max", "max", "Bytes of the longest record."),
     Figure("delayed", "BIGINT", "delayed", "sum", "sum",
-           "Sent with a delay level: each stands under `SCHEDULE_TOPIC_XXXX`, and again under its own topic once delivered."),
+           "Sent with a delay level: each is stored under `SCHEDULE_TOPIC_XXXX`, and again under its own topic once delivered."),
     Figure("transactional", "BIGINT", "transactional", "sum", "sum", "Prepared, committed or rolled back."),
     Figure("compressed", "BIGINT", "compressed", "sum", "sum", "With a compressed body."),
     Figure("retried", "BIGINT", "retried", "sum", "sum", "Delivered again by a broker at least once."),
@@ -108,7 +108,7 @@ def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: It
                   by: By = "queue", progress: Callable[[int, int], None] | None = None, **options: object) -> list[StatsRow]:
     """What `stats` gives, collected, in the order of its keys.
 
-    `progress` is told (bytes of the log done, all of them) now and then.
+    `progress` is called with (bytes of the log done, all of them) now and then.
     """
     from pyspark.sql import functions as f
 

@@ -397,8 +397,8 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
 
 # What Spark's Kafka source has and what has no meaning here: no broker is asked, no group joined, nothing polled.
 _OF_KAFKA = {
-    "groupidprefix": "a read joins no consumer group: a stream's progress stands in its checkpoint",
-    "kafka.group.id": "a read joins no consumer group: a stream's progress stands in its checkpoint",
+    "groupidprefix": "a read joins no consumer group: a stream's progress is in its checkpoint",
+    "kafka.group.id": "a read joins no consumer group: a stream's progress is in its checkpoint",
     "kafka.bootstrap.servers": "there is no broker to connect to: give the store's directory as path",
     "kafkaconsumer.polltimeoutms": "files are read, nothing is polled",
     "fetchoffset.numretries": "offsets are looked up in files or shared memory, which needs no retries",
@@ -423,7 +423,7 @@ def _unknown(name: str) -> str:
 
 
 def _check_together(given: Mapping[str, str], values: dict[str, Any]) -> None:
-    """What contradicts itself is refused here; what the store must tell is checked when the read is planned."""
+    """Refuses options that contradict each other; what depends on the store is checked when the read is planned."""
     ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if values.get(name)]
     if len(ways) > 1:
         raise UsageError("give one of subscribe, subscribePattern and assign")
@@ -441,7 +441,7 @@ def _check_together(given: Mapping[str, str], values: dict[str, Any]) -> None:
         ("starting_physical_offset", "ending_physical_offset"),
     ):
         if values.get(start) is not None and values.get(end) is not None and values[start] > values[end]:
-            raise UsageError(f"option {_camel(start)} lies behind {_camel(end)}")
+            raise UsageError(f"option {_camel(start)} is after {_camel(end)}")
 
 
 def _check_strategy(values: dict[str, Any]) -> None:

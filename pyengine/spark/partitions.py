@@ -1,4 +1,4 @@
-"""What the driver tells each task of a read: which bytes or queue entries to read, and which rows are wanted.
+"""What each task of a read gets from the driver: which bytes or queue entries to read, and which rows are wanted.
 
 The task of a LogRange reads the records that *begin* in it and finds the first by itself
 (pyengine.spark.task_reader), so planning a read does not walk the log. The task of a
@@ -32,7 +32,7 @@ class DataLossError(CorruptionError):
 
 @dataclass(frozen=True)
 class LogRange(InputPartition):
-    """The records that begin in [start, end). All offsets are physical; at `stop` nobody goes on."""
+    """The records that begin in [start, end). All offsets are physical; no task of this read continues at `stop`."""
 
     start: int
     end: int
@@ -84,8 +84,8 @@ class QueuePart(InputPartition):
 def cut(start: int, stop: int, limit: int, segment_bytes: int, max_partition_bytes: int, min_partitions: int) -> list[LogRange]:
     """[start, stop) in ranges of at most `max_partition_bytes`, at least `min_partitions` if there are bytes enough.
 
-    A range holds whole segments, or lies inside one: most ranges then begin where a record
-    surely does. An empty list for an empty read.
+    A range holds whole segments, or is inside one: most ranges then begin where a record
+    certainly does. An empty list for an empty read.
     """
     if start >= stop:
         return []

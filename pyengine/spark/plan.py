@@ -1,8 +1,8 @@
 """Planning a read, once, in the driver: where the log ends now, which bytes and rows are wanted.
 
 Only here is a running engine asked anything: how far the log may be read. What the plan
-holds travels to the tasks, which need the files alone. Of a store on another file system
-the files tell that, too.
+holds is sent to the tasks, which need the files alone. The log's end of a store on another
+file system is found from its files, too.
 
 Chosen topics are found by a scan or through their consume queues. A scan reads every
 record's header, so a topic that is a hundredth of a large log costs a hundred times its
@@ -58,7 +58,7 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
     """The read's partitions; empty when there is nothing to read.
 
     Raises DataLossError, NotAStoreError, StoreRefusedError, and UsageError for a level
-    that cannot be told.
+    that cannot be known.
     """
     if options.is_remote:
         from pyengine.spark.file_access import open_tree
@@ -119,7 +119,7 @@ def _with_lost_end(
         return limit  # an engine has written on, and has ended, since the limit was taken
     if options.on_corrupt == "fail":
         raise CorruptionError(f"the log of {options.path} ends at {limit}, but everything up to {durable.flushed} had been synced: "
-                              "its end is missing or damaged there (`pyengine check` tells more); onCorrupt=skip reads what there is")
+                              "its end is missing or damaged there (`pyengine check` says more); onCorrupt=skip reads what there is")
     return min(durable.flushed, log_end)
 
 
@@ -142,14 +142,14 @@ def _check_offsets(options: ReadOptions, reader: StoreReader) -> None:
     for (topic, queue_id), (first, end) in offset_bounds(options).items():
         low, high = reader.queue_range(topic, queue_id, options.read_level)
         if end < first:
-            raise UsageError(f"queue {topic}/{queue_id}: the starting offset {first} lies behind the ending offset {end}")
+            raise UsageError(f"queue {topic}/{queue_id}: the starting offset {first} is after the ending offset {end}")
         for name, offset in (("startingOffsets", first), ("endingOffsets", end)):
             if offset not in EVERY_OFFSET and not low <= offset <= high:
                 raise DataLossError(f"{name} {offset}: queue {topic}/{queue_id} holds offsets {low} to {high}; {REMEDY}")
 
 
 def _narrowed(options: ReadOptions, reader: StoreReader, start: int, stop: int, limit: int) -> tuple[int, int]:
-    """The bounds, moved together where the queues' own entries tell that nothing wanted lies outside.
+    """The bounds, narrowed where the queues' own entries show that nothing wanted is outside.
 
     Only for assigned queues with offsets as numbers: then each bound is a message that is
     looked at. Entries can be missing after a crash, so nothing is inferred from them otherwise.
@@ -250,7 +250,7 @@ def _why_no_queues(options: ReadOptions, reader: LiveStoreReader, limit: int) ->
     if reader.is_live:
         return "", min(limit, reader.dispatched_offset(options.read_level))
     if store_use(options.path) is not StoreUse.NOBODY:
-        return "another program has the store open, and how far its queues have come cannot be told", 0
+        return "another program has the store open, and it cannot be known which messages are in its queues already", 0
     if abort_file_exists(options.path):
         return "the store was not stopped in order, so its queues may lack messages: recover it first", 0
     return "", limit
@@ -281,7 +281,7 @@ def slice_bytes(queue: ConsumeQueue, first: int, end: int, high: int) -> int:
 
 
 def grouped(slices: list[QueueSlice], most_bytes: int) -> Iterator[list[QueueSlice]]:
-    """Slices put together, and large ones cut, so that each group is about `most_bytes`."""
+    """Groups of slices, large ones cut, so that each group is about `most_bytes`."""
     group: list[QueueSlice] = []
     held = 0
     for whole in slices:

@@ -35,16 +35,16 @@ QUEUE_COLUMNS = (
     ("topic", "STRING", "The topic."),
     ("partition", "INT", "The queue."),
     ("minOffset", "BIGINT", "The first message that is still there."),
-    ("maxOffset", "BIGINT", "One behind the last message."),
+    ("maxOffset", "BIGINT", "The offset after the last message."),
     ("messages", "BIGINT", "maxOffset - minOffset."),
     ("bytes", "BIGINT", "Bytes of their records in the log; takes a look at every entry: name other columns where that "
                         "is too long."),
-    ("firstPhysicalOffset", "BIGINT", "Where the first of them stands in the log, null for none."),
-    ("lastPhysicalOffset", "BIGINT", "Where the last of them stands."),
+    ("firstPhysicalOffset", "BIGINT", "Where the first of them is in the log, null for none."),
+    ("lastPhysicalOffset", "BIGINT", "Where the last of them is."),
     ("committedOffset", "BIGINT", "The next message that the group wants, null without the option `group` or if it "
                                   "never committed."),
     ("lag", "BIGINT", "How many messages the group has before it: from committedOffset, or from minOffset if it never "
-     "committed or lags behind that."),
+     "committed or committed less than that."),
 )
 ENTRY_COLUMNS = (
     ("topic", "STRING", "The topic."),

@@ -1,7 +1,7 @@
 """The tables of docs/spark.md, made from the code's own.
 
 `python -m pyengine.spark.reference docs/spark.md` writes them between their marks; a test
-compares, so the page cannot fall behind.
+compares them with the page.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class RemoteLog:
         return self._starts[at] if at >= 0 and offset < self._starts[at] + self.size_bytes else None
 
     def open(self, start: int) -> FetchedSegment:
-        """The segment, to read ranges of. FileNotFoundError when it is gone."""
+        """The segment, to read ranges of. FileNotFoundError when it was deleted."""
         return FetchedSegment(self._tree.open(f"{LOG}/{segment_name(start)}"), start)
 
 
@@ -129,7 +129,7 @@ class RemoteStore:
         try:
             self._fetch_small_files(tree)
             if log_folders(self._root).all != (self._root / LOG,):
-                raise UsageError(f"the log of {tree.root} lies in other folders than {LOG}: mount them to read it")
+                raise UsageError(f"the log of {tree.root} is in other folders than {LOG}: mount them to read it")
             self.commit_log = RemoteLog(tree, sizes.get(_SIZE))
         except BaseException:
             self.close()
@@ -137,7 +137,7 @@ class RemoteStore:
         self._end = RemoteLogEnd(self._root, self.commit_log)
 
     def max_physical_offset(self, level: ReadLevel) -> int:
-        """Where the log ends for this level. UsageError for one that cannot be told."""
+        """Where the log ends for this level. UsageError for one that cannot be known."""
         if level is ReadLevel.REPLICATED:
             raise UsageError("nothing is replicated here: choose the level flushed, committed or written")
         end = self._end.find()

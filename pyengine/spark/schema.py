@@ -37,7 +37,7 @@ class Column:
 COLUMNS = (
     Column("key", "BINARY", "keys", True, "The property KEYS as bytes, null without it."),
     Column("value", "BINARY", "body", True, "The body as it is stored (compressed if sysFlag says so)."),
-    Column("topic", "STRING", "topic", True, "The topic as it stands in the record."),
+    Column("topic", "STRING", "topic", True, "The topic as the record has it."),
     Column("partition", "INT", "queueId", True, "The queue."),
     Column("offset", "BIGINT", "queueOffset", True, "The message's number in its queue."),
     Column("timestamp", "TIMESTAMP", "storeTimestamp", True, "When it was stored."),
@@ -54,7 +54,7 @@ COLUMNS = (
     Column("sysFlag", "INT", "sysFlag", True, "RocketMQ's flags: compression, transaction type, host kinds."),
     Column("reconsumeTimes", "INT", "reconsumeTimes", True, "How often the message was delivered again."),
     Column("preparedTransactionOffset", "BIGINT", "preparedTransactionOffset", True,
-           "Where the prepared message stands, 0 without."),
+           "Where the prepared message is, 0 without."),
     Column("uniqKey", "STRING", "uniqKey", False, "The property UNIQ_KEY: the producer's message id."),
     Column("msgId", "STRING", "msgId", False, "The offset message id: store host and physicalOffset."),
     Column("bornHost", "STRING", "bornHost", False, "The producer's address."),
@@ -109,7 +109,7 @@ def chosen_columns(options: ReadOptions) -> list[Column]:
 
 
 def all_names() -> list[str]:
-    """What `*` stands for: all but `headers`, which are the properties once more."""
+    """What `*` means: all but `headers`, which are the properties once more."""
     return [column.name for column in COLUMNS if column.name != "headers"]
 
 
@@ -119,7 +119,7 @@ def schema_text(columns: Iterable[Column]) -> str:
 
 
 def columns_of_schema(schema: StructType, options: ReadOptions) -> list[Column]:
-    """The columns that a user's `.schema(...)` names, in its order; UsageError for a name or type that is not ours.
+    """The columns that a user's `.schema(...)` names, in its order; UsageError for an unknown name or another type.
 
     A schema chooses columns, it does not convert: each type must be the column's own.
     """

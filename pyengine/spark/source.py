@@ -1,4 +1,4 @@
-"""The data sources behind `spark.read.format("pyengine")`, `spark.readStream.format("pyengine")` and `"pyengine-queue"`.
+"""The data sources of `spark.read.format("pyengine")`, `spark.readStream.format("pyengine")` and `"pyengine-queue"`.
 
 Spark makes one in the driver's planning process, asks it for a schema and partitions, and
 ships the reader to the tasks. There is no filter pushdown: Spark 4.3 keeps a filtered
@@ -40,7 +40,7 @@ class PyEngineSource(DataSource):
         return schema_text(chosen_columns(read_options(self.options, "any")))
 
     def reader(self, schema: StructType) -> LogReader:
-        """The reader of the columns in `schema`, which is ours or the user's choice from it."""
+        """The reader of the columns in `schema`: the one above, or the user's choice from it."""
         return LogReader(schema, dict(self.options))
 
     def streamReader(self, schema: StructType) -> LogStreamReader:

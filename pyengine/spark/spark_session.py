@@ -83,7 +83,7 @@ def default_settings(cores: int | None = None) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _environment_of_jvm() -> Iterator[None]:
-    """What the JVM and its workers take from the environment: Java, Python, the loopback address, where this package lies."""
+    """What the JVM and its workers take from the environment: Java, Python, the loopback address, where this package is."""
     home = find_java_home()
     if home is None:
         raise UsageError(HINT)

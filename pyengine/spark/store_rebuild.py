@@ -10,12 +10,12 @@ What one dispatch makes of a log depends on what came before wherever queue offs
 or doubles, the log is damaged, or entries name units of an extension. Then the workers are
 not asked, or what they made is thrown away, and one process does it; the report's notes say so.
 
-Markers (storage.recovery.markers) stand from before the first move to the end. A driver that is
+Markers (storage.recovery.markers) exist from before the first move to the end. A driver that is
 killed leaves a store that any start, `recover` or `rebuild` finishes. Spark tries a task again
 when its executor dies, and under spark.speculation twice at once: an entry's place and bytes
-are told by the log, so that writing it again changes nothing, and each try fills an index file
+follow from the log, so that writing it again changes nothing, and each try fills an index file
 of its own, of which the driver takes the one that Spark reports. A task that lives on a little
-longer can only write what stands there then anyway, or into a file that nobody reads.
+longer can only write the bytes that are there then anyway, or into a file that is not used.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class EntriesUnit:
 
 @dataclass(frozen=True, slots=True)
 class KeysUnit:
-    """One index file: from behind the `skipped`-th key of the range number `first` on (0: from its beginning)."""
+    """One index file: from after the `skipped`-th key of the range number `first` on (0: from its beginning)."""
 
     folder: Path
     name: str
@@ -254,7 +254,7 @@ class WorkersRebuild(RebuildWork):
         parts = self._parts
         assert parts is not None
         if not self._is_whole or (log.watermark is not None and parts.end < log.watermark):
-            return "the log has damage, or bytes behind its end"
+            return "the log has damage, or bytes after its end"
         ends = self._ends = {}
         for queue in (queue for queues in parts.queues for queue in queues):
             key = queue.topic, queue.queue_id
@@ -273,7 +273,7 @@ def _why_alone(root: Path, options: RecoveryOptions) -> str:
     if abort_file_exists(root) or (marker is not None and marker.path is RecoveryPath.ABNORMAL):
         return "the store was not stopped in order"
     if options.enable_consume_queue_ext:
-        return "its queues have an extension, whose units stand in the order of the log"
+        return "its queues have an extension, whose units are in the order of the log"
     return ""
 
 
@@ -353,7 +353,7 @@ def plan_index_files(parts: _Parts, layout: IndexLayout) -> list[tuple[int, int,
 
 
 def _record_follows(parts: _Parts, number: int, keys: int) -> bool:
-    """Whether any record stands behind the one with this key."""
+    """Whether any record follows the one with this key."""
     if number + 1 < len(parts.ranges):
         return True
     one = parts.ranges[number]

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TASK_BYTES = 256 << 20
-GUESS_BYTES = 16 << 20  # how far behind a range's beginning its first record is looked for
+GUESS_BYTES = 16 << 20  # how far after a range's beginning its first record is searched
 _FILE_COST = 64 << 10   # opening a file, as bytes
 _LOG_PER_ENTRY = 256    # how much of the log an entry makes a task look at, for sharing the work
 
@@ -261,7 +261,7 @@ class WorkersCheck(CheckWork):
 
 
 class WalkedLog:
-    """Ranges of the log walked apart, put together to the one walk that they must make.
+    """Ranges of the log walked apart, joined to the one walk that they must make.
 
     `taken`: the parts that count, in order, with their segments; known as far as
     `of_segment` has been asked.

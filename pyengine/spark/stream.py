@@ -1,4 +1,4 @@
-"""The reader behind `spark.readStream.format("pyengine")`.
+"""The reader of `spark.readStream.format("pyengine")`.
 
 Spark keeps one in a Python process beside the driver and asks it, batch after batch, how
 far there is something (`latestOffset`) and which parts a batch has (`partitions`); the
@@ -72,8 +72,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:
         """The end of the next batch, `start` itself when there is nothing. Spark 4.0 and 4.1 give neither argument.
 
-        While an engine starts again nobody can tell how far it is, or the files tell less
-        than was seen: for TIMEOUT_S that is no news, then it is an error.
+        While an engine restarts the end cannot be known, or the files show less than was seen
+        before: for TIMEOUT_S the answer is `start`, then it is an error.
         """
         stream = self._opened()
         try:

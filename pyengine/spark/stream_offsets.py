@@ -119,7 +119,7 @@ class LogStream(StreamOffsets):
     def bounded(self, start: Offset, target: Offset, most_messages: int | None, most_bytes: int | None) -> Offset:
         begin, end = start[NAME], target[NAME]
         if begin > end:
-            self._lost(f"the log ends at {end} ({self._options.read_level.value}), the stream had come to {begin}: "
+            self._lost(f"the log ends at {end} ({self._options.read_level.value}), the stream had read up to {begin}: "
                        "what it had read is gone")
             return {NAME: end}
         begin = self._kept(begin)
@@ -158,11 +158,11 @@ class LogStream(StreamOffsets):
         first = self._log.min_offset
         if begin >= first:
             return begin
-        self._lost(f"the log begins at {first} now, the stream had come to {begin}")
+        self._lost(f"the log begins at {first} now, the stream had read up to {begin}")
         return first
 
     def _record_at(self, offset: int, first: int, end: int) -> int:
-        """`offset` as a record's beginning: the first one at or behind it."""
+        """`offset` as a record's beginning: the first one at or after it."""
         if not first <= offset <= end:
             self._lost(f"startingPhysicalOffset {offset}: the log reaches from {first} to {end}")
         offset = min(max(offset, first), end)
@@ -269,7 +269,7 @@ class QueueStream(StreamOffsets):
         return any(begin > ends.get(key, 0) for key, begin in _from_json(start).items())
 
     def bounded(self, start: Offset, target: Offset, most_messages: int | None, most_bytes: int | None) -> Offset:
-        """As in the base. A bound is shared among the queues by what waits in each, and a queue with news
+        """As in the base. A bound is shared among the queues by what waits in each, and a queue with waiting
         gives at least one message: so no queue starves, and the bounds are soft.
         """
         begins, ends = _from_json(start), _from_json(target)
@@ -280,7 +280,7 @@ class QueueStream(StreamOffsets):
                 continue
             begin = self._begin(key, queue, begins.get(key), end)
             if begin > end:
-                self._lost(f"queue {key[0]}/{key[1]} ends at {end}, the stream had come to {begin}: what it had read is gone")
+                self._lost(f"queue {key[0]}/{key[1]} ends at {end}, the stream had read up to {begin}: what it had read is gone")
             elif begin < end:
                 spans[key] = queue, begin, end
         if most_messages is not None:
@@ -339,12 +339,12 @@ class QueueStream(StreamOffsets):
         return queue.min_offset(self._reader.min_physical_offset, high) if high else 0
 
     def _begin(self, key: Queue, queue: ConsumeQueue, begin: int | None, high: int) -> int:
-        """Where a queue goes on: its first message for a new one; what is deleted is passed over if that is allowed."""
+        """Where a queue continues: its first message for a new one; deleted messages are left out if that is allowed."""
         low = self._low(queue, high)
         if begin is None:
             return low
         if begin < low:
-            self._lost(f"queue {key[0]}/{key[1]} begins at {low} now, the stream had come to {begin}")
+            self._lost(f"queue {key[0]}/{key[1]} begins at {low} now, the stream had read up to {begin}")
         return max(begin, low)
 
     def _named(self) -> QueueNumbers:
@@ -375,15 +375,15 @@ class QueueStream(StreamOffsets):
 
     def _by_time(self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int) -> int:
         """The queue's first message stored at that time or later; its end when there is none."""
-        first, behind, limit = low, high, self._limit()
-        while first < behind:
-            middle = (first + behind) // 2
+        first, end, limit = low, high, self._limit()
+        while first < end:
+            middle = (first + end) // 2
             entry = queue.entry(middle, high)
             message = self._reader.message_below(entry.physical_offset, limit) if entry is not None else None
             if message is None or message.store_timestamp_ms < timestamp_ms:
                 first = middle + 1
             else:
-                behind = middle
+                end = middle
         return first
 
 

@@ -75,7 +75,7 @@ def arrow_schema(columns: list[Column]) -> pa.Schema:
 
 
 class Skipped(NamedTuple):
-    """Bytes of the log that were passed over, and why (a reason of native.scan)."""
+    """Bytes of the log that were skipped, and why (a reason of native.scan)."""
 
     offset: int
     length: int
@@ -100,7 +100,7 @@ class TaskReader(ABC):
         """The rows of one part, in the order of its records."""
 
     def skip(self, offset: int, length: int, reason: str) -> None:
-        """Note damage that `onCorrupt=skip` passes over, and tell it on the worker's stderr."""
+        """Note damage that `onCorrupt=skip` skips, and log it on the worker's stderr."""
         self.skipped.append(Skipped(offset, length, reason))
         log.warning("%s: skipped %d bytes at %d: %s", self.options.path, length, offset, sentence(reason))
 
@@ -150,7 +150,7 @@ class TaskReader(ABC):
 
     def is_gone(self, segment: int) -> bool:
         """Whether the segment was deleted: then its pages may have been given back while they were read."""
-        if self._tree is not None:  # what was fetched is ours
+        if self._tree is not None:  # fetched bytes stay
             return False
         try:
             return os.stat(self.paths.commit_log_segment(segment)).st_nlink == 0
@@ -250,7 +250,7 @@ class RangeReader(TaskReader):
                 continue
             if reason == "range_end":
                 if end == part.end and end < min(part.stop, segment_end):
-                    self._check_border(segment, end, position, limit, segment_end)
+                    self._check_boundary(segment, end, position, limit, segment_end)
                 return
             if reason == "blank" or (reason == "overrun" and limit < segment_end):
                 return  # what reaches beyond the limit is not there yet
@@ -263,8 +263,8 @@ class RangeReader(TaskReader):
             position = following
             upto = end if position is None else first_window(position, end)
 
-    def _check_border(self, segment: Segment, border: int, following: int, limit: int, segment_end: int) -> None:
-        """The task that begins at `border` must find the record at `following`, which this walk has reached."""
+    def _check_boundary(self, segment: Segment, boundary: int, following: int, limit: int, segment_end: int) -> None:
+        """The task that begins at `boundary` must find the record at `following`, which this walk has reached."""
         if self.options.on_corrupt == "skip":
             return
         label = judge(segment, following, limit)
@@ -274,12 +274,12 @@ class RangeReader(TaskReader):
             expected = following
         else:
             raise CorruptionError(f"the log is damaged at {following}: {sentence(label)}")
-        found = find_record(segment, border, min(following + 1, limit), limit)
+        found = find_record(segment, boundary, min(following + 1, limit), limit)
         if found == expected:
             return
         if found is None:
-            raise CorruptionError(f"the log is damaged behind the record at {following}")
-        raise CorruptionError(f"the body that stands at {found} looks like a record of its own: "
+            raise CorruptionError(f"the log is damaged after the record at {following}")
+        raise CorruptionError(f"the body at {found} looks like a record of its own: "
                               "with maxPartitionBytes of at least a segment's size no task looks for its first record")
 
 

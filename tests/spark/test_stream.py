@@ -110,7 +110,7 @@ def test_what_is_wrong_ends_the_query_with_a_sentence(spark, builder, tmp_path):
     put(builder, 60)
     for segment in sorted((builder.root / "commitlog").iterdir())[:-1]:
         segment.unlink()
-    with pytest.raises(Exception, match="the log begins at .* now, the stream had come to .*; set failOnDataLoss=false"):
+    with pytest.raises(Exception, match="the log begins at .* now, the stream had read up to .*; set failOnDataLoss=false"):
         all_there_is(stream(spark, builder.root), tmp_path)
     assert all_there_is(stream(spark, builder.root, failOnDataLoss="false"), tmp_path) == 1
     assert read_back(spark, tmp_path) == before + wanted(builder.root) and 0 < len(wanted(builder.root)) < 60

@@ -213,7 +213,7 @@ def test_deleted_segments_end_a_stream_or_are_passed_over_as_asked(builder, give
     for path in log[:2]:
         path.unlink()
     for ask in (lambda: strict.stream.bounded(start, end, None, None), lambda: strict.stream.parts(start, end)):
-        with pytest.raises(DataLossError, match="begins at .* now, the stream had come to 0; set failOnDataLoss=false"):
+        with pytest.raises(DataLossError, match="begins at .* now, the stream had read up to 0; set failOnDataLoss=false"):
             ask()
     for bounds in ({}, {"most_messages": 9}, {"most_bytes": 1000}):
         lenient.batches.clear()
