@@ -46,7 +46,7 @@ _NO_LOCK_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.
 class Ownership(enum.Enum):
     """What a process that wants to own the store has got."""
 
-    EXCLUSIVE = "exclusive"  # nobody else is there: recover
+    EXCLUSIVE = "exclusive"  # no other process is there: recover
     ADOPTED = "adopted"      # workers of a dead supervisor are alive: take them over, no recovery
 
 
@@ -87,7 +87,7 @@ class StoreLock:
     def own(self) -> Ownership:
         """Become the store's one owner (supervisor, `recover`), or raise StoreBusyError.
 
-        EXCLUSIVE: nobody else can change the store until share(). ADOPTED: only
+        EXCLUSIVE: no other process can change the store until share(). ADOPTED: only
         workers without a supervisor are there, and this process now shares it with them.
         StoreRefusedError for a store that this engine must not write into (storage/later_format.py).
         """
@@ -109,8 +109,8 @@ class StoreLock:
         raise StoreBusyError(self._sentence())
 
     def _wait_for_workers(self) -> Ownership | None:
-        """ADOPTED as soon as a worker is seen, whose own byte comes behind the common one; EXCLUSIVE when who held the
-        common one has ended; None when somebody keeps it who is no worker."""
+        """ADOPTED as soon as a worker is seen, whose own byte comes after the common one; EXCLUSIVE when the holder of
+        the common one has ended; None when a process keeps it that is no worker."""
         for _ in range(WORKER_LOOKS):
             if any(self.kind_taken(kind) for kind in range(1, len(KIND_NAMES))):
                 return Ownership.ADOPTED
@@ -189,7 +189,7 @@ def require_startable(root: str | os.PathLike[str]) -> None:
 
 
 def living_kinds(root: str | os.PathLike[str], kinds: int = len(KIND_NAMES)) -> list[int]:
-    """Kinds of worker whose byte is held: alive, whatever their state says. DiskError where nobody can tell: a disk
+    """Kinds of worker whose byte is held: alive, whatever their state says. DiskError where it cannot be told: a disk
     that does not answer, no descriptor to be had."""
     path = Path(root) / "lock"
     try:
@@ -247,7 +247,7 @@ def name_processes(root: str | os.PathLike[str], kinds: Iterable[int]) -> str:
 
 
 def kill_workers(root: str | os.PathLike[str]) -> None:
-    """SIGKILL to each process that holds a worker's byte, where shared memory does not tell who it is."""
+    """SIGKILL to each process that holds a worker's byte, where shared memory does not name it."""
     for kind in living_kinds(root):
         pid = kind_holder(root, kind) if kind else None
         if pid is not None and pid != os.getpid():

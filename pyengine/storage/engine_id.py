@@ -3,14 +3,14 @@
 `config/engine-id` is JSON: a UUID, and the device and inode that the file itself had
 when it was written. A file with another inode is a copy of a store: the store's owner
 gives it a new UUID, so that it never believes the original's watermark or shared
-memory, and notes in `copy_of` the original's and, behind it, those from which that one had been
+memory, and notes in `copy_of` the original's and, after it, those from which that one had been
 copied: a copy that is copied before its recovery is over hands on a watermark that is not its own.
 Another device with the same inode is the same file after a remount (btrfs and overlay number their
 devices anew each time): the UUID stays.
 
 The shared objects of a store are named by `short`, made of the UUID and of the device
 and inode that the file has *now*, so a copy, or a clone of the whole disk, never finds
-the original's objects, even before anybody gave it a new UUID.
+the original's objects, even before its owner gave it a new UUID.
 
 `config/epoch` is a number, raised at each recovery.
 """
@@ -148,7 +148,7 @@ def _write(path: Path, value: uuid.UUID, copied_from: tuple[str, ...] = ()) -> E
 
 
 def _read_number(path: Path) -> int:
-    """What stands there; 0 without a usable file. DiskError when that cannot be told now: an epoch never goes back."""
+    """The number in the file; 0 without a usable file. DiskError when that cannot be told now: an epoch never goes back."""
     try:
         return int(read_small_file(path))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):

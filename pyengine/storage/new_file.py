@@ -212,7 +212,7 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
 
 
 def sibling_of(folder: Path) -> Path:
-    """Where files of `folder` are in the making; what stands there at a start is swept."""
+    """Where files of `folder` are in the making; what is there at a start is removed."""
     return folder.with_name(f".{folder.name}.new")
 
 

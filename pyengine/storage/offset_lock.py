@@ -1,9 +1,9 @@
-"""One writer at a time for `config/consumerOffset.json`, whoever dies or hangs in the middle.
+"""One writer at a time for `config/consumerOffset.json`, whichever process dies or hangs in the middle.
 
 `config/consumers/lock` holds a generation and a ticket; the writer holds an exclusive
 open-file-description lock on the byte of that generation, which the kernel drops when it
 dies. A writer that neither dies nor goes on (SIGSTOP, a stalled disk) is passed over
-after TIMEOUT_S: whoever waits takes the byte of the next generation and writes that
+after TIMEOUT_S: a waiting process takes the byte of the next generation and writes that
 number down. Why the old one can do no harm when it wakes:
 
     writer     makes its unfinished file, named after its generation
@@ -16,7 +16,7 @@ number down. Why the old one can do no harm when it wakes:
 If the old writer's file was made before the successor's removal, its rename comes before
 that removal, and the successor reads what it wrote, or it finds the file gone. If it was
 made after, the look in between finds the newer generation. Either way it raises
-LockPassedOnError, and its change is made again on what then stands.
+LockPassedOnError, and its change is made again on what is there then.
 
 The generation may be any number, also one that a damaged lock file holds.
 """
@@ -46,7 +46,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LockPassedOnError(Exception):
-    """Somebody else is the writer now: nothing was changed, begin again."""
+    """Another process is the writer now: nothing was changed, begin again."""
 
 
 class OffsetLock:
@@ -72,7 +72,7 @@ class OffsetLock:
             descriptor = self._open()
             try:
                 generation = self._acquire(descriptor)
-                if not _is_at(descriptor, self._path):  # somebody removed it: others lock another file
+                if not _is_at(descriptor, self._path):  # another process removed it: others lock another file
                     continue
                 try:
                     writer = Writer(self._target, descriptor, generation)
@@ -115,7 +115,7 @@ class OffsetLock:
             nap_s = min(2 * nap_s, _NAP_LAST_S)
 
     def _pass_over(self, descriptor: int, generation: int) -> int | None:
-        """Take a later generation; None when somebody else has just done so, or the writer went on."""
+        """Take a later generation; None when another process has just done so, or the writer went on."""
         for ahead in range(1, _TRIES_AHEAD):
             following = (generation + ahead) % _GENERATIONS
             if try_lock(descriptor, following, self._path):
@@ -141,7 +141,7 @@ class Writer:
             raise LockPassedOnError
 
     def replace(self, content: bytes, *, keep_as: str) -> None:
-        """Make `content` the file's, durable, whole or not at all; what stood there stays as `<name>.<keep_as>`.
+        """Make `content` the file's, durable, whole or not at all; what was there stays as `<name>.<keep_as>`.
 
         The file exists at every moment once it has existed. LockPassedOnError, or
         DiskFullError, DiskError, FlushError: the old file is then still in place.

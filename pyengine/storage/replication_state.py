@@ -4,8 +4,8 @@
 confirmed (on a slave: how far it had acknowledged, and as `"masterEnd"` how far its
 master's log went as last heard); `"dispatchAt": "replicated"` beside them where its queues
 end there. A store that joins a master may cut
-what stands above `confirm`, and nothing below (docs/replication.md). It may lag behind by
-a second, and is never ahead. One process writes it while the engine runs, the replicator;
+what is above `confirm`, and nothing below (docs/replication.md). It may be a second
+old, and is never ahead. One process writes it while the engine runs, the replicator;
 before that, its supervisor. RocketMQ ignores the file.
 """
 
@@ -28,7 +28,7 @@ _INT64_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class ReplicationState:
-    """The role a store ran in last, and how far its log was confirmed; `dispatch_at` None, written: as it stands there.
+    """The role a store ran in last, and how far its log was confirmed; `dispatch_at` None, written: as it was.
 
     `master_end`: of a slave, how far its master's log went; 0 where nothing was heard.
     """
@@ -55,7 +55,7 @@ class ReplicationStateFile:
         self._dispatch_at: str | None = None
 
     def read(self) -> ReadState:
-        """For a bad file `.bak` stands in, whose `confirm` is older, which is safe.
+        """For a bad file `.bak` is used, whose `confirm` is older, which is safe.
 
         Its role may be older too: with a sentence the store does not start as a master (pyengine/engine/bring_up.py).
         """

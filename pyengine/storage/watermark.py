@@ -6,11 +6,11 @@ In a store that another program made (RocketMQ, or a copy) it covers only what t
 has read and checked since: from `verified_from` on (services/flush_consume_queue.py).
 
 Only our engine writes it (RocketMQ's stores have none), the checkpointer at most
-once a second and at stop. It may lag behind what is durable and is never ahead of
+once a second and at stop. It may be less than what is durable and is never ahead of
 it. Recovery and readers rely on it: nothing below it is ever cut (docs/promises.md, 1).
 
 One line of JSON with a CRC over its other fields. A damaged file counts as absent,
-and whoever reads it is told.
+and its reader is told.
 
 `config/sync-failure`: a sync of the store failed in this boot of the machine. The kernel then
 marks pages clean that it could not write, so until they are written again, or the machine is

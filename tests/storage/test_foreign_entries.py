@@ -95,4 +95,4 @@ def test_a_log_that_is_shorter_than_its_queues_say_is_told(store):
         log.write(bytes(size - 1000))
     report = recover(store.root, store.geometry)
     assert report.queue_entries_removed > 0
-    assert any("queue entries named messages behind the end of the log" in note for note in report.notes)
+    assert any("queue entries named messages after the end of the log" in note for note in report.notes)

@@ -4,12 +4,12 @@
     recover(root, ...)                         carries it out first, then brings queues and index to the log
 
 Nothing else lowers the durable watermark below bytes that are whole, so the note
-`config/cut` says so before anything changes, and whoever recovers the store next finishes what
-it says, as often as it takes:
+`config/cut` says so before anything changes, and the next recovery of the store finishes
+what it says, as often as it takes:
 
     watermark   lowered to the border: what follows is no loss to be reported
     copy        of the border's own segment, from there on, in quarantine/; then the note says "kept"
-    segments    behind it go to quarantine/, the newest first
+    segments    after it go to quarantine/, the newest first
     clear       zeros from the border to the end of its segment
     note        goes; the log ends at the border
 """
@@ -32,7 +32,7 @@ from pyengine.storage.watermark import read_watermark, write_watermark
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The log [.., end) shall end at `at`. `kept`: the copy of what is cleared stands in quarantine/."""
+    """The log [.., end) shall end at `at`. `kept`: the copy of what is cleared is in quarantine/."""
 
     at: int
     end: int

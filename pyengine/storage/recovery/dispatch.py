@@ -12,14 +12,14 @@ it would otherwise leave something out that the log still holds:
     entries in the middle of a queue                     the last entry before the hole
     index files that could not be believed               where the last believed one ends
     entries between a queue's end and its first message  that queue's last entry, or the
-    behind the start (seen while dispatching)            log's first record without one
+    after the start (seen while dispatching)            log's first record without one
 
 When shared memory counts, everything below its `reput_from` has been dispatched.
 
 A rebuild with many processes makes queues and index files piece by piece, to the bytes that one dispatch makes.
 
     entries  the records of one range of the log put their entries into queue files that exist already. Entry k
-             stands at byte 20 k, so ranges may be done in any order and at the same time.
+             is at byte 20 k, so ranges may be done in any order and at the same time.
     keys     one index file takes its keys from the log, beginning with the record where the file before it was
              full. How many keys each range has must have been counted before. It is a new file at each call,
              beside the folder of the index: a task may be tried again, or twice at once.
@@ -298,7 +298,7 @@ class _RangeDispatcher(Dispatcher):
 
 
 class FilledIndex(NamedTuple):
-    """An index file that nobody reads yet, and how many keys were put into it."""
+    """An index file that no reader knows yet, and how many keys were put into it."""
 
     path: Path
     keys: int
@@ -307,7 +307,7 @@ class FilledIndex(NamedTuple):
 def put_keys(
     folder: Path, name: str, layout: IndexLayout, ranges: Sequence[LogRange], after: KeyPlace | None, queue_file_bytes: int
 ) -> FilledIndex:
-    """A new file in `folder` with the keys of `ranges` behind `after`, until it is full; it is to become the index file `name`.
+    """A new file in `folder` with the keys of `ranges` that follow `after`, until it is full; it is to become the index file `name`.
 
     No two calls make the same file. `after`: the last key of the file before it, None for the
     first one. Raises DiskError (no such folder, too), DiskFullError, FlushError; then nothing is left.
@@ -379,13 +379,13 @@ def key_place(part: LogRange, number: int) -> KeyPlace:
     passed = 0  # keys of the records before `begin`
     with mapped(part.segment.path) as view:
 
-        def record_behind(offset: int) -> int:
-            """Where the first record at or behind `offset` begins."""
+        def record_from(offset: int) -> int:
+            """Where the first record at or after `offset` begins."""
             return walk(view, base, begin, offset, limit=part.end, check_crc=False).end_offset
 
         while begin < end:
-            single = record_behind(begin + 1)
-            middle = record_behind(max(begin + 1, (begin + end) // 2))
+            single = record_from(begin + 1)
+            middle = record_from(max(begin + 1, (begin + end) // 2))
             if middle >= end:
                 middle = single
             keys = count_keys(view, base, begin, middle)

@@ -7,20 +7,20 @@ The end is where the walk stopped. What follows it in the end's own segment:
 
     label        likely cause
     nothing      the end of a store that was stopped in order, or killed between puts
-    unpublished  a pass that was never published: the commit slot ends before it, nobody was told
+    unpublished  a pass that was never published: the commit slot ends before it, no producer was told
     roll         RocketMQ closed the last segment and made no new one; its next put does it again
-    torn         one put that was cut short by a crash: a head that names this offset, and nothing behind it
+    torn         one put that was cut short by a crash: a head that names this offset, and nothing after it
     spoiled      a whole record whose body or text has changed
-    unknown      anything else: random bytes, stale records, records behind a hole
+    unknown      anything else: random bytes, stale records, records after a hole
 
-and in each segment behind it:
+and in each segment after it:
 
     spare        made ahead of need, never written
     unpublished  as above
     stranded     records whose way back to the log is broken
 
-A message that somebody was told of is never thrown away: it goes to quarantine/
-before the log changes. Only what provably nobody was told of is just cleared. In a
+A message that a producer or a reader may know of is never thrown away: it goes to quarantine/
+before the log changes. Only what provably none of them knows is just cleared. In a
 RocketMQ store nothing is known of what was synced, so a spoiled record is kept
 there; above our own watermark the record was not durable yet, and its writer died.
 """
@@ -49,19 +49,19 @@ from pyengine.storage.recovery.report import GrowingProgress, OnStep, Progress, 
 
 
 class End(enum.Enum):
-    """Who says where the end is."""
+    """What says where the end is."""
 
     SLOT = "slot"  # the commit slot in shared memory
     SCAN = "scan"  # the walk through the files
 
 
 class Content(enum.Enum):
-    """What stands between the end and the end of its segment."""
+    """What is between the end and the end of its segment."""
 
     ZEROS = "zeros"
     BLANK = "blank"                        # the filler that closes a segment; what follows it is undefined
-    INCOMPLETE_RECORD = "incomplete_record"  # its head names this offset; lengths do not add up; nothing behind it
-    SPOILED_RECORD = "spoiled_record"      # its lengths add up, its CRC or text does not; nothing behind it
+    INCOMPLETE_RECORD = "incomplete_record"  # its head names this offset; lengths do not add up; nothing after it
+    SPOILED_RECORD = "spoiled_record"      # its lengths add up, its CRC or text does not; nothing after it
     OTHER = "other"
 
 
@@ -75,7 +75,7 @@ class TailDecision(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TailCase:
-    """One row: None stands for any value."""
+    """One row: None means any value."""
 
     label: str
     content: Content | None
@@ -104,7 +104,7 @@ TAIL_CASES = (
 
 
 class FileDecision(enum.Enum):
-    """What happens to a segment that begins at or behind the end of the end's own segment."""
+    """What happens to a segment that begins at or after the end of the end's own segment."""
 
     DELETE = "delete"
     QUARANTINE = "quarantine"
@@ -112,7 +112,7 @@ class FileDecision(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileCase:
-    """One row: None stands for any value."""
+    """One row: None means any value."""
 
     label: str
     is_zero: bool
@@ -184,7 +184,7 @@ class LogPlan:
 def plan_log(
     log: LogView, first: int, shared: SharedState | None, *, check_crc: bool, progress: Progress | None = None
 ) -> LogPlan:
-    """Find the end, reading from segment `first` on, and what becomes of all that stands beyond it."""
+    """Find the end, reading from segment `first` on, and what becomes of all that is beyond it."""
     plan = None
     note = "none"
     if shared is not None:
@@ -217,7 +217,7 @@ def _plan_with_shared_state(
 
 
 def _with_pool(log: LogView, plan: LogPlan, shared: SharedState) -> LogPlan:
-    """Carry the plan on with the whole records between `committed` and the slot, as they stand in the buffers."""
+    """Carry the plan on with the whole records between `committed` and the slot, as they are in the buffers."""
     drains: list[tuple[int, memoryview]] = []
     undrained: list[tuple[int, memoryview]] = []
     scan = plan.scan
@@ -241,7 +241,7 @@ def _with_pool(log: LogView, plan: LogPlan, shared: SharedState) -> LogPlan:
     return replace(plan, scan=scan, end_offset=scan.end_offset, drains=tuple(drains), undrained=tuple(undrained))
 
 
-# -- what stands beyond the end -----------------------------------------------------
+# -- what is beyond the end -----------------------------------------------------
 
 
 def _with_tail(log: LogView, plan: LogPlan) -> LogPlan:
@@ -254,7 +254,7 @@ def _with_tail(log: LogView, plan: LogPlan) -> LogPlan:
 
 
 def tail_content(segment: MappedFile, end_offset: int, reason: str) -> tuple[Content, int]:
-    """What stands in a segment from `end_offset` on, and how many bytes that is up to the last non-zero one.
+    """What a segment holds from `end_offset` on, and how many bytes that is up to the last non-zero one.
 
     `reason` is why the walk stopped there.
     """
@@ -280,7 +280,7 @@ def tail_content(segment: MappedFile, end_offset: int, reason: str) -> tuple[Con
 
 
 def _with_extra_segments(log: LogView, plan: LogPlan) -> LogPlan:
-    """The segments behind the end; one that begins at the end itself stays, as in RocketMQ's truncation."""
+    """The segments after the end; one that begins at the end itself stays, as in RocketMQ's truncation."""
     extra = []
     cut_bytes = plan.cut_bytes
     for segment in log.segments:
@@ -339,7 +339,7 @@ class LogChange:
             segment = self._log.segments[holder]
             self._work.quarantine.keep_bytes(
                 segment.path, segment.start_offset, end, segment.start_offset + self._log.size_bytes,
-                f"behind the end of the log at {end} ({self._plan.scan.reason})",
+                f"after the end of the log at {end} ({self._plan.scan.reason})",
             )
         for segment, decision, label in reversed(self._plan.extra):
             if label == SPARE:
@@ -369,7 +369,7 @@ class LogChange:
 
         What an engine that died had not synced is written over itself first: its last sync may have failed
         without a word, and a reader's mapping keeps the pages that the disk never got. After a failed sync the same
-        holds of the zeros behind the end and of names.
+        holds of the zeros after the end and of names.
         """
         end, size_bytes = self._plan.end_offset, self._log.size_bytes
         sure = end if self._sure_end is None else max(self._sure_end, self._plan.scan.scan_from)

@@ -1,6 +1,6 @@
 """The folder `quarantine/`: what recovery removes from the log, kept with a note that says what and why.
 
-Nothing that might be a message of somebody leaves the log before it stands here,
+Nothing that might be a message leaves the log before it is here,
 durable. Whole files are moved (no room is needed); parts of a file are copied
 without their zeros at the end. What can be made again from the log that stays
 (queue entries, index files) is not kept.
@@ -77,7 +77,7 @@ class Quarantine:
         self.pieces.append(QuarantinedPiece(target, start, end - start, reason))
 
     def keep_memory(self, physical_offset: int, content: memoryview, reason: str) -> None:
-        """Keep bytes that stand in no file: pool bytes that are no whole records. Durable before this returns."""
+        """Keep bytes that are in no file: pool bytes that are no whole records. Durable before this returns."""
         digest = hashlib.sha256(content).hexdigest()
         name = self._free_name(f"pool-{segment_name(physical_offset)}-{len(content)}", digest)
         target = self._folder / name

@@ -3,14 +3,14 @@
 A queue's own end is found as RocketMQ finds it (ConsumeQueue.recover): from its
 third-last file on, the first entry that is none ends the data. After a crash, earlier
 files are read too as long as they may hold entries that were never synced: a cut of
-the power leaves any of their pages out. Then entries of records at or behind the end
+the power leaves any of their pages out. Then entries of records at or after the end
 of the log are dropped (truncateDirtyLogicFiles).
 
     a file of the queue holds                decision
     entries up to its end                    keep
     entries, then zeros                      keep
     entries, then something else             keep, clear what follows, dispatch again from the last entry
-    only entries at or behind the log's end  delete; an own queue that did not begin at 0 keeps
+    only entries at or after the log's end   delete; an own queue that did not begin at 0 keeps
                                              its place with an empty file
     no entry at its beginning                delete
 
@@ -61,7 +61,7 @@ class QueueState:
     folder: Path
     files: tuple[MappedFile, ...]
     size_bytes: int
-    end: int = 0                   # behind the last entry
+    end: int = 0                   # after the last entry
     max_physical_offset: int = -1  # end of the last entry's record, -1 without real entries
     last_offset: int | None = None  # the last entry's physical offset; None: not looked at yet
 
@@ -80,7 +80,7 @@ class QueueCut:
     cleared: MappedFile | None = None
     clear_from: int = 0  # byte in that file
     entries: int = 0     # live entries of records that the log no longer holds
-    rebuild_from: int | None = None  # entries behind a hole are dropped: physical offset to dispatch again from
+    rebuild_from: int | None = None  # entries after a hole are dropped: physical offset to dispatch again from
 
     @property
     def changes_something(self) -> bool:
@@ -90,7 +90,7 @@ class QueueCut:
 def list_queues(root: Path | str, size_bytes: int, misplaced: list[Path] | None = None) -> list[QueueState]:
     """Every queue that has files, with its own end. Raises StoreRefusedError for files RocketMQ would refuse.
 
-    `misplaced` takes what stands in the place of a folder, which RocketMQ passes over: a queue is perhaps to be there.
+    `misplaced` takes what is in the place of a folder and is none; RocketMQ skips it, but a queue may be needed there.
     """
     queues = []
     for topic, queue_id, folder in _queue_folders(StorePaths(root).consume_queue, misplaced):
@@ -113,7 +113,7 @@ def refuse_foreign_extensions(root: Path | str, size_bytes: int) -> None:
 def measured_from(queue: QueueState, synced_below: int) -> QueueState:
     """`queue` with its own end where only entries of records before offset `synced_below` are sure to be on the disk.
 
-    Such entries stand in front, so a file that begins with one is the first that needs to be read.
+    Such entries come first, so a file that begins with one is the first that needs to be read.
     """
     first = last_read = max(0, len(queue.files) - RECOVERED_FILES)
     while first > 0:
@@ -239,7 +239,7 @@ def _measure(queue: QueueState, files: Sequence[MappedFile]) -> QueueState:
 
 
 def live_entries(path: Path, size_bytes: int) -> tuple[int, tuple[int, int, int] | None]:
-    """How many entries stand at the file's beginning before the first that is none, and the last of them."""
+    """How many entries are at the file's beginning before the first that is none, and the last of them."""
     count, last = 0, None
     for _, chunk in _chunks(path, 0):
         live = first_dead_entry(chunk)
@@ -355,7 +355,7 @@ def next_offsets_from_log(log: LogView, queues: Sequence[QueueState], start: int
 def clamp_offsets(
     root: Path, queue_ends: Mapping[tuple[str, int], int], *, before_change: Callable[[], object] = lambda: None,
 ) -> list[str]:
-    """Take offsets behind the ends of their queues back; returns a sentence for each and for damage.
+    """Take offsets beyond the ends of their queues back; returns a sentence for each and for damage.
 
     For the store's owner. What cannot be written is a sentence too: offsets never keep a
     store from coming up.
@@ -363,15 +363,15 @@ def clamp_offsets(
     offsets = ConsumerOffsets(root)
     found = offsets.table()
     notes = list(found.notes)
-    if not found.is_damaged and not _behind(found.offsets, queue_ends):
+    if not found.is_damaged and not _beyond(found.offsets, queue_ends):
         return notes
 
     def change(table: Table) -> None:
-        for key, queue_id, end in _behind(table, queue_ends):
+        for key, queue_id, end in _beyond(table, queue_ends):
             table[key][queue_id] = end
 
-    notes += [f"{key} queue {queue_id}: the offset {found.offsets[key][queue_id]} was behind the end and is {end} now"
-              for key, queue_id, end in _behind(found.offsets, queue_ends)]
+    notes += [f"{key} queue {queue_id}: the offset {found.offsets[key][queue_id]} was beyond the end and is {end} now"
+              for key, queue_id, end in _beyond(found.offsets, queue_ends)]
     before_change()
     try:
         offsets.update_as_owner(change)
@@ -380,8 +380,8 @@ def clamp_offsets(
     return notes
 
 
-def _behind(table: Table, queue_ends: Mapping[tuple[str, int], int]) -> list[tuple[str, int, int]]:
-    """(key, queue id, end of the queue) for each offset behind its queue's end."""
+def _beyond(table: Table, queue_ends: Mapping[tuple[str, int], int]) -> list[tuple[str, int, int]]:
+    """(key, queue id, end of the queue) for each offset beyond its queue's end."""
     ends = [(key, queue_id, offset, queue_ends.get((split_key(key)[0], queue_id), 0))
             for key, queues in table.items() for queue_id, offset in queues.items()]
     return [(key, queue_id, end) for key, queue_id, offset, end in ends if offset > end]
@@ -392,19 +392,19 @@ def clamp_delay_offsets(
 ) -> list[str]:
     """The same for how far the delay levels are delivered; level n waits in queue n - 1 of SCHEDULE_TOPIC_XXXX.
 
-    A damaged file is left to the scheduler, who tells of it and stands in with the one before.
+    A damaged file is left to the scheduler, which reports it and uses the one before.
     """
     offsets = DelayOffsets(root)
     table, _ = offsets.read()
     ends = {level: queue_ends.get((SCHEDULE_TOPIC, level - 1), 0) for level in table}
-    behind = {level: end for level, end in ends.items() if table[level] > end}
-    if not behind:
+    beyond = {level: end for level, end in ends.items() if table[level] > end}
+    if not beyond:
         return []
-    notes = [f"delay level {level} was said to be delivered up to {table[level]}, behind the end of its queue: "
-             f"up to {end} now" for level, end in behind.items()]
+    notes = [f"delay level {level} was said to be delivered up to {table[level]}, beyond the end of its queue: "
+             f"up to {end} now" for level, end in beyond.items()]
     before_change()
     try:
-        offsets.write(table | behind)
+        offsets.write(table | beyond)
     except EngineError as error:
         notes.append(f"delayOffset.json could not be corrected: {error}")
     return notes

@@ -84,7 +84,7 @@ class RebuildReport:
     kept: tuple[Queue, ...] = ()         # asked for, but the log holds no message of them: left as they are
     index: bool = False
     replaced: tuple[str, ...] = ()       # what was moved, as paths under the root
-    quarantine: str = ""                 # where to; empty when nothing stood there
+    quarantine: str = ""                 # where to; empty when nothing was there
     end_offset: int = 0
     log_bytes: int = 0                   # dispatched
     damage_offset: int | None = None
@@ -102,7 +102,7 @@ class RebuildReport:
         made = [queues] * bool(self.queues) + ["the index"] * self.index
         what = " and ".join(made) or "nothing"
         return f"Made {what} again from {self.log_bytes} bytes of log" + (
-            f"; what stood there is in {self.quarantine}." if self.quarantine else ".")
+            f"; what was there is in {self.quarantine}." if self.quarantine else ".")
 
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values."""
@@ -115,7 +115,7 @@ class RebuildReport:
 
 @dataclass(slots=True)
 class Look:
-    """What stands in the store before anything is changed: the log, and the queues that it feeds."""
+    """What the store holds before anything is changed: the log, and the queues that it feeds."""
 
     log: LogView
     in_log: set[Queue] = field(default_factory=set)

@@ -37,7 +37,7 @@ def move_away(root: Path, marker: RebuildMarker) -> None:
 
 
 def _move(root: Path, marker: RebuildMarker, piece: str) -> None:
-    """Take `piece` away, durable. What stands in its place although it was moved is half made, and goes."""
+    """Take `piece` away, durable. What is in its place although it was moved is half made, and goes."""
     source, target = root / piece, marker.moved_path(root, piece)
     if not source.exists():
         return
@@ -107,7 +107,7 @@ def restore_queue_times(root: Path | str, geometry: Geometry, marker: RebuildMar
 
 
 def _replaced_folder(root: Path, marker: RebuildMarker, queue: QueueState) -> Path | None:
-    """Where the files stand that were this queue; None when it was not replaced."""
+    """Where the files are that were this queue; None when it was not replaced."""
     folder = queue.folder.relative_to(root)
     for piece in (folder, *folder.parents):
         if str(piece) in marker.pieces:

@@ -1,18 +1,18 @@
-"""Bring a stopped store to order: the conductor (DefaultMessageStore.recover; docs/recovery.md).
+"""Recover a stopped store: the conductor (DefaultMessageStore.recover; docs/recovery.md).
 
     look      refuse what RocketMQ would refuse; nothing is changed
     doubt     after a failed sync: forget cached pages, so that the disk is read
     cut       finish a cut of the log that was decided before (storage/recovery/cut_log.py)
     decide    end of the log, queues to cut, index files to drop, where to dispatch from
     degraded? damage below our own watermark: report it, change nothing
-    spares    segments of zeros behind the end: on a full disk they are room for the rest
+    spares    segments of zeros after the end: on a full disk they are room for the rest
     marker    config/recovery, durable
-    log       quarantine; segments behind the end, newest first; drain the pool; clear the tail; write what may
+    log       quarantine; segments after the end, newest first; drain the pool; clear the tail; write what may
               not be on the disk over itself, sync, and read it again
     queues    cut back to the log; index files that cannot be believed
     dispatch  log -> queues and index, from where they end; sync
     finish    checkpoint, watermark, doubt, abort, marker
-    offsets   of consumer groups and delay levels, where they lie behind the end of a queue now
+    offsets   of consumer groups and delay levels, where they are beyond the end of a queue now
 
 The caller owns the store (its lock) and no worker runs. Every step may be cut short
 by a crash and is done again by the next run, which comes to the same store. On a
@@ -122,8 +122,8 @@ def recover(
     Leaves a store that was stopped in order: no abort file, queues and index caught up
     with the log, checkpoint true. Raises StoreRefusedError (a segment of wrong length, a
     foreign file), CorruptionError (a missing one, or queue entries beyond the log's bytes, unless `accept_loss`),
-    NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our own watermark is no exception but a report with state DEGRADED,
-    and nothing was changed; with `accept_loss` the log is cut there and the rest goes to quarantine.
+    NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our own watermark is no exception but a report
+    with state DEGRADED, and nothing was changed; with `accept_loss` the log is cut there and the rest goes to quarantine.
     A sync that failed is noted in config/sync-failure, and the next recovery of this boot believes none.
     """
     started_s = time.monotonic()
@@ -247,7 +247,7 @@ class _Recovery:
         """Whether bytes are damaged that had been synced.
 
         In a copy a segment that was copied while it was written ends in zeros or within a record, perhaps within
-        its head, where nothing tells that it is one. What ends otherwise, whole records behind it, was damaged later.
+        its head, where nothing tells that it is one. What ends otherwise, whole records after it, was damaged later.
         """
         if self._copied is None:
             return log.watermark is not None and plan.log.end_offset < log.watermark
@@ -343,7 +343,7 @@ class _Recovery:
                 "`pyengine recover STORE --accept-loss`")
 
     def _refuse_misplaced(self, log: LogView, plan: _Plan, misplaced: set[str]) -> None:
-        """StoreRefusedError, before anything is changed, when dispatch needs a folder in whose place something else stands."""
+        """StoreRefusedError, before anything is changed, when dispatch needs a folder and its name is that of a file."""
         for topic, queue_id in queues_between(log, plan.dispatch_from, plan.log.end_offset, self._options.enable_multi_dispatch):
             folder = self._store.queue_folder(topic, queue_id)
             for path in (str(folder.parent), str(folder)):
@@ -377,7 +377,8 @@ class _Recovery:
             or (watermark is not None and watermark.flushed != end)
             or self._checkpoint_is_ahead(log, plan)
         )
-        change = LogChange(self._work, log, plan.log, self.sure_end if self._is_unsure(log, plan) else None, is_doubted=self._is_doubted)
+        sure_end = self.sure_end if self._is_unsure(log, plan) else None
+        change = LogChange(self._work, log, plan.log, sure_end, is_doubted=self._is_doubted)
         if not has_work:
             change.sync()
             sweep_unfinished(self._store)
@@ -472,7 +473,7 @@ class _Recovery:
             damage_offset, end = end, find_end(self._store, log).end_offset
         gone = 0 if is_degraded else sum(cut.entries for cut in plan.cuts)
         if gone:
-            self._notes.append(f"{gone} queue entries named messages behind the end of the log at {end}: they are not in it")
+            self._notes.append(f"{gone} queue entries named messages after the end of the log at {end}: they are not in it")
         return RecoveryReport(
             path=plan.path,
             state=state,

@@ -68,7 +68,7 @@ class RecoveryPath(enum.StrEnum):
 
 
 class RecoveryState(enum.StrEnum):
-    """How the store stands afterwards."""
+    """The state of the store afterwards."""
 
     RECOVERED = "recovered"
     DEGRADED = "degraded"  # damage below our own watermark: nothing was changed
@@ -83,7 +83,7 @@ class SharedState:
     `pool_buffers` holds (physical offset of the buffer's first byte, its bytes) for each
     buffer in use; no buffers means that the writer wrote into the files themselves.
     `flushed` is how far that engine had synced the files, `sync_failed` that a sync failed in
-    it, so that nobody knows which later pages reached the disk. `mismatch` names what differs
+    it, so that it is unknown which later pages reached the disk. `mismatch` names what differs
     (UUID, epoch, boot, `lock`); then all of it is ignored.
 
     `reput_from` and a copy of the index undo (`index_progress`, 256 bytes) spare making
@@ -111,11 +111,11 @@ class RecoveryReport:
     min_offset: int                     # -1 without segments
     end_offset: int
     scan_from: int                      # where the reading began
-    stop_reason: str                    # what stands at the end: a label of formats.record_case
+    stop_reason: str                    # what is at the end: a label of formats.record_case
     records: int = 0                    # read in this scan; blanks included
     messages: int = 0
     kept_bytes: int = 0                 # min_offset to end_offset
-    cut_bytes: int = 0                  # non-zero bytes that stood beyond the end
+    cut_bytes: int = 0                  # non-zero bytes beyond the end
     drained_bytes: int = 0              # pool bytes that were written into the files
     dispatched_bytes: int = 0           # log bytes whose queue and index entries were written again
     last_store_timestamp_ms: int = -1
