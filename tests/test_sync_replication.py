@@ -82,7 +82,7 @@ def test_without_a_slave_the_message_is_stored_and_the_status_says_that_nobody_e
     with parts.producer() as producer:
         for result in every_put(producer):
             assert result.status is PutStatus.SLAVE_NOT_AVAILABLE and not result.indeterminate
-            assert where(result) >= 0 and "0 of 1 slaves are connected" in result.reason
+            assert where(result) >= 0 and "not replicated: 0 of 1 required slaves connected" in result.reason
         assert producer.put("T", b"x", wait=False).status is PutStatus.PUT_OK
 
 
@@ -128,7 +128,7 @@ def test_as_many_slaves_as_were_asked_for_must_be_there(make_parts):
     native.store(parts.control.replicator, "slaves_connected", 1)
     with parts.producer() as producer:
         result = producer.put("T", b"x")
-    assert result.status is PutStatus.SLAVE_NOT_AVAILABLE and "1 of 2 slaves" in result.reason
+    assert result.status is PutStatus.SLAVE_NOT_AVAILABLE and "1 of 2 required slaves" in result.reason
 
 
 def test_an_async_master_waits_for_nobody(make_parts):

@@ -202,24 +202,17 @@ def replay_puts(manifest: Manifest, producer: Producer, advance: Callable[[int],
 
 def send(producer: Producer, put: Put) -> PutResult:
     """One put with all its inputs, its clock included."""
-    shared: dict[str, Any] = {
-        "queue_id": put.queue_id,
-        "properties_text": put.properties_text,
-        "sys_flag": put.sys_flag,
-        "born_timestamp_ms": put.born_timestamp_ms,
-        "born_host": put.born_host,
-        "store_host": put.store_host,
-        "reconsume_times": put.reconsume_times,
-        "wait_store_msg_ok": put.wait_store_msg_ok,
-        "delay_level": put.delay_level,
-        "clock_ms": put.clock_ms,
-    }
+    from pyengine.client.outgoing import RawMessage
+
     body = put.body or b""  # RocketMQ stores an absent body as an empty one
+    message = RawMessage(
+        put.topic, b"" if put.is_batch else body, queue_id=put.queue_id, properties_text=put.properties_text, flag=put.flag,
+        sys_flag=put.sys_flag, born_timestamp_ms=put.born_timestamp_ms, born_host=put.born_host, store_host=put.store_host,
+        reconsume_times=put.reconsume_times, prepared_transaction_offset=put.prepared_transaction_offset,
+        wait_store_msg_ok=put.wait_store_msg_ok, delay_level=put.delay_level, clock_ms=put.clock_ms)
     if put.is_batch:
-        return producer.put_batch_raw(put.topic, _members(body), **shared)
-    return producer.put_raw(
-        put.topic, body, flag=put.flag, prepared_transaction_offset=put.prepared_transaction_offset, **shared
-    )
+        return producer.put_batch_raw(message, _members(body))
+    return producer.put_raw(message)
 
 
 def _members(encoded: bytes) -> list[BatchMember]:

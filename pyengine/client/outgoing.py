@@ -30,7 +30,7 @@ from pyengine.formats.constants import (
     TOPIC_BYTES_MAX,
 )
 from pyengine.formats.properties import hash_map_order
-from pyengine.results import PutStatus
+from pyengine.results import PutManyResult, PutResult, PutStatus
 
 _RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
 _FORBIDDEN = ("\x00", NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)
@@ -48,6 +48,50 @@ class BatchMessage:
     flag: int = 0
 
 
+@dataclass(slots=True)
+class OutgoingMessage:
+    """One message as put() and put_async() are given it, not yet checked; of put_many() what all bodies share."""
+
+    topic: str
+    body: bytes
+    queue_id: int = 0
+    tags: str | None = None
+    keys: str | Iterable[str] | None = None
+    properties: Mapping[str, str] | None = None
+    flag: int = 0
+    delay_level: int = 0
+    unique_key: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tags alone make its properties."""
+        return self.keys is None and self.properties is None and self.unique_key is None
+
+
+@dataclass(frozen=True, slots=True)
+class RawMessage:
+    """One message with every field given by hand, for put_raw(). RocketMQ: MessageExtBrokerInner.
+
+    `store_host` None is the store's own. `wait_store_msg_ok` False waits neither for the disk nor for slaves.
+    `delay_level` 1..n delivers it later. `clock_ms` is the store time, in an engine with replay_clock only.
+    """
+
+    topic: str
+    body: bytes = b""
+    queue_id: int = 0
+    properties_text: str = ""
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp_ms: int = 0
+    born_host: str = "127.0.0.1:0"
+    store_host: str | None = None
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    wait_store_msg_ok: bool = True
+    delay_level: int = 0
+    clock_ms: int = 0
+
+
 class PutRefusedError(Exception):
     """A message that must not be submitted: RocketMQ's status and the sentence."""
 
@@ -55,6 +99,14 @@ class PutRefusedError(Exception):
         super().__init__(reason)
         self.status = status
         self.reason = reason
+
+    def result(self, topic: object, queue_id: int) -> PutResult:
+        """What the put of such a message answers."""
+        return PutResult(self.status, topic=str(topic), queue_id=queue_id, reason=self.reason)
+
+    def many_result(self, topic: object, queue_id: int) -> PutManyResult:
+        """What put_many answers."""
+        return PutManyResult(self.status, topic=str(topic), queue_id=queue_id, reason=self.reason)
 
 
 def topic_bytes(topic: str) -> bytes:

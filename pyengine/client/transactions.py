@@ -19,13 +19,13 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pyengine import arguments
 from pyengine.client import outgoing
-from pyengine.client.outgoing import PutRefusedError
+from pyengine.client.outgoing import PutRefusedError, RawMessage
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
     NAME_VALUE_SEPARATOR,
@@ -42,9 +42,6 @@ from pyengine.formats.record import Message, decode_message_id
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutResult, PutStatus, ReadLevel
 
-if TYPE_CHECKING:
-    from pyengine.client.producer import Producer
-
 Outcome = Literal["commit", "rollback"]
 DEFAULT_GROUP = "pyengine"
 ENDED_MAX = 10_000     # transactions whose end a producer remembers
@@ -56,11 +53,11 @@ _KINDS = {"commit": SYS_FLAG_TRANSACTION_COMMIT, "rollback": SYS_FLAG_TRANSACTIO
 class Transactions:
     """The transactions of one producer, which does the puts and owns this object. Thread-safe: one is ended at a time.
 
-    `producer` is a weak proxy, so that a producer that is dropped ends.
+    `put_raw(message, timeout_s)` is the producer's.
     """
 
-    def __init__(self, producer: Producer, root: Path) -> None:
-        self._producer = producer
+    def __init__(self, put_raw: Callable[[RawMessage, float | None], PutResult], root: Path) -> None:
+        self._put_raw = put_raw
         self._root = root
         self._reader: LiveStoreReader | None = None
         self._lock = threading.Lock()
@@ -79,10 +76,10 @@ class Transactions:
             data = outgoing.body_bytes(body)
         except PutRefusedError as refused:
             return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
-        return self._producer.put_raw(
+        return self._put_raw(RawMessage(
             topic, data, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=flag,
             sys_flag=SYS_FLAG_TRANSACTION_PREPARED, born_timestamp_ms=time.time_ns() // 1_000_000,
-            wait_store_msg_ok=wait, timeout_s=timeout_s)
+            wait_store_msg_ok=wait), timeout_s)
 
     def end(self, msg_id: str, outcome: Outcome, *, wait: bool = True, timeout_s: float | None = None) -> PutResult:
         """Commit or roll back; see Producer.end_transaction."""
@@ -113,7 +110,7 @@ class Transactions:
         return result
 
     def close(self) -> None:
-        """Let go of the store's files."""
+        """Close the store's files."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
@@ -122,13 +119,13 @@ class Transactions:
         """The second record: its property text is RocketMQ's, made anew from a map that lost TRAN_MSG."""
         properties = prepared.properties
         names = [name for name in hash_map_order(properties) if name != PROPERTY_TRANSACTION_PREPARED]
-        return self._producer.put_raw(
+        return self._put_raw(RawMessage(
             prepared.topic, prepared.body if outcome == "commit" else b"", queue_id=prepared.queue_id,
             properties_text=encode_properties({name: properties[name] for name in names}), flag=prepared.flag,
             sys_flag=prepared.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | _KINDS[outcome],
             born_timestamp_ms=prepared.born_timestamp_ms, born_host=prepared.born_host, store_host=prepared.store_host,
             reconsume_times=prepared.reconsume_times, prepared_transaction_offset=prepared.physical_offset,
-            wait_store_msg_ok=wait, timeout_s=timeout_s)
+            wait_store_msg_ok=wait), timeout_s)
 
     # ---- the log ----------------------------------------------------------------
 

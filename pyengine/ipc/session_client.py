@@ -37,18 +37,29 @@ class ProducerSession:
     """One open session, mapped: the session read-write, the control block read-only."""
 
     def __init__(self, root: Path, answer: dict[str, object], descriptors: list[int]) -> None:
+        """`descriptors`, of the session and of the control block, are this object's from here on, or closed."""
         self.root = root
-        self.slot = int(answer["slot"])
-        self.generation = int(answer["generation"])
-        self.ring_bytes = int(answer["ring_bytes"])
-        folder = SharedFolder(str(answer["folder"]))
-        session, control = descriptors
-        self._object = SharedObject(session_name(int(answer["epoch"]), self.slot, self.generation), session, writable=True)
-        self.memory = EngineMemory(folder, SharedObject(CONTROL, control, writable=False))
-        native.check_control(self.memory.control, int(answer["control_bytes"]))
-        self.session = native_session.view(self._object.memory)
-        native_session.check_session(self.session, self._object.size_bytes)
         self._pid = os.getpid()
+        mapped: list[SharedObject] = []
+        try:
+            self.slot = int(answer["slot"])
+            self.generation = int(answer["generation"])
+            self.ring_bytes = int(answer["ring_bytes"])
+            folder = SharedFolder(str(answer["folder"]))
+            name = session_name(int(answer["epoch"]), self.slot, self.generation)
+            mapped.append(SharedObject(name, descriptors.pop(0), writable=True))
+            mapped.append(SharedObject(CONTROL, descriptors.pop(0), writable=False))
+            self.memory = EngineMemory(folder, mapped[1])
+            native.check_control(self.memory.control, int(answer["control_bytes"]))
+            self.session = native_session.view(mapped[0].memory)
+            native_session.check_session(self.session, mapped[0].size_bytes)
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            for shared in mapped:
+                shared.close()
+            raise
+        self._object = mapped[0]
         # To notice that the engine died (csrc/producer.c). Not where nobody seems to hold a byte now: another file `lock`.
         self.lock_descriptor = open_lock(root) if living_kinds(root) else -1
         self._counted = sessions.join_attach_count(self.identity.sysv_semaphore_id)
@@ -163,15 +174,18 @@ def _ask(channel: socket.socket, request: dict[str, object]) -> tuple[dict[str, 
     line = b""
     descriptors = array("i")
     room = socket.CMSG_SPACE(DESCRIPTORS * descriptors.itemsize)
-    while not line.endswith(b"\n"):
-        # Not socket.recv_fds, which takes flags and drops them: another program would inherit the descriptors.
-        data, ancillary, _, _ = channel.recvmsg(sessions.LINE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, received in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                descriptors.frombytes(received[:len(received) - len(received) % descriptors.itemsize])
-        if not data:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise ConnectionResetError("the supervisor closed the connection")
-        line += data
-    return json.loads(line), descriptors.tolist()
+    try:
+        while not line.endswith(b"\n"):
+            # Not socket.recv_fds, which takes flags and drops them: another program would inherit the descriptors.
+            data, ancillary, _, _ = channel.recvmsg(sessions.LINE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
+            for level, kind, received in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    descriptors.frombytes(received[:len(received) - len(received) % descriptors.itemsize])
+            if not data:
+                raise ConnectionResetError("the supervisor closed the connection")
+            line += data
+        return json.loads(line), descriptors.tolist()
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise

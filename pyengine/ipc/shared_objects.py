@@ -80,18 +80,21 @@ def semaphore_name(engine_short_id: str, kind: int) -> str:
 
 
 class SharedObject:
-    """One mapped file. `memory` is its mmap, `descriptor` stays open until close()."""
+    """One mapped file. `memory` is its mmap, `descriptor` stays open until close(); closed at once if it cannot be mapped."""
 
     def __init__(self, name: str, descriptor: int, *, writable: bool) -> None:
         self.name = name
         self.descriptor = descriptor
         self.writable = writable
-        self.size_bytes = os.fstat(descriptor).st_size
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        if self.size_bytes == 0:
+        try:
+            self.size_bytes = os.fstat(descriptor).st_size
+            if self.size_bytes == 0:
+                raise EngineUnavailableError(f"the shared object {name} is empty: its maker died; start the engine again")
+            self.memory = mmap.mmap(descriptor, self.size_bytes, mmap.MAP_SHARED, protection)
+        except BaseException:
             os.close(descriptor)
-            raise EngineUnavailableError(f"the shared object {name} is empty: its maker died; start the engine again")
-        self.memory = mmap.mmap(descriptor, self.size_bytes, mmap.MAP_SHARED, protection)
+            raise
 
     def close(self) -> None:
         """Unmap and close. Pointers made from `memory` must not be used afterwards."""
@@ -151,11 +154,14 @@ class SharedFolder:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         failpoint("shared_object_named")
         try:
-            os.posix_fallocate(descriptor, 0, size_bytes)
-            failpoint("shared_object_allocated")
+            try:
+                os.posix_fallocate(descriptor, 0, size_bytes)
+                failpoint("shared_object_allocated")
+            except BaseException:
+                os.close(descriptor)
+                raise
             return SharedObject(name, descriptor, writable=True)
         except OSError as error:
-            os.close(descriptor)
             os.unlink(path)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFullError(

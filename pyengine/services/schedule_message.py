@@ -30,6 +30,7 @@ from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 
+from pyengine.client.outgoing import RawMessage
 from pyengine.client.pending_puts import PutFuture
 from pyengine.client.producer import Producer
 from pyengine.errors import DiskError, EngineError, UsageError
@@ -395,11 +396,11 @@ class ScheduleMessageService(Service):
         if producer is None:
             return None
         try:
-            future = producer.put_raw(
+            future = producer.put_raw_async(RawMessage(
                 delivery.topic, message.body, queue_id=delivery.queue_id, properties_text=delivery.properties_text,
                 flag=message.flag, sys_flag=message.sys_flag, born_timestamp_ms=message.born_timestamp_ms,
                 born_host=message.born_host, store_host=message.store_host, reconsume_times=message.reconsume_times,
-                wait_store_msg_ok=False, asynchronous=True)
+                wait_store_msg_ok=False))
         except UsageError as error:  # a field that no put can have, a host with a negative port
             return _Step(cursor + 1, reason=str(error))
         failpoint("delivery_submitted")

@@ -24,7 +24,7 @@ import os, struct, sys
 import pyengine
 producer = pyengine.connect(sys.argv[1])
 assert producer.put("H", b"x").ok
-session = producer._session
+session = producer._puts.session
 descriptor, tail = session._object.descriptor, session.session.tail
 size, more = int(sys.argv[2]), int(sys.argv[3])
 os.ftruncate(descriptor, size)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 import pyengine
+from pyengine.client.outgoing import RawMessage
 from pyengine.formats.record import BatchMember
 from pyengine.ipc import sessions
 from pyengine.ipc.session_client import _ask
@@ -29,8 +30,8 @@ CALLS = {
     "put_many": lambda producer, body: producer.put_many("T", [body]),
     "put_many_async": lambda producer, body: producer.put_many_async("T", [body]).result(30),
     "put_batch": lambda producer, body: producer.put_batch("T", [body]),
-    "put_raw": lambda producer, body: producer.put_raw("T", body),
-    "put_batch_raw": lambda producer, body: producer.put_batch_raw("T", [BatchMember(body, 0, "")]),
+    "put_raw": lambda producer, body: producer.put_raw(RawMessage("T", body)),
+    "put_batch_raw": lambda producer, body: producer.put_batch_raw(RawMessage("T"), [BatchMember(body, 0, "")]),
     "put_prepared": lambda producer, body: producer.put_prepared("T", body),
 }
 
@@ -66,8 +67,8 @@ def test_puts_of_old_producers_leave_the_new_producers_puts_alone(make_engine):
     engine.start()
     news = [pyengine.connect(engine.root) for _ in cases]
     for (call, size), old, new in zip(cases, olds, news):
-        assert (new._session.slot, new._session.generation) == (old._session.slot, old._session.generation)
-        old_call = old._native
+        assert (new._puts.session.slot, new._puts.session.generation) == (old._puts.session.slot, old._puts.session.generation)
+        old_call = old._puts.native
         offset = engine.positions()["wrote"]
         results = {}
 
@@ -78,9 +79,10 @@ def test_puts_of_old_producers_leave_the_new_producers_puts_alone(make_engine):
         writer = stop(engine, "writer")
         try:
             threads[0].start()
-            eventually(lambda: new._native.sequence == 1, "the new producer's entry waits for the writer")
+            eventually(lambda: new._puts.native.sequence == 1, "the new producer's entry waits for the writer")
             threads[1].start()
-            eventually(lambda: old._native is not old_call and old._native.sequence == 1, "the old producer put into the new engine")
+            eventually(lambda: old._puts.native is not old_call and old._puts.native.sequence == 1,
+                       "the old producer put into the new engine")
         finally:
             os.kill(writer, signal.SIGCONT)
             for thread in threads:
@@ -98,21 +100,21 @@ def test_ending_and_closing_with_an_old_producer_leaves_the_new_producers_sessio
     engine.start()
     old = pyengine.connect(engine.root)
     prepared = old.put_prepared("T", b"to be ended")
-    session = old._session
+    session = old._puts.session
     epoch, slot, generation = session.identity.epoch, session.slot, session.generation
     engine.stop()
     engine.start()
     with pyengine.connect(engine.root) as new, engine.memory() as memory:
         row = memory.control.sessions[slot]
-        assert (new._session.slot, native.load(row, "generation")) == (slot, generation)
+        assert (new._puts.session.slot, native.load(row, "generation")) == (slot, generation)
         with sessions.connect_socket(find_folder(engine.root).path, 5.0) as channel:
             # As a close() that had looked at its session just before the engine was replaced.
             assert _ask(channel, {"want": "close", "slot": slot, "generation": generation, "epoch": epoch})[0] == {"closed": False}
             assert "error" in _ask(channel, {"want": "close", "slot": slot, "generation": generation})[0]
-        assert new._session.is_open
+        assert new._puts.session.is_open
         assert old.end_transaction(prepared.msg_id, "commit").ok
         old.close()
-        assert new._session.is_open and new.put("T", b"goes on").ok
+        assert new._puts.session.is_open and new.put("T", b"goes on").ok
         assert native.load(row, "state") == native.SESSION_OPEN
 
 
@@ -129,7 +131,7 @@ def test_puts_under_way_get_their_answer_when_the_engine_dies(make_engine, mode)
             results = []
             thread = threading.Thread(target=lambda: results.append(producer.put("T", b"waits")))
             thread.start()
-            eventually(lambda: producer._native.sequence == 22, "all is submitted")
+            eventually(lambda: producer._puts.native.sequence == 22, "all is submitted")
             kill_all(engine, name)
             results += [future.result(4.5) for future in futures]  # sync_flush_timeout_ms is 5 s, put_timeout_ms 10 s
             thread.join(4.5)

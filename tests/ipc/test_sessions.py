@@ -16,7 +16,7 @@ import pytest
 
 from fix_owner import CHECKOUT
 from pyengine.errors import EngineUnavailableError
-from pyengine.ipc import sessions
+from pyengine.ipc import session_client, sessions
 from pyengine.ipc.session_client import open_session
 from pyengine.ipc.sessions import PEERS_MAX, Sessions, SessionServer, connect_socket
 from pyengine.native import control as native
@@ -415,6 +415,28 @@ def test_a_forked_child_does_not_close_its_parents_session(server):
             os._exit(0)
         os.waitpid(child, 0)
         assert session.is_open
+
+
+@pytest.mark.parametrize("fails", ["pyengine.native.session.check_session", "pyengine.ipc.session_client.EngineMemory",
+                                   "pyengine.ipc.session_client.json.loads"])
+def test_a_session_that_fails_half_way_leaves_no_descriptor_open(server, monkeypatch, fails):
+    def fail(*_):
+        raise EngineUnavailableError("half-way")
+
+    open_session(server.owner.root).close()
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patched:
+        patched.setattr(fails, fail)
+        if fails.endswith("loads"):
+            client, engine = socket.socketpair()
+            with client, engine, open("/dev/null") as file:
+                socket.send_fds(engine, [b"{}\n"], [file.fileno()])
+                with pytest.raises(EngineUnavailableError, match="half-way"):
+                    session_client._ask(client, {})
+        else:
+            with pytest.raises(EngineUnavailableError, match="half-way"):
+                open_session(server.owner.root)
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= len(before), "all are closed")
 
 
 # ---- the count of living producers -----------------------------------------------

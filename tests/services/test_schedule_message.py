@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from pyengine.client.outgoing import RawMessage
 from pyengine.client.pending_puts import PutFuture
 from pyengine.errors import DiskFullError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
@@ -31,10 +32,10 @@ class Session:
     def __init__(self, producer, refuse: list[PutResult | None]) -> None:
         self._producer, self._refuse = producer, refuse
 
-    def put_raw(self, topic, body, **fields) -> PutFuture:
+    def put_raw_async(self, message) -> PutFuture:
         answer = self._refuse.pop(0) if self._refuse else None
         if answer is None:
-            return self._producer.put_raw(topic, body, **fields)
+            return self._producer.put_raw_async(message)
         future = PutFuture()
         future.set_result(answer)
         return future
@@ -149,10 +150,10 @@ def test_a_message_is_delivered_when_its_time_has_come_and_not_before(make_rig):
 
 def test_fields_that_only_a_broker_sets_survive_the_wait(make_rig):
     rig = make_rig()
-    result = rig.producer.put_raw(
+    result = rig.producer.put_raw(RawMessage(
         "T", b"zipped", queue_id=1, properties_text="TAGS\x01a", flag=-5, sys_flag=0x1 | 0x8, born_timestamp_ms=1234,
         born_host="[2001:db8::1]:99", store_host="10.9.8.7:10911", reconsume_times=4, prepared_transaction_offset=77,
-        delay_level=2)
+        delay_level=2))
     assert result.ok
     rig.dispatch()
     rig.wall_ms = result.store_timestamp_ms + 120_000
@@ -289,7 +290,7 @@ def test_it_goes_on_where_the_note_says_and_a_bad_note_stops_nobody(make_rig, fi
 def test_what_can_never_be_delivered_stays_and_does_not_block_the_others(make_rig):
     rig = make_rig()
     for text in ("DELAY\x011", "DELAY\x011\x02REAL_TOPIC\x01a/b\x02REAL_QID\x010"):
-        assert rig.producer.put_raw(SCHEDULE_TOPIC, b"bad", properties_text=text).ok
+        assert rig.producer.put_raw(RawMessage(SCHEDULE_TOPIC, b"bad", properties_text=text)).ok
     put = rig.put(1, b"good")
     rig.wall_ms = put.store_timestamp_ms + 60_000
     service = rig.service()
@@ -310,7 +311,7 @@ def test_what_can_never_be_delivered_stays_and_does_not_block_the_others(make_ri
 def test_a_message_that_somebody_made_up_stops_no_delivery(make_rig, monkeypatch, fields):
     rig = make_rig()
     monkeypatch.setattr("pyengine.client.producer.encode_host", lambda host: host if isinstance(host, bytes) else encode_host(host))
-    assert rig.producer.put_raw(SCHEDULE_TOPIC, b"bad", **fields).ok
+    assert rig.producer.put_raw(RawMessage(SCHEDULE_TOPIC, b"bad", **fields)).ok
     monkeypatch.undo()
     put = rig.put(1, b"good")
     rig.wall_ms = put.store_timestamp_ms + 60_000

@@ -1,0 +1,396 @@
+"""Submission: entries go into the ring of a session, and their callers wait for the answers.
+
+Between what a producer checks (outgoing.py) and what hands over results (pending_puts.py). A put waits here for
+room in the ring and for a session; when the engine was replaced, the next put opens a new one. A put is submitted
+by one native call, which also waits for its answer where that is short.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from pyengine import arguments
+from pyengine.client.pending_puts import (
+    LOOK_NS,
+    LaterPuts,
+    PendingPuts,
+    PutAnswer,
+    PutContext,
+    PutFuture,
+    PutOutcome,
+    busy_refusal,
+    outcome,
+    refusal,
+    unknown_fate,
+)
+from pyengine.errors import EngineError
+from pyengine.ipc.shared_objects import remove_object, side_name
+from pyengine.ipc.store_lock import KIND_BYTE
+from pyengine.native import control as control_native
+from pyengine.native import producer as native
+from pyengine.native.flush import monotonic_ns
+from pyengine.results import PutStatus
+
+if TYPE_CHECKING:
+    from pyengine.ipc.session_client import ProducerSession
+
+_TIMEOUT_S_MAX = 1e6
+_GRACE_S = 0.5  # from a put's own deadline to its caller's, so that the answer's thread can say which of two it missed
+_ROOM_SLICE_NS = 10_000_000  # so long a put that waits for room keeps others from trying
+_ROOM_STEP_S = 0.001
+_REPLACED_MAX = 2  # replaced sessions that one put finds before it gives up
+_CLOSED = "the producer is closed: connect again"
+_FORKED = "the producer was made before a fork: connect in the process that puts"
+_living: weakref.WeakSet[Submitter] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for submitter in _living:
+        submitter._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@dataclass(slots=True)
+class PutEntry:
+    """What one put submits: the header and the parts of a ring entry, and what is remembered of it until its answer."""
+
+    header: Any  # struct ms_entry_header, by cffi
+    topic: bytes
+    properties: bytes
+    context: PutContext
+    payload: bytes = b""
+    rest: bytes = b""  # of put_many: the bodies, after their lengths
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the ring."""
+        return native.layout_bytes(self.topic, self.properties, len(self.payload) + len(self.rest))
+
+
+class Submitter:
+    """Submits the entries of one producer. Threads may share it.
+
+    `open_session(limit_s)` is called now with None, later with the seconds that a put has left. `constants` are the
+    born host, store host and host flags that all entries share. `lock` is held by `with` only: between any other call
+    that takes a lock and the block that releases it an exception of a signal handler may come.
+    """
+
+    __slots__ = ("_open_session", "_constants", "lock", "_opening", "session", "_pid", "closed", "native", "waits",
+                 "max_message_bytes", "timeout_s", "_flush_timeout_s", "_slave_timeout_s", "_lines", "_later", "fast_put",
+                 "fast_answer", "fast_bytes_max", "root", "_finalizer", "__weakref__")
+
+    def __init__(self, open_session: Callable[[float | None], ProducerSession], constants: tuple[bytes, bytes, int]) -> None:
+        self._open_session = open_session
+        self._constants = constants
+        self.lock = threading.Lock()
+        self._opening = threading.Lock()  # taken before `lock`
+        self.session: ProducerSession | None = None
+        self._pid = os.getpid()
+        self.closed = 0  # when, on the monotonic clock in ns
+        self._later = LaterPuts()
+        self._lines: dict[str, PendingPuts | LaterPuts] = {"later": self._later}
+        self._finalizer = weakref.finalize(self, _end_lines, self._lines)
+        self._finalizer.atexit = False  # daemon threads and later handlers may put until the process ends; its end is seen
+        self._attach(None)
+        _living.add(self)
+
+    # ---- session ----------------------------------------------------------------
+
+    def _attach(self, limit_s: float | None) -> None:
+        """Open a session and put into it from now on. The lock is not held: it may take as long as the limit."""
+        session = self._open_session(limit_s)
+        identity = session.identity
+        end = native.ProducerSession(session.control, session.session, session.writer_latch.semaphore,
+                                     session.slot, session.generation)
+        end.set_constants(*self._constants)
+        end.set_timeouts(identity.put_timeout_ms / 1000, identity.sync_flush_timeout_ms / 1000)
+        if session.lock_descriptor >= 0:
+            end.watch(session.lock_descriptor, KIND_BYTE)
+        pending = PendingPuts(end, partial(_finish, identity.sync_flush_timeout_ms / 1000), session.close,
+                              lambda: session.is_replaced)
+        with self.lock:
+            if self.closed:
+                pending.end()
+                return
+            self._lines["pending"] = pending
+            self.root = session.root
+            self.waits = ((native.DURABLE if identity.mode == control_native.MODE_SYNC else 0)
+                           | (native.CONFIRMED if identity.role == control_native.SYNC_MASTER else 0))
+            self.max_message_bytes = identity.max_message_bytes
+            self.timeout_s = identity.put_timeout_ms / 1000
+            self._flush_timeout_s = identity.sync_flush_timeout_ms / 1000
+            self._slave_timeout_s = identity.slave_timeout_ms / 1000
+            self.native = end
+            # Producer.put() takes these without looking them up in the session.
+            self.fast_put, self.fast_answer = end.put, end.answer
+            self.fast_bytes_max = min(self.max_message_bytes, end.entry_limit - 65536)
+            self.session = session
+
+    @property
+    def _pending(self) -> PendingPuts:
+        return self._lines["pending"]
+
+    def _set_aside(self) -> None:
+        """The session is not used any more; its answers' thread ends it. The lock is held."""
+        if self.session is not None:
+            self.session = None
+            self._pending.end()
+
+    @property
+    def why_unusable(self) -> str:
+        """Why this process can put no more, empty when it can."""
+        if os.getpid() != self._pid:
+            return _FORKED
+        return _CLOSED if self.closed else ""
+
+    def _missing(self, deadline_ns: int) -> str:
+        """Why nothing can be submitted, empty when it can; opens a session where there is none. Without the lock."""
+        if os.getpid() != self._pid:
+            return _FORKED
+        if self.session is not None:
+            return ""
+        if self.closed:
+            return _CLOSED
+        while self._opening.locked():
+            if monotonic_ns() >= deadline_ns:
+                return "another thread's put still opens a session with the engine; nothing was submitted"
+            time.sleep(_ROOM_STEP_S)
+        with self._opening:
+            if self.session is None and not self.closed:
+                try:
+                    self._attach(max(0.0, (deadline_ns - monotonic_ns()) / 1e9))
+                except EngineError as error:
+                    return str(error)
+        return ""
+
+    def _forked(self) -> None:
+        """In a child: the session is the parent's; a ring has one producer."""
+        self.lock = threading.Lock()
+        self._opening = threading.Lock()
+        self.session = None
+        self._later = LaterPuts()  # its thread is the parent's
+        self._finalizer.detach()
+
+    def close(self) -> None:
+        """Wait for the answers of all puts, then end the session. A second call does nothing."""
+        self.closed = self.closed or monotonic_ns()
+        if os.getpid() == self._pid:
+            self._later.end()
+            self._later.join()
+            with self.lock:
+                self._set_aside()
+            self._pending.join()
+
+    # ---- put and wait -----------------------------------------------------------
+
+    def put_and_wait(self, entry: PutEntry, timeout_s: float | None) -> PutOutcome:
+        """One native call from submission to answer where that is short; else the answers' thread has the rest."""
+        limit_s = self._limit_s(timeout_s)
+        deadline_ns = monotonic_ns() + int(limit_s * 1e9)
+        context, size_bytes = entry.context, entry.size_bytes
+
+        def attempt(session: native.ProducerSession) -> object:
+            if size_bytes > session.entry_limit:
+                if self._pending.in_own_thread:
+                    return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                                   "a put this large cannot be made in a callback of put_async: make it in another thread")
+                self._set_deadlines(context, deadline_ns)
+                return self._submit_now(session, entry, deadline_ns, PutAnswer())
+            code = session.put_entry(entry.header, entry.topic, entry.properties, entry.payload, entry.rest, context.waits,
+                                     deadline_ns)
+            return self.settle(code, context)
+
+        return self.wait(self._until_submitted(attempt, context, deadline_ns, limit_s), context, deadline_ns, limit_s)
+
+    def settle(self, code: int, context: PutContext) -> object:
+        """What a put that was waited for in one native call came to: its result, what to wait for (see wait), or None
+        when nothing was submitted, which may be tried again. The lock is held."""
+        session = self.native
+        if code == native.UNFINISHED:
+            claim = session.claim()
+            self._set_deadlines(context, monotonic_ns())
+            if self._pending.in_own_thread:  # waiting for itself would last for ever
+                return partial(self._pending.result_here, claim, context)
+            return self._pending.add(claim, context, PutAnswer())
+        if session.stage == native.NOT_SUBMITTED and code in (native.CLOSED, native.AGAIN):
+            return None
+        return outcome(session, code, session.stage, session.answer(), context, self._flush_timeout_s)
+
+    def wait(self, found: object, context: PutContext, deadline_ns: int, limit_s: float) -> PutOutcome:
+        """The result, once it is there, where it is still to come: of a PutAnswer, or of a call with the deadline."""
+        if isinstance(found, partial):
+            result = found(deadline_ns)
+            return unknown_fate(context, _not_answered(limit_s)) if result is None else result
+        if not isinstance(found, PutAnswer):
+            return found
+        try:
+            return found.result((deadline_ns - monotonic_ns()) / 1e9)
+        except Empty:
+            if not found.is_answered:
+                return unknown_fate(context, _not_answered(limit_s))
+        try:
+            return found.result(max(self._flush_timeout_s, self._slave_timeout_s) + _GRACE_S)
+        except Empty:
+            return unknown_fate(context, _not_answered(limit_s))
+
+    def _set_deadlines(self, context: PutContext, answered_ns: int) -> None:
+        if context.waits:
+            context.flush_deadline_ns = answered_ns + int(self._flush_timeout_s * 1e9)
+            context.slave_deadline_ns = monotonic_ns() + int(self._slave_timeout_s * 1e9)
+
+    def _limit_s(self, timeout_s: float | None) -> float:
+        return min(self.timeout_s if timeout_s is None else arguments.number(timeout_s, "timeout_s"), _TIMEOUT_S_MAX)
+
+    # ---- submit -----------------------------------------------------------------
+
+    def submit(self, entry: PutEntry, timeout_s: float | None) -> PutFuture:
+        """The future of a put. Waits for room and for a session, but never in an event loop or in a callback of a future:
+        there what cannot be submitted at once is submitted later, by another thread."""
+        limit_s = self._limit_s(timeout_s)
+        deadline_ns = monotonic_ns() + int(limit_s * 1e9)
+        self._set_deadlines(entry.context, deadline_ns)
+        future = PutFuture()
+        future.set_running_or_notify_cancel()
+
+        def attempt(session: native.ProducerSession) -> object:
+            return self._submit_now(session, entry, deadline_ns, future)
+
+        def submit() -> object:
+            return self._until_submitted(attempt, entry.context, deadline_ns, limit_s)
+
+        if not (_in_event_loop() or self._pending.in_own_thread):
+            found = submit()
+        elif self._later.waiting or self._opening.locked() or self.lock.locked():
+            return self._later.add(submit, future)
+        else:
+            found = None
+            with self.lock:
+                if self.session is not None and not self.closed:
+                    found = self._submit_now(self.native, entry, 0, future)
+            if found is None:
+                return self._later.add(submit, future)
+        return found if found is future else resolved(found)
+
+    def _until_submitted(self, attempt: Callable[[native.ProducerSession], object], context: PutContext, deadline_ns: int,
+                         limit_s: float) -> object:
+        """What `attempt` comes to under the lock, tried again while it is None: no room, or a session that is over.
+
+        A refusal once the deadline has passed, no session can be opened, or the producer is closed.
+        """
+        replaced = 0
+        while True:
+            reason = self._missing(deadline_ns)
+            if reason:
+                return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, reason)
+            with self.lock:
+                if self.session is None:
+                    continue
+                session = self.native
+                found = attempt(session)
+                if found is not None:
+                    return found
+                if session.is_closed:
+                    self._set_aside()
+                    replaced += 1
+            if replaced == _REPLACED_MAX:
+                return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, "the engine was replaced twice: put again")
+            if monotonic_ns() >= min(deadline_ns, self.closed + LOOK_NS if self.closed else deadline_ns):
+                return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                               f"the writer made no room in {limit_s:g} s; nothing was submitted (`pyengine status` tells how it is)")
+            if session is self.native and self.session is not None:
+                time.sleep(_ROOM_STEP_S)
+
+    def _submit_now(self, session: native.ProducerSession, entry: PutEntry, deadline_ns: int,
+                    answer: PutFuture | PutAnswer) -> object:
+        """`answer`, to be resolved by the answers' thread; a refusal; or None without room. The lock is held."""
+        context = entry.context
+        deadline_ns = min(deadline_ns, monotonic_ns() + _ROOM_SLICE_NS)
+        if entry.size_bytes <= session.entry_limit:
+            code = session.submit(entry.header, entry.topic, entry.properties, entry.payload, entry.rest, deadline_ns)
+        else:
+            code = session.wait_for_room_beside(deadline_ns)
+            if code == 0:
+                try:
+                    side = self._write_side(entry)
+                except OSError as error:
+                    return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
+                                   f"no room for the side object of a large put: {error.strerror}")
+                small = native.new_header()
+                small.kind = native.SIDE
+                small.payload_bytes = entry.size_bytes
+                small.count = entry.header.count
+                code = session.submit_side(small, deadline_ns)
+                if code:
+                    remove_object(side)
+                else:
+                    context.side = side
+        if code == native.BUSY:
+            return busy_refusal(context, session)
+        return None if code else self._pending.add(session.claim(), context, answer)
+
+    def _write_side(self, entry: PutEntry) -> Path:
+        """An entry larger than half the ring goes into a file of its own beside the ring; the writer reads it."""
+        sequence = entry.header.sequence = self.native.sequence + 1
+        image = native.entry_bytes(entry.header, entry.topic, entry.properties, entry.payload, entry.rest)
+        path = self.session.folder.path / side_name(
+            self.session.identity.epoch, self.native.slot, self.native.generation, sequence)
+        remove_object(path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, len(image))
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(image)
+        except BaseException:
+            remove_object(path)
+            raise
+        finally:
+            os.close(descriptor)
+        return path
+
+
+def _end_lines(lines: dict[str, PendingPuts | LaterPuts]) -> None:
+    """What becomes of a producer's threads and session when it is dropped. Waits for nothing."""
+    for line in lines.values():
+        line.end()
+
+
+def _finish(flush_timeout_s: float, session: native.ProducerSession, code: int, answer: tuple[int, ...], context: PutContext,
+            give_up_ns: int) -> PutOutcome:
+    """The result of one pending put; in the answers' thread."""
+    if context.side is not None:
+        remove_object(context.side)
+    if code:
+        return outcome(session, code, native.SUBMITTED, answer, context, flush_timeout_s)
+    if context.waits and answer[5] == 0:
+        give_up_ns = give_up_ns or max(context.flush_deadline_ns, context.slave_deadline_ns)
+        code = session.wait_kept(answer[2], context.waits, min(context.flush_deadline_ns, give_up_ns),
+                                 min(context.slave_deadline_ns, give_up_ns))
+    return outcome(session, code, native.ANSWERED, answer, context, flush_timeout_s)
+
+
+def _not_answered(limit_s: float) -> str:
+    return f"submitted, but not answered within {limit_s:g} s: it may or may not be stored"
+
+
+def _in_event_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")  # a program that runs a loop has imported it
+    return asyncio is not None and asyncio._get_running_loop() is not None
+
+
+def resolved(result: object) -> PutFuture:
+    """A future that has its result."""
+    future = PutFuture()
+    future.set_result(result)
+    return future
