@@ -19,12 +19,16 @@ are written again the same.
 
 from __future__ import annotations
 
+import mmap
 import os
+from collections.abc import Callable
 
 from pyengine._native import ffi
 from pyengine.errors import DiskError, DiskFullError, InvariantError, disk_errors
 from pyengine.formats.constants import BLANK_HEADER_BYTES
 from pyengine.ipc import shared_objects
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
 from pyengine.native import scan, waiting
 from pyengine.native.failpoint import failpoint
@@ -39,6 +43,33 @@ RETRY_NS = 500_000_000  # after a write that found no room
 NO_SEGMENT = -1
 
 
+class TransientStorePool:
+    """The pool's buffers in shared memory: which of them holds which segment, and their mappings in this process."""
+
+    def __init__(self, memory: EngineMemory, *, writable: bool) -> None:
+        self._memory = memory
+        self._writable = writable
+        self._mapped = memory.open_pool(writable=writable)
+
+    def find(self, base: int) -> int | None:
+        """The number of the buffer that holds the segment at `base`, for NO_SEGMENT of a free one; None if there is none."""
+        for number in range(self._memory.identity.pool_buffers):
+            if native.load(self._memory.control.pool[number], "segment_base") == base:
+                return number
+        return None
+
+    def buffer(self, number: int) -> SharedObject:
+        """The buffer, mapped until close()."""
+        if number not in self._mapped:
+            self._mapped[number] = self._memory.folder.attach(shared_objects.pool_name(number), writable=self._writable)
+        return self._mapped[number]
+
+    def close(self, unmap: Callable[[SharedObject], None] = SharedObject.close) -> None:
+        """Unmap all of them."""
+        while self._mapped:
+            unmap(self._mapped.popitem()[1])
+
+
 class CommitRealTimeService(Service):
     """Moves `committed` up to `wrote`, through the files."""
 
@@ -47,7 +78,7 @@ class CommitRealTimeService(Service):
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
         self._interval_s = context.config.commit_interval_commit_log_ms / 1000
-        self._buffers = self._memory.open_pool(writable=False)
+        self._pool = TransientStorePool(self._memory, writable=False)
         self._base = NO_SEGMENT
         self._descriptor = -1
         self._path = ""
@@ -75,10 +106,10 @@ class CommitRealTimeService(Service):
         """Commit one piece; False when there is no room for it, or the store froze over it."""
         start = self._committed
         base = start - start % self._segment_bytes
-        number = self._buffer_of(base)
+        number = self._pool.find(base)
         if number is None:
             raise InvariantError(f"no pool buffer holds the segment {base}, but {start}..{wrote} is written")
-        view = self._buffer(number)
+        view = self._pool.buffer(number).memory
         limit = min(wrote, base + self._segment_bytes)
         walked = scan.walk(view, base, start, min(limit, start + PIECE_BYTES), limit=limit, check_crc=False)
         end = walked.end_offset
@@ -119,7 +150,7 @@ class CommitRealTimeService(Service):
         failpoint("pool_without_room")
         self._memory.wake(native.WRITER)
 
-    def _write(self, view, base: int, start: int, end: int) -> None:
+    def _write(self, view: mmap.mmap, base: int, start: int, end: int) -> None:
         if self._base != base:
             self._open(base)
         data = ffi.from_buffer("uint8_t[]", view)
@@ -137,17 +168,6 @@ class CommitRealTimeService(Service):
             os.close(self._descriptor)
             self._descriptor = -1
             self._base = NO_SEGMENT
-
-    def _buffer_of(self, base: int) -> int | None:
-        for number in range(self._memory.identity.pool_buffers):
-            if native.load(self._control.pool[number], "segment_base") == base:
-                return number
-        return None
-
-    def _buffer(self, number: int):
-        if number not in self._buffers:
-            self._buffers[number] = self._memory.folder.attach(shared_objects.pool_name(number), writable=False)
-        return self._buffers[number].memory
 
     def _free_full_buffers(self) -> None:
         """Free the buffers of segments that are committed to the end; a predecessor may have left one."""
@@ -175,6 +195,4 @@ class CommitRealTimeService(Service):
 
     def close(self) -> None:
         self._close_segment()
-        for shared in self._buffers.values():
-            shared.close()
-        self._buffers.clear()
+        self._pool.close()

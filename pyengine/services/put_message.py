@@ -32,6 +32,7 @@ from pyengine.native import flush, queue_table, session, store_stats, waiting
 from pyengine.native import writer as pass_
 from pyengine.native.failpoint import failpoint
 from pyengine.native.writer import Segment, Writer
+from pyengine.services.commit_real_time import NO_SEGMENT, TransientStorePool
 from pyengine.services.flush_commit_log import UnflushedSegments
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.file_system import copies_on_write
@@ -62,7 +63,7 @@ class PutMessageService(Service):
         self._latch = memory.latch(native.WRITER)
         self._unflushed = UnflushedSegments(context.store)
         self._mappings: dict[int, mmap.mmap] = {}       # async mapped: by segment base
-        self._pool = memory.open_pool()                 # by buffer number
+        self._pool = TransientStorePool(memory, writable=True)
         self._locked: set[int] = set()
         self._sessions: dict[int, SharedObject] = {}    # by slot
         self._dying: set[int] = set()
@@ -108,7 +109,7 @@ class PutMessageService(Service):
 
     def _zero(self, base: int, start: int, end: int) -> None:
         if self._identity.mode == native.MODE_POOL:
-            number = self._buffer_of(base)
+            number = self._pool.find(base)
             if number is None:
                 return  # the dead pass had not taken a buffer for it yet
             view = ffi.from_buffer("uint8_t[]", self._buffer(number).memory, require_writable=True)
@@ -140,7 +141,7 @@ class PutMessageService(Service):
                 native.load(self._control.writer, "bus_errors") or copies_on_write(descriptor)):
             return Segment(base, None, descriptor, -1)
         if self._identity.mode == native.MODE_POOL:
-            number = self._buffer_of(base)
+            number = self._pool.find(base)
             if number is None:
                 number = self._take_buffer(base)
             if number is None:
@@ -152,24 +153,15 @@ class PutMessageService(Service):
             mapping = self._mappings[base] = mmap.mmap(descriptor, self._segment_bytes)
         return Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(mapping)), -1, -1)
 
-    def _buffer_of(self, base: int) -> int | None:
-        for number in range(self._identity.pool_buffers):
-            if native.load(self._control.pool[number], "segment_base") == base:
-                return number
-        return None
-
     def _take_buffer(self, base: int) -> int | None:
-        for number in range(self._identity.pool_buffers):
-            if native.load(self._control.pool[number], "segment_base") == -1:
-                native.compare_and_swap(self._control.pool[number], "segment_base", -1, base)
-                failpoint("pool_buffer_taken")
-                return number
-        return None
+        number = self._pool.find(NO_SEGMENT)
+        if number is not None:
+            native.compare_and_swap(self._control.pool[number], "segment_base", NO_SEGMENT, base)
+            failpoint("pool_buffer_taken")
+        return number
 
     def _buffer(self, number: int) -> SharedObject:
-        shared = self._pool.get(number)
-        if shared is None:
-            shared = self._pool[number] = self._memory.folder.attach(shared_objects.pool_name(number))
+        shared = self._pool.buffer(number)
         if number not in self._locked:
             self._locked.add(number)
             # Locked so that a put never faults; the limit may forbid it, then it is only slower.
@@ -469,9 +461,7 @@ class PutMessageService(Service):
         for mapping in self._mappings.values():
             _unmap(mapping)
         self._mappings.clear()
-        for shared in self._pool.values():
-            _unmap_object(shared)
-        self._pool.clear()
+        self._pool.close(_unmap_object)
         self._unflushed.close()
         _unmap_object(self._table_object)
 

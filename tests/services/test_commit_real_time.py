@@ -108,7 +108,7 @@ def test_what_a_dead_committer_had_written_is_written_again(rig):
     for _ in range(30):
         writer.put(b"x" * 300)
     service.work()
-    service._write(service._buffer(service._buffer_of(0)), 0, committed(owner), writer.end)
+    service._write(service._pool.buffer(service._pool.find(0)).memory, 0, committed(owner), writer.end)
     service.close()
     for _ in range(30):
         writer.put(b"y" * 300)
@@ -177,7 +177,7 @@ def test_rubbish_in_a_buffer_is_a_broken_promise_not_a_record(rig):
     writer.put(b"y" * 100)
     service.work()
     end = committed(owner)
-    writer._buffers[service._buffer_of(0)].memory[end:end + 8] = b"\xff" * 8
+    writer._buffers[service._pool.find(0)].memory[end:end + 8] = b"\xff" * 8
     native.store_position(owner.control.wrote, end + 200)
     with pytest.raises(InvariantError, match=f"at {end}"):
         service.work()
