@@ -127,7 +127,7 @@ def is_nearly_full(folder: Path) -> bool:
 def measure_log(root: str | os.PathLike[str]) -> DiskUse:
     """The use of the log's file system; of several folders that of the emptiest one that can be written, as in RocketMQ."""
     uses = [measure(folder) for folder in log_folders(root).writable]
-    return min(uses, key=lambda use: (bool(use.obstacle), not use.is_known, use.used_percent))
+    return min(uses, key=lambda use: (bool(use.unwritable_reason), not use.is_known, use.used_percent))
 
 
 def shown(path: Path, root: Path) -> str:

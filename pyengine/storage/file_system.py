@@ -67,7 +67,7 @@ class DiskUse(NamedTuple):
     folder: str
     used_percent: int
     usable_bytes: int
-    obstacle: str = ""       # why nothing can be written there, "" when it can
+    unwritable_reason: str = ""       # why nothing can be written there, "" when it can
     inodes_left: bool = True
 
     @property
@@ -103,13 +103,13 @@ def measure(folder: str | os.PathLike[str]) -> DiskUse:
         status = os.statvfs(path)
     except OSError:  # a network file system that does not answer just now
         return DiskUse(path, UNKNOWN_PERCENT, 0)
-    obstacle = ""
+    unwritable_reason = ""
     if status.f_flag & os.ST_RDONLY:
-        obstacle = f"the file system of {path} is mounted read-only"
+        unwritable_reason = f"the file system of {path} is mounted read-only"
     elif not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
-        obstacle = f"this user has no right to make files in {path}"
+        unwritable_reason = f"this user has no right to make files in {path}"
     return DiskUse(path, used_percent(status.f_blocks, status.f_bfree, status.f_bavail),
-                   status.f_bavail * status.f_frsize, obstacle,
+                   status.f_bavail * status.f_frsize, unwritable_reason,
                    inodes_left=status.f_favail > 0 or status.f_files == 0)
 
 

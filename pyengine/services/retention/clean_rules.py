@@ -94,8 +94,8 @@ def decide(rules: CleanRules, uses: Sequence[DiskUse], hour: int, request: Reque
 def refusal(rules: CleanRules, uses: Sequence[DiskUse]) -> tuple[int, str]:
     """(REFUSE_ bits, a sentence that names the cause and the cure); (0, "") when puts are taken."""
     for use in uses:
-        if use.obstacle:
-            return REFUSE_UNWRITABLE, (f"{use.obstacle}: make it writable; puts are accepted again by themselves")
+        if use.unwritable_reason:
+            return REFUSE_UNWRITABLE, (f"{use.unwritable_reason}: make it writable; puts are accepted again by themselves")
     for use in uses:
         if not use.inodes_left:
             return REFUSE_DISK_FULL, (f"the file system of {use.folder} has no inode left: delete files there; puts are "

@@ -96,8 +96,8 @@ def test_by_hand_there_is_no_batch_limit(request_, percent, expected):
     ([disk(91), disk(10)], REFUSE_DISK_FULL, "91 % used, over disk_space_warning_level_ratio = 90"),
     ([disk(10), disk(91)], REFUSE_DISK_FULL, "`pyengine clean`"),
     ([disk(10, inodes_left=False)], REFUSE_DISK_FULL, "no inode left"),
-    ([disk(10, obstacle="the file system of /store is mounted read-only")], REFUSE_UNWRITABLE, "mounted read-only: make it"),
-    ([disk(99, obstacle="no right")], REFUSE_UNWRITABLE, "no right"),
+    ([disk(10, unwritable_reason="the file system of /store is mounted read-only")], REFUSE_UNWRITABLE, "mounted read-only: make it"),
+    ([disk(99, unwritable_reason="no right")], REFUSE_UNWRITABLE, "no right"),
     ([disk(UNKNOWN_PERCENT)], 0, ""),
 ])
 def test_a_refusal_names_the_cause_and_the_cure(uses, bits, says):

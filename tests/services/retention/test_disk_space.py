@@ -92,13 +92,13 @@ def test_bits_of_several_processes_do_not_eat_each_other(probe):
 def test_a_real_folder_is_measured_as_df_shows_it(tmp_path):
     use = measure(tmp_path / "not" / "there" / "yet")
     status = os.statvfs(tmp_path)
-    assert use.folder == str(tmp_path) and 0 <= use.used_percent <= 100 and use.obstacle == ""
+    assert use.folder == str(tmp_path) and 0 <= use.used_percent <= 100 and use.unwritable_reason == ""
     assert use.usable_bytes <= status.f_blocks * status.f_frsize and use.inodes_left
 
 
-def test_a_folder_without_the_right_to_write_is_an_obstacle(tmp_path, monkeypatch):
+def test_a_folder_without_the_right_to_write_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode, **_: False)  # root may always
-    assert "no right to make files" in measure(tmp_path).obstacle
+    assert "no right to make files" in measure(tmp_path).unwritable_reason
 
 
 def test_a_file_system_that_does_not_answer_is_unknown_and_no_reason_to_refuse(tmp_path, monkeypatch):
@@ -107,4 +107,4 @@ def test_a_file_system_that_does_not_answer_is_unknown_and_no_reason_to_refuse(t
 
     monkeypatch.setattr(os, "statvfs", fail)
     use = measure(tmp_path)
-    assert not use.is_known and use.obstacle == ""
+    assert not use.is_known and use.unwritable_reason == ""
