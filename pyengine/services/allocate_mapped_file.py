@@ -56,13 +56,13 @@ class AllocateMappedFileService(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        self._line = self._control.allocator
+        self._allocator = self._control.allocator
         self._warn = context.warn
         self._warned = False
         self._warmer: PageWarmer | None = None
         if self._memory.identity.mode == native.MODE_MAPPED:
             self._warmer = PageWarmer(context.store, whole=context.config.warm_mapped_file_enable,
-                                      populated_end=native.load(self._line, "populated_end"))
+                                      populated_end=native.load(self._allocator, "populated_end"))
         self._retry_ns = 0
         self._wrote = -1
         waiting.schedule_batch()
@@ -75,7 +75,7 @@ class AllocateMappedFileService(Service):
         wrote = native.load_position(self._control.wrote)
         if wrote != self._wrote:
             self._wrote, self._moved_ns = wrote, now_ns
-        if native.load(self._line, "ready_end") < self._target(wrote):
+        if native.load(self._allocator, "ready_end") < self._target(wrote):
             if now_ns < self._retry_ns or self._is_frozen:
                 return False
             return self._make_one(now_ns)
@@ -88,22 +88,22 @@ class AllocateMappedFileService(Service):
         return max(-(-wanted // size) * size, wrote - wrote % size + 2 * size)
 
     def _make_one(self, now_ns: int) -> bool:
-        start = native.load(self._line, "ready_end")
+        start = native.load(self._allocator, "ready_end")
         try:
             self._create(start)
         except DiskError as error:
             reason = f"cannot make the next segment: {error}; trying again each {RETRY_NS / 1e9:g} s"
             self._blocked.set(reason, reason)
-            native.store(self._line, "error_number", error.errno or errno.EIO)
-            native.add(self._line, "error_count")
+            native.store(self._allocator, "error_number", error.errno or errno.EIO)
+            native.add(self._allocator, "error_count")
             self._retry_ns = now_ns + RETRY_NS
             self._memory.wake(native.WRITER)
             return False
-        if native.load(self._line, "error_number"):
-            native.store(self._line, "error_number", 0)
+        if native.load(self._allocator, "error_number"):
+            native.store(self._allocator, "error_number", 0)
             self._blocked.clear("segments can be made again")
         failpoint("segment_made")
-        native.store(self._line, "ready_end", start + self._segment_bytes)
+        native.store(self._allocator, "ready_end", start + self._segment_bytes)
         failpoint("segment_ready")
         self._memory.wake(native.WRITER)
         self._memory.wake(native.FLUSHER)  # it opens the segment before anything is written to it
@@ -129,8 +129,8 @@ class AllocateMappedFileService(Service):
     def _warm(self, wrote: int) -> bool:
         if self._warmer is None:
             return False
-        more = self._warmer.advance(wrote, native.load(self._line, "ready_end"))
-        native.store(self._line, "populated_end", self._warmer.populated_end)
+        more = self._warmer.advance(wrote, native.load(self._allocator, "ready_end"))
+        native.store(self._allocator, "populated_end", self._warmer.populated_end)
         if self._warmer.lock_refused and not self._warned:
             self._warned = True
             self._warn(f"the pages of the next segments cannot be locked in memory ({os.strerror(self._warmer.lock_refused)}), "
@@ -140,7 +140,7 @@ class AllocateMappedFileService(Service):
 
     def pause_s(self) -> float:
         now_ns = monotonic_ns()
-        if native.load(self._line, "error_number"):
+        if native.load(self._allocator, "error_number"):
             return max(0.01, (self._retry_ns - now_ns) / 1e9)
         if self._warmer is None:
             return 1.0
@@ -163,7 +163,7 @@ class AllocateMappedFileService(Service):
             return False
         wrote, _ = native.committed_slot(self._control)
         wrote = max(wrote, native.load(self._control.writer, "intent_end"))
-        ready_end = native.load(self._line, "ready_end")
+        ready_end = native.load(self._allocator, "ready_end")
         first = -(-wrote // self._segment_bytes) * self._segment_bytes
         if 0 < wrote == native.load_position(self._control.min_offset):
             first += self._segment_bytes  # an empty log that begins here: its one segment says so
@@ -171,7 +171,7 @@ class AllocateMappedFileService(Service):
             return False
         if self._warmer is not None:
             self._warmer.close()
-        native.store(self._line, "ready_end", first)  # before the files are removed
+        native.store(self._allocator, "ready_end", first)  # before the files are removed
         failpoint("spare_given_up")
         folders = set()
         for start in reversed(range(first, ready_end, self._segment_bytes)):

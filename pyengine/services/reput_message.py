@@ -176,7 +176,7 @@ class ReputMessageService(Service):
         self._close_view()
 
 
-def _topic_stats(memory: EngineMemory):
+def _topic_stats(memory: EngineMemory) -> object | None:
     """The shared counters by topic; None, so that nothing is counted, where there are none."""
     try:
         return memory.open_topic_stats(writable=True)

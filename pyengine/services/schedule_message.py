@@ -276,9 +276,10 @@ class ScheduleMessageService(Service):
                 if not self._is_due(level, due_ms, entry.physical_offset):
                     level.due_ms, level.head = due_ms, entry.physical_offset
                     return
-                step = self._put(cursor, entry)
-                if step is None:
+                submitted = self._put(cursor, entry)
+                if submitted is None:
                     return
+                step = submitted
             level.under_way.append(step)
             cursor = step.next_offset
 

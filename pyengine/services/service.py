@@ -18,7 +18,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pyengine.errors import DiskError
 from pyengine.ipc.control_block import EngineMemory
@@ -29,6 +29,9 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.watermark import note_sync_failure
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_position, ms_worker
 
 CLOSE_NS = 500_000   # work that follows the last within this time belongs to a stream
 STREAM_ROUNDS = 8    # so many in a row make one
@@ -82,7 +85,7 @@ class Service(ABC):
     def __init__(self, context: ServiceContext) -> None:
         self._memory = context.memory
         self._control = context.memory.control
-        self._line = self._control.workers[self.KIND]
+        self._line: ms_worker = self._control.workers[self.KIND]
         self._store = context.store
         self._segment_bytes = context.store.segment_bytes
         self._report = context.report
@@ -165,7 +168,7 @@ class StreamDetector:
             self.busy = True
             waiting.schedule_batch()
 
-    def wait_for_next(self, position: object, value: int, *, has_backlog: bool = False) -> bool:
+    def wait_for_next(self, position: ms_position, value: int, *, has_backlog: bool = False) -> bool:
         """In a stream: gather, then wait until the position is above `value`; False: there is no stream (any more).
 
         `has_backlog`: there is much left to do, do not gather.

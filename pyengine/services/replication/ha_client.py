@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable
 
 from pyengine.errors import EngineError
-from pyengine.ipc.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER, Link, Replication
+from pyengine.ipc.replication import Link, Replication
 from pyengine.ipc.session_client import ProducerSession
 from pyengine.native import control as native
 from pyengine.native import producer
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
+from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER
 from pyengine.native.writer import REFUSALS, REFUSED_OFFSET, REFUSED_RAW
 from pyengine.results import PutStatus
 from pyengine.services.replication.ha_stream import (
@@ -124,12 +125,12 @@ class HAClient(Service):
         try:
             if self._memory.state == native.STATE_STOPPING:
                 self._leave()
-            elif self._link is None:
+            elif self._link is None or self._writer is None:
                 if now_ns < self._retry_ns or not self._is_settled():
                     return False
                 self._connect()
             else:
-                self._go_round()
+                self._go_round(self._link, self._writer)
         except _ReconnectError:
             self._drop("", 0.0)
         except _MasterIsShortError as error:
@@ -173,9 +174,9 @@ class HAClient(Service):
         """The engine stops: the entry under way is finished and reported; then connection and session end."""
         try:
             if self._link is not None:
-                if self._sequence:
-                    self._collect(self._clock_ns() + ANSWER_NS_MAX)
-                self._acknowledge(self._clock_ns())
+                if self._sequence and self._writer is not None:
+                    self._collect(self._writer, self._clock_ns() + ANSWER_NS_MAX)
+                self._acknowledge(self._link, self._clock_ns())
         except EngineError as error:  # the next start begins with what the log holds, reported or not
             self._say(str(error))
         finally:
@@ -200,6 +201,7 @@ class HAClient(Service):
     def _connect(self) -> None:
         if self._writer is None:
             self._begin_session()
+            assert self._writer is not None
         end = native.committed_slot(self._control)[0]
         begin = self._begin_of(end)
         try:
@@ -276,35 +278,35 @@ class HAClient(Service):
 
     # ---- one round ------------------------------------------------------------------
 
-    def _go_round(self) -> None:
-        """Read, hand on, take the answer, report: whatever of it can be done now."""
+    def _go_round(self, link: MasterLink, writer: producer.ProducerSession) -> None:
+        """Read, submit, take the answer, report: whatever of it can be done now."""
         now_ns = self._clock_ns()
         has_read = False
         if not self._sequence:
-            self._submit(now_ns)
+            self._submit(writer, now_ns)
         if self._stream.waiting_bytes < BACKLOG_BYTES or not self._sequence and self._stream.whole() is None:
             is_waiting = self._sequence or self._acked < self._goal()
-            data = self._link.receive()
+            data = link.receive()
             if data is None and not is_waiting:
                 due_s = READ_STEP_S if self._is_first_header else (self._sent_ns + self._heartbeat_ns - now_ns) / 1e9
-                if self._link.wait(min(READ_STEP_S, max(0.0, due_s))):
-                    data = self._link.receive()
+                if link.wait(min(READ_STEP_S, max(0.0, due_s))):
+                    data = link.receive()
                 now_ns = self._clock_ns()
             if data is not None:
                 has_read = True
                 self._heard_ns = now_ns
                 self._take(data)
         if not self._sequence:
-            self._submit(now_ns)
+            self._submit(writer, now_ns)
         if self._sequence:
-            self._collect(now_ns + (0 if has_read else ANSWER_STEP_NS))
+            self._collect(writer, now_ns + (0 if has_read else ANSWER_STEP_NS))
         elif now_ns < self._refused_until_ns:
             time.sleep(ANSWER_STEP_NS / 1e9)
         elif not has_read and self._acks_flushed and self._acked < self._goal():
-            if self._writer.wait_kept(self._goal(), producer.DURABLE, now_ns + ANSWER_STEP_NS, 0) not in (0, producer.AGAIN):
-                self._link.wait(READ_STEP_S)  # nothing will be flushed any more
+            if writer.wait_kept(self._goal(), producer.DURABLE, now_ns + ANSWER_STEP_NS, 0) not in (0, producer.AGAIN):
+                link.wait(READ_STEP_S)  # nothing will be flushed any more
         now_ns = self._clock_ns()
-        self._acknowledge(now_ns)
+        self._acknowledge(link, now_ns)
         if now_ns - self._heard_ns > self._silence_ns and not self._is_held_up():
             raise LinkLostError(f"the master was silent for {self._silence_ns / 1e9:g} s")
 
@@ -395,14 +397,14 @@ class HAClient(Service):
         if session is not None:
             session.close()
 
-    def _submit(self, now_ns: int) -> None:
+    def _submit(self, writer: producer.ProducerSession, now_ns: int) -> None:
         if now_ns < self._refused_until_ns:
             return
         run = self._stream.whole()
         if run is None:
             return
         try:
-            code = self._writer.submit_raw(run.records, run.offset, now_ns)
+            code = writer.submit_raw(run.records, run.offset, now_ns)
         finally:
             run.records.release()
         if code in (producer.AGAIN, producer.BUSY):
@@ -413,12 +415,12 @@ class HAClient(Service):
         else:
             failpoint("raw_submitted")
             self._refused_until_ns = 0
-            self._sequence = self._writer.sequence
+            self._sequence = writer.sequence
             self._under_way = (run.offset, run.end)
 
-    def _collect(self, deadline_ns: int) -> None:
+    def _collect(self, writer: producer.ProducerSession, deadline_ns: int) -> None:
         """Take the answer to the entry under way, if it comes in time."""
-        code, answer = self._writer.take_answer(self._sequence, deadline_ns)
+        code, answer = writer.take_answer(self._sequence, deadline_ns)
         if code == producer.AGAIN:
             return
         self._sequence = 0
@@ -463,7 +465,7 @@ class HAClient(Service):
         """What there is to report, now or once it is flushed."""
         return self._stream.own_end if self._stream.is_equal else self._acked
 
-    def _acknowledge(self, now_ns: int) -> None:
+    def _acknowledge(self, link: MasterLink, now_ns: int) -> None:
         """Report what was appended, or repeat the last report as a heartbeat.
 
         Not before the master has sent anything: until then it is unknown whether it has this log at all.
@@ -473,7 +475,7 @@ class HAClient(Service):
             goal = min(goal, self._load_flushed())
         if goal > self._acked:
             self._acked = goal
-            self._link.report(goal)
+            link.report(goal)
             failpoint("slave_reported")
             self._sent_ns = now_ns
             if goal > self._load_confirm():
@@ -482,7 +484,7 @@ class HAClient(Service):
             if self._look is not None:
                 self._look.acked(goal)
         elif now_ns - self._sent_ns >= self._heartbeat_ns and not self._is_first_header:
-            self._link.report(max(self._acked, self._begin))
+            link.report(max(self._acked, self._begin))
             self._sent_ns = now_ns
 
 

@@ -244,7 +244,7 @@ class HAService(Service):
                 if descriptor == self._waker:
                     os.eventfd_read(self._waker)
                 elif self._listener is not None and descriptor == self._listener.fileno():
-                    self._accept(now_ns)
+                    self._accept(self._listener, now_ns)
                 elif (connection := self._by_descriptor.get(descriptor)) is not None:
                     self._on_event(connection, event, now_ns)
             for connection in list(self._by_descriptor.values()):
@@ -293,7 +293,7 @@ class HAService(Service):
                 self._epoll.register(self._listener, select.EPOLLIN)
                 self._takes = True
                 with self._lock:
-                    self._accept(self._clock_ns())
+                    self._accept(self._listener, self._clock_ns())
         except (EngineUnavailableError, OSError) as error:
             self._retry_later(str(error), self._clock_ns())
 
@@ -302,14 +302,14 @@ class HAService(Service):
         self._blocked.set(why, why)
         self._take_ns = now_ns + RETRY_NS
 
-    def _accept(self, now_ns: int) -> None:
+    def _accept(self, listener: socket.socket, now_ns: int) -> None:
         try:
-            connected, address = self._listener.accept()
+            connected, address = listener.accept()
         except OSError as error:
             if error.errno in _GONE_ALREADY:
                 self._blocked.clear()
                 return
-            self._epoll.unregister(self._listener)  # no descriptor is free: it stays readable, and is left alone for a while
+            self._epoll.unregister(listener)  # no descriptor is free: it stays readable, and is left alone for a while
             self._takes = False
             self._retry_later(f"cannot take slaves: {error.strerror}", now_ns)
             return
@@ -383,7 +383,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _host_texts(address: tuple) -> tuple[str, str]:
+def _host_texts(address: tuple[str, int, *tuple[int, ...]]) -> tuple[str, str]:
     """(host, host:port) of a peer."""
     host, port = address[:2]
     return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

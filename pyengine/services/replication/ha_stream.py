@@ -76,6 +76,7 @@ class FrameCutter:
                 at += len(piece)
                 yield offset, piece
                 continue
+            head: bytes | memoryview
             if not self._head and len(data) - at >= HEADER_BYTES:
                 head, start = data, at
                 at += HEADER_BYTES
@@ -91,7 +92,7 @@ class FrameCutter:
             if not self._left:
                 yield self._offset, data[:0]
 
-    def _header(self, head, start: int) -> tuple[int, int]:
+    def _header(self, head: bytes | memoryview, start: int) -> tuple[int, int]:
         try:
             offset, size_bytes = unpack_header(head, start)
         except FormatError as error:

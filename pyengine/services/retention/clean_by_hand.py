@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi
 from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError
@@ -26,6 +27,9 @@ from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import measure
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.ofd_lock import try_lock
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_cleaning
 
 POLL_INTERVAL_S = 0.02
 _COUNTERS = ("removed_segments", "removed_bytes", "removed_queue_files", "removed_index_files")
@@ -92,7 +96,7 @@ def ask_to_clean(memory: EngineMemory, request: Request, timeout_s: float,
                        after["removed_index_files"], native.load_position(memory.control.min_offset))
 
 
-def _wait(memory: EngineMemory, block, number: int, deadline_s: float, tell: Callable[[], None]) -> None:
+def _wait(memory: EngineMemory, block: ms_cleaning, number: int, deadline_s: float, tell: Callable[[], None]) -> None:
     while native.load(block, "answered") < number:
         tell()
         if memory.retired:

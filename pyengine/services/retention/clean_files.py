@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyengine.formats.paths import parse_segment_name, segment_name
 from pyengine.ipc.cleaning import holders
@@ -32,6 +33,9 @@ from pyengine.storage.durable_writes import give_back, unlink_durably
 from pyengine.storage.expired_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
 from pyengine.storage.mapped_file import is_plain_file
 from pyengine.storage.message_store import MessageStore
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_cleaning, ms_control
 
 QUEUES_A_STEP = 64  # looked at without a pause in between
 
@@ -59,8 +63,8 @@ class CleanedStore:
     `control` and `shared`: `struct ms_control *` and `struct ms_cleaning *`.
     """
 
-    control: object
-    shared: object
+    control: ms_control
+    shared: ms_cleaning
     store: MessageStore
     config: EngineConfig
     clock: CleaningClock

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING
 
 from pyengine.errors import DiskError
 from pyengine.ipc.cleaning import reap_dead
@@ -27,6 +28,9 @@ from pyengine.services.retention.clean_files import CleanCommitLogService, Clean
 from pyengine.services.retention.clean_rules import CleanRules, Decision, Request, decide, refusal
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.file_system import DiskUse
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_cleaning
 
 PAUSE_S_MAX = 1.0  # the heart beats at least this often
 PROBE_INTERVAL_S = 1.0
@@ -38,7 +42,7 @@ class CleanResourceService(Service):
 
     KIND = native.CLEANER
 
-    def __init__(self, context: ServiceContext, shared: object, measure: Callable[[], Sequence[DiskUse]],
+    def __init__(self, context: ServiceContext, shared: ms_cleaning, measure: Callable[[], Sequence[DiskUse]],
                  clock: CleaningClock | None = None) -> None:
         """`shared`: the `struct ms_cleaning *`; `measure` gives the disk use of log and queues."""
         super().__init__(context)
@@ -50,7 +54,7 @@ class CleanResourceService(Service):
         cleaned = CleanedStore(self._control, shared, context.store, context.config, self._clock, context.report)
         self._log = CleanCommitLogService(cleaned)
         self._queues = CleanConsumeQueueService(cleaned)
-        self._steps: Iterator[float] | None = None
+        self._steps: Generator[float, None, None] | None = None
         self._due_ns = self._clock.monotonic_ns() + self._interval_ns
         self._resume_ns = 0
 
@@ -86,7 +90,7 @@ class CleanResourceService(Service):
         else:
             self._blocked.clear("old files can be deleted again")
 
-    def _round(self) -> Iterator[float]:
+    def _round(self) -> Generator[float, None, None]:
         asked, request = self._request()
         line = self._cleaning
         before = native.load(line, "removed_segments"), native.load(line, "removed_bytes")
@@ -147,7 +151,7 @@ class CleanResourceService(Service):
 class DiskSpaceProbe:
     """Looks, publishes what it saw, and refuses puts or takes them again."""
 
-    def __init__(self, context: ServiceContext, shared: object, measure: Callable[[], Sequence[DiskUse]]) -> None:
+    def __init__(self, context: ServiceContext, shared: ms_cleaning, measure: Callable[[], Sequence[DiskUse]]) -> None:
         """`shared`: the `struct ms_cleaning *`; `measure` gives the use of the log's and the queues' file system."""
         self._control = context.memory.control
         self._cleaning = shared

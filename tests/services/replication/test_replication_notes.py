@@ -7,7 +7,7 @@ from pyengine.services.replication.replication_notes import ReplicationNotes
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 
-def test_a_note_that_cannot_be_written_is_an_obstacle_until_it_can(make_owner):
+def test_a_note_that_cannot_be_written_blocks_until_it_can(make_owner):
     owner = make_owner("store", role=native.SYNC_MASTER, replicates=1)
     owner.publish()
     said: list[str] = []
