@@ -22,7 +22,7 @@ from pyengine.native import store_stats, waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.service import Service, ServiceContext, StreamDetector
-from pyengine.storage.dispatcher import Dispatcher
+from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
 from pyengine.storage.mapped_file import map_read_only
 
 BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
@@ -48,12 +48,8 @@ class ReputMessageService(Service):
         memory, config = context.memory, context.config
         self._limit = self._control.confirm if memory.identity.dispatch_at else self._control.committed
         self._dispatcher = Dispatcher(
-            context.store, config.geometry,
+            context.store, config.geometry, DispatchOptions.of(config),
             index_progress=ffi.addressof(self._control, "index_progress"),
-            message_index_enable=config.message_index_enable,
-            message_delay_level=config.message_delay_level,
-            multi_dispatch=config.enable_multi_dispatch,
-            consume_queue_ext=config.enable_consume_queue_ext,
             topic_stats=_topic_stats(memory))
         self._counted = 0, 0, 0, 0
         self._clock_ms = clock_ms

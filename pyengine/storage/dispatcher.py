@@ -16,12 +16,13 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine.engine_config import Geometry
-from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.constants import CQ_ENTRY_BYTES, Readable
 from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL, parse_delay_levels
 from pyengine.formats.paths import StorePaths
 from pyengine.native.consume_queue import check_layout
@@ -52,7 +53,10 @@ from pyengine.storage.consume_queue import (
 )
 from pyengine.storage.index_file import IndexFiles
 
-__all__ = ["GAP", "Dispatcher", "QueueGap", "Touched", "TouchedQueue", "is_queue_name", "touched_queues"]
+if TYPE_CHECKING:
+    from pyengine._native import Array, CData, ms_topic_stats
+
+__all__ = ["GAP", "DispatchOptions", "Dispatcher", "QueueGap", "Touched", "TouchedQueue", "is_queue_name", "touched_queues"]
 
 GAP = "gap"  # a reason to stop, beside those of native.scan
 TOGETHER_MIN = 8    # so many new queues are begun together
@@ -76,16 +80,29 @@ class QueueGap(NamedTuple):
     max_physical: int
 
 
+@dataclass(frozen=True, slots=True)
+class DispatchOptions:
+    """The settings of the store that dispatching needs beside its sizes, by the names of EngineConfig."""
+
+    message_index_enable: bool = True
+    message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL
+    enable_multi_dispatch: bool = False
+    enable_consume_queue_ext: bool = False
+
+    @classmethod
+    def of(cls, settings: object) -> DispatchOptions:
+        """Those of an EngineConfig, or of any other object that has them."""
+        return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
+
+
 class Dispatcher:
     """Writes what the log says into consume queues and index.
 
     `index_progress` is the 256-byte area for the index undo: a cffi pointer or a
     writable buffer that outlives this process, or None for private memory. Give the
     next Dispatcher the same area after this process was killed; zero it when the
-    store was recovered by other means. `message_delay_level` is RocketMQ's setting,
-    `multi_dispatch` its enableMultiDispatch. `open_files_max` bounds the descriptors
+    store was recovered by other means. `open_files_max` bounds the descriptors
     held (default: half of what the process may open, whose soft limit is raised).
-    `consume_queue_ext`: new entries name units of the queue's extension (enableConsumeQueueExt).
     `topic_stats` (native.store_stats, it must outlive this object) counts new entries by topic.
 
     Raises StoreRefusedError for files of wrong lengths, DiskFullError, DiskError.
@@ -97,23 +114,20 @@ class Dispatcher:
         self,
         root: str | os.PathLike[str],
         geometry: Geometry,
+        options: DispatchOptions = DispatchOptions(),
         *,
-        index_progress=None,
-        message_index_enable: bool = True,
-        message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL,
-        multi_dispatch: bool = False,
-        consume_queue_ext: bool = False,
+        index_progress: Readable | CData | None = None,
         open_files_max: int | None = None,
         on_gap: Callable[[QueueGap], bool] | None = None,
-        topic_stats=None,
+        topic_stats: ms_topic_stats | None = None,
     ) -> None:
         self._paths = StorePaths(root)
         self._file_bytes = geometry.mapped_file_size_consume_queue_bytes
         check_layout(self._file_bytes)
-        self._ext_bytes = geometry.mapped_file_size_consume_queue_ext_bytes if consume_queue_ext else 0
+        self._ext_bytes = geometry.mapped_file_size_consume_queue_ext_bytes if options.enable_consume_queue_ext else 0
         self._open_files_max = max(_OPEN_FILES_MIN, open_files_max or _default_open_files())
         self._open_files = 0
-        self._multi_dispatch = multi_dispatch
+        self._multi_dispatch = options.enable_multi_dispatch
         self._looked_to = -1  # up to there in the log it is known which queues begin
         self._begun: set[tuple[str, int]] = set()  # queues whose first file was made ahead of their first entry
         self._on_gap = on_gap
@@ -121,23 +135,23 @@ class Dispatcher:
         self._kept = index_progress  # the memory behind `progress`
         self._loop = DispatchLoop(
             self._file_bytes,
-            list(parse_delay_levels(message_delay_level).values()),
+            list(parse_delay_levels(options.message_delay_level).values()),
             progress,
-            index_enabled=message_index_enable,
-            multi_dispatch=multi_dispatch,
+            index_enabled=options.message_index_enable,
+            multi_dispatch=options.enable_multi_dispatch,
             topic_stats=topic_stats,
         )
         if self._ext_bytes:
             self._loop.queues.use_ext(self._ext_bytes)
         self._index_files = IndexFiles(self._paths.index, geometry.index_layout)
         self.stopped_by = REASONS[RANGE_END]
-        if message_index_enable:
+        if options.message_index_enable:
             index, indexed = self._index_files.open_newest(progress)
             self._loop.use_index(index)
             self._loop.struct.indexed_offset = indexed.physical_offset
             self._loop.struct.indexed_keys = indexed.keys
 
-    def dispatch(self, view, base_offset: int, start: int, end: int) -> int:
+    def dispatch(self, view: Readable, base_offset: int, start: int, end: int) -> int:
         """Dispatch the whole records of [start, end) and return how far it came.
 
         `view` is the mapping of one whole segment, whose first byte stands at the
@@ -152,7 +166,7 @@ class Dispatcher:
         with bounded(view, base_offset, start, end) as data:  # released also when this raises: the caller unmaps
             return self._run(view, data, base_offset, start, end)
 
-    def _run(self, view, data, base_offset: int, start: int, end: int) -> int:
+    def _run(self, view: Readable, data: Array[int], base_offset: int, start: int, end: int) -> int:
         loop, state = self._loop, self._loop.struct
         while True:
             reason = loop.run(data, base_offset, start, end)
@@ -228,7 +242,7 @@ class Dispatcher:
     ) -> None:
         self.close()
 
-    def _begin_queues(self, view, base_offset: int, start: int, end: int) -> None:
+    def _begin_queues(self, view: Readable, base_offset: int, start: int, end: int) -> None:
         """Make the first files of the queues that begin in [start, end) together, where there are many.
 
         Of a queue that has a folder already nothing is known here: it comes one by one.

@@ -14,7 +14,7 @@ from pyengine.errors import DiskFullError, StoreRefusedError
 from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, pack_ext_unit, unpack_ext_unit
 from pyengine.storage.check.check import check
 from pyengine.storage.consume_queue import settle_ext_end
-from pyengine.storage.dispatcher import Dispatcher
+from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
 from pyengine.storage.recovery.rebuild import rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.store_reader import StoreReader
@@ -47,7 +47,7 @@ def cqext(golden):
 
 def dispatched(store, root, **settings):
     geometry = Geometry(**store.sizes)
-    with Dispatcher(root, geometry, consume_queue_ext=True, **settings) as dispatcher:
+    with Dispatcher(root, geometry, DispatchOptions(enable_consume_queue_ext=True), **settings) as dispatcher:
         Log(store.root, geometry.mapped_file_size_commit_log_bytes).dispatch(dispatcher)
     return geometry.mapped_file_size_consume_queue_ext_bytes
 
@@ -144,7 +144,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_no_hole_between_units(cqext, tmp
 
     geometry = Geometry(**cqext.sizes)
     log = Log(cqext.root, geometry.mapped_file_size_commit_log_bytes)
-    with pytest.MonkeyPatch.context() as patch, Dispatcher(root, geometry, consume_queue_ext=True) as dispatcher:
+    with pytest.MonkeyPatch.context() as patch, Dispatcher(root, geometry, DispatchOptions(enable_consume_queue_ext=True)) as dispatcher:
         patch.setattr(module, "open_ext_file", full)
         for _ in range(2):
             with pytest.raises(DiskFullError):

@@ -8,7 +8,7 @@ from fix_golden import CLEAN
 from logs import Log, files_below, index_contents
 from pyengine.engine_config import Geometry
 from pyengine.formats.consume_queue import ENTRY
-from pyengine.storage.dispatcher import Dispatcher
+from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
 
 # What the log alone cannot give again, and so is compared in part below.
 NOT_FROM_THE_LOG = {
@@ -25,9 +25,9 @@ def dispatched(store, root, **settings):
     geometry = Geometry(**store.sizes)
     if "messageDelayLevel" in config:
         settings["message_delay_level"] = config["messageDelayLevel"]
-    settings["multi_dispatch"] = config.get("enableMultiDispatch") == "true"
+    settings["enable_multi_dispatch"] = config.get("enableMultiDispatch") == "true"
     log = Log(store.root, geometry.mapped_file_size_commit_log_bytes)
-    with Dispatcher(root, geometry, **settings) as dispatcher:
+    with Dispatcher(root, geometry, DispatchOptions(**settings)) as dispatcher:
         log.dispatch(dispatcher)
         return dispatcher.stopped_by, dispatcher.queue_ends(), dispatcher.out_of_order
 

@@ -53,7 +53,7 @@ from pyengine.native.index_file import IndexFile, new_progress
 from pyengine.native.scan import bounded, count_keys, sync, walk
 from pyengine.storage.checkpoint import read_checkpoint
 from pyengine.storage.consume_queue import sync_ext
-from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
+from pyengine.storage.dispatcher import GAP, Dispatcher, DispatchOptions, QueueGap
 from pyengine.storage.durable_writes import MANY_FILES, sync_file
 from pyengine.storage.index_file import map_index_file
 from pyengine.storage.log_scan import LogView
@@ -229,12 +229,9 @@ class LogDispatch:
         return Dispatcher(
             self._work.store,
             self._work.store.geometry,
+            DispatchOptions.of(self._work.options),
             index_progress=None if self._index_progress is None else bytearray(self._index_progress),
             on_gap=on_gap,
-            message_index_enable=self._work.options.message_index_enable,
-            message_delay_level=self._work.options.message_delay_level,
-            multi_dispatch=self._work.options.enable_multi_dispatch,
-            consume_queue_ext=self._work.options.enable_consume_queue_ext,
         )
 
 
@@ -268,7 +265,7 @@ def put_entries(root: Path, geometry: Geometry, part: LogRange, queues: Sequence
     """
     begins = {(queue.topic, queue.queue_id): queue.min_queue_offset for queue in queues}
     with mapped(part.segment.path) as view, _RangeDispatcher(
-        root, geometry, begins, message_delay_level=message_delay_level, multi_dispatch=multi_dispatch
+        root, geometry, begins, DispatchOptions(False, message_delay_level, multi_dispatch)
     ) as dispatcher:
         reached = dispatcher.dispatch(view, part.segment.start_offset, part.begin, part.end)
         # Every entry found its own place, and each of them was put.
@@ -280,8 +277,8 @@ class _RangeDispatcher(Dispatcher):
 
     _may_make_files = False
 
-    def __init__(self, root: Path, geometry: Geometry, begins: Mapping[Queue, int], **settings: object) -> None:
-        super().__init__(root, geometry, message_index_enable=False, **settings)
+    def __init__(self, root: Path, geometry: Geometry, begins: Mapping[Queue, int], options: DispatchOptions) -> None:
+        super().__init__(root, geometry, options)
         self._begins = begins
 
     def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> bool:
