@@ -278,7 +278,7 @@ def find_end(root: str | os.PathLike[str], log: LogView) -> LogScan:
         return LogScan(flushed, flushed, CaseLabel.RANGE_END)
     index = None if flushed is None else log.index_of(flushed)
     if flushed is None or index is None:
-        # RocketMQ goes on after a missing segment, and a reader with it; recovery refuses such a store (log_files.look_at_log).
+        # RocketMQ goes on after a missing segment, and a reader with it; recovery refuses such a store (commit_log.look_at_log).
         over_gaps = log.owner is Owner.THEIRS
         return scan_log(log, where_to_read(root, log, over_gaps=over_gaps)[1], over_gaps=over_gaps)
     label = log.label_at(log.segments[index], flushed)

@@ -68,7 +68,7 @@ class MessageStore(StorePaths):
         return list_log(self.root, self.segment_bytes)
 
     def look_at_log(self, *, accept_loss: bool = False) -> list[MappedFile]:
-        """The log's segments, for a process that will change the store: missing ones are refused (log_files.py)."""
+        """The log's segments, for a process that will change the store: missing ones are refused (commit_log.py)."""
         return look_at_log(self.root, self.segment_bytes, accept_loss=accept_loss)
 
     def open_log(self, cache: MappingCache) -> CommitLog:

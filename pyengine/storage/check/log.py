@@ -1,6 +1,6 @@
 """The log part of the whole-store check: every record from the first segment to the end, CRC included.
 
-The end is where recovery and every reader end the log (log_end.find_end). Below it, damage is an
+The end is where recovery and every reader end the log (log_scan.find_end). Below it, damage is an
 error: a message is gone; the walk goes on at the next whole record. What is at the end:
 
     zeros to the end of the log       nothing more

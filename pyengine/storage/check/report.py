@@ -166,7 +166,7 @@ class Finding:
     offset: int | None
     text: str
     kind: str = ""
-    recover_is_refused: bool = False  # these two: see check_grades.advice_for
+    recover_is_refused: bool = False  # these two: see advice_for
     rebuild_is_vain: bool = False
 
     @property
