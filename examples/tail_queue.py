@@ -2,11 +2,12 @@
 
 import sys
 import time
+from collections.abc import Iterator
 
 import pyengine
 
 
-def follow(store: str, topic: str, queue_id: int = 0):
+def follow(store: str, topic: str, queue_id: int = 0) -> Iterator[pyengine.Message]:
     """Every message of the queue from its begin on, in order; waits for more."""
     with pyengine.open_store(store) as reader:
         offset, _ = reader.queue_range(topic, queue_id)

@@ -151,7 +151,8 @@ def test_the_sdist_holds_what_a_build_needs_and_the_wheel_every_module(installed
     modules = {str(path.relative_to(ROOT)) for package in ("pyengine", "pyspark_pyengine", "pyspark_pyengine_queue")
                for path in (ROOT / package).rglob("*.py")}
     modules |= {f"pyengine/workers/{path.name}" for path in (ROOT / "workers").glob("*.py")}
-    assert {name for name in names if ".dist-info/" not in name} == modules | {"pyengine/_native.abi3.so", "pyengine/py.typed"}
+    beside = {"pyengine/_native.abi3.so", "pyengine/_native.pyi", "pyengine/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == modules | beside
 
 
 def test_one_wheel_is_for_every_python_from_3_11_on(installed):
@@ -177,6 +178,19 @@ def test_commands_run_from_the_wheel_in_a_folder_with_packages_of_these_names(in
             (["status", "store"], "running"), (["stop", "store"], ""), (["check", "store"], "")):
         done = installed.run("-m", "pyengine", *arguments, cwd=own_folder)
         assert done.returncode == 0 and says in done.stdout, (arguments, done.stdout, done.stderr)
+
+
+def test_strict_mypy_accepts_the_programs_of_the_readme_and_the_examples(installed, tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    for number, block in enumerate(blocks):
+        (tmp_path / f"readme_{number}.py").write_text(block)
+    for path in (ROOT / "examples").glob("*.py"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "wrong.py").write_text("import pyengine\n\nwith pyengine.connect('s') as producer:\n    producer.put(7, 'text')\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--python-executable", installed.python, "."]
+    done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    found = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert blocks and found and all(line.startswith("wrong.py:4:") for line in found), done.stdout + done.stderr
 
 
 def test_without_the_extra_the_sentence_says_how_to_get_it(installed, tmp_path):
