@@ -7,7 +7,7 @@ that made it and not by a worker, a thread or the third message.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyengine.errors import UsageError
 
@@ -44,16 +44,16 @@ def integer(value: object, name: str) -> int:
     """`value`, which must be an int or, like numpy's, be usable as one."""
     if not hasattr(value, "__index__"):
         raise wrong_type(value, name, "int")
-    return value
+    return value  # type: ignore[return-value]  # numpy's integers stay what they are
 
 
 def number(value: object, name: str, low: float = 0) -> float:
     """`value`, which must be a number of at least `low`."""
     if not hasattr(value, "__float__") or isinstance(value, bool):
         raise wrong_type(value, name, "a number")
-    if not value >= low:
+    if not value >= low:  # type: ignore[operator]  # what has __float__ is compared as it is
         raise UsageError(f"{name} is {value}: give {low:g} or more")
-    return value
+    return value  # type: ignore[return-value]
 
 
 def truth(value: object, name: str) -> bool:
@@ -63,11 +63,11 @@ def truth(value: object, name: str) -> bool:
     return value
 
 
-def mapping(value: object, name: str) -> Mapping:
+def mapping(value: object, name: str) -> Mapping[Any, Any]:
     """`value`, which must be a mapping."""
     if not hasattr(value, "items"):
         raise wrong_type(value, name, "a mapping")
-    return value
+    return value  # type: ignore[return-value]  # what has items() will do
 
 
 def several(value: Iterable[_Each], name: str, wanted: str) -> Iterable[_Each]:

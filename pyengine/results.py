@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import operator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from pyengine.errors import PutError, PutTimeoutError, UsageError
 
@@ -89,6 +89,14 @@ class _PutAnswer:
 
     __slots__ = ()
 
+    if TYPE_CHECKING:
+        @property
+        def status(self) -> PutStatus: ...
+        @property
+        def reason(self) -> str: ...
+        @property
+        def indeterminate(self) -> bool: ...
+
     @property
     def ok(self) -> bool:
         """Whether all that was asked for is done: the status is PUT_OK."""
@@ -100,11 +108,12 @@ class _PutAnswer:
     def raise_for_status(self) -> Self:
         """This result if it is PUT_OK; else PutError, or PutTimeoutError where it is indeterminate, with the reason."""
         if not self.ok:
-            raise (PutTimeoutError if self.indeterminate else PutError)(f"{self.status.name}: {self.reason}", self)
+            result = cast("PutResult | PutManyResult", self)
+            raise (PutTimeoutError if self.indeterminate else PutError)(f"{self.status.name}: {self.reason}", result)
         return self
 
 
-class PutResult(_PutAnswer, tuple):
+class PutResult(_PutAnswer, tuple[tuple[int, ...], str, int, bytes, str, bool, str]):
     """The answer to one put; in a condition true only if the status is PUT_OK.
 
     `status` is PUT_OK or the reason why not; `reason` is a sentence that says what to
@@ -129,7 +138,7 @@ class PutResult(_PutAnswer, tuple):
         return cls.of_answer(answer, topic, queue_id, store_host, reason, indeterminate, msg_id)
 
     @classmethod
-    def of_answer(cls, answer: tuple, topic: str, queue_id: int, store_host: bytes, reason: str = "",
+    def of_answer(cls, answer: tuple[int, ...], topic: str, queue_id: int, store_host: bytes, reason: str = "",
                   indeterminate: bool = False, msg_id: str = "") -> PutResult:
         """The result that the writer's answer stands for."""
         return tuple.__new__(cls, (answer, topic, queue_id, store_host, reason, indeterminate, msg_id))
@@ -165,7 +174,7 @@ class PutResult(_PutAnswer, tuple):
         return self[0][4]
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]  # a tuple has a method of that name, which is not used
         """How many messages were stored; 0 for a put that was refused."""
         return self[0][7]
 
@@ -174,13 +183,13 @@ class PutResult(_PutAnswer, tuple):
         """Of the record; of a batch, of all its records."""
         return self[0][8]
 
-    topic: str = property(operator.itemgetter(1))
+    topic: str = property(operator.itemgetter(1))  # type: ignore[assignment]  # read without a Python call
     """The topic of the put; of a delayed message the schedule's."""
-    queue_id: int = property(operator.itemgetter(2))
+    queue_id: int = property(operator.itemgetter(2))  # type: ignore[assignment]  # read without a Python call
     """The queue of the put; of a delayed message the schedule's."""
-    reason: str = property(operator.itemgetter(4))
+    reason: str = property(operator.itemgetter(4))  # type: ignore[assignment]  # read without a Python call
     """Why it is not PUT_OK and what to change, in one sentence; empty for PUT_OK."""
-    indeterminate: bool = property(operator.itemgetter(5))
+    indeterminate: bool = property(operator.itemgetter(5))  # type: ignore[assignment]  # read without a Python call
     """Whether the message was submitted and it is not known if it is stored."""
 
     @property
@@ -191,7 +200,7 @@ class PutResult(_PutAnswer, tuple):
             return (store_host + answer[1].to_bytes(8, "big")).hex().upper()
         return msg_id
 
-    def _values(self) -> tuple:
+    def _values(self) -> tuple[object, ...]:
         return (self.status, self.msg_id, self.queue_offset, self.physical_offset, self.size_bytes,
                 self.store_timestamp_ms, self.topic, self.queue_id, self.count, self.reason, self.indeterminate)
 
@@ -212,7 +221,7 @@ class PutResult(_PutAnswer, tuple):
                 f"physical_offset={self.physical_offset}, size_bytes={self.size_bytes}, topic={self.topic!r}, "
                 f"queue_id={self.queue_id}, count={self.count}, indeterminate={self.indeterminate}, reason={self.reason!r})")
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[object, ...]:
         return PutResult.of_answer, tuple(self)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
+from typing import Any, cast
 
 from pyengine.errors import ConfigError
 
@@ -142,7 +143,7 @@ class Setting:
         raise self._refuse(value, where)
 
 
-def setting(default: Value, meaning: str, **row: object):
+def setting(default: Value, meaning: str, **row: object) -> Any:
     """A dataclass field that carries its Setting; the field's own name is filled in by `settings_of`."""
     return dataclasses.field(default=default, metadata={"meaning": meaning, **row})
 
@@ -150,7 +151,7 @@ def setting(default: Value, meaning: str, **row: object):
 def settings_of(config_class: type) -> dict[str, Setting]:
     """The table behind a class made of `setting` fields, by name, in the order of the class."""
     return {
-        field.name: Setting(name=field.name, default=field.default, **field.metadata)
+        field.name: Setting(name=field.name, default=cast("Value", field.default), **field.metadata)
         for field in dataclasses.fields(config_class)
         if "meaning" in field.metadata
     }

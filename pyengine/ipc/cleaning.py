@@ -15,12 +15,16 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from typing import TYPE_CHECKING
 
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.heartbeat import process_start_ms
 from pyengine.ipc.shared_objects import SharedFolder, SharedObject
 from pyengine.native import cleaning as native
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_cleaning
 
 
 def create_cleaning(folder: SharedFolder, epoch: int) -> None:
@@ -43,7 +47,7 @@ class Cleaning:
             raise
 
     def close(self) -> None:
-        self.block = None
+        self.block = None  # type: ignore[assignment]  # used after close() it shall fail, not read address 0
         self.shared.close()
 
     def __enter__(self) -> Cleaning:
@@ -106,7 +110,7 @@ class SegmentHolds:
             self._slots = {}
 
 
-def holders(block, end: int) -> list[int]:
+def holders(block: ms_cleaning, end: int) -> list[int]:
     """Pids of the living processes that hold a segment below `end`; the holds of dead ones are cleared."""
     found = []
     alive: dict[int, bool] = {}
@@ -123,7 +127,7 @@ def holders(block, end: int) -> list[int]:
     return found
 
 
-def reap_dead(block) -> int:
+def reap_dead(block: ms_cleaning) -> int:
     """Clear every hold of a dead process, whatever it holds; how many."""
     count = 0
     slot = native.find(block, 0)
@@ -135,7 +139,7 @@ def reap_dead(block) -> int:
     return count
 
 
-def held_segments(block) -> list[tuple[int, int]]:
+def held_segments(block: ms_cleaning) -> list[tuple[int, int]]:
     """(segment, pid) of every hold, for those who look from outside."""
     found = []
     slot = native.find(block, 0, 1 << 62)

@@ -39,7 +39,7 @@ from pyengine.storage.config import DEFAULT, SETTINGS, EngineConfig
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import ms_obstacles, ms_store_stats, ms_topic_stats
+    from pyengine._native import ms_control, ms_identity, ms_obstacles, ms_store_stats, ms_topic_stats
 
 _Handle = TypeVar("_Handle")
 
@@ -89,7 +89,7 @@ class Identity:
     replicates: int = 0
     created_boot_ns: int = 0
 
-    def write(self, block) -> None:
+    def write(self, block: ms_identity) -> None:
         """Fill `struct ms_identity`, which nobody reads before it is published."""
         for name in self.__slots__:
             value = getattr(self, name)
@@ -99,7 +99,7 @@ class Identity:
                 setattr(block, name, value)
 
     @classmethod
-    def read(cls, block) -> Identity:
+    def read(cls, block: ms_identity) -> Identity:
         """The identity of a published block."""
         values = {name: getattr(block, name) for name in cls.__slots__}
         values["store_uuid"] = uuid.UUID(bytes=bytes(block.store_uuid))
@@ -107,7 +107,7 @@ class Identity:
         return cls(**values)
 
 
-def check_block(block, mapped_bytes: int) -> None:
+def check_block(block: ms_control, mapped_bytes: int) -> None:
     """EngineUnavailableError, naming what is wrong, unless this is a published control block that an engine may have written."""
     native.check_control(block, mapped_bytes)
     identity, state = block.identity, native.load(block.state, "state")
@@ -295,7 +295,7 @@ class EngineMemory:
 
     def close(self) -> None:
         """Unmap; the memory itself stays."""
-        self.control = self._load_retired = None
+        self.control = self._load_retired = None  # type: ignore[assignment]  # used after close() they shall fail
         for latch in self._latches.values():
             latch.close()
         self._latches.clear()

@@ -7,9 +7,14 @@ against the same boot time and subtracted.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import current_cpu, monotonic_ns
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_worker
 
 
 def process_start_ms(pid: int) -> int | None:
@@ -26,7 +31,7 @@ def process_start_ms(pid: int) -> int | None:
         except psutil.Error:
             return None
         if psutil.boot_time() == before_s:  # else the wall clock was stepped in between
-            return round((started_s - before_s) * 100) * 10
+            return int(round((started_s - before_s) * 100) * 10)
 
 
 def is_alive(pid: int, start_ms: int) -> bool:
@@ -39,7 +44,7 @@ def is_stopped(pid: int) -> bool:
     import psutil
 
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except psutil.Error:
         return False
 
@@ -47,7 +52,7 @@ def is_stopped(pid: int) -> bool:
 class Heartbeat:
     """One worker's own line in the control block: who it is and that it makes progress."""
 
-    def __init__(self, worker) -> None:
+    def __init__(self, worker: ms_worker) -> None:
         """`worker`: this worker's `struct ms_worker`, which nobody else writes."""
         self._worker = worker
         self._passes = worker.passes

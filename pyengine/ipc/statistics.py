@@ -107,7 +107,8 @@ def rate(samples: Sequence[Sample], field: str, window_s: int) -> float | None:
     border_ns = last.at_ns - window_s * 1_000_000_000
     # Samples are a second apart, more or less: the nearest one to the window's begin.
     before = min(samples[:-1], key=lambda sample: abs(sample.at_ns - border_ns))
-    return (getattr(last, field) - getattr(before, field)) * 1e9 / (last.at_ns - before.at_ns)
+    grown: float = getattr(last, field) - getattr(before, field)
+    return grown * 1e9 / (last.at_ns - before.at_ns)
 
 
 def rates(samples: Sequence[Sample], field: str) -> dict[int, float | None]:

@@ -59,7 +59,7 @@ class ProducerSession:
     """Pointers of one open session; the caller keeps the mappings. Not thread-safe but for the waits.
 
     `control` (read-only) and `session` are views over mappings; `semaphore` is the writer's latch
-    semaphore (native.latch.Latch.semaphore).
+    semaphore (native.waiting.Latch.semaphore).
     """
 
     def __init__(self, control: ms_control, session: ms_session, semaphore: CData, slot: int, generation: int) -> None:
