@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, store_command
+from pyengine.cli.options import existing_store, owning, store_command
 from pyengine.cli.output import byte_bar
-from pyengine.errors import EngineError, StoreBusyError
+from pyengine.errors import EngineError
 from pyengine.storage.config import load_config
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float,
 
 def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cleaned:
     """Clean a store that no process has open. StoreBusyError if one has; EngineError if it needs recovery."""
-    from pyengine.ipc.store_lock import Ownership, StoreLock
     from pyengine.results import ReadLevel
     from pyengine.services.retention.clean_by_hand import clean_stopped
     from pyengine.storage.checkpoint import abort_file_exists
@@ -82,10 +81,7 @@ def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cle
     from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker
     from pyengine.storage.store_reader import open_store
 
-    with StoreLock(root, create=True) as lock:
-        if lock.own() is Ownership.ADOPTED:
-            raise StoreBusyError(f"{root} still has living workers, though no supervisor: `pyengine start {root}` takes "
-                                 f"them over")
+    with owning(root):
         if abort_file_exists(root):
             raise EngineError(f"{root} was not stopped in order: `pyengine recover {root}` first")
         if read_marker(root) is not None or read_rebuild_marker(root) is not None:

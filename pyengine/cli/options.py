@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyengine.errors import ConfigError, NotAStoreError, UsageError, require_extra
+from pyengine.errors import ConfigError, NotAStoreError, StoreBusyError, UsageError, require_extra
 from pyengine.results import ReadLevel
 from pyengine.storage.config import FIXED_NAMES, SET, SETTINGS, load_config, parse_set, setting_name
 
@@ -92,6 +92,18 @@ def existing_store(root: Path) -> Path:
             hint = f"; did you mean {root.parent}?"
         raise NotAStoreError(f"{root} holds no store: there is no commitlog folder in it{hint}")
     return root
+
+
+@contextlib.contextmanager
+def owning(root: Path) -> Iterator[None]:
+    """The store at `root`, owned by this process for the block. StoreBusyError while any process has it open."""
+    from pyengine.ipc.store_lock import Ownership, StoreLock
+
+    with StoreLock(root, create=True) as lock:
+        if lock.own() is Ownership.ADOPTED:
+            raise StoreBusyError(f"{root} still has living workers, though no supervisor: `pyengine start {root}` takes them over, "
+                                 f"`pyengine stop {root}` ends them")
+        yield
 
 
 @contextlib.contextmanager

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,13 @@ import click
 import psutil
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, store_command
+from pyengine.cli.options import existing_store, owning, store_command
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import parse_arguments
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError
 from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_run_settings
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import Ownership, StoreLock, living_kinds
+from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.config import FIXED_NAMES, config_path, load_config, set_in_file
@@ -155,7 +153,7 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
     failpoint("promotion_judged")
     stop_engine(root)
     failpoint("promotion_stopped")
-    with _owned(root):
+    with owning(root):
         _write_role(root, role, notes)
     try:
         ready = start_engine(root, kept)
@@ -221,7 +219,7 @@ def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: boo
 
     It may have been told so in engine.toml, or at its last start only.
     """
-    with _owned(root):
+    with owning(root):
         configured = load_config(root, settings).broker_role
         noted, said = ReplicationStateFile(root).read()
         last = noted.role if noted else configured
@@ -233,15 +231,6 @@ def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: boo
             notes.append("it does not run, so it is unknown how far its master's log went")
         _write_role(root, role, notes)
         return SLAVE if SLAVE in (last, configured) else None
-
-
-@contextlib.contextmanager
-def _owned(root: Path) -> Iterator[None]:
-    """StoreBusyError while any process has the store."""
-    with StoreLock(root, create=True) as lock:
-        if lock.own() is Ownership.ADOPTED:
-            raise StoreBusyError(f"{root} still has living workers, though no supervisor: `pyengine start {root}` takes them over")
-        yield
 
 
 def _write_role(root: Path, role: str, notes: list[str]) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, master_option, spark_option, spark_session, store_command
+from pyengine.cli.options import existing_store, master_option, owning, spark_option, spark_session, store_command
 from pyengine.cli.output import byte_bar
-from pyengine.errors import ExitCode, StoreBusyError, UsageError
+from pyengine.errors import ExitCode, UsageError
 from pyengine.storage.config import keep_sizes, load_config
 
 if TYPE_CHECKING:
@@ -56,16 +56,12 @@ def recover_alone(
     StoreBusyError while any process has it open.
     """
     from pyengine.ipc.crashed_engine_memory import left_memory
-    from pyengine.ipc.store_lock import Ownership, StoreLock
     from pyengine.storage.engine_id import raise_epoch, renew_copied_id
     from pyengine.storage.recovery.recover import RecoveryOptions
     from pyengine.storage.recovery.recover import recover as recover_store
     from pyengine.storage.recovery.report import RecoveryState
 
-    with StoreLock(root, create=True) as lock:
-        if lock.own() is Ownership.ADOPTED:
-            raise StoreBusyError(f"{root} still has living workers, though no supervisor: `pyengine start {root}` takes "
-                                 f"them over, `pyengine stop {root}` ends them")
+    with owning(root):
         renew_copied_id(root)
         with left_memory(root) as left:
             left.require_dead()
