@@ -1,6 +1,6 @@
 """Committer (pool mode): the only process that moves pool bytes into files and moves `committed`.
 
-Promise: what is below `committed` is in the file's page cache, readable by everybody.
+Promise: what is below `committed` is in the file's page cache, readable by all processes.
 Time bound: at once on an idle store, about a millisecond under load. Its death: puts go
 on into the pool's buffers; bytes there outlive every process and are drained by its
 successor or by recovery.

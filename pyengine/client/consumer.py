@@ -374,11 +374,11 @@ class Consumer:
                    f"removed just now, or damaged (`pyengine check` tells)")
 
     def _behind_the_end(self, held: AssignedQueue) -> int:
-        """Where to go on with a position behind the end: it stays if that is only not to be read yet at this level."""
+        """Where to go on with a position after the end: it stays if only this level does not reach it yet."""
         _, end = self._reader.queue_range(self.topic, held.queue_id, ReadLevel.WRITTEN)
         if held.position <= end:
             return held.position
-        self._note(f"queue {held.queue_id}: offset {held.position} is behind the end {end}: going on there")
+        self._note(f"queue {held.queue_id}: offset {held.position} is after the end {end}: going on there")
         held.go_to(end)
         return end
 
@@ -411,7 +411,7 @@ class Consumer:
             if not self._closing.is_set():
                 self._wait(timeout_s, seen)
 
-    # -- the keeper's part: who holds what ----------------------------------------
+    # -- the heartbeat thread: who holds what --------------------------------------
 
     def _heartbeat_loop(self) -> None:
         while not self._closing.wait(POLL_INTERVAL_S):

@@ -204,7 +204,7 @@ class GroupSession:
         return True
 
     def _is_overdue(self, queue_id: int) -> bool:
-        """Whether the queue is claimed, but whoever claims it has shown no sign of life."""
+        """Whether the queue is claimed, but its member has shown no sign of life."""
         if not self._members.is_claimed(queue_id):
             self._liveness.forget(("queue", queue_id))
             return False

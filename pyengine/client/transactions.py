@@ -1,4 +1,4 @@
-"""Transactions: a message that nobody sees until its producer says so.
+"""Transactions: a message that no consumer sees until its producer says so.
 
     prepared = producer.put_prepared("orders", b"paid", keys="order-17")
     ...                                             # the producer's own work

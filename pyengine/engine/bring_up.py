@@ -2,7 +2,7 @@
 
     own the lock -> recover files and pool -> epoch + 1 -> create objects -> `abort` -> publish
 
-Every step may be cut short by a crash: until the control block is published nobody can
+Every step may be cut short by a crash: until the control block is published no process can
 attach, and the next start begins again. What recovery refuses is refused before anything
 is created.
 
@@ -109,7 +109,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         remembered = left.confirm
         report = recover(root, config.geometry, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))
         if report.state is RecoveryState.RECOVERED:
-            raise_epoch(root)  # from here on nobody believes the memory that is left
+            raise_epoch(root)  # from here on the memory that is left is not believed
             failpoint("epoch_raised")
         elif left.undrained_bytes:
             raise CorruptionError(f"{report.sentence} {left.undrained_bytes:,} acknowledged bytes stand only in the "
@@ -271,7 +271,7 @@ def check_role(root: str | os.PathLike[str], config: EngineConfig) -> None:
     if noted is not None and noted.role == SLAVE:
         why = f"{root} ran as a slave last, and is not started as {config.broker_role}: start it as a slave again"
     elif said:  # what stands in for the file may be older than the role
-        why = (f"nobody can tell whether {root} ran as a slave last ({said}), so it is not started as {config.broker_role}: put the "
+        why = (f"whether {root} ran as a slave last cannot be told ({said}), so it is not started as {config.broker_role}: put the "
                "file back from a copy, start it as a slave")
     else:
         return

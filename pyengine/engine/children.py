@@ -7,8 +7,8 @@ code) is a reason to halt, not to try for ever. One that lives but makes no prog
 made to leave a trace (SIGABRT) and then killed.
 
 Workers that another supervisor started are adopted: watched the same way, only their
-exit code stays unknown. One that stands still by a signal (SIGSTOP) is let go on when it is
-adopted, and when it is to finish: nobody else does.
+exit code stays unknown. One that a signal has stopped (SIGSTOP) is resumed when it is
+adopted, and when it is to finish: no other process does that.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Child:
     boot_failures: int = 0
     was_ready: bool = False
     aborted_s: float = NEVER_S
-    resumed_s: float = -NEVER_S              # when it was let go on: its silence before that is not its own
+    resumed_s: float = -NEVER_S              # when it was resumed: its silence before that is not its own
     exit_code: int | None = None
 
 
@@ -96,7 +96,7 @@ class Children:
 
     def _resume(self, child: _Child) -> None:
         if is_stopped(child.pid):
-            self._say(f"the {child.kind.name} (pid {child.pid}) was stopped by a signal; it is let go on (SIGCONT)")
+            self._say(f"the {child.kind.name} (pid {child.pid}) was stopped by a signal; it is resumed (SIGCONT)")
             child.resumed_s = time.monotonic()
             self._signal(child, signal.SIGCONT)
 
@@ -127,7 +127,7 @@ class Children:
             self._say(f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
             child.due_s = time.monotonic() + SPAWN_RETRY_S
             return
-        if not self._watch(child, child.process.pid):  # nobody would learn of its end
+        if not self._watch(child, child.process.pid):  # its end would not be noticed
             child.process.kill()
             child.process.wait()
             child.due_s = time.monotonic() + SPAWN_RETRY_S

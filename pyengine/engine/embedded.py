@@ -201,7 +201,7 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
     _check_new_start(root, texts)
     process = None
     try:
-        with _interrupt_deferred():  # a process that nobody knows of could not be stopped
+        with _interrupt_deferred():  # a process of unknown pid could not be stopped
             process, reading = _spawn_supervisor(root, texts, stdin=subprocess.DEVNULL)
         return {"pid": process.pid} | _wait_until_ready(process, reading, timeout_s, progress)
     except KeyboardInterrupt:
@@ -221,7 +221,7 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
     if not living_kinds(root):
         lock = root / "lock"
         if lock.exists() and not os.access(lock, os.R_OK):
-            raise EngineUnavailableError(f"{lock} cannot be read, so nobody can tell whether an engine runs: permission denied")
+            raise EngineUnavailableError(f"{lock} cannot be read, so it is not known whether an engine runs: permission denied")
         return False
     if native.SUPERVISOR in living_kinds(root):
         _stop_supervisor(root, timeout_s)
@@ -359,7 +359,7 @@ def open_log(root: Path):
         if path.stat().st_size > LOG_BYTES_MAX:
             path.replace(root / f"{LOG_NAME}.1")
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a pipe that nobody reads is refused, not waited for
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a pipe without a reader is refused, not waited for
     os.set_blocking(descriptor, True)
     return open(descriptor, "ab")
 

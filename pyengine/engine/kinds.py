@@ -51,7 +51,7 @@ class Kind:
         return KIND_BYTE + self.number
 
 
-# In the order of starting. The supervisor itself is not in it: nobody restarts that.
+# In the order of starting. The supervisor itself is not in it: no process restarts that.
 KINDS = (
     Kind(native.FLUSHER, stop_rank=4, heartbeat_timeout_s=120.0),
     Kind(native.WRITER, stop_rank=1),

@@ -64,12 +64,12 @@ def say(kind: int, text: str, level: int = INFO) -> None:
         lines = f"<{level}>" + text.replace("\n", f"\n<{level}>")
     else:
         lines = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z {KIND_NAMES[kind]}[{os.getpid()}] {text}"
-    with contextlib.suppress(OSError):  # a log that cannot be written, on a full disk perhaps, stops nobody
+    with contextlib.suppress(OSError):  # a log that cannot be written, on a full disk perhaps, stops no process
         print(lines, file=sys.stderr, flush=True)
 
 
 def _stderr_is_journal() -> bool:
-    """Whether the service manager connected stderr, itself and not a pipe of somebody in between, to its journal."""
+    """Whether the service manager connected stderr, itself and not through a pipe of another process, to its journal."""
     stream = os.environ.get("JOURNAL_STREAM", "")
     try:
         found = os.fstat(2)

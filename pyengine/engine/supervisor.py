@@ -1,6 +1,6 @@
 """Supervisor: owns the store, recovers it, starts and watches the workers, opens sessions, stops in order.
 
-Why: somebody must decide alone. It is the only one to recover, to create shared objects,
+Why: one process must decide alone. It is the only one to recover, to create shared objects,
 to open sessions and mark them dead, and to grow the queue table. It moves no message: while
 it is dead everything goes on, only new sessions and restarts wait for its successor, which
 adopts living workers without recovery.
@@ -271,7 +271,7 @@ class Supervisor:
             self._pump(until_s - time.monotonic())
 
     def _is_memory_lost(self) -> bool:
-        """Whether somebody wrote over what is never changed: then nothing that stands in shared memory can be believed."""
+        """Whether what is never changed was written over: then nothing in shared memory can be believed."""
         control = self._memory.control
         try:
             check_block(control, native.CONTROL_BYTES)
@@ -283,7 +283,7 @@ class Supervisor:
         return self._memory.missing_names() + ([] if server.is_reachable else [SOCKET])
 
     def _count_restarts(self) -> None:
-        """For `status`: somebody else starts the workers, and each start but the first is one."""
+        """For `status`: the service manager starts the workers, and each start but the first is one."""
         for kind in self._kinds():
             line = self._memory.control.workers[kind.number]
             native.store(line, "restarts", max(0, native.load(line, "incarnation") - 1))
@@ -319,7 +319,7 @@ class Supervisor:
             if self._arguments.no_children:
                 kill_workers(self._root)
             server.close()
-            self._warn("somebody has written over the control block: the workers were killed, the next start recovers the store")
+            self._warn("the control block was written over: the workers were killed, the next start recovers the store")
             return ExitCode.FAILED
         state = self._memory.control.state
         degraded = self._memory.state == native.STATE_DEGRADED
@@ -412,7 +412,7 @@ class Supervisor:
         self._report({"progress": [done, total]})
 
     def _report(self, line: dict[str, object]) -> None:
-        """Tell systemd and whoever started this process how the start goes."""
+        """Tell systemd and the process that started this one how the start goes."""
         if "ready" in line:
             notify("READY=1", f"STATUS={line['ready']['state']}")
         report(self._arguments.report_descriptor, line)

@@ -167,7 +167,7 @@ class Worker:
             self.beat(worked=True)
 
     def close(self, *, failed: bool = False) -> None:
-        """Say goodbye in the control block and let the lock go."""
+        """Say in the control block that this worker ends, and release the lock."""
         self.heart.state(native.WORKER_FAILED if failed else native.WORKER_ABSENT)
         self.memory.wake(native.SUPERVISOR)
         if self._is_lost and not any(self.lock.kind_taken(kind.number) for kind in KINDS if kind.number != self.kind):

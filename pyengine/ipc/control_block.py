@@ -56,7 +56,7 @@ ROLE_NAMES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the supervisor wrote once and nobody changes: whose memory this is and how it works.
+    """What the supervisor writes once and no process changes: whose memory this is and how it works.
 
     Field for field `struct ms_identity` (csrc/control.cdef.h), without magic, version and size.
     """
@@ -90,7 +90,7 @@ class Identity:
     created_boot_ns: int = 0
 
     def write(self, block: ms_identity) -> None:
-        """Fill `struct ms_identity`, which nobody reads before it is published."""
+        """Fill `struct ms_identity`, which no process reads before it is published."""
         for name in self.__slots__:
             value = getattr(self, name)
             if name in ("store_uuid", "boot_id"):
@@ -114,7 +114,7 @@ def check_block(block: ms_control, mapped_bytes: int) -> None:
     sense = (identity.mode in MODE_NAMES and identity.role < len(ROLE_NAMES) and state in STATE_NAMES and identity.segment_bytes > 0
              and identity.sessions_max <= SESSION_SLOTS and identity.pool_buffers <= native.POOL_BUFFERS_MAX)
     if not sense:
-        raise EngineUnavailableError("the control block says what no engine writes: somebody has written over it")
+        raise EngineUnavailableError("the control block says what no engine writes: it was written over")
 
 
 class EngineMemory:
@@ -195,7 +195,7 @@ class EngineMemory:
         return native.load(self.control.state, "state")
 
     def retire(self) -> None:
-        """Tell everybody who has this memory mapped that it is over, and wake all sleepers."""
+        """Tell all processes that have this memory mapped that it is over, and wake all sleepers."""
         native.store(self.control.state, "retired", 1)
         for number in (self.control.flush_seq, self.control.arrival_seq, self.control.session_seq, self.control.confirm_seq):
             waiting.raise_sequence(number)
@@ -204,7 +204,7 @@ class EngineMemory:
         """Names of this engine's objects that were removed, or are another object's: no process can attach any more.
 
         Without the socket, which is the supervisor's (SessionServer.is_reachable). Each call is some twenty system calls.
-        Empty while nobody can tell, for want of a descriptor.
+        Empty while that cannot be told, for want of a descriptor.
         """
         generation = native.load(self.control.state, "queue_table_generation_offered")
         wanted = [*shared_objects.LASTING, *([shared_objects.queues_name(generation)] if generation else [])]
@@ -267,7 +267,7 @@ class EngineMemory:
         return found
 
     def close_statistics(self) -> None:
-        """Let go of what open_store_stats, open_topic_stats, open_obstacles, `counters` and `obstacles` gave."""
+        """Close what open_store_stats, open_topic_stats, open_obstacles, `counters` and `obstacles` gave."""
         self.__dict__.pop("counters", None)
         self.__dict__.pop("obstacles", None)
         for shared in self._stats_objects:

@@ -55,7 +55,7 @@ class CrashedEngineMemory:
         return max(0, self.shared.slot_end - self.shared.committed)
 
     def require_dead(self) -> None:
-        """StoreBusyError while processes of that engine live: they hold a lock that somebody has removed or replaced.
+        """StoreBusyError while processes of that engine live: they hold a lock file that was removed or replaced.
 
         Once they are dead, producers and readers that still have the memory mapped are told that it is over: they
         would wait as long as the recovery lasts.
@@ -74,7 +74,7 @@ class CrashedEngineMemory:
         if self._memory is None or self._memory.identity.boot_id != read_boot_id():
             return []
         lines = [self._memory.control.workers[kind] for kind in range(len(KIND_NAMES))]
-        # Who has let go of the store may still sleep before it ends (pyengine/engine/service_manager.py).
+        # A process that has released the store may still sleep before it ends (pyengine/engine/service_manager.py).
         pids = [(native.load(line, "pid"), native.load(line, "start_time_ms")) for line in lines
                 if native.load(line, "state") not in (native.WORKER_ABSENT, native.WORKER_FAILED)]
         return [pid for pid, start_ms in pids if pid != os.getpid() and is_alive(pid, start_ms)]
@@ -90,7 +90,7 @@ class CrashedEngineMemory:
         try:
             memory = self._memory = EngineMemory.attach(self._folder)
         except EngineUnavailableError as error:
-            # None, or its maker died before it was published: nothing was put through it. Or somebody wrote over it.
+            # None, or its maker died before it was published: nothing was put through it. Or it was written over.
             if any(name.startswith("pool-") for name in self._folder.names()):
                 self.shared = SharedState(0, 0, (), f"{error}; what may have stood in its pool alone is given up")
             return
@@ -110,7 +110,7 @@ class CrashedEngineMemory:
         try:
             self.shared = SharedState(
                 slot_end, committed, self._map_pool(bases), mismatch,
-                # After a failed sync nobody knows which queue and index pages reached the disk.
+                # After a failed sync it is not known which queue and index pages reached the disk.
                 reput_from=None if frozen else native.load_position(memory.control.reput_from),
                 index_progress=None if frozen else native.index_progress_copy(memory.control),
                 flushed=flushed, sync_failed=frozen,
@@ -146,7 +146,7 @@ class CrashedEngineMemory:
             with contextlib.suppress(BufferError):
                 view.release()
         for buffer in self._buffers:
-            with contextlib.suppress(BufferError):  # somebody still holds a piece: unmapped when they let go
+            with contextlib.suppress(BufferError):  # a piece is still in use: unmapped when that is dropped
                 buffer.close()
 
 
@@ -188,7 +188,7 @@ def _contradiction(memory: EngineMemory, identity: Identity) -> str:
 
 
 def _mismatch(root: str | os.PathLike[str], engine_id: EngineId, identity: Identity) -> str:
-    """What differs from the store as it is now; empty if the memory is its own and nobody was there since."""
+    """What differs from the store as it is now; empty if the memory is its own and no other program opened the store since."""
     if identity.store_uuid != engine_id.uuid:
         return "it belongs to another store"
     if (identity.engine_id_device, identity.engine_id_inode) != (engine_id.device, engine_id.inode):

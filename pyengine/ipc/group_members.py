@@ -7,7 +7,7 @@ only what locks cannot: who shows signs of life, and which claims have been over
 |---|---|---|
 | MEMBERS + slot | a member, as long as it lives | takes part in sharing the queues out |
 | GUESTS + slot | a member that named its queues | lives, but gets no share |
-| QUEUES + fence * 2^32 + queue id | the holder of a queue | nobody else may claim it under this fence |
+| QUEUES + fence * 2^32 + queue id | the holder of a queue | no other member may claim it under this fence |
 
 | bytes | hold | written by |
 |---|---|---|
@@ -18,7 +18,7 @@ A member holds a queue as long as the queue's record names its incarnation and t
 of its claim. It looks there before it hands out a message, and again, under the lock of
 the offsets, before it commits. So a queue can be taken from a member that is stopped or
 hangs: a higher fence in the record ends its hold, and its own lock, which it still has, is
-one that nobody looks at any more. A record that is torn or scribbled on reads as another
+one that no member looks at any more. A record that is torn or scribbled on reads as another
 fence: the holder gives the queue up and claims it again. The worst that any content of
 this file can do is to have messages delivered again.
 
@@ -76,7 +76,7 @@ class SlotRecord:
 
 @dataclass(frozen=True, slots=True)
 class QueueRecord:
-    """Whose a queue is: the fence of the claim that counts, and who made it (0: nobody)."""
+    """Whose a queue is: the fence of the claim that counts, and who made it (0: no member)."""
 
     fence: int = 0
     incarnation: int = _NOBODY
@@ -93,7 +93,7 @@ class Claim:
 class GroupMembers:
     """The members of one group on one topic, as seen by, and including, this process.
 
-    join() makes this process a member; whoever only looks does not join.
+    join() makes this process a member; to look at a group it need not join.
     """
 
     def __init__(self, root: str | os.PathLike[str], topic: str, group: str, *, may_create: bool = True) -> None:
@@ -164,7 +164,7 @@ class GroupMembers:
         return bool(self._locked(at, at + 1))
 
     def claim(self, queue_id: int) -> Claim | None:
-        """Take a queue that nobody holds; None when somebody does."""
+        """Take a queue that no member holds; None when one does."""
         fence = self.record(queue_id).fence
         if not self._try_lock(_queue_byte(queue_id, fence)):
             return None
@@ -172,7 +172,7 @@ class GroupMembers:
         return Claim(queue_id, fence)
 
     def seize(self, queue_id: int) -> Claim | None:
-        """Take a queue whoever holds it: that hold ends here."""
+        """Take a queue from the member that holds it: that hold ends here."""
         fence = self.fence_off(queue_id)
         if not self._try_lock(_queue_byte(queue_id, fence)):
             return None
@@ -196,7 +196,7 @@ class GroupMembers:
         self.drop(claim)
 
     def drop(self, claim: Claim) -> None:
-        """Let go of a claim that counts no more, or of any claim without touching the record."""
+        """Drop the lock of a claim that counts no more, or of any claim, without touching the record."""
         self._unlock(_queue_byte(claim.queue_id, claim.fence))
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class Heartbeat:
     """One worker's own line in the control block: who it is and that it makes progress."""
 
     def __init__(self, worker: ms_worker) -> None:
-        """`worker`: this worker's `struct ms_worker`, which nobody else writes."""
+        """`worker`: this worker's `struct ms_worker`, which no other process writes."""
         self._worker = worker
         self._passes = worker.passes
         self._store_heartbeat_ns = native.storer(worker, "heartbeat_ns")

@@ -273,7 +273,7 @@ class LiveStoreReader(StoreReader):
             return self._holds
 
     def close(self) -> None:
-        """Let go of files and shared memory; no other thread may be using the reader."""
+        """Close files and shared memory; no other thread may be using the reader."""
         super().close()
         self._live_watermark.close()
         with self._memory_lock:

@@ -87,7 +87,7 @@ class Link:
         native_control.store(block, "state", state)
 
     def state(self, state: int, said: str = "") -> None:
-        """A new state, and a sentence for who looks."""
+        """A new state, and a sentence for `status`."""
         native.write_texts(self._block, self.address, said)
         native_control.store(self._block, "state", state)
 
@@ -170,7 +170,7 @@ class Replication:
         native.write_texts(self.block, address, said)
         native_control.store(self.block, "said_ms", _now_ms())
 
-    # ---- who looks --------------------------------------------------------------
+    # ---- `status` --------------------------------------------------------------
 
     def links(self) -> list[LinkLook]:
         """Every link that stands now."""

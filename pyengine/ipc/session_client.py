@@ -60,7 +60,7 @@ class ProducerSession:
                 shared.close()
             raise
         self._object = mapped[0]
-        # To notice that the engine died (csrc/producer.c). Not where nobody seems to hold a byte now: another file `lock`.
+        # To notice that the engine died (csrc/producer.c). Not where no byte seems to be held now: then it is another file `lock`.
         self.lock_descriptor = open_lock(root) if living_kinds(root) else -1
         self._counted = sessions.join_attach_count(self.identity.sysv_semaphore_id)
 
@@ -94,7 +94,7 @@ class ProducerSession:
     @property
     def is_replaced(self) -> bool:
         """Whether the store was recovered since: the engine is over, also where its names in shared memory were removed
-        and nobody could say so in what is mapped here."""
+        so that no process could say so in what is mapped here."""
         try:
             return read_epoch(self.root) > self.identity.epoch
         except EngineError:

@@ -75,7 +75,7 @@ class SlotsDrainingError(DiskFullError):
 
 
 class Sessions:
-    """Opens sessions, marks them dead, clears up behind them."""
+    """Opens sessions, marks them dead, removes what they leave."""
 
     def __init__(self, memory: EngineMemory) -> None:
         self._memory = memory
@@ -130,7 +130,7 @@ class Sessions:
         name = session_name(self._memory.identity.epoch, slot, generation)
         try:
             descriptor = os.open(self._memory.folder.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:  # somebody removed the name: the pidfd must do
+        except OSError:  # the name was removed: the pidfd must do
             return True
         try:
             return is_held(descriptor)
@@ -286,7 +286,7 @@ class SessionServer:
             answer = {"error": str(error), "again": True}
         except EngineError as error:
             answer = {"error": str(error)}
-        except OSError as error:  # descriptors are short, or somebody removed the engine's folder
+        except OSError as error:  # descriptors are short, or the engine's folder was removed
             answer = {"error": f"no session can be opened: {error}"}
         except PARSE_ERRORS as error:
             answer = {"error": f"not understood: {error}"}
@@ -403,7 +403,7 @@ def _short_path(folder: os.PathLike[str]):
 
 
 def connect_socket(folder: os.PathLike[str], timeout_s: float) -> socket.socket:
-    """A connection to the server whose socket lies in `folder`; OSError when nobody listens."""
+    """A connection to the server whose socket lies in `folder`; OSError when no process listens."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         channel.settimeout(timeout_s)

@@ -237,7 +237,7 @@ class SharedFolder:
 
 
 def remove_object(path: Path) -> bool:
-    """Remove what has that name; False when nothing has. A folder, which nobody of ours made, must stop nobody either."""
+    """Remove what has that name; False when nothing has. A folder of that name, which no engine makes, is removed too."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -263,7 +263,7 @@ def create_semaphores(engine_short_id: str) -> None:
 
 
 def unlink_semaphores(engine_short_id: str) -> None:
-    """Remove the names of all wait points; who has them open keeps them."""
+    """Remove the names of all wait points; a process that has them open keeps them."""
     import posix_ipc
 
     for kind in range(len(KIND_NAMES)):
@@ -277,7 +277,7 @@ def unlink_semaphores(engine_short_id: str) -> None:
 
 
 def missing_semaphores(engine_short_id: str) -> list[str]:
-    """Names of wait points that were removed; who has them open keeps them."""
+    """Names of wait points that were removed; a process that has them open keeps them."""
     names = [semaphore_name(engine_short_id, kind) for kind in range(len(KIND_NAMES))]
     return [name for name in names if not os.path.exists(f"{SEMAPHORE_FOLDER}/sem.{name[1:]}")]
 

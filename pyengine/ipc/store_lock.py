@@ -103,7 +103,7 @@ class StoreLock:
                 return found
             self._set(OWNER_BYTE, UNLOCKED)
             self._set(KIND_BYTE, UNLOCKED)
-            raise StoreBusyError(f"somebody who is no worker holds a lock on {self.path}, which whoever may read it can do: "
+            raise StoreBusyError(f"a process that is no worker holds a lock on {self.path}, which any process that may read it can do: "
                                  f"`fuser {self.path}` names the process, as root")
         self._set(KIND_BYTE, UNLOCKED)
         raise StoreBusyError(self._sentence())
@@ -224,7 +224,7 @@ def open_lock(root: str | os.PathLike[str]) -> int:
 
 
 def kind_holder(root: str | os.PathLike[str], kind: int) -> int | None:
-    """The process that holds the byte of this kind, as /proc shows it; None for nobody, or one that may not be looked at.
+    """The process that holds the byte of this kind, as /proc shows it; None for none, or one that may not be looked at.
 
     Looks through all processes: for when shared memory does not tell.
     """

@@ -333,7 +333,7 @@ def test_a_worker_that_stands_still_at_stop_is_let_go_on_to_finish(make_engine):
     bodies = put_numbers(engine, 0, 20)
     engine.stop()
     assert not (engine.root / "abort").exists()
-    assert "let go on (SIGCONT)" in (engine.root / "engine.log").read_text()
+    assert "resumed (SIGCONT)" in (engine.root / "engine.log").read_text()
     assert stored(engine) == bodies
 
 

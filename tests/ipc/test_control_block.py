@@ -76,7 +76,7 @@ def test_another_layout_is_named(memory, folder):
 def test_what_no_engine_writes_is_refused(memory, folder, part, field, value):
     memory.publish()
     setattr(getattr(memory.control, part), field, value)
-    with pytest.raises(EngineUnavailableError, match="somebody has written over it"):
+    with pytest.raises(EngineUnavailableError, match="it was written over"):
         EngineMemory.attach(folder)
 
 
