@@ -219,7 +219,7 @@ def test_a_log_in_several_folders_is_refused(tmp_path):
     write_log(tmp_path, [{"topic": "T", "body": b"x"}])
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "engine.toml").write_text('store_path_commit_log = "commitlog,/mnt/other"\n')
-    with pytest.raises(UsageError, match="lies in other folders"):
+    with pytest.raises(UsageError, match="is in other folders"):
         read_plan(tmp_path, fileSystem="arrow")
 
 
