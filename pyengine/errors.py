@@ -141,7 +141,9 @@ def require_extra(*packages: str) -> None:
 
 def disk_error(error: OSError, doing: str, path: object, advice: str = "") -> DiskError:
     """The DiskError that says "cannot `doing` `path`", why, and `advice`; a DiskFullError where the disk is full."""
-    kind = DiskFullError if error.errno in (codes.ENOSPC, codes.EDQUOT) else DiskError
+    is_full = error.errno in (codes.ENOSPC, codes.EDQUOT)
+    advice = advice or ("; make room on that disk" if is_full else "")
+    kind = DiskFullError if is_full else DiskError
     return kind(f"cannot {doing} {path}: {error.strerror or error}{advice}", errno=error.errno or 0, path=str(path))
 
 
