@@ -206,7 +206,7 @@ def test_without_the_extra_the_sentence_says_how_to_get_it(installed, tmp_path):
 
 def test_a_plain_copy_of_the_checkout_runs(tmp_path):
     subprocess.run(["cp", "-r", *(ROOT / name for name in ("pyengine", "workers")), tmp_path], check=True)
-    code = "import pyengine.engine.kinds as kinds; print(kinds.__file__)"
+    code = "import pyengine.workers.flusher as worker; print(worker.__file__)"
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
                           capture_output=True, text=True)
     assert Path(done.stdout.strip()) == tmp_path / "pyengine" / "engine" / "kinds.py", done.stderr
