@@ -322,7 +322,7 @@ def test_an_offset_behind_the_end_goes_back_to_it(builder, consume):
     fill(builder, 3)
     ConsumerOffsets(builder.root).commit("orders", "billing", {0: 99})
     consumer = consume()
-    assert consumer.pull(timeout_s=0) == [] and "behind the end" in consumer.notes[0]
+    assert consumer.pull(timeout_s=0) == [] and "after the end" in consumer.notes[0]
     later = fill(builder, 1)
     assert bodies(consumer.pull()) == later
 
