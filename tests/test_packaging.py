@@ -209,4 +209,4 @@ def test_a_plain_copy_of_the_checkout_runs(tmp_path):
     code = "import pyengine.workers.flusher as worker; print(worker.__file__)"
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
                           capture_output=True, text=True)
-    assert Path(done.stdout.strip()) == tmp_path / "pyengine" / "engine" / "kinds.py", done.stderr
+    assert Path(done.stdout.strip()) == tmp_path / "pyengine" / "workers" / "flusher.py", done.stderr

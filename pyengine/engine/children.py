@@ -229,18 +229,30 @@ class Children:
     def stop(self, pump: Callable[[float], None], deadline_s: float) -> list[str]:
         """Stop all in the order of stop_rank, each after it has finished what the ones before it published.
 
-        `pump(seconds)` serves the selector for at most that long. A worker that is down,
-        or dies on the way, is started once more to finish. Returns sentences about what
-        went wrong; then whatever was left has been killed.
+        `pump(seconds)` serves the selector for at most that long. A worker that is down is up again
+        before the first one ends: the writer must vouch for a new flusher. One that dies on the way
+        is started once more to finish. Returns sentences about what went wrong; then whatever was
+        left has been killed.
         """
         self._restarting = False
         problems: list[str] = []
+        if not self.halted and self.may_start:
+            self._start_missing(pump, deadline_s)
         for child in sorted(self._children.values(), key=lambda child: child.kind.stop_rank):
             problem = self._stop_one(child, pump, deadline_s)
             if problem:
                 problems.append(problem)
         self.kill()
         return problems
+
+    def _start_missing(self, pump: Callable[[float], None], deadline_s: float) -> None:
+        for child in self._children.values():
+            if not child.pid:
+                self._start(child)
+        while time.monotonic() < deadline_s and any(child.pid and not self._is_ready(child) for child in self._children.values()):
+            for child in self._children.values():
+                self._resume(child)
+            pump(0.02)
 
     def _stop_one(self, child: _Child, pump: Callable[[float], None], deadline_s: float) -> str:
         for _ in range(2):

@@ -451,8 +451,10 @@ class PutMessageService(Service):
 
     @property
     def drained(self) -> bool:
-        """Whether everything published in any session is executed."""
-        return all(self._writer.session_drained(slot) for slot in self._sessions)
+        """Whether everything published in any session is executed, and no new flusher waits for this writer's word."""
+        flusher = native.load(self._control.flusher, "incarnation")
+        answered = (native.load(self._control.writer, "verified_flusher"), self._writer.pointer.skip_verify_incarnation)
+        return flusher in answered and all(self._writer.session_drained(slot) for slot in self._sessions)
 
     def close(self) -> None:
         """Unmap everything; positions and slots stay for the next writer."""

@@ -314,6 +314,17 @@ def test_stop_gives_an_orphaned_engine_a_supervisor_first(make_engine):
     assert stored(engine) == bodies
 
 
+@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+def test_a_flusher_killed_just_before_the_stop_does_not_spoil_it(make_engine, mode):
+    engine = make_engine(mode)
+    engine.start()
+    bodies = put_numbers(engine, 0, 50)
+    engine.kill("flusher")
+    assert engine.stop() is True
+    assert not (engine.root / "abort").exists()
+    assert stored(engine) == bodies
+
+
 def test_one_engine_a_store(make_engine):
     engine = make_engine()
     engine.start()
