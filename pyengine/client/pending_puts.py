@@ -13,6 +13,7 @@ threading.Condition can stay locked for ever when its __enter__ is left by an ex
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import threading
 from collections import deque
@@ -64,17 +65,17 @@ class PutAnswer(SimpleQueue):
 
 
 class _Line:
-    """Entries that one daemon thread handles in order, until end()."""
+    """Entries that one thread handles in order, until end(). A program may end without waiting for it."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._entries: SimpleQueue = SimpleQueue()
         self._done: SimpleQueue = SimpleQueue()
-        self._running = threading.Lock()
+        self._running = threading.Lock()  # held while entries are handled in order, by the thread or by end()
         self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._is_started = False
         self._ident = 0
         self._ended = False
+        self._is_done = False
 
     def _put(self, entry: tuple) -> None:
         self._entries.put(entry)
@@ -84,21 +85,32 @@ class _Line:
         if self._ident:
             return
         with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            if self._thread.ident is None:  # also when an exception came while it was started: two find the lock
-                # Without a thread to be had the entry waits for the next one's try, or for end(): it is submitted.
+            if not self._is_started:
+                # Without a thread to be had the entry waits for the next one's try, or for end(): it is submitted. Not
+                # Thread.start(): an exception raised in it by a signal handler lets the new thread die. Here it may come
+                # between the two lines, and a second thread is started, which ends at once.
                 with contextlib.suppress(RuntimeError):
-                    self._thread.start()
+                    _thread.start_new_thread(self._run, ())
+                    self._is_started = True
 
     def _run(self) -> None:
-        with self._running:
+        if not self._running.acquire(blocking=False):
+            return
+        try:
+            if self._is_done:
+                return
             self._ident = threading.get_ident()
             while (entry := self._entries.get()) is not None:
                 self._handle_one(entry)
                 entry = None  # it may hold the last reference to the producer
-            self._handle_rest()
-            self._done.put(None)
+            self._finish_line()
+        finally:
+            self._running.release()
+
+    def _finish_line(self) -> None:
+        self._handle_rest()
+        self._is_done = True
+        self._done.put(None)
 
     def _handle_rest(self) -> None:
         """What was added while end() was called; then nothing more comes."""
@@ -113,7 +125,7 @@ class _Line:
         try:
             self._handle(*entry)
         except BaseException as error:  # noqa: BLE001 - a callback's, which Future lets through: the others go on
-            threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, self._thread)))
+            threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
 
     def _handle(self, *entry: object) -> None:
         raise NotImplementedError
@@ -130,17 +142,13 @@ class _Line:
         """Let the thread end after what was added. Does not wait for it."""
         self._ended = True
         self._entries.put(None)
-        if self._thread is None:
-            self._handle_rest()
-        elif self._thread.ident is None:  # it could not be started, or is just about to run: both are well
+        if not self._ident:  # no thread: it is not needed now. Or one that has just begun, which ends soon.
             with self._running:
-                self._handle_rest()
-            self._entries.put(None)
-            self._done.put(None)
+                self._finish_line()
 
     def join(self) -> None:
         """After end(): wait for the thread, unless it is the caller's."""
-        if self._thread is not None and not self.in_own_thread:
+        if not self.in_own_thread:
             self._done.get()
             self._done.put(None)
 
@@ -157,7 +165,7 @@ class PendingPuts(_Line):
 
     def __init__(self, session: ProducerSession, finish: Callable[[ProducerSession, int, tuple, object, int], object],
                  end_session: Callable[[], None], is_replaced: Callable[[], bool]) -> None:
-        super().__init__("pyengine-answers")
+        super().__init__()
         self._session = session
         self._finish = finish
         self._at_end = end_session
@@ -202,7 +210,7 @@ class LaterPuts(_Line):
     """Puts that wait for room in the ring in a thread of their own, in order."""
 
     def __init__(self) -> None:
-        super().__init__("pyengine-submits")
+        super().__init__()
         self.waiting: deque[PutFuture] = deque()  # to be looked at only
 
     def add(self, submit: Callable[[], object], future: PutFuture) -> PutFuture:

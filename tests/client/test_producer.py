@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import array
 import asyncio
 import contextlib
@@ -13,9 +14,11 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from pyengine.client import pending_puts
 from pyengine.client.outgoing import BatchMessage, RawMessage
 from pyengine.client.pending_puts import LaterPuts, PutFuture
 from pyengine.client.producer import Producer
@@ -382,15 +385,14 @@ def test_a_producer_leaves_an_engine_that_could_not_say_that_it_is_over(make_par
 
 
 def test_two_threads_start_one_thread_for_what_is_submitted_later(monkeypatch):
-    starts, start = [], threading.Thread.start
+    starts, start = [], _thread.start_new_thread
 
-    def start_slowly(thread):
-        if thread.name == "pyengine-submits":
-            starts.append(thread)
-            time.sleep(0.1)
-        start(thread)
+    def start_slowly(run, arguments):
+        starts.append(run)
+        time.sleep(0.1)
+        start(run, arguments)
 
-    monkeypatch.setattr(threading.Thread, "start", start_slowly)
+    monkeypatch.setattr(pending_puts, "_thread", SimpleNamespace(start_new_thread=start_slowly))
     later = LaterPuts()
     futures = [PutFuture(), PutFuture()]
     adding = [threading.Thread(target=later.add, args=(lambda: "put", future)) for future in futures]
@@ -407,11 +409,11 @@ def test_two_threads_start_one_thread_for_what_is_submitted_later(monkeypatch):
 def test_a_put_whose_thread_cannot_be_started_is_resolved_by_the_next_or_by_close(make_parts, monkeypatch, goes_on):
     producer = make_parts().producer()
 
-    def start(thread):
+    def start(run, arguments):
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", start)
+        patched.setattr(pending_puts, "_thread", SimpleNamespace(start_new_thread=start))
         future = producer.put_async("T", b"x")  # submitted: the caller must not be told otherwise
     assert not future.done()
     if goes_on:
@@ -593,7 +595,7 @@ def test_dropped_producers_give_everything_back(make_parts):
     parts = make_parts(sessions_max=4)
     gc.collect()
     descriptors = len(os.listdir("/proc/self/fd"))
-    threads = threading.active_count()
+    threads = _thread._count()
     for use in range(20):
         producer = parts.producer()
         assert producer.put("T", b"x").ok
@@ -605,7 +607,7 @@ def test_dropped_producers_give_everything_back(make_parts):
         else:
             del producer
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, "descriptors are closed")
-    eventually(lambda: threading.active_count() <= threads, "threads have ended")
+    eventually(lambda: _thread._count() <= threads, "threads have ended")
     eventually(lambda: all(native.load(row, "state") == native.SESSION_FREE for row in parts.control.sessions), "sessions are free")
 
 
