@@ -67,6 +67,11 @@ build_native() {
   printf '%s\n' "$wanted" >"$stamp"
 }
 
+# Compiled once here, not by each worker at each start where PYTHONDONTWRITEBYTECODE is set: that doubles the time of a start.
+compile_python() {
+  "$PYTHON" -m compileall -q "$checkout/pyengine" "$checkout"/pyspark_pyengine* >/dev/null 2>&1 || true # a checkout that is only read
+}
+
 use_environment() {
   local base extras
   extras=$(IFS=,; echo "$*")
@@ -94,5 +99,6 @@ $("$PYTHON" -c 'import sys; print("python%d.%d" % sys.version_info[:2])') (on De
   fi
   install_packages "$extras"
   build_native
+  compile_python
   exec 9>&-
 }
