@@ -60,17 +60,18 @@ def show(rows: list[Row]) -> None:
     for name in ("question", "median", "lowest .. highest", "limit", "ratio", "floor", "aim", ""):
         table.add_column(name)
     for row in rows:
-        notes = "".join(f"\n  {name} {_figure(value)}" for name, value in row.notes.items())
+        notes = "".join(f"\n  {name} {figure(value)}" for name, value in row.notes.items())
         table.add_row(
-            row.question + notes, f"{_figure(row.median)} {row.unit}",
-            f"{_figure(min(row.rounds))} .. {_figure(max(row.rounds))}",
-            f"{_figure(row.limit)} ({row.limit_is})" if row.limit is not None else "",
+            row.question + notes, f"{figure(row.median)} {row.unit}",
+            f"{figure(min(row.rounds))} .. {figure(max(row.rounds))}",
+            f"{figure(row.limit)} ({row.limit_is})" if row.limit is not None else "",
             f"{row.ratio:.2f}" if row.ratio is not None else "",
-            _figure(row.floor), _figure(row.aim), row.verdict)
+            figure(row.floor), figure(row.aim), row.verdict)
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
-def _figure(value: float | None) -> str:
+def figure(value: float | None) -> str:
+    """For people: three digits, or whole with separators."""
     if value is None:
         return ""
     if value >= 1000:

@@ -58,27 +58,27 @@ def cache_folder() -> Path:
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyengine"
 
 
-def build() -> Path:
-    """Folder of the built judge, built if its sources are new. JudgeUnavailableError with Maven's own words."""
-    files = sorted(path for path in SOURCES.rglob("*") if path.suffix in (".java", ".xml"))
-    digest = hashlib.sha256(b"".join(str(p.relative_to(SOURCES)).encode() + p.read_bytes() for p in files)).hexdigest()
-    cache = cache_folder()
-    built = cache / f"judge-{digest[:16]}"
+def build(sources: Path = SOURCES) -> Path:
+    """Folder of a built Maven project, built if its sources are new. JudgeUnavailableError with Maven's own words."""
+    files = sorted(path for path in sources.rglob("*") if path.suffix in (".java", ".xml"))
+    digest = hashlib.sha256(b"".join(str(p.relative_to(sources)).encode() + p.read_bytes() for p in files)).hexdigest()
+    cache, name = cache_folder(), sources.name
+    built = cache / f"{name}-{digest[:16]}"
     cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / "judge.lock", "w") as lock:
+    with open(cache / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once: the second finds what the first has built
         if built.is_dir():
             return built
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            place = Path(scratch, "judge")
-            shutil.copytree(SOURCES, place, ignore=shutil.ignore_patterns("target"))
+            place = Path(scratch, name)
+            shutil.copytree(sources, place, ignore=shutil.ignore_patterns("target"))
             command = ["mvn", "-q", "-B", "package", "dependency:copy-dependencies", "-DoutputDirectory=target/lib"]
             try:
                 told = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise JudgeUnavailableError(f"Maven did not build the judge: {error}") from error
+                raise JudgeUnavailableError(f"Maven did not build {sources}: {error}") from error
             if told.returncode != 0:
-                raise JudgeUnavailableError(f"Maven did not build the judge:\n{told.stdout}{told.stderr}")
+                raise JudgeUnavailableError(f"Maven did not build {sources}:\n{told.stdout}{told.stderr}")
             os.rename(place, built)
     return built
 

@@ -1,0 +1,232 @@
+"""Hold the engine against other logs in the same run, in turns. See bench/README.md.
+
+usage: python bench/bench_rivals.py [--quick] [--rounds N] [--folder DIR] [--only TEXT] [--rivals NAME,...] [--json FILE]
+
+Needs Java 17 and Maven for RocketMQ, Chronicle Queue and Aeron Archive (rivals/, built at the first run), the package
+`lmdb` for LMDB; what is not there is left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests")]
+
+import psutil  # noqa: E402
+
+import needs  # noqa: E402
+import pyengine  # noqa: E402
+import raw  # noqa: E402
+from interop import judge as java  # noqa: E402
+from measure import figure  # noqa: E402
+from run import SETTINGS, processes_of, wait_dispatched  # noqa: E402
+
+OURS = "pyengine"
+JAVA_LOGS = ("rocketmq", "chronicle", "aeron")
+PYTHON_LOGS = ("sqlite", "lmdb")
+# Chronicle and Aeron reach into the JDK by more ways than RocketMQ does.
+OPENED = ("java.io", "java.lang", "java.lang.reflect", "java.nio", "java.util", "jdk.internal.misc", "jdk.internal.ref", "sun.nio.ch")
+JVM_FLAGS = (*(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in OPENED),
+             *(f"--add-exports=java.base/{name}=ALL-UNNAMED" for name in ("jdk.internal.misc", "jdk.internal.ref", "sun.nio.ch")),
+             "--add-opens=jdk.compiler/com.sun.tools.javac=ALL-UNNAMED", "-Xmx1g", "-Dchronicle.analytics.disable=true")
+QUICK_SHARE = 10
+SECONDS_MAX = 600.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is put, by whom, and beside whom. `floor` and `aim`: our rate beside RocketMQ's."""
+
+    name: str
+    kind: str           # of producing.py
+    count: int          # of put_many: messages of a batch; of put_async: how many may wait for their answers
+    size_bytes: int
+    producers: int
+    messages: int
+    rivals: tuple[str, ...]
+    floor: float
+    aim: float
+    sync: bool = False
+
+
+ALL_ASYNC = ("rocketmq", "chronicle", "aeron", "sqlite", "lmdb")
+WORKS = (
+    Work("put, 128 B", "put", 1, 128, 1, 1_000_000, ALL_ASYNC, 1.0, 1.5),
+    Work("put, 1 KiB", "put", 1, 1024, 1, 500_000, ALL_ASYNC, 1.0, 1.5),
+    Work("put_async, 128 B", "async", 2000, 128, 1, 1_000_000, ALL_ASYNC[:3], 1.0, 2.0),
+    Work("put_many(256), 128 B, two producers", "many", 256, 128, 2, 4_000_000, ALL_ASYNC[:3], 8, 15),
+    Work("put_many(256), 1 KiB", "many", 256, 1024, 1, 1_000_000, ALL_ASYNC[:3], 3, 5),
+    Work("put, sync, 1 KiB", "put", 1, 1024, 1, 5_000, ("rocketmq", "sqlite", "lmdb"), 1.0, 1.5, sync=True),
+    Work("put, sync, 1 KiB, four producers", "put", 1, 1024, 4, 10_000, ("rocketmq",), 1.5, 2.0, sync=True),
+)
+
+
+@dataclass
+class Turn:
+    """What one log did in one round. `busy_us`: CPU of all its processes for each message."""
+
+    rate: float
+    busy_us: float
+    p50_us: float
+    p99_us: float
+
+
+@dataclass
+class Outcome:
+    """The turns of one work, by log."""
+
+    work: Work
+    turns: dict[str, list[Turn]] = field(default_factory=dict)
+
+    def median(self, log: str, of: Callable[[Turn], float]) -> float:
+        return statistics.median(of(turn) for turn in self.turns[log])
+
+    def ratio(self, rival: str) -> float:
+        """Median of our rate beside the rival's, round by round."""
+        return statistics.median(ours.rate / its.rate for ours, its in zip(self.turns[OURS], self.turns[rival], strict=True))
+
+
+class Rivals:
+    """The logs that can be measured here."""
+
+    def __init__(self, wanted: tuple[str, ...]) -> None:
+        self.missing: dict[str, str] = {}
+        self._command: list[str] = []
+        names = [name for name in wanted if name in JAVA_LOGS]
+        try:
+            target = java.build(HERE / "rivals") / "target" if names else Path()
+            self._command = [needs.java_command(), *JVM_FLAGS, "-cp", f"{target / 'rivals.jar'}{os.pathsep}{target / 'lib' / '*'}",
+                             "rivals.Main"] if names else []
+        except java.JudgeUnavailableError as error:
+            self.missing |= dict.fromkeys(names, str(error).partition("\n")[0])
+        if "lmdb" in wanted and importlib.util.find_spec("lmdb") is None:
+            self.missing["lmdb"] = "the package lmdb is not installed"
+        self.names = tuple(name for name in wanted if name not in self.missing)
+
+    def turn(self, log: str, work: Work, messages: int, folder: Path) -> Turn:
+        """One turn of a rival in a process of its own."""
+        script = [sys.executable, str(HERE / "other_python.py")] if log in PYTHON_LOGS else self._command
+        command = [*script, log, str(folder), str(work.size_bytes), str(work.producers), str(messages), *(["sync"] if work.sync else [])]
+        (answer,) = run_together([command])
+        return Turn(answer["messages"] / answer["seconds"], answer["cpu_seconds"] * 1e6 / answer["messages"],
+                    answer["p50_us"], answer["p99_us"])
+
+
+def our_turn(work: Work, messages: int, folder: Path) -> Turn:
+    """The engine and its producers, each a process."""
+    mode = {"flush_disk_type": "SYNC_FLUSH" if work.sync else "ASYNC_FLUSH"}
+    with pyengine.Engine(folder / "store", **{**SETTINGS, **mode}):
+        processes = processes_of(folder / "store")
+        before_s = cpu_seconds(processes)
+        command = [sys.executable, str(HERE / "producing.py"), str(folder / "store"), work.kind, str(work.size_bytes), str(SECONDS_MAX),
+                   str(work.count), str(messages // work.producers)]
+        answers = run_together([command] * work.producers)
+        busy_s = cpu_seconds(processes) - before_s + sum(answer["cpu_seconds"] for answer in answers)
+        wait_dispatched(folder / "store")
+    put = sum(answer["messages"] for answer in answers)
+    share = max(answer["seconds"] for answer in answers)
+    return Turn(put / share, busy_s * 1e6 / put, statistics.median(answer["p50_us"] for answer in answers),
+                max(answer["p99_us"] for answer in answers))
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def run_together(commands: list[list[str]]) -> list[dict[str, float]]:
+    """Run programs of producing.py's protocol; the JSON line of each. They begin when all are ready."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+                for command in commands]
+    for child in children:
+        if child.stdout.readline().strip() != "ready":
+            raise SystemExit(f"{child.args[0]} did not come up: {child.communicate()[1][-2000:]}")
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    answers = []
+    for child in children:
+        told, errors = child.communicate(timeout=SECONDS_MAX)
+        if child.returncode:
+            raise SystemExit(f"{child.args[0]} ended with {child.returncode}: {errors[-2000:]}")
+        answers.append(json.loads(told.strip().splitlines()[-1]))
+    return answers
+
+
+def measure(work: Work, rivals: Rivals, rounds: int, share: int, folder: Path) -> Outcome:
+    """Each round all logs put as many messages, in turns; the order goes round."""
+    outcome = Outcome(work)
+    logs = [OURS, *(name for name in work.rivals if name in rivals.names)]
+    messages = max(work.messages // share, 256 * work.producers)
+    for number in range(rounds):
+        turn = number % len(logs)
+        for log in (*logs[turn:], *logs[:turn]):
+            print(f"{work.name}: round {number + 1} of {rounds}, {log} ...", file=sys.stderr)
+            place = Path(tempfile.mkdtemp(dir=folder))
+            raw.warm_memory(min(messages * (work.size_bytes + 128) * 2, 2 << 30))
+            took = our_turn(work, messages, place) if log == OURS else rivals.turn(log, work, messages, place)
+            outcome.turns.setdefault(log, []).append(took)
+            shutil.rmtree(place)
+    return outcome
+
+
+def show(outcomes: list[Outcome], rivals: Rivals) -> None:
+    """One line for each work: our rate, then ours beside each rival's."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{os.cpu_count()} CPUs, Python {sys.version.split()[0]}, load {os.getloadavg()[0]:.1f}: messages a second; "
+                        "beside a rival: ours / its (CPU us a message, p50 us)")
+    table.add_column("work")
+    table.add_column(OURS, justify="right")
+    for name in rivals.names:
+        table.add_column(name, justify="right")
+    table.add_column("floor, aim beside rocketmq")
+
+    def cell(outcome: Outcome, log: str) -> str:
+        if log not in outcome.turns:
+            return ""
+        costs = f"({figure(outcome.median(log, lambda turn: turn.busy_us))}, {figure(outcome.median(log, lambda turn: turn.p50_us))})"
+        rate = figure(outcome.median(log, lambda turn: turn.rate))
+        return f"{rate}\n{costs}" if log == OURS else f"{outcome.ratio(log):.2f} of {rate}\n{costs}"
+
+    for outcome in outcomes:
+        table.add_row(outcome.work.name, *(cell(outcome, log) for log in (OURS, *rivals.names)),
+                      f"{figure(outcome.work.floor)}, {figure(outcome.work.aim)}")
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    for name, why in rivals.missing.items():
+        print(f"without {name}: {why}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"one round of a {QUICK_SHARE}th of the messages")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where the logs go (default: a temporary folder beside this one's disk)")
+    parser.add_argument("--only", default="", help="only works with this in their name")
+    parser.add_argument("--rivals", default=",".join(ALL_ASYNC), help="beside these only (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    rivals = Rivals(tuple(arguments.rivals.split(",")))
+    rounds, share = (1, QUICK_SHARE) if arguments.quick else (arguments.rounds, 1)
+    with tempfile.TemporaryDirectory(dir=arguments.folder or Path.cwd(), prefix="bench-") as folder:
+        outcomes = [measure(work, rivals, rounds, share, Path(folder)) for work in WORKS if arguments.only in work.name]
+    show(outcomes, rivals)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
