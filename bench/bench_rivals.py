@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,14 +23,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests")]
 
-import psutil  # noqa: E402
 
 import needs  # noqa: E402
 import pyengine  # noqa: E402
 import raw  # noqa: E402
 from interop import judge as java  # noqa: E402
 from measure import figure  # noqa: E402
-from run import SETTINGS, processes_of, wait_dispatched  # noqa: E402
+from pyengine.cli.bench import engine_cpu_seconds, produce, run_together, wait_dispatched  # noqa: E402
+from run import SETTINGS  # noqa: E402
 
 OURS = "pyengine"
 JAVA_LOGS = ("rocketmq", "chronicle", "aeron")
@@ -126,43 +125,15 @@ class Rivals:
 
 def our_turn(work: Work, messages: int, folder: Path) -> Turn:
     """The engine and its producers, each a process."""
-    mode = {"flush_disk_type": "SYNC_FLUSH" if work.sync else "ASYNC_FLUSH"}
-    with pyengine.Engine(folder / "store", **{**SETTINGS, **mode}):
-        processes = processes_of(folder / "store")
-        before_s = cpu_seconds(processes)
-        command = [sys.executable, str(HERE / "producing.py"), str(folder / "store"), work.kind, str(work.size_bytes), str(SECONDS_MAX),
-                   str(work.count), str(messages // work.producers)]
-        answers = run_together([command] * work.producers)
-        busy_s = cpu_seconds(processes) - before_s + sum(answer["cpu_seconds"] for answer in answers)
-        wait_dispatched(folder / "store")
-    put = sum(answer["messages"] for answer in answers)
-    share = max(answer["seconds"] for answer in answers)
-    return Turn(put / share, busy_s * 1e6 / put, statistics.median(answer["p50_us"] for answer in answers),
-                max(answer["p99_us"] for answer in answers))
-
-
-def cpu_seconds(processes: list[psutil.Process]) -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
-
-
-def run_together(commands: list[list[str]]) -> list[dict[str, float]]:
-    """Run programs of producing.py's protocol; the JSON line of each. They begin when all are ready."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
-    children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-                for command in commands]
-    for child in children:
-        if child.stdout.readline().strip() != "ready":
-            raise SystemExit(f"{child.args[0]} did not come up: {child.communicate()[1][-2000:]}")
-    for child in children:
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    answers = []
-    for child in children:
-        told, errors = child.communicate(timeout=SECONDS_MAX)
-        if child.returncode:
-            raise SystemExit(f"{child.args[0]} ended with {child.returncode}: {errors[-2000:]}")
-        answers.append(json.loads(told.strip().splitlines()[-1]))
-    return answers
+    store = folder / "store"
+    with pyengine.Engine(store, **SETTINGS | {"flush_disk_type": "SYNC_FLUSH" if work.sync else "ASYNC_FLUSH"}):
+        before_s = engine_cpu_seconds(store)
+        answers = produce(store, work.kind, work.size_bytes, SECONDS_MAX, work.count, work.producers, messages // work.producers)
+        busy_s = engine_cpu_seconds(store) - before_s + sum(answer.cpu_seconds for answer in answers)
+        wait_dispatched(store)
+    put = sum(answer.messages for answer in answers)
+    return Turn(put / max(answer.seconds for answer in answers), busy_s * 1e6 / put,
+                statistics.median(answer.p50_us for answer in answers), max(answer.p99_us for answer in answers))
 
 
 def measure(work: Work, rivals: Rivals, rounds: int, share: int, folder: Path) -> Outcome:

@@ -10,22 +10,6 @@ from pathlib import Path
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 
 
-def sync_rate(folder: Path, size_bytes: int, seconds: float) -> float:
-    """pwrite + fdatasync of `size_bytes` at a time into blocks that were written before, per second."""
-    body = bytes(size_bytes)
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        descriptor = file.fileno()
-        os.pwrite(descriptor, bytes(64 << 20), 0)
-        os.fsync(descriptor)
-        done, at, began = 0, 0, time.perf_counter()
-        while time.perf_counter() - began < seconds:
-            os.pwrite(descriptor, body, at)
-            os.fdatasync(descriptor)
-            at = (at + size_bytes) % ((64 << 20) - size_bytes)
-            done += 1
-        return done / (time.perf_counter() - began)
-
-
 def warm_memory(size_bytes: int) -> float:
     """Touch and give back that much memory (at most half of what is free); us per page.
 

@@ -28,8 +28,9 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import pyengine  # noqa: E402
 import raw  # noqa: E402
 from measure import Row, keep, quantile, show  # noqa: E402
+from pyengine.cli.bench import engine_pids, produce, raw_sync_rate, wait_dispatched  # noqa: E402
+from pyengine.cli.bench_producer import Produced  # noqa: E402
 from pyengine.cli.engine_status import engine_status  # noqa: E402
-from pyengine.engine.embedded import supervisor_pid  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 
 IDLE_SECONDS = 20
@@ -52,23 +53,12 @@ class Bench:
         path = Path(tempfile.mkdtemp(dir=self.folder)) / "store"
         return pyengine.Engine(path, **{**SETTINGS, **settings}), path
 
-    def produce(self, store: Path, kind: str, size: int, producers: int = 1, count: int = 1) -> list[dict]:
-        """Run producer processes side by side; what each of them printed."""
-        command = [sys.executable, str(HERE / "producing.py"), str(store), kind, str(size), str(self.seconds), str(count)]
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
-        children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-                    for _ in range(producers)]
-        for child in children:
-            if child.stdout.readline().strip() != "ready":
-                raise SystemExit("a producer did not come up")
-        for child in children:
-            child.stdin.write("go\n")
-            child.stdin.flush()
-        answers = [json.loads(child.communicate()[0].strip().splitlines()[-1]) for child in children]
-        return answers
+    def produce(self, store: Path, kind: str, size: int, producers: int = 1, count: int = 1) -> list[Produced]:
+        """Run producer processes side by side; what each of them did."""
+        return produce(store, kind, size, self.seconds, count, producers)
 
-    def rate(self, answers: list[dict]) -> float:
-        return sum(answer["messages"] / answer["seconds"] for answer in answers)
+    def rate(self, answers: list[Produced]) -> float:
+        return sum(answer.messages / answer.seconds for answer in answers)
 
 
 def bench_async_puts(bench: Bench) -> None:
@@ -82,7 +72,7 @@ def bench_async_puts(bench: Bench) -> None:
         rates = [bench.rate(answers) for answers in rounds]
         best = rounds[rates.index(max(rates))][0]
         bench.rows.append(Row(f"put, async, one producer, {size} B", "msg/s", rates, floor=floor, aim=aim,
-                              notes={"p50 us": best["p50_us"], "p99 us": best["p99_us"], "p99.9 us": best["p999_us"],
+                              notes={"p50 us": best.p50_us, "p99 us": best.p99_us, "p99.9 us": best.p999_us,
                                      "us a page to warm memory": max(pages)}))
         shutil.rmtree(path.parent)
 
@@ -111,11 +101,11 @@ def bench_sync(bench: Bench) -> None:
     limits, ones, fours, sixteens, groups, group_limits = [], [], [], [], [], []
     with engine:
         for _ in range(max(1, int(bench.rounds * seconds))):
-            limits.append(raw.sync_rate(bench.folder, size + RECORD_OVERHEAD_BYTES, 1.0))
+            limits.append(raw_sync_rate(bench.folder, size + RECORD_OVERHEAD_BYTES, 1.0))
             ones.append(bench.rate(bench.produce(path, "put", size)))
             fours.append(bench.rate(bench.produce(path, "put", size, 4)))
             sixteens.append(bench.rate(bench.produce(path, "put", size, 16)))
-            group_limits.append(raw.sync_rate(bench.folder, 64 * (size + RECORD_OVERHEAD_BYTES), 1.0) * 64)
+            group_limits.append(raw_sync_rate(bench.folder, 64 * (size + RECORD_OVERHEAD_BYTES), 1.0) * 64)
             groups.append(bench.rate(bench.produce(path, "many", size, 1, 64)))
     bench.seconds = seconds
     shares = {"worst second beside raw": min(map(truediv, ones, limits)), "best": max(map(truediv, ones, limits))}
@@ -154,7 +144,7 @@ def bench_new_topics(bench: Bench) -> None:
     topics = 10_000 if bench.rounds > 1 else 2_000
     rates, limits, stops = [], [], []
     for _ in range(bench.rounds):
-        limits.append(raw.sync_rate(bench.folder, 4096, bench.seconds))
+        limits.append(raw_sync_rate(bench.folder, 4096, bench.seconds))
         engine, path = bench.store()
         with engine:
             with pyengine.connect(path) as producer:
@@ -293,16 +283,9 @@ def put_messages(producer: pyengine.Producer, count: int) -> None:
             raise SystemExit(f"{result.status.name}: {result.reason}")
 
 
-def wait_dispatched(path: Path) -> None:
-    """Until all that was put is durable, in queues and in the index."""
-    while (status := engine_status(path, {}))["behind_bytes"] or status["unflushed_bytes"]:
-        time.sleep(0.05)
-
-
 def processes_of(path: Path) -> list[psutil.Process]:
     """Every living process of the engine, the supervisor too."""
-    pids = {worker["pid"] for worker in engine_status(path, {})["workers"] if worker["pid"]} | {supervisor_pid(path)}
-    return [psutil.Process(pid) for pid in pids if pid]
+    return [psutil.Process(pid) for pid in engine_pids(path)]
 
 
 def _private_bytes(pid: int) -> int:

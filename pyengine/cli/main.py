@@ -65,6 +65,7 @@ COMMANDS = (
     Row("salvage", "pyengine.cli.repair", "salvage", "Check and repair"),
     Row("replay", "pyengine.cli.replay", "replay", "Check and repair"),
     Row("prove", "pyengine.cli.prove", "prove", "Check and repair"),
+    Row("bench", "pyengine.cli.bench", "bench", "Check and repair"),
     Row("inspect", "pyengine.cli.dump", "inspect", "Look inside"),
     Row("stats", "pyengine.cli.spark_jobs", "stats", "Look inside"),
     Row("report", "pyengine.cli.report", "report", "Look inside"),

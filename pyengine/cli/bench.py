@@ -1,0 +1,266 @@
+"""`pyengine bench`: how fast the engine is on the user's own machine and disk, beside the disk alone.
+
+A short run of what bench/ in the source measures with rivals and at length. Each producer is a process of its own
+(bench_producer.py), as a user's would be; the stores are new ones, removed at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import click
+
+import pyengine
+from pyengine.cli import output
+from pyengine.cli.bench_producer import TOPIC, Produced
+from pyengine.cli.engine_status import engine_status
+from pyengine.cli.options import json_option, set_option
+from pyengine.cli.prove import file_system_of
+from pyengine.engine.children import child_environment
+from pyengine.engine.embedded import Engine, connect
+from pyengine.errors import DiskError, EngineError, ExitCode, NotAStoreError
+from pyengine.storage.config import load_config
+
+FREE_BYTES_MIN = 8 << 30
+SIZES = {"mapped_file_size_commit_log_bytes": 1 << 28, "max_hash_slot_num": 100_000, "max_index_num": 400_000}
+RECORD_OVERHEAD_BYTES = 91 + len(TOPIC)
+RAW_FILE_BYTES = 64 << 20
+VISIBLE_PUTS = 200
+VISIBLE_PAUSE_S = 0.002  # between two puts: an idle store, not a busy one
+VISIBLE_TIMEOUT_S = 5.0
+PULL_MESSAGES = 1024
+DISPATCH_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One line of the table. `busy_us`: CPU for each message, of all processes that took part."""
+
+    what: str
+    messages_per_s: float
+    bytes_per_s: float
+    p50_us: float | None = None
+    p99_us: float | None = None
+    busy_us: float | None = None
+    beside_disk: float | None = None
+    """The rate beside pwrite + fdatasync of as many bytes at a time, done in turns."""
+
+
+@click.command()
+@click.argument("parent", type=click.Path(path_type=Path), metavar="FOLDER", default=Path())
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="How long each line is measured.")
+@click.option("--size", "size_bytes", type=click.IntRange(min=1, max=1 << 20), default=1024, show_default=True, help="Bytes of a body.")
+@set_option
+@json_option
+def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str], as_json: bool) -> int:
+    """Measure puts, syncs, visibility and reads on your own disk.
+
+    FOLDER is a directory on the disk in question (this one if not given); stores are made in a
+    folder of their own in it and removed afterwards. What another program does at the same time
+    shows in every figure: look at the CPU of a message too, which changes less.
+
+    \b
+    Examples:
+      pyengine bench /var/lib
+      pyengine bench --size 128 --seconds 10 --json
+    """
+    if not parent.is_dir():
+        raise NotAStoreError(f"{parent} is no directory: FOLDER is an existing directory on the disk to be measured")
+    free_bytes = shutil.disk_usage(parent).free
+    if free_bytes < FREE_BYTES_MIN:
+        raise DiskError(f"{output.size_text(free_bytes)} are free under {parent}, {output.size_text(FREE_BYTES_MIN)} are needed")
+    load_config(None, settings)  # a wrong setting is told before anything is made
+    with tempfile.TemporaryDirectory(prefix="pyengine-bench-", dir=parent) as folder:
+        run = BenchRun(Path(folder).absolute(), seconds, size_bytes, settings)
+        for mode, flush in (("async", "ASYNC_FLUSH"), ("sync", "SYNC_FLUSH")):
+            run.measure_mode(mode, flush)
+    document = {"file_system": file_system_of(parent), "cpus": os.cpu_count(), "load": os.getloadavg()[0], "body_bytes": size_bytes,
+                "seconds": seconds, "measured": [asdict(row) for row in run.rows]}
+    if as_json:
+        output.write_json(document)
+    else:
+        _print(run.rows, document)
+    return ExitCode.OK
+
+
+def _print(rows: Sequence[Measured], document: dict[str, Any]) -> None:
+    def number(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:,.{digits}f}"
+
+    output.write_table(
+        ("what", "messages/s", "MB/s", "p50 us", "p99 us", "CPU us a message", "beside the disk"),
+        [(row.what, number(row.messages_per_s, 0), number(row.bytes_per_s / 1e6, 1), number(row.p50_us, 1), number(row.p99_us, 1),
+          number(row.busy_us, 2), number(row.beside_disk, 2)) for row in rows],
+        f"bodies of {document['body_bytes']:,} B on {document['file_system']}, {document['cpus']} CPUs, load {document['load']:.1f}")
+
+
+class BenchRun:
+    """The lines of one run, each on a store that is new for its flush mode."""
+
+    def __init__(self, folder: Path, seconds: float, size_bytes: int, settings: dict[str, str]) -> None:
+        self.rows: list[Measured] = []
+        self._folder = folder
+        self._seconds = seconds
+        self._size_bytes = size_bytes
+        self._settings = settings
+
+    def measure_mode(self, mode: str, flush_disk_type: str) -> None:
+        """Add the lines of one flush mode."""
+        store = self._folder / mode
+        with Engine(store, **(SIZES | {"flush_disk_type": flush_disk_type} | self._settings)):
+            if mode == "async":
+                self._puts(store, "put, async", "put")
+                self._puts(store, "put_async, 1,000 under way, async", "async", count=1000)
+                self._puts(store, "put_many(256), async", "many", count=256)
+                self._pulls(store)
+            else:
+                self._synced_puts(store)
+                self._puts(store, "put, sync, four producers", "put", producers=4)
+            self._visible(store, mode)
+        shutil.rmtree(store)
+
+    def _puts(self, store: Path, what: str, kind: str, count: int = 1, producers: int = 1) -> None:
+        self._say(what)
+        before_s = engine_cpu_seconds(store)
+        answers = produce(store, kind, self._size_bytes, self._seconds, count, producers)
+        busy_s = engine_cpu_seconds(store) - before_s + sum(answer.cpu_seconds for answer in answers)
+        self._add(what, answers, busy_s)
+        wait_dispatched(store)
+
+    def _add(self, what: str, answers: Sequence[Produced], busy_s: float, raw_rates: Sequence[float] = ()) -> None:
+        messages = sum(answer.messages for answer in answers)
+        rate = sum(answer.messages / answer.seconds for answer in answers) / (len(raw_rates) or 1)
+        self.rows.append(Measured(
+            what, rate, rate * self._size_bytes, statistics.median(answer.p50_us for answer in answers),
+            max(answer.p99_us for answer in answers), busy_s * 1e6 / messages,
+            rate / statistics.mean(raw_rates) if raw_rates else None))
+
+    def _synced_puts(self, store: Path) -> None:
+        """Second by second in turns with the disk alone, which changes from one second to the next."""
+        self._say("put, sync")
+        raw_rates, answers, busy_s = [], [], 0.0
+        for _ in range(max(1, round(self._seconds))):
+            turn_s = min(1.0, self._seconds)
+            raw_rates.append(raw_sync_rate(self._folder, self._size_bytes + RECORD_OVERHEAD_BYTES, turn_s))
+            before_s = engine_cpu_seconds(store)
+            answers += produce(store, "put", self._size_bytes, turn_s)
+            busy_s += engine_cpu_seconds(store) - before_s
+        self._add("put, sync", answers, busy_s + sum(answer.cpu_seconds for answer in answers), raw_rates)
+
+    def _visible(self, store: Path, mode: str) -> None:
+        """From a put's answer until its queue shows the message."""
+        what = f"put to visible in its queue, {mode}"
+        self._say(what)
+        lags_us = []
+        body = bytes(self._size_bytes)
+        with connect(store) as producer, pyengine.open_store(store) as reader:
+            for _ in range(VISIBLE_PUTS):
+                wanted = producer.put(TOPIC, body).raise_for_status().queue_offset + 1
+                began_s = time.perf_counter()
+                while reader.queue_range(TOPIC, 0)[1] < wanted:
+                    if time.perf_counter() > began_s + VISIBLE_TIMEOUT_S:
+                        raise EngineError(f"a message was not visible in its queue within {VISIBLE_TIMEOUT_S:g} s")
+                lags_us.append((time.perf_counter() - began_s) * 1e6)
+                time.sleep(VISIBLE_PAUSE_S)
+        lags_us.sort()
+        total_s = sum(lags_us) / 1e6
+        self.rows.append(Measured(what, VISIBLE_PUTS / total_s, VISIBLE_PUTS * self._size_bytes / total_s,
+                                  lags_us[VISIBLE_PUTS // 2], lags_us[VISIBLE_PUTS * 99 // 100]))
+
+    def _pulls(self, store: Path) -> None:
+        """Messages as Python objects, by a group of its own."""
+        self._say("consumer.pull")
+        with pyengine.consume(store, TOPIC, group="pyengine-bench", from_="first") as consumer:
+            messages, began_cpu_s, began_s = 0, time.process_time(), time.perf_counter()
+            while time.perf_counter() < began_s + self._seconds and (found := consumer.pull(max_messages=PULL_MESSAGES, timeout_s=0)):
+                messages += len(found)
+            took_s, busy_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+        self.rows.append(Measured("consumer.pull", messages / took_s, messages * self._size_bytes / took_s,
+                                  busy_us=busy_s * 1e6 / max(1, messages)))
+
+    def _say(self, what: str) -> None:
+        if sys.stderr.isatty():
+            print(f"{what} ...", file=sys.stderr)
+
+
+def produce(store: Path, kind: str, size_bytes: int, seconds: float, count: int = 1, producers: int = 1,
+            messages_max: int = sys.maxsize) -> list[Produced]:
+    """Run producer processes side by side, which begin together, for so long or so many messages each; what each of them did."""
+    command = [sys.executable, "-P", "-m", "pyengine.cli.bench_producer",
+               *map(str, (store, kind, size_bytes, seconds, count, messages_max))]
+    return [Produced(**answer) for answer in run_together([command] * producers)]
+
+
+def run_together(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Run programs of bench_producer's protocol, which begin once all are ready; the JSON line of each. EngineError if one fails."""
+    children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                 env=child_environment()) for command in commands]
+    try:
+        for child in children:
+            if cast(IO[str], child.stdout).readline().strip() != "ready":
+                raise EngineError(f"a producer did not come up: {child.communicate()[1][-2000:]}")
+        for child in children:
+            stdin = cast(IO[str], child.stdin)
+            stdin.write("go\n")
+            stdin.flush()
+        answers = []
+        for child in children:
+            told, errors = child.communicate()
+            if child.returncode:
+                raise EngineError(f"a producer ended with {child.returncode}: {errors[-2000:]}")
+            answers.append(json.loads(told.strip().splitlines()[-1]))
+        return answers
+    finally:
+        for child in children:
+            child.kill()
+
+
+def raw_sync_rate(folder: Path, size_bytes: int, seconds: float) -> float:
+    """pwrite + fdatasync of `size_bytes` at a time into blocks that were written before, per second."""
+    body = bytes(size_bytes)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        descriptor = file.fileno()
+        os.pwrite(descriptor, bytes(RAW_FILE_BYTES), 0)
+        os.fsync(descriptor)
+        done, at, began_s = 0, 0, time.perf_counter()
+        while time.perf_counter() < began_s + seconds:
+            os.pwrite(descriptor, body, at)
+            os.fdatasync(descriptor)
+            at = (at + size_bytes) % (RAW_FILE_BYTES - size_bytes)
+            done += 1
+        return done / (time.perf_counter() - began_s)
+
+
+def engine_pids(store: Path) -> list[int]:
+    """Every living process of the engine, the supervisor too."""
+    from pyengine.cli.torture import EngineWatch
+
+    with EngineWatch(store) as watch:
+        return list(watch.pids().values())
+
+
+def engine_cpu_seconds(store: Path) -> float:
+    """CPU that the living processes of the engine have used."""
+    import psutil
+
+    return float(sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in engine_pids(store)))
+
+
+def wait_dispatched(store: Path) -> None:
+    """Until all that was put is durable, in queues and in the index. EngineError if that takes too long."""
+    until_s = time.monotonic() + DISPATCH_TIMEOUT_S
+    while (found := engine_status(store, {}))["behind_bytes"] or found["unflushed_bytes"]:
+        if time.monotonic() > until_s:
+            raise EngineError(f"what was put was not dispatched and flushed within {DISPATCH_TIMEOUT_S:g} s")
+        time.sleep(0.05)

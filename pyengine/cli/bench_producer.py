@@ -1,0 +1,120 @@
+"""One producer process of `pyengine bench` and of bench/: waits for a line, puts, says in one JSON line what it took.
+
+usage: python -m pyengine.cli.bench_producer STORE KIND SIZE SECONDS [COUNT] [MESSAGES]    KIND: put | many | async
+COUNT: messages of a batch, or how many of put_async may wait for their answers. It ends after SECONDS, or once MESSAGES
+are put.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass
+
+import pyengine
+from pyengine.client.pending_puts import PutFuture
+from pyengine.client.producer import Producer
+from pyengine.results import PutManyResult, PutResult
+
+TOPIC = "bench"
+WARM_UP_PUTS = 50
+Puts = Generator[int, None, None]  # yields how many messages were put so far
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """What one producer did. Quantiles are of one call: of put_async without its answer."""
+
+    messages: int
+    seconds: float
+    cpu_seconds: float
+    p50_us: float
+    p99_us: float
+    p999_us: float
+    max_us: float
+
+
+def produce(store: str, kind: str, size_bytes: int, seconds: float, count: int, messages_max: int) -> Produced:
+    """Connect, say "ready" on stdout, wait for a line on stdin, put."""
+    body = os.urandom(size_bytes)
+    queue_id = os.getpid() % 1024
+    took_s = array("d")
+    with pyengine.connect(store) as producer:
+        for _ in range(WARM_UP_PUTS):
+            producer.put(TOPIC, body, queue_id=queue_id)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        began_cpu_s, began_s = time.process_time(), time.perf_counter()
+        puts = PUTS[kind](producer, body, count, queue_id, took_s)
+        while (messages := next(puts)) < messages_max and time.perf_counter() < began_s + seconds:
+            pass
+        puts.close()
+        took, busy_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    ordered = sorted(took_s)
+    p50_us, p99_us, p999_us = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e6 for share in (0.5, 0.99, 0.999))
+    return Produced(messages, took, busy_s, p50_us, p99_us, p999_us, ordered[-1] * 1e6)
+
+
+def _put_singly(producer: Producer, body: bytes, count: int, queue_id: int, took_s: array[float]) -> Puts:
+    clock = time.perf_counter
+    while True:
+        now = clock()
+        for _ in range(32):
+            before = now
+            result = producer.put(TOPIC, body, queue_id=queue_id)
+            now = clock()
+            took_s.append(now - before)
+            _require_ok(result)
+        yield len(took_s)
+
+
+def _put_many(producer: Producer, body: bytes, count: int, queue_id: int, took_s: array[float]) -> Puts:
+    clock, bodies = time.perf_counter, [body] * count
+    while True:
+        before = clock()
+        result = producer.put_many(TOPIC, bodies, queue_id=queue_id)
+        took_s.append(clock() - before)
+        _require_ok(result)
+        yield len(took_s) * count
+
+
+def _put_async(producer: Producer, body: bytes, count: int, queue_id: int, took_s: array[float]) -> Puts:
+    clock, pending = time.perf_counter, deque[PutFuture]()
+    try:
+        while True:
+            for _ in range(32):
+                before = clock()
+                pending.append(producer.put_async(TOPIC, body, queue_id=queue_id))
+                took_s.append(clock() - before)
+                if len(pending) > count:
+                    _require_ok(pending.popleft().result(30))
+            yield len(took_s)
+    finally:
+        for future in pending:
+            _require_ok(future.result(30))
+
+
+def _require_ok(result: PutResult | PutManyResult) -> None:
+    if not result.ok:
+        raise SystemExit(f"{result.status.name}: {result.reason}")
+
+
+PUTS: dict[str, Callable[[Producer, bytes, int, int, array[float]], Puts]] = {
+    "put": _put_singly, "many": _put_many, "async": _put_async}
+
+
+def main(arguments: list[str]) -> None:
+    """As the usage says."""
+    store, kind, size, seconds = arguments[:4]
+    count = int(arguments[4]) if len(arguments) > 4 else 1
+    messages_max = int(arguments[5]) if len(arguments) > 5 else sys.maxsize
+    print(json.dumps(asdict(produce(store, kind, int(size), float(seconds), count, messages_max))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
