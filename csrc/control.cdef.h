@@ -137,7 +137,8 @@ struct ms_worker {
 };
 
 /* The writer's account of one pass. Slot `pass % 2` is filled, then
- * `slot_pass` is stored with release: that store is the commit point. */
+ * `slot_pass` is stored with release: that store is the commit point. The account of a
+ * session that has not put yet may be that of the slot's earlier generation. */
 struct ms_session_account {
     uint64_t head;               /* ring bytes consumed */
     uint64_t acked;              /* entries completed: the sequence number of the last one */

@@ -20,6 +20,9 @@
 #define TURN_ENTRIES 256
 #define TURN_BYTES 1048576
 #define SPINS_BETWEEN_CLOCK 32
+/* All sessions are looked at again after this time for each of them. One look takes about a sixteenth of it. */
+#define LOOK_INTERVAL_NS 64
+#define ALWAYS_ACTIVE_MAX 8 /* as many sessions cost nothing: each pass looks at all of them */
 #define SPIN_GAP 4 /* spins long: what may lie between two entries for the next spin to be worth it; covers our waking up */
 
 int64_t ms_writer_bytes(void)
@@ -46,6 +49,8 @@ void ms_writer_open(struct ms_writer *writer)
     writer->zeroed_end = slot->wrote;
     if (writer->sessions_high < slot->sessions_high)
         writer->sessions_high = slot->sessions_high;
+    writer->touched_count = writer->touched_before_count = 0;
+    writer->whole_slots = MS_PASS_SLOTS; /* a dead pass may have left anything in the other slot */
     for (uint32_t i = 0; i < MS_SESSION_SLOTS; i++) {
         struct ms_writer_session *own = &writer->sessions[i];
         const struct ms_session_account *account = &slot->sessions[i];
@@ -127,7 +132,8 @@ void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms
     own->ring_bytes = ring_bytes;
     own->ring = ms_session_ring(session);
     own->broken = 0;
-    own->touched = 0;
+    /* Not touched: until it puts, a slot with another generation says the same, that it begins at 0. */
+    writer->active[slot / 64] |= (uint64_t)1 << (slot % 64);
     if (writer->side_slot == slot)
         writer->side_loaded = 0;
     if (slot >= writer->sessions_high)
@@ -168,6 +174,16 @@ static void begin_pass(struct ms_writer *writer)
     ms_put_meter_begin(&writer->meter);
 }
 
+/* The pass changed the session: its account goes into this slot and the next one. */
+static void touch(struct ms_writer *writer, struct ms_writer_session *own)
+{
+    own->has_put = 1;
+    if (own->touched)
+        return;
+    own->touched = 1;
+    writer->touched[writer->touched_count++] = (uint16_t)(own - writer->sessions);
+}
+
 static void answer(struct ms_writer *writer, struct ms_writer_session *own, const struct ms_completion *what)
 {
     struct ms_completion *slot = &own->session->completion[what->sequence % MS_COMPLETIONS];
@@ -176,7 +192,7 @@ static void answer(struct ms_writer *writer, struct ms_writer_session *own, cons
     MS_FAILPOINT("answer_filled");
     ms_store_release(&slot->sequence, sequence);
     own->acked = sequence;
-    own->touched = 1;
+    touch(writer, own);
     writer->entries++;
     MS_FAILPOINT("answer_given");
 }
@@ -203,7 +219,7 @@ static int close_session(struct ms_writer *writer, struct ms_writer_session *own
     struct ms_session_slot *slot = &writer->control->sessions[own - writer->sessions];
     uint32_t open = MS_SESSION_OPEN;
     own->broken = 1;
-    own->touched = 1;
+    touch(writer, own);
     ms_store_relaxed(&slot->bad_entry, why);
     MS_FAILPOINT("session_accused");
     ms_store_release(&own->session->closed, why);
@@ -372,7 +388,7 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
     uint16_t kind = ms_load_relaxed((uint16_t *)(own->ring + place + 4));
     if (kind == MS_ENTRY_PAD) {
         own->head += bytes;
-        own->touched = 1;
+        touch(writer, own);
         return 0;
     }
     struct ms_taken taken;
@@ -463,6 +479,30 @@ static void wake_fenced(struct ms_writer *writer, uint32_t kind)
         ms_latch_wakeup_fenced(&writer->control->latch[kind], writer->semaphores[kind]);
 }
 
+static void fill_account(struct ms_commit_slot *slot, const struct ms_writer *writer, uint32_t i)
+{
+    slot->sessions[i].head = writer->sessions[i].head;
+    MS_FAILPOINT("commit_slot_head");
+    slot->sessions[i].acked = writer->sessions[i].acked;
+    slot->sessions[i].generation = writer->sessions[i].generation;
+}
+
+/* The slot holds the accounts as the pass before the last left them. What changed since was touched by
+ * the last pass or by this one. */
+static void fill_accounts(struct ms_commit_slot *slot, struct ms_writer *writer)
+{
+    if (writer->whole_slots > 0) {
+        writer->whole_slots--;
+        for (uint32_t i = 0; i < writer->sessions_high; i++)
+            fill_account(slot, writer, i);
+        return;
+    }
+    for (uint32_t n = 0; n < writer->touched_before_count; n++)
+        fill_account(slot, writer, writer->touched_before[n]);
+    for (uint32_t n = 0; n < writer->touched_count; n++)
+        fill_account(slot, writer, writer->touched[n]);
+}
+
 /* Steps 4 to 6 of the pass. */
 static int commit_pass(struct ms_writer *writer)
 {
@@ -480,12 +520,7 @@ static int commit_pass(struct ms_writer *writer)
     slot->queue_table_generation = writer->queues->generation;
     slot->put_messages = writer->put_messages;
     slot->put_bytes = writer->put_bytes;
-    for (uint32_t i = 0; i < writer->sessions_high; i++) {
-        slot->sessions[i].head = writer->sessions[i].head;
-        MS_FAILPOINT("commit_slot_head");
-        slot->sessions[i].acked = writer->sessions[i].acked;
-        slot->sessions[i].generation = writer->sessions[i].generation;
-    }
+    fill_accounts(slot, writer);
     slot->sessions_high = writer->sessions_high;
     MS_FAILPOINT("commit_slot_filled");
     ms_store_release(&control->slot_pass.value, (int64_t)writer->pass); /* the commit point */
@@ -499,17 +534,20 @@ static int commit_pass(struct ms_writer *writer)
     if (grew && writer->mode == MS_MODE_SYNC)
         wake(writer, MS_FLUSHER); /* first: a producer waits for the disk, not for us */
     MS_FAILPOINT("pass_published");
-    for (uint32_t i = 0; i < writer->sessions_high; i++)
-        if (writer->sessions[i].touched && writer->sessions[i].session != NULL)
-            publish_session(&writer->sessions[i]);
+    for (uint32_t n = 0; n < writer->touched_count; n++)
+        if (writer->sessions[writer->touched[n]].session != NULL)
+            publish_session(&writer->sessions[writer->touched[n]]);
     MS_FAILPOINT("answers_published");
     ms_fence(); /* one for all: positions and answers first, then who sleeps */
-    for (uint32_t i = 0; i < writer->sessions_high; i++) {
-        struct ms_writer_session *own = &writer->sessions[i];
-        if (own->touched && own->session != NULL)
+    for (uint32_t n = 0; n < writer->touched_count; n++) {
+        struct ms_writer_session *own = &writer->sessions[writer->touched[n]];
+        if (own->session != NULL)
             wake_session(own->session);
         own->touched = 0;
     }
+    memcpy(writer->touched_before, writer->touched, writer->touched_count * sizeof writer->touched[0]);
+    writer->touched_before_count = writer->touched_count;
+    writer->touched_count = 0;
     MS_FAILPOINT("producers_woken");
     if (grew) {
         wake_fenced(writer, MS_REPLICATOR); /* a master's, without a pool; first: a producer waits for its slaves */
@@ -523,14 +561,61 @@ static int commit_pass(struct ms_writer *writer)
     return MS_RUN_TIME;
 }
 
+/* ---- which sessions have something --------------------------------------- */
+
+static int has_work(const struct ms_writer_session *own)
+{
+    return own->session != NULL && !own->broken && ms_load_acquire(&own->session->tail) != own->head;
+}
+
+/* The first active session from `from` on; sessions_high when there is none. */
+static uint32_t next_active(const struct ms_writer *writer, uint32_t from)
+{
+    uint32_t high = writer->sessions_high;
+    uint64_t mask = ~(uint64_t)0 << (from % 64);
+    for (uint32_t n = from / 64; n * 64 < high; n++, mask = ~(uint64_t)0) {
+        uint64_t word = writer->active[n] & mask;
+        if (word != 0)
+            return n * 64 + (uint32_t)__builtin_ctzll(word);
+    }
+    return high;
+}
+
 static int work_waits(const struct ms_writer *writer)
 {
-    for (uint32_t i = 0; i < writer->sessions_high; i++) {
-        const struct ms_writer_session *own = &writer->sessions[i];
-        if (own->session != NULL && !own->broken && ms_load_acquire(&own->session->tail) != own->head)
+    uint32_t high = writer->sessions_high;
+    for (uint32_t i = next_active(writer, 0); i < high; i = next_active(writer, i + 1))
+        if (has_work(&writer->sessions[i]))
             return 1;
-    }
     return 0;
+}
+
+/* Look at all sessions. Active are from here on those that have something, and those that put since the last
+ * time. Whether there is work. */
+static int look_at_all(struct ms_writer *writer, int64_t now)
+{
+    uint32_t high = writer->sessions_high;
+    int found = 0;
+    for (uint32_t n = 0; n * 64 < high; n++) {
+        uint64_t active = 0;
+        for (uint32_t i = n * 64; i < high && i < n * 64 + 64; i++) {
+            struct ms_writer_session *own = &writer->sessions[i];
+            int waits = has_work(own);
+            found |= waits;
+            active |= (uint64_t)(waits || own->has_put || high <= ALWAYS_ACTIVE_MAX) << (i % 64);
+            own->has_put = 0;
+        }
+        writer->active[n] = active;
+    }
+    writer->looked_ns = now;
+    return found;
+}
+
+/* A session that is not active is seen so much later at most, while others keep the writer awake. Before it
+ * sleeps it looks at all, behind the latch: who publishes after that look posts. */
+static int is_look_due(const struct ms_writer *writer, int64_t now)
+{
+    return now - writer->looked_ns >= (int64_t)writer->sessions_high * LOOK_INTERVAL_NS;
 }
 
 /* Something that Python must see to before the next pass, MS_RUN_TIME if nothing. */
@@ -545,37 +630,49 @@ static int errand(const struct ms_writer *writer)
     return MS_RUN_TIME;
 }
 
-/* One round over all sessions. MS_RUN_TIME when it went through. */
+/* What session `i` may put in one pass, which began at the position `from`. */
+static int take_turn(struct ms_writer *writer, uint32_t i, int64_t from)
+{
+    struct ms_writer_session *own = &writer->sessions[i];
+    if (!has_work(own))
+        return MS_RUN_TIME;
+    uint64_t tail = ms_load_acquire(&own->session->tail);
+    writer->last_producer_same_cpu = ms_load_relaxed(&own->session->producer_cpu) == ms_load_relaxed(&writer->control->workers[MS_WRITER].cpu);
+    int64_t turn_from = writer->position;
+    for (int k = 0; k < TURN_ENTRIES && own->head != tail && !own->broken; k++) {
+        if (writer->control->undo.count >= MS_UNDO_MAX - MS_LIGHT_QUEUES_MAX || writer->position - from >= MS_PASS_BYTES ||
+            writer->position - turn_from >= TURN_BYTES)
+            break;
+        int why = take_entry(writer, own, tail);
+        if (why != MS_RUN_TIME)
+            return why;
+    }
+    return MS_RUN_TIME;
+}
+
+/* One round over the active sessions. MS_RUN_TIME when it went through. */
 static int make_pass(struct ms_writer *writer)
 {
     int why = MS_RUN_TIME;
     uint32_t high = writer->sessions_high;
+    uint32_t turn = writer->turn;
+    uint32_t next_turn = 0;
     int64_t from = writer->position;
     begin_pass(writer);
-    for (uint32_t n = 0; n < high && why == MS_RUN_TIME; n++) {
-        uint32_t i = (writer->turn + n) % high;
-        struct ms_writer_session *own = &writer->sessions[i];
-        if (own->session == NULL || own->broken)
-            continue;
-        uint64_t tail = ms_load_acquire(&own->session->tail);
-        if (tail != own->head)
-            writer->last_producer_same_cpu = ms_load_relaxed(&own->session->producer_cpu) == ms_load_relaxed(&writer->control->workers[MS_WRITER].cpu);
-        int64_t turn_from = writer->position;
-        for (int k = 0; k < TURN_ENTRIES && own->head != tail && !own->broken; k++) {
-            if (writer->control->undo.count >= MS_UNDO_MAX - MS_LIGHT_QUEUES_MAX || writer->position - from >= MS_PASS_BYTES ||
-                writer->position - turn_from >= TURN_BYTES)
-                break;
-            why = take_entry(writer, own, tail);
-            if (why != MS_RUN_TIME) {
+    for (uint32_t n = 0, i = turn; n < 2 && why == MS_RUN_TIME; n++, i = 0) { /* from `turn` on, then what stands before it */
+        uint32_t end = n == 0 ? high : turn;
+        for (i = next_active(writer, i); i < end && why == MS_RUN_TIME; i = next_active(writer, i + 1)) {
+            why = take_turn(writer, i, from);
+            if (next_turn == 0)
+                next_turn = i + 1;
+            if (why != MS_RUN_TIME)
                 writer->turn = i; /* it goes first when Python has done its part */
-                break;
-            }
         }
     }
     /* A refusal is for the entry whose errand failed. That entry went first; if it did not use it up, nobody may. */
     writer->refuse_segment = writer->side_failed = writer->queues_refused = 0;
     if (why == MS_RUN_TIME)
-        writer->turn = high ? (writer->turn + 1) % high : 0;
+        writer->turn = next_turn < high ? next_turn : 0;
     if (why == MS_RUN_FAILED)
         return why;
     int committed = commit_pass(writer);
@@ -611,6 +708,8 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
         int why = errand(writer);
         if (why != MS_RUN_TIME)
             return why;
+        if (is_look_due(writer, writer->last_work_ns))
+            look_at_all(writer, writer->last_work_ns);
         if (work_waits(writer)) {
             publish_cpu(control);
             if (slept) {
@@ -632,6 +731,8 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
             continue;
         }
         int64_t now = ms_monotonic_ns();
+        if (is_look_due(writer, now) && look_at_all(writer, now))
+            continue;
         if (now >= deadline_ns)
             return MS_RUN_TIME;
         if (writer->spinning && !writer->last_producer_same_cpu &&
@@ -641,7 +742,7 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
             continue;
         }
         ms_latch_arm(latch, semaphore);
-        if (work_waits(writer) || errand(writer) != MS_RUN_TIME) {
+        if (look_at_all(writer, now) || errand(writer) != MS_RUN_TIME) {
             ms_latch_disarm(latch);
             continue;
         }

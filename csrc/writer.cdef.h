@@ -18,8 +18,13 @@
  *   4 where the segment is written: pwrite of the gathered bytes
  *   5 fill the other commit slot, then slot_pass with release: the commit point
  *   6 wrote (and committed), heads, acked, wake-ups: all derived from the slot
+ *
+ * A pass costs what came, not what is open: it looks at the active sessions only (those that
+ * put lately), and fills into its commit slot the accounts of the sessions that this pass and
+ * the last one changed: the slot has all earlier ones since the pass before the last.
  */
 #define MS_AHEAD_MAX 64
+#define MS_SESSION_WORDS 16      /* a bit for each of MS_SESSION_SLOTS */
 #define MS_PASS_BYTES 4194304
 
 /* Why ms_writer_run returned. */
@@ -41,6 +46,7 @@ struct ms_writer_session {
     uint64_t acked;
     uint32_t broken;             /* a bad entry closed it */
     uint32_t touched;            /* by the pass being made */
+    uint32_t has_put;            /* since all sessions were looked at */
 };
 
 struct ms_segment {
@@ -57,6 +63,13 @@ struct ms_writer {
     struct ms_writer_session sessions[MS_SESSION_SLOTS];
     uint32_t sessions_high;      /* attached ones stand below */
     uint32_t turn;               /* session that the next pass looks at first */
+    uint64_t active[MS_SESSION_WORDS]; /* bits: sessions that passes look at */
+    int64_t looked_ns;           /* when all were looked at last */
+    uint32_t touched_count;
+    uint32_t touched_before_count;
+    uint16_t touched[MS_SESSION_SLOTS]; /* sessions that the pass being made changed */
+    uint16_t touched_before[MS_SESSION_SLOTS]; /* that the last pass changed: the slot to be filled lacks them */
+    uint32_t whole_slots;        /* so many passes still fill in the accounts of all sessions */
     uint32_t session_seq_seen;
     uint32_t mode;
     int64_t segment_bytes;

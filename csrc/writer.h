@@ -10,4 +10,6 @@
 #include "store_stats.h"
 #include "writer.cdef.h"
 
+_Static_assert(MS_SESSION_WORDS * 64 == MS_SESSION_SLOTS, "a bit for each session");
+
 #endif

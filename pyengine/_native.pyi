@@ -737,6 +737,13 @@ class ms_writer(Struct):
     sessions: Array[ms_writer_session]
     sessions_high: int
     turn: int
+    active: Array[int]
+    looked_ns: int
+    touched_count: int
+    touched_before_count: int
+    touched: Array[int]
+    touched_before: Array[int]
+    whole_slots: int
     session_seq_seen: int
     mode: int
     segment_bytes: int
@@ -801,6 +808,7 @@ class ms_writer_session(Struct):
     acked: int
     broken: int
     touched: int
+    has_put: int
 
 class _Lib:
     MS_AHEAD_MAX: int
@@ -979,6 +987,7 @@ class _Lib:
     MS_SESSION_LAYOUT_VERSION: int
     MS_SESSION_OPEN: int
     MS_SESSION_SLOTS: int
+    MS_SESSION_WORDS: int
     MS_SIDE_BYTES_MAX: int
     MS_SIZE_BUCKETS: int
     MS_STAGE_ANSWERED: int

@@ -26,6 +26,9 @@
 #define SEGMENTS 24
 #define TABLE_SLOTS 64
 
+/* So far apart that passes choose among sessions. */
+static const uint32_t slots[PRODUCERS] = {0, 70, 600};
+
 static struct ms_control *control;
 static struct ms_queue_table *queues;
 static struct ms_session *sessions[PRODUCERS];
@@ -76,10 +79,10 @@ static void *flush_all(void *unused)
 
 static void *produce(void *number)
 {
-    uint32_t slot = (uint32_t)(uintptr_t)number;
+    uint32_t own = (uint32_t)(uintptr_t)number, slot = slots[own];
     struct ms_producer producer = {
         .control = control,
-        .session = sessions[slot],
+        .session = sessions[own],
         .writer_semaphore = semaphore,
         .slot = slot,
         .generation = 1,
@@ -87,10 +90,10 @@ static void *produce(void *number)
     ms_producer_attach(&producer);
     producer.timeout_ns = producer.flush_timeout_ns = 20000000000;
     char topic[8];
-    snprintf(topic, sizeof topic, "P%u", slot);
+    snprintf(topic, sizeof topic, "P%u", own);
     uint8_t prefix[256], body[600];
     ms_producer_prefix(&producer, prefix, (uint8_t *)topic, 2, (uint8_t *)"TAGS\1t", 6, 0, 0);
-    memset(body, (int)slot, sizeof body);
+    memset(body, (int)own, sizeof body);
     for (int64_t n = 0; n < PUTS; n++) {
         memcpy(body, &n, sizeof n);
         int durable = n % 7 == 0;
@@ -149,10 +152,10 @@ int main(void)
     writer->ahead[writer->ahead_count++] = (struct ms_segment){0, log_memory, -1, -1};
     for (uint32_t i = 0; i < PRODUCERS; i++) {
         sessions[i] = zeroed((size_t)ms_session_bytes(RING_BYTES));
-        ms_session_format(sessions[i], RING_BYTES, i, 1, 1);
-        control->sessions[i].generation = 1;
-        control->sessions[i].state = MS_SESSION_OPEN;
-        ms_writer_attach_session(writer, i, sessions[i], 1, RING_BYTES);
+        ms_session_format(sessions[i], RING_BYTES, slots[i], 1, 1);
+        control->sessions[slots[i]].generation = 1;
+        control->sessions[slots[i]].state = MS_SESSION_OPEN;
+        ms_writer_attach_session(writer, slots[i], sessions[i], 1, RING_BYTES);
     }
 
     pthread_t workers[2], producers[PRODUCERS];

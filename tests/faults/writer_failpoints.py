@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 
 from fix_writer_rig import WriterRig, submit
-from native.test_writer_kill import PRODUCERS, QUEUES, producer_sequence, verify
+from native.test_writer_kill import PRODUCERS, QUEUES, SLOTS, producer_sequence, verify
 from pyengine.native import control as control_native
 from pyengine.native import flush
 from pyengine.native import writer as writer_native
@@ -50,7 +50,7 @@ class Case:
         self.board = board
         self.deaths = 0
         self.sent = [0] * PRODUCERS
-        self.producers = [self.rig.open_session(slot) for slot in range(PRODUCERS)]
+        self.producers = [self.rig.open_session(slot) for slot in SLOTS]
 
     def start_writer(self) -> int:
         pid = os.fork()

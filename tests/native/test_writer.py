@@ -291,6 +291,46 @@ def test_a_new_generation_of_a_session_slot_starts_at_zero(rig):
     assert sequence == 1 and answer_of(second, 1)[QUEUE_OFFSET] == 1
 
 
+def test_the_committed_slot_has_what_every_session_did(rig, rng):
+    rig = rig(segment_bytes=1 << 20)
+    slots = rng.sample(range(lib.MS_SESSION_SLOTS), 20)
+    producers = {slot: rig.open_session(slot) for slot in slots}
+    rig.start_writer()
+    for _ in range(400):
+        for slot in rng.sample(slots, rng.randrange(4)):
+            if rng.random() < 0.1:
+                rig.writer.detach_session(slot)
+                producers[slot] = rig.open_session(slot, producers[slot].pointer.generation + 1)
+            for _ in range(rng.randrange(3)):
+                submit(producers[slot], PUT, b"T", b"", bytes(rng.randrange(50)))
+        if rng.random() < 0.1:
+            rig.start_writer()  # as after a kill between two passes
+        rig.drain()
+        if rng.random() < 0.2:
+            rig.writer.use_table(rig.table)  # an empty pass
+        committed = rig.control.slots[control_native.load_position(rig.control.slot_pass) % 2]
+        for slot, producer in producers.items():
+            account = committed.sessions[slot]
+            known = account.generation == producer.pointer.generation
+            assert (account.head, account.acked) == (producer.pointer.tail, producer.sequence) if known else producer.sequence == 0
+
+
+def test_a_session_that_was_quiet_is_seen_again(rig):
+    rig = rig(segment_bytes=1 << 20)
+    producers = [rig.open_session(slot) for slot in range(100)]
+    writer = rig.start_writer().pointer
+    for n in range(300):
+        submit(producers[0], PUT, b"T", b"", b"%d" % n)
+        rig.drain()
+    assert (writer.active[0] & ~1, writer.active[1]) == (0, 0), "passes look at the one that puts"
+    for producer in producers[::-1]:
+        for _ in range(10):
+            submit(producers[0], PUT, b"T", b"", b"x")
+        sequence = submit(producer, PUT, b"T", b"", b"y")
+        rig.drain()
+        assert answer_of(producer, sequence)[STATUS] == PutStatus.PUT_OK
+
+
 def test_the_store_clock_never_steps_back(rig):
     rig = rig()
     producer = rig.open_session()

@@ -21,7 +21,8 @@ from pyengine.native import control as control_native
 from pyengine.native import queue_table
 from pyengine.native.producer import MANY, PUT, pack_many
 
-PRODUCERS = 3
+SLOTS = (0, 70, 600)  # so far apart that passes choose among sessions
+PRODUCERS = len(SLOTS)
 KILLS_LONG = 3000
 QUEUES = 4
 
@@ -78,7 +79,7 @@ def run(kills: int, chance: random.Random) -> dict:
     pids: list[int] = []
     in_pass = 0
     try:
-        producers = [rig.open_session(slot) for slot in range(PRODUCERS)]
+        producers = [rig.open_session(slot) for slot in SLOTS]
         pids = [producer_process(rig, producer, n, seed, stop) for n, producer in enumerate(producers)]
         done = 0
         while done < kills and rig.wrote() < 550 << 20:
