@@ -43,6 +43,7 @@ CONCEPTS = (
     "entry",
     "producer",
     "cpu",
+    "stream",
     "light_queues",
     "writer",
     "log_tail",
@@ -51,6 +52,7 @@ CONCEPTS = (
     "consume_queue",
     "index_file",
     "dispatch",
+    "reput",
     "store_check",
     "columns",
 )

@@ -545,6 +545,27 @@ class ms_replicator_lines(Struct):
     master_end: int
     pad: Array[int]
 
+class ms_reput(Struct):
+    control: ms_control
+    dispatch: ms_dispatch
+    stats: ms_dispatch_stats
+    limit: ms_position
+    semaphore: CData
+    view: Array[int]
+    base: int
+    segment_bytes: int
+    batch_bytes: int
+    reput_from: int
+    incomplete_end: int
+    woken_up_to: int
+    lag_is_known: int
+    has_backlog: int
+    counted_messages: int
+    counted_entries: int
+    counted_keys: int
+    counted_out_of_order: int
+    stream: ms_stream
+
 class ms_row_filter(Struct):
     queues: ms_filter_queue
     places: Array[int]
@@ -664,6 +685,13 @@ class ms_store_stats(Struct):
     sync: ms_sync_stats
     dispatch: ms_dispatch_stats
     history: ms_stats_history
+
+class ms_stream(Struct):
+    nap_ns: int
+    quiet_ns: int
+    last_ns: int
+    rounds: int
+    is_busy: int
 
 class ms_sync_stats(Struct):
     latency: ms_latency
@@ -970,6 +998,12 @@ class _Lib:
     MS_REPLICATION_LAYOUT_VERSION: int
     MS_REPLICATOR: int
     MS_REPUTTER: int
+    MS_REPUT_BACKLOG_BYTES: int
+    MS_REPUT_DECIDE: int
+    MS_REPUT_IDLE: int
+    MS_REPUT_ROUND_NS: int
+    MS_REPUT_SEGMENT: int
+    MS_REPUT_TIME: int
     MS_ROLE_ASYNC_MASTER: int
     MS_ROLE_SLAVE: int
     MS_ROLE_SYNC_MASTER: int
@@ -1003,6 +1037,8 @@ class _Lib:
     MS_STATS_SAMPLES: int
     MS_STATS_SNAPSHOTS: int
     MS_STATUS_COUNTS: int
+    MS_STREAM_CLOSE_NS: int
+    MS_STREAM_ROUNDS: int
     MS_SUPERVISOR: int
     MS_SYS_FLAG_BORN_V6: int
     MS_SYS_FLAG_PREPARED: int
@@ -1169,6 +1205,8 @@ class _Lib:
     def ms_replication_format(self, a0: ms_replication, a1: int, /) -> None: ...
     def ms_replication_read_texts(self, a0: CData, a1: CData | bytes, a2: CData | bytes, a3: CData | bytes, a4: CData | bytes, /) -> int: ...
     def ms_replication_write_texts(self, a0: CData, a1: CData | bytes, a2: CData | bytes, a3: CData | bytes, a4: CData | bytes, /) -> None: ...
+    def ms_reput_publish(self, a0: ms_reput, a1: int, a2: int, /) -> None: ...
+    def ms_reput_run(self, a0: ms_reput, a1: int, a2: int, /) -> int: ...
     def ms_scan_sync(self, a0: CData | bytes, a1: int, a2: int, a3: int, a4: int, /) -> int: ...
     def ms_scan_walk(self, a0: CData | bytes, a1: int, a2: int, a3: int, a4: int, a5: int, a6: ms_walk, /) -> None: ...
     def ms_sequence_load(self, a0: ms_sequence, /) -> int: ...
@@ -1188,6 +1226,9 @@ class _Lib:
     def ms_store_stats_check(self, a0: ms_store_stats, a1: int, /) -> int: ...
     def ms_store_stats_format(self, a0: ms_store_stats, /) -> None: ...
     def ms_store_u32(self, a0: CData, a1: int, /) -> None: ...
+    def ms_stream_begin(self, a0: ms_stream, a1: int, a2: int, /) -> None: ...
+    def ms_stream_wait(self, a0: ms_stream, a1: ms_position, a2: int, a3: int, /) -> int: ...
+    def ms_stream_worked(self, a0: ms_stream, a1: int, /) -> None: ...
     def ms_topic_stats_bytes(self, a0: int, /) -> int: ...
     def ms_topic_stats_check(self, a0: ms_topic_stats, a1: int, /) -> int: ...
     def ms_topic_stats_find(self, a0: ms_topic_stats, a1: CData | bytes, a2: int, /) -> ms_topic_count: ...
@@ -1288,6 +1329,8 @@ class _New:
     @overload
     def __call__(self, cdecl: Literal["struct ms_replicator_lines *", "struct ms_replicator_lines[]"], init: object = ...) -> ms_replicator_lines: ...
     @overload
+    def __call__(self, cdecl: Literal["struct ms_reput *", "struct ms_reput[]"], init: object = ...) -> ms_reput: ...
+    @overload
     def __call__(self, cdecl: Literal["struct ms_row_filter *", "struct ms_row_filter[]"], init: object = ...) -> ms_row_filter: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_segment *", "struct ms_segment[]"], init: object = ...) -> ms_segment: ...
@@ -1311,6 +1354,8 @@ class _New:
     def __call__(self, cdecl: Literal["struct ms_stats_snapshot *", "struct ms_stats_snapshot[]"], init: object = ...) -> ms_stats_snapshot: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_store_stats *", "struct ms_store_stats[]"], init: object = ...) -> ms_store_stats: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_stream *", "struct ms_stream[]"], init: object = ...) -> ms_stream: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_sync_stats *", "struct ms_sync_stats[]"], init: object = ...) -> ms_sync_stats: ...
     @overload
@@ -1436,6 +1481,8 @@ class _FFI:
     @overload
     def cast(self, cdecl: Literal["struct ms_replicator_lines *", "struct ms_replicator_lines[]"], value: object) -> ms_replicator_lines: ...
     @overload
+    def cast(self, cdecl: Literal["struct ms_reput *", "struct ms_reput[]"], value: object) -> ms_reput: ...
+    @overload
     def cast(self, cdecl: Literal["struct ms_row_filter *", "struct ms_row_filter[]"], value: object) -> ms_row_filter: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_segment *", "struct ms_segment[]"], value: object) -> ms_segment: ...
@@ -1459,6 +1506,8 @@ class _FFI:
     def cast(self, cdecl: Literal["struct ms_stats_snapshot *", "struct ms_stats_snapshot[]"], value: object) -> ms_stats_snapshot: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_store_stats *", "struct ms_store_stats[]"], value: object) -> ms_store_stats: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_stream *", "struct ms_stream[]"], value: object) -> ms_stream: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_sync_stats *", "struct ms_sync_stats[]"], value: object) -> ms_sync_stats: ...
     @overload

@@ -159,7 +159,8 @@ class Worker:
                 self.latch.arm()
                 armed = True  # and look once more: a wake-up before arming was not posted
                 continue
-            self.latch.wait(min(service.pause_s(), PAUSE_S_MAX))
+            if service.wait(self.latch, min(service.pause_s(), PAUSE_S_MAX)):
+                self.beat(worked=True)
             armed = False
         self.heart.state(native.WORKER_STOPPING)
         notify("STOPPING=1")

@@ -1,4 +1,4 @@
-"""How a process waits, is woken and gets a CPU (csrc/latch, sequence, nap, calibrate, cpu .cdef.h).
+"""How a process waits, is woken and gets a CPU (csrc/latch, sequence, nap, stream, calibrate, cpu .cdef.h).
 
 A latch wakes the one process that waits on it. The waiter's loop, in this order and no other:
 
@@ -18,14 +18,13 @@ sleep on until it moves:
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
 
 if TYPE_CHECKING:
-    from pyengine._native import ms_latch, ms_position, ms_sequence
+    from pyengine._native import ms_latch, ms_position, ms_sequence, ms_stream
 
 
 class Latch:
@@ -82,16 +81,6 @@ def wait_for_sequence(sequence: ms_sequence, seen: int, timeout_s: float) -> boo
     return lib.ms_sequence_wait(ffi.addressof(sequence), seen, max(0, int(timeout_s * 1e9))) == 1
 
 
-def poll_until_above(position: ms_position, value: int, timeout_ns: int, nap_ns: int) -> bool:
-    """True as soon as the `struct ms_position` is above `value`, False after the timeout."""
-    return lib.ms_nap_until_above(ffi.addressof(position), value, timeout_ns, nap_ns) == 1
-
-
-def sleep(nap_ns: int) -> None:
-    """Sleep for that long."""
-    time.sleep(nap_ns / 1e9)
-
-
 def sleep_precisely() -> None:
     """Let this process's sleeps end when asked, not up to 50 us later."""
     lib.ms_nap_precisely()
@@ -105,6 +94,34 @@ def schedule_interactive() -> None:
 def schedule_batch() -> None:
     """Woken, take an idle CPU at once, but wait for one rather than interrupt a putting producer or the writer."""
     lib.ms_cpu_schedule(lib.MS_CPU_BEHIND)
+
+
+class StreamDetector:
+    """Tells whether work comes singly or in a stream (`is_busy`), and waits accordingly (csrc/stream.cdef.h).
+
+    `struct` is given where the state is part of another structure.
+    """
+
+    def __init__(self, nap_ns: int, quiet_ns: int, struct: ms_stream | None = None) -> None:
+        """`nap_ns`: how long to gather work in a stream; `quiet_ns`: a stream ends after so long without work."""
+        self._stream = ffi.new("struct ms_stream *") if struct is None else struct
+        lib.ms_stream_begin(self._stream, nap_ns, quiet_ns)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether work comes in a stream."""
+        return self._stream.is_busy != 0
+
+    def worked(self, now_ns: int) -> None:
+        """A piece of work was done at `now_ns` (CLOCK_MONOTONIC)."""
+        lib.ms_stream_worked(self._stream, now_ns)
+
+    def wait_for_next(self, position: ms_position, value: int, *, has_backlog: bool = False) -> bool:
+        """In a stream: gather, then wait until the position is above `value`; False: there is no stream (any more).
+
+        `has_backlog`: there is much left to do, do not gather.
+        """
+        return lib.ms_stream_wait(self._stream, ffi.addressof(position), value, has_backlog) == 1
 
 
 ROUNDS = 60

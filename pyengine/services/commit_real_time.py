@@ -33,7 +33,8 @@ from pyengine.native import control as native
 from pyengine.native import scan, waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns, pwrite_all
-from pyengine.services.service import Service, ServiceContext, StreamDetector
+from pyengine.native.waiting import StreamDetector
+from pyengine.services.service import Service, ServiceContext
 
 PIECE_BYTES = 1 << 20
 SMALL_BYTES = 64 << 10
@@ -94,12 +95,12 @@ class CommitRealTimeService(Service):
         if self._is_frozen or monotonic_ns() < self._retry_ns:
             return False
         wrote = native.load_position(self._control.wrote)
-        if wrote - self._committed < SMALL_BYTES and self._stream.busy or wrote <= self._committed:
+        if wrote - self._committed < SMALL_BYTES and self._stream.is_busy or wrote <= self._committed:
             if not self._stream.wait_for_next(self._control.wrote, self._committed):
                 return False
             wrote = native.load_position(self._control.wrote)
         done = self._commit(wrote)
-        self._stream.worked()
+        self._stream.worked(monotonic_ns())
         return done
 
     def _commit(self, wrote: int) -> bool:

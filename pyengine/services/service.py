@@ -1,4 +1,4 @@
-"""What all services share: the Service itself, its context, freezing the store, and the detector of streams.
+"""What all services share: the Service itself, its context, and freezing the store.
 
 A service is RocketMQ's ServiceThread without the thread: it decides and acts. Its worker
 (pyengine/engine/worker.py) drives it:
@@ -6,7 +6,7 @@ A service is RocketMQ's ServiceThread without the thread: it decides and acts. I
     while service.work(): ...    one round; True: there may be more, go round at once
     arm the latch
     service.work() once more     what was published before arming woke no one
-    sleep at most service.pause_s()
+    service.wait()               sleep at most service.pause_s()
 
 and, on the way out, `drain()` until it is False, then `close()`. Services are built on
 ipc and storage, so a test drives them in its own process.
@@ -24,17 +24,13 @@ from pyengine.errors import DiskError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
-from pyengine.native import waiting
-from pyengine.native.flush import monotonic_ns
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.watermark import note_sync_failure
 
 if TYPE_CHECKING:
-    from pyengine._native import ms_position, ms_worker
-
-CLOSE_NS = 500_000   # work that follows the last within this time belongs to a stream
-STREAM_ROUNDS = 8    # so many in a row make one
+    from pyengine._native import ms_worker
+    from pyengine.native.waiting import Latch
 
 
 def _ignore(text: str) -> None:
@@ -105,6 +101,11 @@ class Service(ABC):
         """Longest sleep until the next round, in seconds; a wake-up ends it."""
         return 0.0
 
+    def wait(self, latch: Latch, timeout_s: float) -> bool:
+        """Sleep on the armed latch; True if the service did work that came meanwhile."""
+        latch.wait(timeout_s)
+        return False
+
     def drain(self) -> bool:
         """One round of an orderly stop; False once everything published before is done."""
         return False
@@ -138,48 +139,3 @@ def freeze(memory: EngineMemory, root: str | os.PathLike[str], kind: int, error:
     note_sync_failure(os.fspath(root), flushed, name, cause)
     for other in (native.WRITER, native.SUPERVISOR, native.COMMITTER, native.REPUTTER, native.CHECKPOINTER):
         memory.wake(other)
-
-
-class StreamDetector:
-    """Tells whether work comes singly (calm) or in a stream (busy), and waits accordingly.
-
-    Single pieces of work are done at once: the latch is armed in between, and the writer wakes the service.
-    In a stream the service polls after short sleeps, so that the writer need not wake it, and runs as SCHED_BATCH:
-    it takes a free CPU but interrupts no other process (docs/decisions/0014).
-    """
-
-    def __init__(self, nap_ns: int, quiet_ns: int) -> None:
-        """`nap_ns`: how long to gather work in a stream; `quiet_ns`: a stream ends after so long without work."""
-        self.nap_ns = nap_ns
-        self.quiet_ns = quiet_ns
-        self.busy = False
-        self._rounds = 0
-        self._last_ns = 0
-        waiting.schedule_interactive()
-
-    def worked(self, now_ns: int | None = None) -> None:
-        """A piece of work was found and done."""
-        if self.busy:
-            return
-        now_ns = monotonic_ns() if now_ns is None else now_ns
-        self._rounds = self._rounds + 1 if now_ns - self._last_ns < CLOSE_NS else 0
-        self._last_ns = now_ns
-        if self._rounds >= STREAM_ROUNDS:
-            self.busy = True
-            waiting.schedule_batch()
-
-    def wait_for_next(self, position: ms_position, value: int, *, has_backlog: bool = False) -> bool:
-        """In a stream: gather, then wait until the position is above `value`; False: there is no stream (any more).
-
-        `has_backlog`: there is much left to do, do not gather.
-        """
-        if not self.busy:
-            return False
-        if not has_backlog:
-            waiting.sleep(self.nap_ns)
-        if waiting.poll_until_above(position, value, self.quiet_ns, self.nap_ns):
-            return True
-        self.busy = False
-        self._rounds = 0
-        waiting.schedule_interactive()
-        return False

@@ -193,6 +193,11 @@ class Dispatcher:
                 return segment_end if reason == BLANK and end == segment_end else state.reached
             start = state.reached
 
+    @property
+    def loop(self) -> DispatchLoop:
+        """The native loop, for a caller that runs it by itself and comes back here when it needs a queue or a file."""
+        return self._loop
+
     def queue_ends(self) -> dict[tuple[str, int], int]:
         """The next queue offset of every queue that was dispatched to since this object was made."""
         queues = self._loop.queues

@@ -43,6 +43,8 @@ class Service:
         return False
     def pause_s(self):
         return 0.05
+    def wait(self, latch, timeout_s):
+        latch.wait(timeout_s)
     def drain(self):
         self.left -= 1
         return self.left >= 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 
 import pytest
 
@@ -71,25 +70,6 @@ def test_nothing_beyond_committed_is_dispatched(make_owner):
     service.close()
 
 
-def test_entries_are_there_before_the_position_says_so(make_owner, monkeypatch):
-    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
-    service = service_of(owner)
-    path = StorePaths(owner.root).queue_folder("T", 0) / "00000000000000000000"
-    published = []
-
-    def store_position(position, value):
-        published.append((value, os.path.exists(path) and path.read_bytes()[:20] != bytes(20)))
-        real(position, value)
-
-    real = native.store_position
-    monkeypatch.setattr(reput_message.native, "store_position", store_position)
-    writer.put(b"x")
-    published.clear()
-    service.work()
-    assert published == [(writer.end, True)]
-    service.close()
-
-
 def test_small_batches_over_many_segments_give_the_same_as_one_go(make_owner, monkeypatch):
     files = []
     for batch_bytes in (4 << 20, 300):
@@ -106,18 +86,6 @@ def test_small_batches_over_many_segments_give_the_same_as_one_go(make_owner, mo
         service.close()
         files.append(derived_files(owner.root))
     assert files[0] == files[1]
-
-
-def test_consumers_are_woken_after_the_position_has_moved(make_owner, monkeypatch):
-    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
-    writer.put(b"x")
-    seen = []
-    raise_ = reput_message.waiting.raise_sequence
-    monkeypatch.setattr(reput_message.waiting, "raise_sequence", lambda *of: (seen.append(reput_from(owner)), raise_(*of)))
-    service = service_of(owner)
-    assert service.work()
-    service.close()
-    assert seen == [writer.end]
 
 
 def test_a_record_longer_than_a_batch_passes(make_owner, monkeypatch):

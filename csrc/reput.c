@@ -1,0 +1,131 @@
+#define _GNU_SOURCE
+#include "reput.h"
+
+#include <errno.h>
+
+#include "atomics.h"
+#include "failpoint.h"
+#include "futex.h"
+#include "latch.h"
+#include "record.h"
+#include "sequence.h"
+
+#define ADVANCED 0
+
+static void wake_consumers(struct ms_reput *reput, int64_t readable)
+{
+    reput->woken_up_to = readable;
+    ms_sequence_raise(&reput->control->arrival_seq);
+}
+
+/* Statistics come after everything else: consumers are awake already. */
+static void count(struct ms_reput *reput, int64_t behind_bytes)
+{
+    const struct ms_dispatch *const d = reput->dispatch;
+    int64_t lag_ns = -1;
+    if (reput->lag_is_known && d->last_store_timestamp_ms >= 0) {
+        const int64_t lag_ms = ms_wall_ms() - d->last_store_timestamp_ms;
+        lag_ns = lag_ms < 0 ? 0 : lag_ms * 1000000;
+    }
+    ms_dispatch_stats_add(reput->stats, (uint64_t)(d->messages - reput->counted_messages),
+                          (uint64_t)(d->queues.written - reput->counted_entries),
+                          (uint64_t)(d->keys - reput->counted_keys),
+                          (uint64_t)(d->queues.out_of_order - reput->counted_out_of_order),
+                          (uint64_t)behind_bytes, lag_ns);
+    reput->counted_messages = d->messages;
+    reput->counted_entries = d->queues.written;
+    reput->counted_keys = d->keys;
+    reput->counted_out_of_order = d->queues.out_of_order;
+}
+
+void ms_reput_publish(struct ms_reput *reput, int64_t reached, int64_t behind_bytes)
+{
+    reput->has_backlog = reached - reput->reput_from >= MS_REPUT_BACKLOG_BYTES;
+    reput->reput_from = reached;
+    MS_FAILPOINT("batch_dispatched");
+    ms_store_release(&reput->control->reput_from.value, reached);
+    MS_FAILPOINT("reput_from_moved");
+    wake_consumers(reput, reached);
+    ms_stream_worked(&reput->stream, ms_monotonic_ns());
+    count(reput, behind_bytes);
+}
+
+/* Why no whole record follows: the rest of one is not there yet. Of a blank, too: a slave of RocketMQ, or `confirm`,
+ * may end inside one. */
+static int is_incomplete(int why)
+{
+    return why == MS_CASE_RANGE_END || why == MS_CASE_OVERRUN || why == MS_CASE_BLANK;
+}
+
+/* One batch: ADVANCED, or MS_REPUT_* but TIME. */
+static int advance(struct ms_reput *reput)
+{
+    struct ms_dispatch *const d = reput->dispatch;
+    const int64_t from = reput->reput_from;
+    const int64_t end = ms_load_acquire(&reput->limit->value);
+    if (end <= from && reput->woken_up_to < end)
+        wake_consumers(reput, end); /* dispatched beyond `confirm` by a predecessor that was stopped; confirmed now */
+    if (end <= from || end <= reput->incomplete_end)
+        return MS_REPUT_IDLE;
+    const int64_t segment_end = reput->base + reput->segment_bytes;
+    if (reput->base < 0 || from < reput->base || from >= segment_end)
+        return MS_REPUT_SEGMENT;
+    const int64_t stop = end < segment_end ? end : segment_end;
+    int64_t to = stop < from + reput->batch_bytes ? stop : from + reput->batch_bytes;
+    int why = ms_dispatch_run(d, reput->view, reput->base, from, to);
+    if (d->reached == from && to < stop && is_incomplete(why)) { /* a record longer than a batch */
+        to = stop;
+        why = ms_dispatch_run(d, reput->view, reput->base, from, to);
+    }
+    const int64_t reached = why == MS_CASE_BLANK && to == segment_end ? segment_end : d->reached;
+    if (reached > from) {
+        ms_reput_publish(reput, reached, end - from);
+        return ADVANCED;
+    }
+    if (to < end || !is_incomplete(why))
+        return MS_REPUT_DECIDE;
+    reput->incomplete_end = end;
+    return MS_REPUT_IDLE;
+}
+
+/* ms_reput_run but for the latch, which is armed where *is_armed says so. */
+static int run(struct ms_reput *reput, int64_t until_ns, int may_sleep, int *is_armed)
+{
+    struct ms_latch *const latch = &reput->control->latch[MS_REPUTTER];
+    const int64_t round_ends_ns = ms_monotonic_ns() + MS_REPUT_ROUND_NS;
+    for (;;) {
+        const int why = advance(reput);
+        if (why != ADVANCED && why != MS_REPUT_IDLE)
+            return why;
+        if (why == ADVANCED && *is_armed) {
+            ms_latch_disarm(latch); /* while there is work no process need wake this one */
+            *is_armed = 0;
+        }
+        const int64_t now_ns = ms_monotonic_ns();
+        if (now_ns >= until_ns || (reput->stream.is_busy && now_ns >= round_ends_ns))
+            return why == ADVANCED ? MS_REPUT_TIME : MS_REPUT_IDLE;
+        const int64_t seen = reput->reput_from > reput->incomplete_end ? reput->reput_from : reput->incomplete_end;
+        if (ms_stream_wait(&reput->stream, reput->limit, seen, reput->has_backlog) || why == ADVANCED)
+            continue;
+        if (!may_sleep)
+            return MS_REPUT_IDLE;
+        if (!*is_armed) {
+            ms_latch_arm(latch, reput->semaphore);
+            *is_armed = 1; /* and look once more: a wake-up before arming was not posted */
+            continue;
+        }
+        const int woken = ms_latch_wait(latch, reput->semaphore, until_ns - now_ns);
+        *is_armed = 0;
+        if (woken == -EINTR)
+            return MS_REPUT_IDLE;
+    }
+}
+
+int ms_reput_run(struct ms_reput *reput, int64_t until_ns, int may_sleep)
+{
+    int is_armed = may_sleep;
+    const int why = run(reput, until_ns, may_sleep, &is_armed);
+    if (is_armed)
+        ms_latch_disarm(&reput->control->latch[MS_REPUTTER]);
+    return why;
+}

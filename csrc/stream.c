@@ -1,0 +1,41 @@
+#define _GNU_SOURCE
+#include "stream.h"
+
+#include <time.h>
+
+#include "cpu.h"
+#include "nap.h"
+
+void ms_stream_begin(struct ms_stream *stream, int64_t nap_ns, int64_t quiet_ns)
+{
+    *stream = (struct ms_stream){.nap_ns = nap_ns, .quiet_ns = quiet_ns};
+    ms_cpu_schedule(MS_CPU_PROMPT);
+}
+
+void ms_stream_worked(struct ms_stream *stream, int64_t now_ns)
+{
+    if (stream->is_busy)
+        return;
+    stream->rounds = now_ns - stream->last_ns < MS_STREAM_CLOSE_NS ? stream->rounds + 1 : 0;
+    stream->last_ns = now_ns;
+    if (stream->rounds >= MS_STREAM_ROUNDS) {
+        stream->is_busy = 1;
+        ms_cpu_schedule(MS_CPU_BEHIND);
+    }
+}
+
+int ms_stream_wait(struct ms_stream *stream, const struct ms_position *position, int64_t value, int has_backlog)
+{
+    if (!stream->is_busy)
+        return 0;
+    if (!has_backlog) {
+        const struct timespec nap = {.tv_sec = stream->nap_ns / 1000000000, .tv_nsec = stream->nap_ns % 1000000000};
+        nanosleep(&nap, NULL);
+    }
+    if (ms_nap_until_above(position, value, stream->quiet_ns, stream->nap_ns))
+        return 1;
+    stream->is_busy = 0;
+    stream->rounds = 0;
+    ms_cpu_schedule(MS_CPU_PROMPT);
+    return 0;
+}

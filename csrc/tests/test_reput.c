@@ -1,0 +1,109 @@
+/* The order of the reputter's steps, seen at its failpoints: entries, then `reput_from`, then the wake-up; and no sleep
+ * over work that was published before the latch was armed. */
+#define _GNU_SOURCE
+#define MS_FAILPOINT(name) at_step(name)
+static void at_step(const char *name);
+#include "../latch.h"
+#define ms_latch_wait ms_latch_really_wait
+#include "../latch.c"
+#undef ms_latch_wait
+#include "../reput.c"
+#include "../sequence.c"
+
+#include "reput_rig.h"
+
+static sem_t semaphore;
+static int next;          /* the record that is published next */
+static int at_arming;     /* so many are published while the latch is being armed, one each time */
+static int visible;       /* records below reput_from */
+static int batches, sleeps;
+
+static void publish(int64_t beyond)
+{
+    ms_store_release(&control.committed.value, starts[++next] + beyond);
+    ms_latch_wakeup(&control.latch[MS_REPUTTER], &semaphore);
+}
+
+static void at_step(const char *name)
+{
+    const int64_t reput_from = ms_load_acquire(&control.reput_from.value);
+    const uint32_t raised = ms_sequence_load(&control.arrival_seq);
+    if (strcmp(name, "latch_arming") == 0 && at_arming > 0) {
+        at_arming--;
+        publish(0);
+    } else if (strcmp(name, "batch_dispatched") == 0) {
+        reput.stream.rounds = 0; /* never a stream, however close the batches are: that one ends by the clock */
+        CHECK(reput_from == starts[visible] && raised == (uint32_t)batches);
+        while (visible < next)
+            CHECK(has_entry(visible++));
+    } else if (strcmp(name, "reput_from_moved") == 0) {
+        CHECK(reput_from == starts[visible] && raised == (uint32_t)batches);
+        batches++;
+    } else if (strcmp(name, "sequence_raised") == 0) {
+        CHECK(reput_from == starts[visible] && raised == (uint32_t)batches);
+    }
+}
+
+/* Instead of sleeping: a signal comes. */
+int ms_latch_wait(struct ms_latch *latch, void *unused, int64_t timeout_ns)
+{
+    (void)unused;
+    CHECK(timeout_ns > 0 && ms_load_relaxed(&latch->has_notified) == 0 && visible == next);
+    ms_latch_disarm(latch);
+    sleeps++;
+    return -EINTR;
+}
+
+static int sleepy_run(void)
+{
+    ms_latch_arm(&control.latch[MS_REPUTTER], &semaphore);
+    const int why = ms_reput_run(&reput, INT64_MAX / 2, 1);
+    CHECK(ms_load_relaxed(&control.latch[MS_REPUTTER].has_notified) == 1);
+    return why;
+}
+
+int main(void)
+{
+    dice_begin("test_reput");
+    sem_init(&semaphore, 0, 0);
+    rig_begin(&semaphore);
+    reput.woken_up_to = 0;
+
+    CHECK(ms_reput_run(&reput, INT64_MAX / 2, 0) == MS_REPUT_IDLE && sleeps == 0);
+    publish(0);
+    CHECK(ms_reput_run(&reput, 0, 0) == MS_REPUT_TIME && visible == 1);
+    CHECK(ms_reput_run(&reput, 0, 0) == MS_REPUT_IDLE);
+    CHECK(sleepy_run() == MS_REPUT_IDLE && sleeps == 1);
+
+    /* Found before the sleep, and while the latch is armed again. */
+    publish(0);
+    CHECK(sleepy_run() == MS_REPUT_IDLE && sleeps == 2 && visible == 2);
+    for (at_arming = 1; next < 40; at_arming = 1 + (int)dice(3))
+        CHECK(sleepy_run() == MS_REPUT_IDLE && visible == next);
+    at_arming = 0;
+
+    /* Half a record is waited for asleep. */
+    publish(20);
+    CHECK(sleepy_run() == MS_REPUT_IDLE && visible == next);
+    const int before = batches, slept = sleeps;
+    CHECK(sleepy_run() == MS_REPUT_IDLE && batches == before && sleeps == slept + 1);
+    publish(0);
+    CHECK(sleepy_run() == MS_REPUT_IDLE && batches == before + 1 && visible == next);
+
+    /* What a predecessor dispatched beyond the limit wakes consumers once, when the limit has passed it. */
+    reput.woken_up_to = starts[visible] - 1;
+    batches++;
+    CHECK(ms_reput_run(&reput, 0, 0) == MS_REPUT_IDLE && ms_sequence_load(&control.arrival_seq) == (uint32_t)batches);
+    CHECK(ms_reput_run(&reput, 0, 0) == MS_REPUT_IDLE && ms_sequence_load(&control.arrival_seq) == (uint32_t)batches);
+
+    /* Python is asked for another segment, and for what is no record. */
+    reput.segment_bytes = starts[visible];
+    publish(0);
+    CHECK(sleepy_run() == MS_REPUT_SEGMENT);
+    reput.segment_bytes = sizeof log_bytes;
+    memset(log_bytes + starts[visible], 0xff, 30);
+    CHECK(sleepy_run() == MS_REPUT_DECIDE && visible == next - 1);
+
+    CHECK(stats.messages == (uint64_t)visible && stats.behind_max_bytes > 0);
+    return 0;
+}

@@ -1,0 +1,69 @@
+"""A stream of work is told from single pieces; the times are given."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from pyengine._native import ffi, lib
+from pyengine.native.waiting import StreamDetector
+
+CLOSE_NS: int = lib.MS_STREAM_CLOSE_NS
+ROUNDS: int = lib.MS_STREAM_ROUNDS
+
+
+@pytest.fixture(autouse=True)
+def scheduled_as_before():
+    yield
+    StreamDetector(1, 1)  # outside a stream again, as this process was
+
+
+def is_behind() -> bool:
+    """Whether this process is scheduled so that it interrupts no other."""
+    return os.sched_getscheduler(0) == os.SCHED_BATCH
+
+
+def pieces(detector: StreamDetector, count: int, apart_ns: int, start_ns: int = 1_000_000_000) -> None:
+    for number in range(count):
+        detector.worked(start_ns + number * apart_ns)
+
+
+def test_single_pieces_are_no_stream_however_many():
+    detector = StreamDetector(1000, 1000)
+    pieces(detector, 10 * ROUNDS, CLOSE_NS)
+    assert not detector.is_busy and not is_behind()
+
+
+def test_pieces_close_together_are_a_stream_after_some_rounds():
+    detector = StreamDetector(1000, 1000)
+    pieces(detector, ROUNDS, CLOSE_NS - 1)
+    assert not detector.is_busy and not is_behind()
+    pieces(detector, ROUNDS + 1, CLOSE_NS - 1)
+    assert detector.is_busy and is_behind()
+
+
+def test_a_pause_ends_the_stream_and_the_next_one_has_to_show_itself_again():
+    position = ffi.new("struct ms_position *", {"value": 7})
+    detector = StreamDetector(1000, 1000)
+    pieces(detector, ROUNDS + 1, 1)
+    assert detector.wait_for_next(position[0], 6)
+    assert detector.is_busy and is_behind()
+    assert not detector.wait_for_next(position[0], 7)
+    assert not detector.is_busy and not is_behind()
+    assert not detector.wait_for_next(position[0], 6), "no stream: the latch is armed instead"
+    pieces(detector, ROUNDS, 1, start_ns=2_000_000_000)
+    assert not detector.is_busy
+
+
+def test_work_is_gathered_unless_there_is_a_backlog():
+    position = ffi.new("struct ms_position *", {"value": 7})
+    gathers = StreamDetector(1_000_000, 1000)
+    pieces(gathers, ROUNDS + 1, 1)
+    began_ns = time.monotonic_ns()
+    assert gathers.wait_for_next(position[0], 6)
+    assert time.monotonic_ns() - began_ns >= 1_000_000, "a sleep is never shorter"
+    never = StreamDetector(3_600_000_000_000, 1000)
+    pieces(never, ROUNDS + 1, 1)
+    assert never.wait_for_next(position[0], 6, has_backlog=True), "without the hour's sleep"
