@@ -46,6 +46,10 @@ void ms_reput_publish(struct ms_reput *reput, int64_t reached, int64_t behind_by
     ms_store_release(&reput->control->reput_from.value, reached);
     MS_FAILPOINT("reput_from_moved");
     wake_consumers(reput, reached);
+    if (reput->allocator_semaphore != NULL && reached - reput->warmed_from >= MS_REPUT_WARM_BYTES) {
+        reput->warmed_from = reached;
+        ms_latch_wakeup(&reput->control->latch[MS_ALLOCATOR], reput->allocator_semaphore);
+    }
     ms_stream_worked(&reput->stream, ms_monotonic_ns());
     count(reput, behind_bytes);
 }

@@ -14,6 +14,7 @@
 #define MS_REPUT_DECIDE 4        /* ms_dispatch_run needs something or failed: Python dispatches the next piece */
 
 #define MS_REPUT_BACKLOG_BYTES 1048576  /* after a batch as long as this nothing is gathered */
+#define MS_REPUT_WARM_BYTES 16777216    /* the allocator is woken after so much log: pages ahead of the writer are used up */
 #define MS_REPUT_ROUND_NS 50000000      /* in a stream: back to Python after so long */
 
 struct ms_reput {
@@ -22,6 +23,7 @@ struct ms_reput {
     struct ms_dispatch_stats *stats;
     const struct ms_position *limit; /* nothing at or above is dispatched: `committed` or `confirm` */
     void *semaphore;                 /* of the reputter's latch */
+    void *allocator_semaphore;       /* of the allocator's latch; NULL: it need not be woken */
     const uint8_t *view;             /* the segment that begins at `base`, mapped read-only */
     int64_t base;                    /* -1: none */
     int64_t segment_bytes;
@@ -30,6 +32,7 @@ struct ms_reput {
     int64_t reput_from;              /* as published */
     int64_t incomplete_end;          /* between reput_from and here lies part of a record: nothing to do before `limit` is above */
     int64_t woken_up_to;             /* consumers were woken for what is readable below; -1: what a predecessor did is not known */
+    int64_t warmed_from;             /* where `reput_from` was when the allocator was woken last */
     int32_t lag_is_known;            /* 0: store times are no wall clock (replay) */
     int32_t has_backlog;             /* the last batch was long */
     int64_t counted_messages;        /* of the dispatch loop's totals: what the statistics have */

@@ -551,6 +551,7 @@ class ms_reput(Struct):
     stats: ms_dispatch_stats
     limit: ms_position
     semaphore: CData
+    allocator_semaphore: CData
     view: Array[int]
     base: int
     segment_bytes: int
@@ -558,6 +559,7 @@ class ms_reput(Struct):
     reput_from: int
     incomplete_end: int
     woken_up_to: int
+    warmed_from: int
     lag_is_known: int
     has_backlog: int
     counted_messages: int
@@ -1004,6 +1006,7 @@ class _Lib:
     MS_REPUT_ROUND_NS: int
     MS_REPUT_SEGMENT: int
     MS_REPUT_TIME: int
+    MS_REPUT_WARM_BYTES: int
     MS_ROLE_ASYNC_MASTER: int
     MS_ROLE_SLAVE: int
     MS_ROLE_SYNC_MASTER: int

@@ -90,6 +90,18 @@ int main(void)
     publish(0);
     CHECK(sleepy_run() == MS_REPUT_IDLE && batches == before + 1 && visible == next);
 
+    /* The allocator is woken once for each piece of log that uses up its window. */
+    sem_t allocator;
+    sem_init(&allocator, 0, 0);
+    reput.allocator_semaphore = &allocator;
+    reput.warmed_from = reput.reput_from + 1 - MS_REPUT_WARM_BYTES;
+    for (int i = 0; i < 3; i++) {
+        publish(0);
+        CHECK(sleepy_run() == MS_REPUT_IDLE && visible == next);
+        CHECK(sem_trywait(&allocator) == (i == 0 ? 0 : -1));
+        ms_latch_arm(&control.latch[MS_ALLOCATOR], &allocator);
+    }
+
     /* What a predecessor dispatched beyond the limit wakes consumers once, when the limit has passed it. */
     reput.woken_up_to = starts[visible] - 1;
     batches++;

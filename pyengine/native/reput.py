@@ -24,18 +24,20 @@ class ReputLoop:
     """One `struct ms_reput`, and what it points to, which must outlive it."""
 
     def __init__(self, control: ms_control, dispatch: DispatchLoop, stats: ms_store_stats, latch: Latch, *, segment_bytes: int,
-                 batch_bytes: int, nap_ns: int, quiet_ns: int) -> None:
-        """Goes on at the published `reput_from`, up to `committed`. `nap_ns`, `quiet_ns`: those of StreamDetector."""
+                 batch_bytes: int, nap_ns: int, quiet_ns: int, allocator: Latch | None = None) -> None:
+        """Goes on at the published `reput_from`, up to `committed`. `nap_ns`, `quiet_ns`: those of StreamDetector.
+        `allocator`: the latch of an allocator that brings pages in ahead of the writer."""
         self._loop = ffi.new("struct ms_reput *")
-        self._kept = dispatch, latch
+        self._kept = dispatch, latch, allocator
         self._data: Array[int] | None = None
         self._loop.control = control
         self._loop.dispatch = dispatch.struct
         self._loop.stats = ffi.addressof(stats, "dispatch")
         self._loop.semaphore = latch.semaphore
+        self._loop.allocator_semaphore = allocator.semaphore if allocator is not None else ffi.NULL
         self._loop.segment_bytes = segment_bytes
         self._loop.batch_bytes = batch_bytes
-        self._loop.reput_from = lib.ms_load_i64(ffi.addressof(control.reput_from, "value"))
+        self._loop.reput_from = self._loop.warmed_from = lib.ms_load_i64(ffi.addressof(control.reput_from, "value"))
         self._loop.base = self._loop.incomplete_end = self._loop.woken_up_to = -1
         self._loop.lag_is_known = not control.identity.replay_clock
         self.use_limit(control.committed)

@@ -38,7 +38,7 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import create_file, make_folders, sync_folder
 
 RETRY_NS = 500_000_000
-IDLE_PAUSE_S = 0.1      # a writer that wakes up has a window of 64 MiB, enough for longer than this
+IDLE_PAUSE_S = 1.0      # the reputter wakes it each 16 MiB of log (csrc/reput.cdef.h), a quarter of the window
 BUSY_PAUSE_S = 0.002    # in a stream: as long as about this much is written, so that looking costs slow ones little
 BUSY_PAUSE_S_MAX = 0.02
 BUSY_STEP_BYTES = 4 << 20

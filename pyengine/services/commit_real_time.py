@@ -88,6 +88,7 @@ class CommitRealTimeService(Service):
         native.store(self._line, "error_number", 0)
         self._retry_ns = 0
         self._free_full_buffers()
+        self._wake_followers()  # a committer that was killed after it had moved `committed` woke no worker
         waiting.sleep_precisely()
 
     def work(self) -> bool:
@@ -136,12 +137,15 @@ class CommitRealTimeService(Service):
         native.store_position(self._control.committed, end)
         failpoint("pool_committed")
         self._committed = end
-        self._memory.wake(native.REPUTTER)
-        if self._memory.identity.replicates:
-            self._memory.wake(native.REPLICATOR)
+        self._wake_followers()
         if end % self._segment_bytes == 0:
             self._free_full_buffers()
         return True
+
+    def _wake_followers(self) -> None:
+        self._memory.wake(native.REPUTTER)
+        if self._memory.identity.replicates:
+            self._memory.wake(native.REPLICATOR)
 
     def _wait_for_room(self, error: DiskFullError) -> None:
         self._blocked.set(f"cannot commit what is in the pool: {error}; trying again each {RETRY_NS / 1e9:g} s: free space")

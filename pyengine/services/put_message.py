@@ -39,6 +39,8 @@ from pyengine.storage.file_system import copies_on_write
 from pyengine.storage.watermark import note_sync_failure
 
 RUN_NS = 100_000_000        # housekeeping at least this often
+IDLE_RUN_NS = 500_000_000   # ... where no pass was made for IDLE_NS and nothing waits for it
+IDLE_NS = 1_000_000_000
 SEGMENT_WAIT_S = 5.0        # RocketMQ waits as long for a mapped file (AllocateMappedFileService)
 QUEUE_TABLE_WAIT_S = 5.0
 QUEUE_TABLE_GROW_AT = 0.6   # ask for a larger table well before the native limit of 3/4
@@ -68,6 +70,7 @@ class PutMessageService(Service):
         self._sessions: dict[int, SharedObject] = {}    # by slot
         self._dying: set[int] = set()
         self._room_retry_ns = 0
+        self._worked_ns = 0  # when a pass was made last
         self._to_roll_back = False  # a pass that found no room is not rolled back yet
         self._follow()
         slot = self._control.slots[native.load_position(self._control.slot_pass) & 1]
@@ -412,13 +415,15 @@ class PutMessageService(Service):
     # ---- the round --------------------------------------------------------------
 
     def work(self) -> bool:
-        """Passes for up to RUN_NS, or one pending request of the pass; whether entries were executed."""
+        """Passes for up to RUN_NS (idle: IDLE_RUN_NS), or one pending request of the pass; whether entries were executed."""
         if self._writer.pointer.no_room and not self._has_room():
             self._latch.arm()
             self._latch.wait(POLL_INTERVAL_S)
             return False
         before = native.load_position(self._control.slot_pass)
-        why = self._writer.run(flush.monotonic_ns() + RUN_NS)
+        now_ns = flush.monotonic_ns()
+        is_idle = now_ns - self._worked_ns >= IDLE_NS and self._writer.ahead_count > 0 and not self._dying
+        why = self._writer.run(now_ns + (IDLE_RUN_NS if is_idle else RUN_NS))
         if why == pass_.RUN_SEGMENT:
             self._wait_for_segments()
         elif why == pass_.RUN_ROLLED:
@@ -435,7 +440,10 @@ class PutMessageService(Service):
             self._roll_back_failed()
         else:
             self._housekeeping()
-        return native.load_position(self._control.slot_pass) != before
+        if native.load_position(self._control.slot_pass) == before:
+            return False
+        self._worked_ns = flush.monotonic_ns()
+        return True
 
     def _housekeeping(self) -> None:
         self._follow()

@@ -37,7 +37,7 @@ SYNC_NAP_NS = 1_000_000    # beside puts that wait for the disk or for slaves: e
 SYNC_QUIET_NS = 3_000_000
 ROUND_NS = 50_000_000      # one work() lasts at most about this long
 RETRY_NS = 1_000_000_000
-IDLE_PAUSE_S = 0.5
+IDLE_PAUSE_S = 1.0
 INSIDE_A_RECORD = ("range_end", "overrun", "blank")  # of a blank, too: a slave of RocketMQ, or `confirm`, may end inside one
 
 
@@ -58,7 +58,8 @@ class ReputMessageService(Service):
         follows_disk = memory.identity.mode == native.MODE_SYNC or memory.identity.role in (native.SYNC_MASTER, native.SLAVE)
         nap_ns, quiet_ns = (SYNC_NAP_NS, SYNC_QUIET_NS) if follows_disk else (NAP_NS, QUIET_NS)
         self._loop = ReputLoop(self._control, self._dispatcher.loop, memory.counters, memory.latch(native.REPUTTER),
-                               segment_bytes=self._segment_bytes, batch_bytes=BATCH_BYTES, nap_ns=nap_ns, quiet_ns=quiet_ns)
+                               segment_bytes=self._segment_bytes, batch_bytes=BATCH_BYTES, nap_ns=nap_ns, quiet_ns=quiet_ns,
+                               allocator=memory.latch(native.ALLOCATOR) if memory.identity.mode == native.MODE_MAPPED else None)
         self._use_limit(self._control.confirm if memory.identity.dispatch_at else self._control.committed)
         waiting.sleep_precisely()
 

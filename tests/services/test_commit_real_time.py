@@ -129,6 +129,15 @@ def test_a_successor_frees_the_buffer_that_a_dead_committer_did_not_get_to(rig):
     assert native.load(owner.control.pool[1], "segment_base") == -1
 
 
+def test_a_successor_wakes_those_that_a_dead_committer_did_not_get_to(rig):
+    owner, writer, service = rig
+    latches = [owner.memory.latch(kind) for kind in (native.REPUTTER, native.REPLICATOR)]
+    for latch in latches:
+        latch.arm()
+    CommitRealTimeService(owner.context(EngineConfig())).close()
+    assert all(latch.wait(10) for latch in latches)
+
+
 def test_a_failed_write_freezes_the_store(rig, monkeypatch):
     owner, writer, service = rig
     writer.put(b"x")
