@@ -70,10 +70,25 @@ FOLDS static inline __m128i load(const uint8_t *from)
     return _mm_loadu_si128((const __m128i *)(const void *)from);
 }
 
+/* The next 16 bytes, read once; into `to` as well, unless it is NULL. */
+FOLDS static inline __m128i take(uint8_t *to, const uint8_t *from)
+{
+    __m128i piece = load(from);
+    if (to != NULL) {
+        __asm__("" : "+x"(piece)); /* what is stored is what is folded: the compiler must not load it again */
+        _mm_storeu_si128((__m128i *)(void *)to, piece);
+    }
+    return piece;
+}
+
+/* `to` moves with `from`, NULL stays. */
+static inline uint8_t *onward(uint8_t *to, int64_t bytes) { return to != NULL ? to + bytes : NULL; }
+
 /* Folds whole 16-byte pieces, `length` >= 64; leaves the rest to the tables.
  * The constants are those of the published method for the reflected polynomial
  * (Gopal and others, "Fast CRC Computation Using PCLMULQDQ Instruction"). */
-FOLDS static uint32_t run_folding(uint32_t state, const uint8_t *from, int64_t length)
+FOLDS static inline __attribute__((always_inline)) uint32_t run_folding(uint32_t state, uint8_t *to, const uint8_t *from,
+                                                                        int64_t length)
 {
     const __m128i by_64 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4);
     const __m128i by_16 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
@@ -81,24 +96,27 @@ FOLDS static uint32_t run_folding(uint32_t state, const uint8_t *from, int64_t l
     const __m128i barrett = _mm_set_epi64x(0x1f7011641, 0x1db710641);
     const __m128i low_32 = _mm_setr_epi32(-1, 0, -1, 0);
 
-    __m128i a = _mm_xor_si128(load(from), _mm_cvtsi32_si128((int)state));
-    __m128i b = load(from + 16), c = load(from + 32), d = load(from + 48);
+    __m128i a = _mm_xor_si128(take(to, from), _mm_cvtsi32_si128((int)state));
+    __m128i b = take(onward(to, 16), from + 16), c = take(onward(to, 32), from + 32), d = take(onward(to, 48), from + 48);
     from += 64;
+    to = onward(to, 64);
     length -= 64;
     while (length >= 64) {
-        a = fold(a, by_64, load(from));
-        b = fold(b, by_64, load(from + 16));
-        c = fold(c, by_64, load(from + 32));
-        d = fold(d, by_64, load(from + 48));
+        a = fold(a, by_64, take(to, from));
+        b = fold(b, by_64, take(onward(to, 16), from + 16));
+        c = fold(c, by_64, take(onward(to, 32), from + 32));
+        d = fold(d, by_64, take(onward(to, 48), from + 48));
         from += 64;
+        to = onward(to, 64);
         length -= 64;
     }
     a = fold(a, by_16, b);
     a = fold(a, by_16, c);
     a = fold(a, by_16, d);
     while (length >= 16) {
-        a = fold(a, by_16, load(from));
+        a = fold(a, by_16, take(to, from));
         from += 16;
+        to = onward(to, 16);
         length -= 16;
     }
     /* 128 bits to 64, to 32 and a remainder, then Barrett reduction. */
@@ -107,7 +125,21 @@ FOLDS static uint32_t run_folding(uint32_t state, const uint8_t *from, int64_t l
     __m128i quotient = _mm_clmulepi64_si128(_mm_and_si128(a, low_32), barrett, 0x10);
     quotient = _mm_clmulepi64_si128(_mm_and_si128(quotient, low_32), barrett, 0x00);
     state = (uint32_t)_mm_extract_epi32(_mm_xor_si128(a, quotient), 1);
+    if (to != NULL && length > 0) {
+        memcpy(to, from, (size_t)length);
+        from = to; /* each byte of the source is read once */
+    }
     return run_tables(state, from, length);
+}
+
+FOLDS static uint32_t fold_bytes(uint32_t state, const uint8_t *from, int64_t length)
+{
+    return run_folding(state, NULL, from, length);
+}
+
+FOLDS static uint32_t fold_copy(uint8_t *to, const uint8_t *from, int64_t length)
+{
+    return run_folding(~0u, to, from, length);
 }
 #endif
 
@@ -120,7 +152,7 @@ uint32_t ms_crc32_folding(uint32_t crc, const uint8_t *from, int64_t length)
 {
 #if HAS_FOLDING
     if (can_fold && length >= FOLD_BYTES_MIN)
-        return ~run_folding(~crc, from, length);
+        return ~fold_bytes(~crc, from, length);
 #endif
     return ms_crc32_tables(crc, from, length);
 }
@@ -128,6 +160,17 @@ uint32_t ms_crc32_folding(uint32_t crc, const uint8_t *from, int64_t length)
 uint32_t ms_crc32(uint32_t crc, const uint8_t *from, int64_t length)
 {
     return ms_crc32_folding(crc, from, length);
+}
+
+uint32_t ms_crc32_copy(uint8_t *to, const uint8_t *from, int64_t length)
+{
+#if HAS_FOLDING
+    if (can_fold && length >= FOLD_BYTES_MIN)
+        return ~fold_copy(to, from, length);
+#endif
+    if (length > 0)
+        memcpy(to, from, (size_t)length);
+    return ms_crc32_tables(0, to, length);
 }
 
 int ms_crc32_can_fold(void)

@@ -9,6 +9,8 @@
 
 /* Continue `crc` (0 to begin) over `length` bytes. */
 uint32_t ms_crc32(uint32_t crc, const uint8_t *from, int64_t length);
+/* Copy `length` bytes and return the CRC of the copy, also where another process changes them meanwhile. */
+uint32_t ms_crc32_copy(uint8_t *to, const uint8_t *from, int64_t length);
 /* The two ways by name, for tests. The folding one falls back where the CPU cannot. */
 uint32_t ms_crc32_tables(uint32_t crc, const uint8_t *from, int64_t length);
 uint32_t ms_crc32_folding(uint32_t crc, const uint8_t *from, int64_t length);

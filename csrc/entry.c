@@ -6,17 +6,37 @@
 
 #define BATCH_MEMBER_BYTES 22 /* total, magic, crc, flag, body length (i32), properties length (i16) */
 
+static uint64_t payload_position(const struct ms_entry *head)
+{
+    return ms_align8(sizeof *head + (uint64_t)head->topic_bytes + head->properties_bytes);
+}
+
+/* Lengths of the bodies, in front of them. */
+static uint64_t lengths_bytes(const struct ms_entry *head)
+{
+    return head->kind == MS_ENTRY_MANY ? ms_align8((uint64_t)head->count * 4) : 0;
+}
+
+uint64_t ms_entry_decisive_bytes(const struct ms_entry *head, uint64_t bytes)
+{
+    if (head->kind != MS_ENTRY_PUT && head->kind != MS_ENTRY_MANY)
+        return bytes;
+    uint64_t decisive = payload_position(head) + lengths_bytes(head);
+    return decisive <= bytes ? decisive : 0;
+}
+
 int ms_entry_dissect(const uint8_t *copy, uint64_t bytes, struct ms_taken *taken)
 {
     memcpy(&taken->head, copy, sizeof taken->head);
     const struct ms_entry *head = &taken->head;
-    uint64_t payload_at = ms_align8(sizeof *head + (uint64_t)head->topic_bytes + head->properties_bytes);
+    uint64_t payload_at = payload_position(head);
     if (payload_at > bytes)
         return 0;
     taken->topic = copy + sizeof *head;
     taken->properties = taken->topic + head->topic_bytes;
     taken->payload = copy + payload_at;
     taken->payload_bytes = head->payload_bytes;
+    taken->bodies = taken->payload + lengths_bytes(head);
     if (head->kind == MS_ENTRY_SIDE)
         return head->payload_bytes > sizeof *head && head->payload_bytes <= MS_SIDE_BYTES_MAX;
     if (head->payload_bytes > bytes - payload_at)
@@ -25,7 +45,7 @@ int ms_entry_dissect(const uint8_t *copy, uint64_t bytes, struct ms_taken *taken
         return 1;
     if (head->kind != MS_ENTRY_MANY || head->count == 0)
         return 0;
-    uint64_t sum = ms_align8((uint64_t)head->count * 4);
+    uint64_t sum = lengths_bytes(head);
     if (sum > head->payload_bytes)
         return 0;
     const uint32_t *lengths = (const uint32_t *)taken->payload;
@@ -138,17 +158,15 @@ static uint32_t joined_bytes(const struct member *member, const struct ms_taken 
     return bytes + taken->head.properties_bytes;
 }
 
-static const uint32_t *many_lengths(const struct ms_taken *taken, const uint8_t **bodies)
+static const uint32_t *many_lengths(const struct ms_taken *taken)
 {
-    *bodies = taken->payload + ms_align8((uint64_t)taken->head.count * 4);
     return (const uint32_t *)taken->payload;
 }
 
 static uint32_t measure_many(const struct ms_taken *taken, struct ms_measure *measure)
 {
     const struct ms_entry *head = &taken->head;
-    const uint8_t *bodies;
-    const uint32_t *lengths = many_lengths(taken, &bodies);
+    const uint32_t *lengths = many_lengths(taken);
     for (uint32_t i = 0; i < head->count; i++) {
         int64_t bytes = ms_record_bytes(head->sys_flag, head->topic_bytes, head->properties_bytes, lengths[i]);
         uint32_t status = check_size(measure, lengths[i], bytes);
@@ -230,10 +248,10 @@ uint32_t ms_entry_measure(const struct ms_taken *taken, struct ms_measure *measu
 
 void ms_entry_records(const struct ms_taken *taken, struct ms_records *records)
 {
-    records->at = taken->payload;
+    records->at = taken->head.kind == MS_ENTRY_BATCH ? taken->payload : taken->bodies;
     records->end = taken->payload + taken->payload_bytes;
     records->left = taken->head.kind == MS_ENTRY_PUT ? 1 : taken->head.count;
-    records->lengths = taken->head.kind == MS_ENTRY_MANY ? many_lengths(taken, &records->at) : NULL;
+    records->lengths = taken->head.kind == MS_ENTRY_MANY ? many_lengths(taken) : NULL;
 }
 
 int ms_entry_next(const struct ms_taken *taken, struct ms_records *records, struct ms_record_template *record)

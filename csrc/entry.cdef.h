@@ -1,5 +1,6 @@
-/* An entry of a submission ring, once it stands in the writer's own memory: is it well
- * formed, is it legal, how large do its records become, and what is the next of them.
+/* An entry of a submission ring, once what decides is in the writer's own memory: is it well
+ * formed, is it legal, how large do its records become, and what is the next of them. The
+ * bodies may still be in the ring; nothing here reads them.
  *
  * Who: the writer process, for each entry of its pass. Blocks on: nothing. After a crash:
  * nothing, all of it is private memory. Nothing here looks at the store or changes it.

@@ -18,13 +18,14 @@ enum {
     LMQ_CONSUME_QUEUE_NUM_EXCEEDED = 10,
 };
 
-/* The entry at hand, all of it in private memory and inside known bounds. */
+/* The entry at hand, inside known bounds. All of it is in private memory but for `bodies`, which may be in the ring. */
 struct ms_taken {
     struct ms_entry head;
     const uint8_t *topic;
     const uint8_t *properties;
     const uint8_t *payload;
     uint64_t payload_bytes;
+    const uint8_t *bodies;      /* of PUT and MANY, one after the other: their producer may still change them */
 };
 
 /* What its records will be once they are in the log. */
@@ -45,7 +46,10 @@ struct ms_records {
     uint32_t left;
 };
 
-/* 1 when the lengths of the copied entry agree with each other. */
+/* How many of an entry's `bytes` decide lengths and routing: all but the bodies of PUT and MANY. 0 when its lengths
+ * contradict each other. */
+uint64_t ms_entry_decisive_bytes(const struct ms_entry *head, uint64_t bytes);
+/* 1 when the lengths of the entry agree with each other. `copy` has its decisive bytes at least; `bytes` counts all. */
 int ms_entry_dissect(const uint8_t *copy, uint64_t bytes, struct ms_taken *taken);
 /* RocketMQ's checks of topic, queue and properties, in its order; PUT_OK or the status, with *detail. */
 uint32_t ms_entry_check(const struct ms_taken *taken, uint32_t *detail);

@@ -38,7 +38,6 @@ int64_t ms_record_encode(uint8_t *to, const struct ms_record_template *t)
 
     ms_put_32(to + MS_AT_SIZE, (uint32_t)size);
     ms_put_32(to + MS_AT_MAGIC, MS_RECORD_MAGIC);
-    ms_put_32(to + MS_AT_BODY_CRC, ms_record_body_crc(t->body, t->body_bytes));
     ms_put_32(to + MS_AT_QUEUE_ID, (uint32_t)t->queue_id);
     ms_put_32(to + MS_AT_FLAG, (uint32_t)t->flag);
     ms_put_64(to + MS_AT_QUEUE_OFFSET, (uint64_t)t->queue_offset);
@@ -52,7 +51,11 @@ int64_t ms_record_encode(uint8_t *to, const struct ms_record_template *t)
     ms_put_64(at + 4, (uint64_t)t->prepared_transaction_offset);
     ms_put_32(at + 12, (uint32_t)t->body_bytes);
     MS_FAILPOINT("record_head_encoded");
-    at = t->body == body ? body + t->body_bytes : append(body, t->body, t->body_bytes);
+    /* Of the bytes that are stored: their producer may change its own meanwhile. */
+    const uint32_t crc = t->body == body ? ms_crc32(0, body, t->body_bytes) : ms_crc32_copy(body, t->body, t->body_bytes);
+    MS_FAILPOINT("record_body_copied");
+    ms_put_32(to + MS_AT_BODY_CRC, t->body_bytes > 0 ? crc & 0x7FFFFFFF : 0);
+    at = body + t->body_bytes;
     MS_FAILPOINT("record_body_encoded");
     *at++ = (uint8_t)t->topic_bytes;
     at = append(at, t->topic, t->topic_bytes);

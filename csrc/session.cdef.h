@@ -3,7 +3,8 @@
  * Who: made by the supervisor, mapped by one producer process and by the
  * writer, both read-write. So nothing in here is trusted by the writer: it
  * keeps heads and counts in its commit slot, reads each length once, bounds it
- * by the tail it loaded, and works on a private copy. Blocks on: nothing (the
+ * by the tail it loaded, and works on a private copy; only bodies go straight
+ * into the record. Blocks on: nothing (the
  * producer's waits are in producer.c). After a crash: the producer's unpublished
  * tail is simply invisible; a published entry is executed by this writer or the
  * next, exactly once.

@@ -5,7 +5,8 @@
  * address up in a table of the mapped sessions, lays private zero pages over that session's
  * whole range, marks it broken and returns: the instruction is done again, on zeros. The
  * writer sees the mark where it has copied an entry, or the zeros where a length should be,
- * and closes the session as for any malformed entry. A SIGBUS anywhere else is counted and goes
+ * and closes the session as for any malformed entry. Behind the copies of bodies it sees the mark too, and
+ * takes the pass back. A SIGBUS anywhere else is counted and goes
  * where it would have gone without this: a mapped segment that the disk has no room for, or cannot
  * read; the next writer sees the count and writes its segments. Blocks on: nothing. After a crash: nothing is left, the table is
  * private to the process, the next writer makes its own.

@@ -324,6 +324,8 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
             what.size_bytes = (uint32_t)(head->kind == MS_ENTRY_BATCH ? sum : bytes);
         }
     }
+    if (ms_session_guard_broken((uint32_t)(own - writer->sessions))) /* bodies are zeros in part: nothing of it may be committed */
+        return MS_RUN_CUT_SHORT;
     if (counts) {
         queue->next_offset = queue_offset + count;
         MS_FAILPOINT("pass_queue_advanced");
@@ -396,12 +398,21 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
         return close_session(writer, own, MS_REFUSED_MALFORMED);
     uint64_t sequence = own->acked + 1;
     int from_side = writer->side_loaded == sequence && &writer->sessions[writer->side_slot] == own;
-    if (!from_side)
-        memcpy(writer->scratch, own->ring + place, bytes);
+    uint64_t decisive = from_side ? writer->side_bytes : bytes;
+    if (!from_side) {
+        memcpy(&taken.head, own->ring + place, sizeof taken.head);
+        decisive = ms_entry_decisive_bytes(&taken.head, bytes);
+        if (decisive == 0)
+            return close_session(writer, own, MS_REFUSED_MALFORMED);
+        memcpy(writer->scratch, &taken.head, sizeof taken.head);
+        memcpy(writer->scratch + sizeof taken.head, own->ring + place + sizeof taken.head, decisive - sizeof taken.head);
+    }
     if (ms_session_guard_broken((uint32_t)(own - writer->sessions))) /* what was copied is zeros in part */
         return close_session(writer, own, MS_REFUSED_MALFORMED);
     if (!ms_entry_dissect(writer->scratch, from_side ? writer->side_bytes : bytes, &taken))
         return close_session(writer, own, MS_REFUSED_MALFORMED);
+    if (decisive < bytes && !from_side)
+        taken.bodies = own->ring + place + decisive;
     if (taken.head.kind == MS_ENTRY_SIDE) {
         if (from_side)
             return close_session(writer, own, MS_REFUSED_MALFORMED);
@@ -673,7 +684,7 @@ static int make_pass(struct ms_writer *writer)
     writer->refuse_segment = writer->side_failed = writer->queues_refused = 0;
     if (why == MS_RUN_TIME)
         writer->turn = next_turn < high ? next_turn : 0;
-    if (why == MS_RUN_FAILED)
+    if (why == MS_RUN_FAILED || why == MS_RUN_CUT_SHORT)
         return why;
     int committed = commit_pass(writer);
     writer->last_work_ns = ms_monotonic_ns();

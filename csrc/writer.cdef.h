@@ -12,8 +12,9 @@
  *
  * Order of one pass, the whole of the exactly-once argument:
  *   1 undo.pass, intended_pass = the next pass
- *   2 for each entry: copy it to private memory, check the copy; undo entry for
- *     its queue before the queue's offset changes; intent_end before the bytes
+ *   2 for each entry: copy what decides lengths and routing to private memory, check
+ *     the copy; undo entry for its queue before the queue's offset changes; intent_end
+ *     before the bytes; bodies go from the ring into the record, their CRC is of the copy
  *   3 answers into the sessions (not valid until acked moves)
  *   4 where the segment is written: pwrite of the gathered bytes
  *   5 fill the other commit slot, then slot_pass with release: the commit point
@@ -36,6 +37,7 @@
 #define MS_RUN_QUEUES 5          /* the queue table is too full */
 #define MS_RUN_FLUSHER 6         /* a new flusher wants the first descriptors synced */
 #define MS_RUN_FAILED 7          /* a pwrite failed, error_number says how: no room (take the pass back), else the store is frozen */
+#define MS_RUN_CUT_SHORT 8       /* a producer truncated its session while a body was copied: take the pass back, end that session */
 
 struct ms_writer_session {
     struct ms_session *session;  /* NULL: not attached */

@@ -18,6 +18,7 @@ the next record belongs, until the disk takes them.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -368,6 +369,17 @@ class PutMessageService(Service):
         for kind in (native.SUPERVISOR, *WAKES, native.CHECKPOINTER):
             self._memory.wake(kind)
 
+    def _roll_back_cut_short(self) -> None:
+        """RUN_CUT_SHORT: a producer truncated its session while a body was copied. Roll the pass back, end that session."""
+        failpoint("pass_cut_short")
+        self._to_roll_back = True
+        self._roll_back_without_room()
+        if self._to_roll_back:  # its zeros found no room
+            self._writer.pointer.error_number = errno.ENOSPC
+            self._wait_for_room()
+        else:
+            self._housekeeping()
+
     # ---- room -------------------------------------------------------------------
 
     def _wait_for_room(self) -> None:
@@ -438,6 +450,8 @@ class PutMessageService(Service):
             self._vouch_for_flusher()
         elif why == pass_.RUN_FAILED:
             self._roll_back_failed()
+        elif why == pass_.RUN_CUT_SHORT:
+            self._roll_back_cut_short()
         else:
             self._housekeeping()
         if native.load_position(self._control.slot_pass) == before:

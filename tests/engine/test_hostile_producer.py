@@ -16,6 +16,7 @@ from waiting import eventually
 RING_AT = session_bytes(RING_BYTES_MIN) - RING_BYTES_MIN
 TAIL_AT = 128
 PAGE = 4096
+BODY_BYTES = 10_000
 
 # Puts once, cuts its session object down to argv[2] bytes, then claims through the descriptor (its own
 # mapping would be its death) that the ring holds argv[3] bytes more. Waits to be killed.
@@ -74,3 +75,57 @@ def test_cutting_a_session_object_short_costs_that_session_only(make_engine, siz
             offset += len(messages)
     assert bodies[0] == b"before" and bodies[-2:] == [b"after", b"the slot can be had again"]
     assert set(bodies[1:-2]) == {b"meanwhile"}
+
+
+# Puts once, writes a second entry of which only the first page is left, and then publishes it: the writer finds
+# its header, topic and lengths, and loses the bodies under its copy. argv[2]: bodies, 1 for an ordinary put.
+CUTS_BODIES = f"""
+import os, struct, sys
+import pyengine
+producer = pyengine.connect(sys.argv[1])
+assert producer.put("H", b"x").ok
+session = producer._puts.session
+descriptor, tail = session._object.descriptor, session.session.tail
+count = int(sys.argv[2])
+lengths = struct.pack(f"<{{count}}I", *[{BODY_BYTES}] * count).ljust((4 * count + 7) // 8 * 8, b"\\0") if count > 1 else b""
+entry = bytearray(os.pread(descriptor, 128, {RING_AT})) + b"H".ljust(8, b"\\0") + lengths
+size = len(entry) + count * {BODY_BYTES}
+struct.pack_into("<IHHQ", entry, 0, size, 2 if count > 1 else 1, 0, 2)
+struct.pack_into("<IIII", entry, 96, count, 1, 0, len(lengths) + count * {BODY_BYTES})
+os.pwrite(descriptor, entry, {RING_AT} + tail)
+os.ftruncate(descriptor, {RING_AT} + {PAGE})
+os.pwrite(descriptor, struct.pack("<Q", tail + size), {TAIL_AT})
+print(session.slot, flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("mode", "count"), [("async", 1), ("async", 150), ("sync", 150), ("pool", 150)])  # 150: over segments
+def test_bodies_cut_short_under_their_copy_cost_that_session_only(make_engine, mode, count):
+    engine = make_engine(mode)
+    engine.start()
+    writer, incarnation = engine.pid("writer"), engine.incarnation("writer")
+    with pyengine.connect(engine.root) as good:
+        assert good.put("G", b"before").ok
+        hostile = subprocess.Popen([sys.executable, "-c", CUTS_BODIES, str(engine.root), str(count)],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            slot = int(hostile.stdout.readline())
+            with engine.memory() as memory:
+                row = memory.control.sessions[slot]
+
+                def is_over() -> bool:
+                    assert good.put("G", b"meanwhile").status is PutStatus.PUT_OK
+                    return native.load(row, "state") == native.SESSION_FREE
+
+                eventually(is_over, "the hostile session is closed and freed")
+        finally:
+            hostile.communicate("\n")
+        assert good.put_many("G", [b"after"] * 100).ok
+    assert (engine.pid("writer"), engine.incarnation("writer")) == (writer, incarnation), "the writer never died"
+    engine.stop()
+    with pyengine.open_store(engine.root) as store:
+        assert store.queue_range("H", 0) == (0, 1)
+        last = store.queue_range("G", 0)[1] - 1
+        assert store.get_message("G", 0, last).messages[0].body == b"after"

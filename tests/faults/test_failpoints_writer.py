@@ -47,6 +47,10 @@ def test_the_rare_steps_survive_a_kill(broken_build):
     assert done.returncode == 0 and set(json.loads(done.stdout)) == RARE <= set(FAILPOINTS)
 
 
+def test_a_body_that_changes_under_its_copy_is_stored_with_its_own_checksum(broken_build):
+    assert run(broken_build, "faults.changed_body").returncode == 0
+
+
 def test_a_successor_that_forgets_the_undo_list_is_caught(broken_build):
     done = run(broken_build, "faults.writer_failpoints", "async", 1, "pass_queue_advanced", mutant=FORGETS_UNDO)
     assert done.returncode == 1 and "AssertionError" in done.stderr

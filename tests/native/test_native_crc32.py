@@ -48,6 +48,17 @@ def test_in_pieces(way, noise):
         assert state == zlib.crc32(noise[:1000]), cuts
 
 
+def test_a_copy_is_whole_and_has_the_crc_of_its_bytes(noise):
+    source = ffi.from_buffer("uint8_t[]", noise)
+    dice = random.Random(SEED)
+    copy = ffi.new("uint8_t[]", len(noise) + 1)
+    for size in [*range(301), *(dice.randrange(len(noise) - 64) for _ in range(20))]:
+        at = dice.randrange(64)
+        copy[size] = 0xEE
+        assert lib.ms_crc32_copy(copy, source + at, size) == zlib.crc32(noise[at : at + size]), (size, at)
+        assert ffi.buffer(copy, size)[:] == noise[at : at + size] and copy[size] == 0xEE, (size, at)
+
+
 def test_the_published_check_value():
     assert lib.ms_crc32(0, b"123456789", 9) == 0xCBF43926
     assert lib.ms_record_body_crc(b"123456789", 9) == 1274296614  # without the sign bit
