@@ -21,6 +21,7 @@ from pyengine.spark.remote_store import RemoteStore
 from pyengine.storage.check.check import check
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
 from pyengine.storage.watermark import DurableWatermark, write_watermark
@@ -158,14 +159,14 @@ def _toggle_abort(store, rng, segments):
 def recover_accepting(store: DamagedStore) -> tuple[int, bool] | None:
     """(where recovery ends the log, whether a loss had to be accepted for that); None where RocketMQ refuses a file too."""
     try:
-        report = recover(store.root, store.geometry)
+        report = recover(MessageStore(store.root, store.geometry))
         if report.state is RecoveryState.RECOVERED:
             return report.end_offset, False
     except StoreRefusedError:
         return None
     except CorruptionError:
         pass
-    return recover(store.root, store.geometry, accept_loss=True).end_offset, True
+    return recover(MessageStore(store.root, store.geometry), accept_loss=True).end_offset, True
 
 
 def ends_of(store: DamagedStore) -> dict[str, int]:
@@ -178,7 +179,7 @@ def ends_of(store: DamagedStore) -> dict[str, int]:
     return {
         "reader": reads,
         "inspect": inspect(store.root, store.manifest["config"])["facts"]["maxPhy"],
-        "check": check(store.root, store.geometry).end_offset,
+        "check": check(MessageStore(store.root, store.geometry)).end_offset,
         "status": engine_status(store.root, store.manifest["config"])["positions"]["wrote"],
         "spark": ranges,
     }

@@ -57,15 +57,15 @@ def recover_alone(
     """
     from pyengine.ipc.crashed_engine_memory import left_memory
     from pyengine.storage.engine_id import raise_epoch, renew_copied_id
-    from pyengine.storage.recovery.recover import RecoveryOptions
+    from pyengine.storage.message_store import MessageStore
     from pyengine.storage.recovery.recover import recover as recover_store
-    from pyengine.storage.recovery.report import RecoveryState
+    from pyengine.storage.recovery.report import RecoveryOptions, RecoveryState
 
     with owning(root):
         renew_copied_id(root)
         with left_memory(root) as left:
             left.require_dead()
-            report = recover_store(root, config.geometry, progress=progress, accept_loss=accept_loss,
+            report = recover_store(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss,
                                    shared=left.shared, options=RecoveryOptions.of(config))
             if report.state is RecoveryState.RECOVERED and left.discard():
                 raise_epoch(root)
@@ -175,7 +175,7 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path) ->
       pyengine salvage STORE DEST
       pyengine salvage STORE DEST --set mappedFileSizeCommitLog=1GiB --json
     """
-    from pyengine.storage.recovery.recover import RecoveryOptions
+    from pyengine.storage.recovery.report import RecoveryOptions
     from pyengine.storage.salvage.salvage import salvage as salvage_store
 
     existing_store(store)

@@ -42,14 +42,14 @@ from pyengine.native.waiting import spin_us
 from pyengine.services.replication.ha_join import join
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import create_abort_file, read_checkpoint
-from pyengine.storage.commit_log import LocalLog, list_log, look_at_log, new_segment_folder
+from pyengine.storage.commit_log import LocalLog, list_log, new_segment_folder
 from pyengine.storage.config import EngineConfig, keep_sizes
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import create_file, make_folders
 from pyengine.storage.recovery.cut_log import Cut, intend_cut
-from pyengine.storage.recovery.recover import RecoveryOptions, recover
-from pyengine.storage.recovery.report import RecoveryReport, RecoveryState
+from pyengine.storage.recovery.recover import recover
+from pyengine.storage.recovery.report import RecoveryOptions, RecoveryReport, RecoveryState
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
@@ -99,15 +99,16 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     """
     began_s = time.monotonic()
     check_role(root, config)
-    look_at_log(root, config.mapped_file_size_commit_log_bytes)
-    for folder in StorePaths(root).commit_log_folders.writable:
-        make_folders(folder)
+    store = MessageStore(root, config.geometry)
+    store.look_at_log()
+    for writable in store.commit_log_folders.writable:
+        make_folders(writable)
     keep_sizes(root, config)
     engine_id = ensure_engine_id(root)
     with left_memory(root) as left:
         left.require_dead()
         remembered = left.confirm
-        report = recover(root, config.geometry, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))
+        report = recover(store, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))
         if report.state is RecoveryState.RECOVERED:
             raise_epoch(root)  # from here on the memory that is left is not believed
             failpoint("epoch_raised")
@@ -159,12 +160,13 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
 def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, remembered: int,
                  progress: Progress | None) -> tuple[RecoveryReport, MasterLink | None]:
     """Where a new slave's log begins, and what of another's goes because its master does not have it (services/replication/ha_join.py)."""
-    found = join(MessageStore(root, config.geometry), config, report.min_offset, report.end_offset, remembered)
+    store = MessageStore(root, config.geometry)
+    found = join(store, config, report.min_offset, report.end_offset, remembered)
     if found.cut_at is not None:
         failpoint("cut_decided")
         intend_cut(root, Cut(found.cut_at, report.end_offset, found.notes[0]))
         failpoint("cut_intended")
-        again = recover(root, config.geometry, progress=progress, options=RecoveryOptions.of(config))
+        again = recover(store, progress=progress, options=RecoveryOptions.of(config))
         report = replace(again, notes=report.notes + again.notes, quarantined=report.quarantined + again.quarantined)
         return report, found.presence
     if found.origin:
@@ -236,7 +238,7 @@ def _set_positions(memory: EngineMemory, root: Path, report: RecoveryReport) -> 
     """Everything that recovery kept is written, committed, durable and dispatched; of a degraded store the watermark is durable."""
     control, size = memory.control, memory.identity.segment_bytes
     end = report.end_offset
-    flushed = end if report.state is RecoveryState.RECOVERED else min(end, report.watermark)
+    flushed = end if report.state is RecoveryState.RECOVERED or report.watermark is None else min(end, report.watermark)
     # Nothing was read where nothing could have changed: then the checkpoint knows the newest time.
     time_ms = max(report.last_store_timestamp_ms, read_checkpoint(root).physic_msg_timestamp_ms, 0)
     segments = list_log(root, size)

@@ -19,6 +19,7 @@ from pathlib import Path
 from pyengine.formats.constants import INDEX_NAME_DIGITS, SEGMENT_NAME_DIGITS
 from pyengine.formats.small_file import read_small_file
 
+Root = str | os.PathLike[str]  # of a store
 PATH_SEPARATOR = ","
 _STORE_PATH, _READ_ONLY = "storepathcommitlog", "readonlycommitlogstorepaths"
 
@@ -59,23 +60,23 @@ _told: dict[str, LogFolders] = {}
 _read: dict[str, tuple[tuple[int, int, int], LogFolders]] = {}
 
 
-def split_folders(root: str | os.PathLike[str], text: str) -> tuple[Path, ...]:
+def split_folders(root: Root, text: str) -> tuple[Path, ...]:
     """The folders of a setting; relative ones lie in the store."""
     return tuple(Path(root) / piece.strip() for piece in text.split(PATH_SEPARATOR) if piece.strip())
 
 
-def made_of(root: str | os.PathLike[str], store_path: str, read_only: str) -> LogFolders:
+def made_of(root: Root, store_path: str, read_only: str) -> LogFolders:
     """The folders that the two settings name; an empty text stands for none."""
     writable = split_folders(root, store_path) or (Path(root) / "commitlog",)
     return LogFolders(writable, split_folders(root, read_only))
 
 
-def tell_log_folders(root: str | os.PathLike[str], store_path: str, read_only: str) -> None:
+def tell_log_folders(root: Root, store_path: str, read_only: str) -> None:
     """For this process, the log of the store at `root` lies there, whatever its engine.toml says."""
     _told[os.path.abspath(root)] = made_of(root, store_path, read_only)
 
 
-def log_folders(root: str | os.PathLike[str]) -> LogFolders:
+def log_folders(root: Root) -> LogFolders:
     """Where the log of the store at `root` lies."""
     key = os.path.abspath(root)
     if key in _told:
@@ -158,7 +159,7 @@ class StorePaths:
 
     root: Path
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: Root) -> None:
         object.__setattr__(self, "root", Path(root))
 
     @property

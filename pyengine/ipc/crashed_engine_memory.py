@@ -23,10 +23,10 @@ from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject, 
 from pyengine.ipc.store_lock import Ownership, StoreLock, lock_modified_ns
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.commit_log import look_at_log
 from pyengine.storage.config import EngineConfig, keep_sizes
 from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, read_epoch, renew_copied_id
-from pyengine.storage.recovery.report import Progress, RecoveryState, SharedState
+from pyengine.storage.message_store import MessageStore
+from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryState, SharedState
 
 if TYPE_CHECKING:
     from pyengine.storage.recovery.rebuild import RebuildReport, RebuildWork, Selection
@@ -86,12 +86,12 @@ class CrashedEngineMemory:
         sessions.remove_attach_count(self._semaphore_id)
         return bool(self._folder.sweep())
 
-    def _look(self, root: str | os.PathLike[str], engine_id: EngineId) -> None:
+    def _look(self, folder: SharedFolder, root: str | os.PathLike[str], engine_id: EngineId) -> None:
         try:
-            memory = self._memory = EngineMemory.attach(self._folder)
+            memory = self._memory = EngineMemory.attach(folder)
         except EngineUnavailableError as error:
             # None, or its maker died before it was published: nothing was put through it. Or it was written over.
-            if any(name.startswith("pool-") for name in self._folder.names()):
+            if any(name.startswith("pool-") for name in folder.names()):
                 self.shared = SharedState(0, 0, (), f"{error}; what may have stood in its pool alone is given up")
             return
         identity = memory.identity
@@ -109,7 +109,7 @@ class CrashedEngineMemory:
         flushed = native.load_position(memory.control.flushed)
         try:
             self.shared = SharedState(
-                slot_end, committed, self._map_pool(bases), mismatch,
+                slot_end, committed, self._map_pool(folder, bases), mismatch,
                 # After a failed sync it is not known which queue and index pages reached the disk.
                 reput_from=None if frozen else native.load_position(memory.control.reput_from),
                 index_progress=None if frozen else native.index_progress_copy(memory.control),
@@ -127,10 +127,10 @@ class CrashedEngineMemory:
                  for number in range(identity.pool_buffers))
         return [(number, base) for number, base in bases if base >= 0]
 
-    def _map_pool(self, bases: list[tuple[int, int]]) -> tuple[tuple[int, memoryview], ...]:
+    def _map_pool(self, folder: SharedFolder, bases: list[tuple[int, int]]) -> tuple[tuple[int, memoryview], ...]:
         found = []
         for number, base in bases:
-            buffer = self._folder.attach(shared_objects.pool_name(number), writable=False)
+            buffer = folder.attach(shared_objects.pool_name(number), writable=False)
             self._buffers.append(buffer)
             view = memoryview(buffer.memory)
             self._views.append(view)
@@ -160,9 +160,10 @@ def left_memory(root: str | os.PathLike[str]) -> Iterator[CrashedEngineMemory]:
     if engine_id is None:
         yield CrashedEngineMemory(None)
         return
-    left = CrashedEngineMemory(find_folder(root))
+    folder = find_folder(root)
+    left = CrashedEngineMemory(folder)
     try:
-        left._look(root, engine_id)
+        left._look(folder, root, engine_id)
         yield left
     finally:
         left._close()
@@ -208,17 +209,17 @@ def rebuild_alone(
 ) -> RebuildReport:
     """As storage.recovery.rebuild, in a stopped store. StoreBusyError while any process has it open."""
     from pyengine.storage.recovery.rebuild import rebuild  # a start needs none of it
-    from pyengine.storage.recovery.recover import RecoveryOptions
 
+    store = MessageStore(root, config.geometry)
     with StoreLock(root, create=True) as lock:
         if lock.own() is Ownership.ADOPTED:
             raise StoreBusyError(f"{root} still has living workers: `pyengine stop {root}` ends them")
         renew_copied_id(root)
-        look_at_log(root, config.mapped_file_size_commit_log_bytes)
+        store.look_at_log()
         keep_sizes(root, config)  # once the files are away nothing else tells their sizes
         with left_memory(root) as left:
             left.require_dead()
-            report = rebuild(root, config.geometry, selection, options=RecoveryOptions.of(config), shared=left.shared,
+            report = rebuild(store, selection, options=RecoveryOptions.of(config), shared=left.shared,
                              progress=progress, work=work)
             if report.state is RecoveryState.RECOVERED and left.discard():
                 raise_epoch(root)

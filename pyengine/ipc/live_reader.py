@@ -28,10 +28,12 @@ from pyengine.results import ReadLevel
 from pyengine.storage.config import EngineConfig, check_keywords
 from pyengine.storage.engine_id import read_boot_id, read_engine_id, read_epoch
 from pyengine.storage.mapped_file import MappedFileQueue
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
 from pyengine.storage.store_reader import StoreReader
 
 if TYPE_CHECKING:
+    from pyengine._native import ms_control
     from pyengine.storage.check.report import CheckProgress, CheckReport
     from pyengine.storage.check.work import CheckWork
 
@@ -58,7 +60,7 @@ class LiveWatermark:
         self._root = root
         self._files = FilesWatermark(root, commit_log, self._dead_engine)
         self._shared: SharedObject | None = None
-        self._control = None
+        self._control: ms_control | None = None
         self._path = Path()
         self._lock = threading.Lock()
 
@@ -69,58 +71,58 @@ class LiveWatermark:
         UsageError for `replicated` where nothing replicates, StoreBusyError while the store recovers.
         """
         with self._lock:
-            if not self._attached():
-                return self._files.limit(level)
-            return self._position(level)
+            control = self._attached()
+            return self._files.limit(level) if control is None else self._position(control, level)
 
     def queue_limit(self, level: ReadLevel) -> int:
         """The same for queue and index entries: never beyond what is dispatched."""
         with self._lock:
-            if not self._attached():
+            control = self._attached()
+            if control is None:
                 return self._files.queue_limit(level)
-            limit = min(self._position(level), native.load_position(self._control.reput_from))
-            if self._control.identity.dispatch_at:  # at an orderly stop queues are written to the log's end
-                limit = min(limit, native.load_position(self._control.confirm))
+            limit = min(self._position(control, level), native.load_position(control.reput_from))
+            if control.identity.dispatch_at:  # at an orderly stop queues are written to the log's end
+                limit = min(limit, native.load_position(control.confirm))
             return limit
 
     @property
     def is_live(self) -> bool:
         """Whether the counters of a running engine answer, and not the files."""
         with self._lock:
-            return self._attached()
+            return self._attached() is not None
 
     def close(self) -> None:
         """Unmap; the next question maps again."""
         with self._lock:
             self._detach()
 
-    def _position(self, level: ReadLevel) -> int:
-        identity = self._control.identity
+    def _position(self, control: ms_control, level: ReadLevel) -> int:
+        identity = control.identity
         if level is ReadLevel.REPLICATED and not identity.replicates:
             raise UsageError("nothing is replicated here: choose the level flushed, committed or written")
         if level is ReadLevel.WRITTEN and identity.mode == native.MODE_POOL:
             level = ReadLevel.COMMITTED
-        return native.load_position(getattr(self._control, _POSITIONS[level]))
+        return native.load_position(getattr(control, _POSITIONS[level]))
 
-    def _attached(self) -> bool:
-        """Whether `_control` belongs to the engine that runs now.
+    def _attached(self) -> ms_control | None:
+        """The control block of the engine that runs now, None without one.
 
         The counters alone cannot tell: after a kill -9 of everything the memory stays as it
         was. The store's lock can, and it costs one system call.
         """
         if store_use(self._root) is not StoreUse.ENGINE:
             self._detach()
-            return False
-        if self._control is not None and self._is_replaced():
+            return None
+        if self._is_replaced():
             self._detach()
         if self._control is None:
             self._attach()
         if self._control is None:
-            return False
+            return None
         if native.load(self._control.state, "state") in _NO_POSITIONS_YET:
             self._detach()
             raise StoreBusyError(f"{self._root} is being recovered: wait until it runs")
-        return True
+        return self._control
 
     def _dead_engine(self) -> DeadEngine | None:
         """What the memory of an engine that was killed says, if it is this store's and the next recovery will believe it."""
@@ -136,6 +138,8 @@ class LiveWatermark:
             return None
 
     def _is_replaced(self) -> bool:
+        if self._control is None or self._shared is None:
+            return False
         if native.load(self._control.state, "retired"):
             return True
         try:
@@ -147,13 +151,13 @@ class LiveWatermark:
         try:
             folder = find_folder(self._root)
             self._shared = folder.attach(shared_objects.CONTROL, writable=False)
-            self._control = native.view_control(self._shared.memory)
-            native.check_control(self._control, self._shared.size_bytes)
+            control = self._control = native.view_control(self._shared.memory)
+            native.check_control(control, self._shared.size_bytes)
         except EngineUnavailableError:  # another user's engine, or one that has just gone
             self._detach()
             return
         self._path = folder.path / shared_objects.CONTROL
-        if bytes(self._control.identity.boot_id) != read_boot_id():
+        if bytes(control.identity.boot_id) != read_boot_id():
             self._detach()
 
     def _detach(self) -> None:
@@ -180,7 +184,7 @@ class LiveStoreReader(StoreReader):
     """The StoreReader that open_store returns: it follows the engine while one runs. Threads may share it."""
 
     def __init__(self, root: str | os.PathLike[str], **settings: object) -> None:
-        super().__init__(root, **settings)
+        super().__init__(root, watermark=None, **settings)
         self._live_watermark = LiveWatermark(self.root, self.commit_log)
         self._watermark = self._live_watermark
         self._memory: EngineMemory | None = None
@@ -253,12 +257,13 @@ class LiveStoreReader(StoreReader):
     @contextlib.contextmanager
     def _hold(self, segment: int) -> Iterator[bool]:
         holds = self._segment_holds()
-        held = holds is not None and holds.hold(segment)
+        if holds is None or not holds.hold(segment):
+            yield False
+            return
         try:
-            yield held
+            yield True
         finally:
-            if held:
-                holds.release(segment)
+            holds.release(segment)
 
     def _segment_holds(self) -> SegmentHolds | None:
         """The holds of the running engine, None without one or where this user may not write to its memory."""
@@ -323,16 +328,18 @@ def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progr
     """
     from pyengine.storage.check.check import check  # readers need none of it
 
-    given = {"acked": acked, "message_index_enable": config.message_index_enable,
-             "enable_multi_dispatch": config.enable_multi_dispatch, "progress": progress, "work": work}
+    def checked_below(limit: int | None) -> CheckReport:
+        return check(MessageStore(root, config.geometry), acked=acked, limit=limit, progress=progress, work=work,
+                     message_index_enable=config.message_index_enable, enable_multi_dispatch=config.enable_multi_dispatch)
+
     limit = dispatched_end(root)
     if limit is None:
-        return check(root, config.geometry, **given)
+        return checked_below(None)
     with log_held(root) as first_offset:
         for _ in range(CHECK_TRIES):
             before = first_offset()
             with contextlib.suppress(FileNotFoundError):
-                report = check(root, config.geometry, limit=dispatched_end(root), **given)
+                report = checked_below(dispatched_end(root))
                 if first_offset() == before:
                     return report
     raise StoreBusyError(f"files of {root} are being deleted faster than they can be checked: try again")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -102,7 +102,7 @@ class _RemoteLogView(LogView):
 
     def walk(
         self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
-    ) -> Iterator[WalkResult]:
+    ) -> Generator[WalkResult, None, None]:
         with contextlib.closing(self.remote.open(segment.start_offset)) as fetched:
             for stop, strict in pieces:
                 if start >= stop:

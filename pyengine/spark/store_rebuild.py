@@ -28,30 +28,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyengine.engine_config import Geometry
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexLayout
-from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import BEGIN
 from pyengine.native.dispatch import TouchedQueue
 from pyengine.native.scan import count_keys
 from pyengine.spark.jobs import Unit, run_units
 from pyengine.spark.store_verify import TASK_BYTES, LogPart, WalkedLog, WalkUnit, walk_units
-from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.consume_queue import open_queue_file
 from pyengine.storage.dispatcher import is_queue_name
 from pyengine.storage.index_file import IndexFiles
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import mapped, used_end
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import make_folders, sibling_of, sync_folder
 from pyengine.storage.recovery.dispatch import FilledIndex, KeyPlace, LogRange, key_place, put_entries, put_keys
 from pyengine.storage.recovery.index import read_index_header
 from pyengine.storage.recovery.markers import RebuildMarker, read_marker
 from pyengine.storage.recovery.rebuild import Look, Queue, RebuildReport, RebuildWork
 from pyengine.storage.recovery.rebuild_files import move_away
-from pyengine.storage.recovery.recover import RecoveryOptions
-from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryPath
+from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryOptions, RecoveryPath
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,8 +110,7 @@ class LookUnit:
 class Made(NamedTuple):
     """What all units of the making share."""
 
-    root: Path
-    geometry: Geometry
+    store: MessageStore
     message_delay_level: str
     ranges: list[LogRange]
 
@@ -131,7 +127,7 @@ class EntriesUnit:
         return self.range.end - self.range.begin
 
     def run(self, made: Made) -> bool:
-        return put_entries(made.root, made.geometry, self.range, self.queues, message_delay_level=made.message_delay_level,
+        return put_entries(made.store, self.range, self.queues, message_delay_level=made.message_delay_level,
                            multi_dispatch=True)
 
 
@@ -147,8 +143,8 @@ class KeysUnit:
 
     def run(self, made: Made) -> FilledIndex:
         after: KeyPlace | None = key_place(made.ranges[self.first], self.skipped) if self.skipped else None
-        return put_keys(self.folder, self.name, made.geometry.index_layout, made.ranges[self.first :], after,
-                        made.geometry.mapped_file_size_consume_queue_bytes)
+        return put_keys(self.folder, self.name, made.store.geometry.index_layout, made.ranges[self.first :], after,
+                        made.store.queue_file_bytes)
 
 
 # -- the rebuild's work -----------------------------------------------------------
@@ -177,32 +173,32 @@ class WorkersRebuild(RebuildWork):
         self._parts: _Parts | None = None
         self._ends: dict[Queue, tuple[int, int]] = {}
 
-    def look(self, root: Path, geometry: Geometry, options: RecoveryOptions, log: LogView, progress: Progress) -> Look:
-        why = _why_alone(root, options)
+    def look(self, store: MessageStore, options: RecoveryOptions, log: LogView, progress: Progress) -> Look:
+        why = _why_alone(store, options)
         if not why:
             self._parts = self._walk(log, options)
             why = self._why_irregular(log)
         if why:
             self._parts, self.note = None, f"made by one process: {why}"
-            return super().look(root, geometry, options, log, progress)
+            return super().look(store, options, log, progress)
         return Look(log, in_log=set(self._ends))
 
     def make(
-        self, root: Path, geometry: Geometry, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker
+        self, store: MessageStore, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker
     ) -> int | None:
         if self._parts is None:
             return None
-        move_away(root, marker)
-        file_bytes = geometry.mapped_file_size_consume_queue_bytes
+        move_away(store.root, marker)
+        layout = store.geometry.index_layout
         for queue, (first, last) in sorted(self._ends.items()):
-            make_queue_files(StorePaths(root).queue_folder(*queue), file_bytes, first, last)
+            make_queue_files(store.queue_folder(*queue), store.queue_file_bytes, first, last)
         parts = self._parts
         units: list[Unit] = [EntriesUnit(one, queues) for one, queues in zip(parts.ranges, parts.queues) if queues]
-        files = plan_index_files(parts, geometry.index_layout) if options.message_index_enable else []
-        folder = StorePaths(root).index
-        names = IndexFiles(folder, geometry.index_layout).next_names(len(files))
+        files = plan_index_files(parts, layout) if options.message_index_enable else []
+        folder = store.index
+        names = IndexFiles(folder, layout).next_names(len(files))
         keys: list[Unit] = [KeysUnit(sibling_of(folder), name, *file) for name, file in zip(names, files)]
-        common = Made(root, geometry, options.message_delay_level, parts.ranges)
+        common = Made(store, options.message_delay_level, parts.ranges)
         total = parts.end - parts.ranges[0].begin if parts.ranges else 0
         with _unfinished(sibling_of(folder), needed=bool(keys)):
             outcomes = run_units(self._spark, [*units, *keys], common, task_bytes=self._task_bytes,
@@ -211,7 +207,7 @@ class WorkersRebuild(RebuildWork):
             if not all(outcomes[: len(units)]):
                 self.note = "made by one process: queue offsets do not follow each other in the log"
                 return None
-            if keys and not _is_as_counted(filled, sum(parts.keys), geometry.index_layout):
+            if keys and not _is_as_counted(filled, sum(parts.keys), layout):
                 self.note = "made by one process: the index that the workers made does not hold the keys that they had counted"
                 return None
             _name_index_files(folder, names, filled)
@@ -268,9 +264,9 @@ class WorkersRebuild(RebuildWork):
         return ""
 
 
-def _why_alone(root: Path, options: RecoveryOptions) -> str:
-    marker = read_marker(root)
-    if abort_file_exists(root) or (marker is not None and marker.path is RecoveryPath.ABNORMAL):
+def _why_alone(store: MessageStore, options: RecoveryOptions) -> str:
+    marker = read_marker(store)
+    if store.abort_exists() or (marker is not None and marker.path is RecoveryPath.ABNORMAL):
         return "the store was not stopped in order"
     if options.enable_consume_queue_ext:
         return "its queues have an extension, whose units are in the order of the log"

@@ -12,18 +12,17 @@ found at load it means the abnormal recovery path.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from pyengine.errors import DiskError, FlushError, disk_error, disk_errors
 from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint, unpack_checkpoint
 from pyengine.formats.constants import CHECKPOINT_BYTES
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.new_file import sync_folder, write_config
 
 
-def read_checkpoint(root: Path | str) -> Checkpoint:
+def read_checkpoint(root: Root) -> Checkpoint:
     """The three times; zeros where there is no file or it is too short, as RocketMQ's mapping would read it."""
     path = StorePaths(root).checkpoint
     try:
@@ -35,7 +34,7 @@ def read_checkpoint(root: Path | str) -> Checkpoint:
     return unpack_checkpoint(content[:CHECKPOINT_BYTES].ljust(CHECKPOINT_BYTES, b"\0"))
 
 
-def write_checkpoint(root: Path | str, checkpoint: Checkpoint) -> None:
+def write_checkpoint(root: Root, checkpoint: Checkpoint) -> None:
     """Write the three times, durable before this returns. Whatever they speak of must be durable already.
 
     Raises FlushError when the sync failed, DiskError when the file cannot be written.
@@ -68,12 +67,12 @@ def write_checkpoint(root: Path | str, checkpoint: Checkpoint) -> None:
         os.close(descriptor)
 
 
-def abort_file_exists(root: Path | str) -> bool:
+def abort_file_exists(root: Root) -> bool:
     """True when the store was not stopped in an orderly way, or is open now."""
     return StorePaths(root).abort.exists()
 
 
-def create_abort_file(root: Path | str) -> None:
+def create_abort_file(root: Root) -> None:
     """Leave an empty `abort`, durable before this returns; an existing one stays as it is."""
     path = StorePaths(root).abort
     with disk_errors("create", path):
@@ -82,7 +81,7 @@ def create_abort_file(root: Path | str) -> None:
     sync_folder(path.parent)
 
 
-def remove_abort_file(root: Path | str) -> None:
+def remove_abort_file(root: Root) -> None:
     """Remove `abort`, the last step of an orderly stop; its absence is durable before this returns."""
     path = StorePaths(root).abort
     try:

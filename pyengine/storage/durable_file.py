@@ -11,7 +11,6 @@ sentence says what happened.
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +18,11 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pyengine.errors import FormatError, disk_error
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.storage.new_file import sync_folder, write_config
 
 Value = TypeVar("Value")
-Root = str | os.PathLike[str]
 
 
 class Reading(NamedTuple, Generic[Value]):

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
-from pyengine.formats.paths import segment_name
+from pyengine.formats.paths import Root, segment_name
 from pyengine.formats.record import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at
 from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.native.scan import classify, sync, walk
@@ -267,7 +267,7 @@ _UNFINISHED = frozenset((
 ))
 
 
-def find_end(root: str | os.PathLike[str], log: LogView) -> LogScan:
+def find_end(root: Root, log: LogView) -> LogScan:
     """How far the log reaches, for a store that no engine tells about.
 
     Reads from our watermark on, where the files reach it, else from where recovery would. FileNotFoundError when
@@ -294,16 +294,16 @@ def own_watermark(reading: WatermarkReading, min_offset: int) -> DurableWatermar
     return replace(reading.watermark, flushed=max(min_offset, 0))
 
 
-def where_to_read(root: str | os.PathLike[str], log: LogView, *, over_gaps: bool = False,
+def where_to_read(root: Root, log: LogView, *, over_gaps: bool = False,
                   is_doubted: bool = False) -> tuple[RecoveryPath, int]:
     """RocketMQ's path for this store, and the index of the segment in which recovery begins to read.
 
     `is_doubted`: a sync has failed, so it reads as after a crash.
     """
     marker = read_marker(root)
-    is_abnormal = abort_file_exists(Path(root)) or is_doubted or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
+    is_abnormal = abort_file_exists(root) or is_doubted or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
     path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
-    first = first_segment_to_scan(log, path, read_checkpoint(Path(root)), read_kept_from(root), over_gaps=over_gaps)
+    first = first_segment_to_scan(log, path, read_checkpoint(root), read_kept_from(root), over_gaps=over_gaps)
     if marker is not None:  # in RocketMQ's store a second run that read more would cut what the first one keeps
         unfinished = log.index_of(marker.scan_from) or 0
         first = unfinished if log.owner is Owner.THEIRS else min(first, unfinished)
@@ -313,7 +313,7 @@ def where_to_read(root: str | os.PathLike[str], log: LogView, *, over_gaps: bool
 class LogEnd:
     """The end of one commit log, as far as it was found. Not shared between threads without a lock."""
 
-    def __init__(self, root: str | os.PathLike[str], commit_log: MappedFileQueue) -> None:
+    def __init__(self, root: Root, commit_log: MappedFileQueue) -> None:
         self._root = root
         self._log = commit_log
         self._end: int | None = None

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError, disk_error, disk_errors
-from pyengine.formats.paths import log_folders
+from pyengine.formats.paths import Root, log_folders
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import check_written, link_unnamed, rename_exclusive, sync_file_system, write_in_place
@@ -157,7 +157,7 @@ def sync_folder(folder: Path | str) -> None:
         os.close(descriptor)
 
 
-def sweep_unfinished(root: Path | str) -> list[Path]:
+def sweep_unfinished(root: Root) -> list[Path]:
     """Remove what an interrupted create_file or write_config left below `root`; returns what was removed.
 
     For the store's owner only, before any worker runs.

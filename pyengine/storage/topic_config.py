@@ -15,7 +15,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,28 +88,27 @@ class TopicConfigs:
 
     def create(self, config: TopicConfig) -> TopicConfig:
         """Enter a new topic, durable before this returns; UsageError when it is there already."""
-        def add(topics: dict[str, TopicConfig]) -> TopicConfig:
+        with self._changed() as topics:
             if config.topic in topics:
                 raise UsageError(f"the topic {config.topic} is there already: update it")
-            return config.check()
+            topics[config.topic] = config.check()
+        return config
 
-        return self._change(config.topic, add)
-
-    def update(self, topic: str, **changes: object) -> TopicConfig:
+    def update(self, topic: str, **changes: Any) -> TopicConfig:
         """Change fields of a topic that is there, by TopicConfig's names; the new values."""
-        def change(topics: dict[str, TopicConfig]) -> TopicConfig:
-            return replace(_found(topics, topic), **changes).check()
-
-        return self._change(topic, change)
+        with self._changed() as topics:
+            topics[topic] = changed = replace(_found(topics, topic), **changes).check()
+        return changed
 
     def delete(self, topic: str) -> None:
         """Take the topic out of the file; its messages stay where they are."""
-        def drop(topics: dict[str, TopicConfig]) -> None:
+        with self._changed() as topics:
             _found(topics, topic)
+            del topics[topic]
 
-        self._change(topic, drop)
-
-    def _change(self, topic: str, make: Callable[[dict[str, TopicConfig]], TopicConfig | None]) -> TopicConfig | None:
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[dict[str, TopicConfig]]:
+        """The topics, to be changed inside the block; then the new file is written."""
         with self._exclusive():
             use = store_use(self._root)
             if use is StoreUse.OTHER:
@@ -117,12 +116,9 @@ class TopicConfigs:
             if use is StoreUse.NOBODY:
                 require_known_format(self._root)
             table = self._file.read().value or TopicTable()
-            made = make(table.topics)
-            topics = {name: config for name, config in table.topics.items() if name != topic}
-            if made is not None:
-                topics[topic] = made
+            topics = dict(table.topics)
+            yield topics
             self._file.write(_encode(topics, table.counter + 1, time.time_ns() // 1_000_000))
-            return made
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import DiskError
+from pyengine.formats.paths import Root
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.durable_file import DurableRecord, Root
+from pyengine.storage.durable_file import DurableRecord
 from pyengine.storage.engine_id import read_boot_id, read_engine_id
 from pyengine.storage.new_file import FILE_MODE
 

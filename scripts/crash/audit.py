@@ -19,6 +19,7 @@ from pyengine.cli.torture import check_acked
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.results import GetStatus
 from pyengine.storage.config import load_config
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
 
@@ -160,7 +161,7 @@ def _look_at(message, at, topic, queue_id, promised, last_of, seen, found: Audit
 def recover_and_audit(store: Path, rows: Sequence[dict]) -> list[str]:
     """Recovers a stopped store in this process, then audits it; what is wrong."""
     config = load_config(store, environ={})
-    report = recover(store, config.geometry)
+    report = recover(MessageStore(store, config.geometry))
     if report.state is not RecoveryState.RECOVERED:
         return [report.sentence]
     return audit(store, rows).failures

@@ -15,6 +15,7 @@ from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.storage.check import check as check_module
 from pyengine.storage.config import load_config
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.ofd_lock import try_lock
 from pyengine.storage.recovery.rebuild import rebuild
 
@@ -93,7 +94,7 @@ def test_a_rebuild_that_was_cut_short_keeps_its_log(engine):
             raise Cut
 
     with pytest.raises(Cut):
-        rebuild(engine.root, load_config(engine.root).geometry, on_step=cut)
+        rebuild(MessageStore(engine.root, load_config(engine.root).geometry), on_step=cut)
     assert not (engine.root / "consumequeue" / "T").exists()
     ran = run("clean", engine.root, "--older-than", 0)
     assert ran.code == 1 and "`pyengine recover" in ran.stderr and first_segment(engine) == 0

@@ -17,6 +17,7 @@ from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.check.check import check
 from pyengine.storage.config import load_config
+from pyengine.storage.message_store import MessageStore
 from waiting import eventually
 
 EVERY_HOUR = ";".join(map(str, range(24)))
@@ -32,7 +33,7 @@ def segments(engine: RunningEngine) -> list[int]:
 
 
 def findings(engine: RunningEngine) -> list:
-    return check(engine.root, load_config(engine.root).geometry).findings
+    return check(MessageStore(engine.root, load_config(engine.root).geometry)).findings
 
 
 def put_segments(producer, count: int, topic: str = "T") -> None:

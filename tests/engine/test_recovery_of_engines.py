@@ -22,6 +22,7 @@ from pyengine.results import PutStatus
 from pyengine.storage.check.check import check
 from pyengine.storage.config import load_config
 from pyengine.storage.engine_id import engine_id_path
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.report import RecoveryState
 from pyengine.storage.watermark import read_watermark
 
@@ -42,7 +43,7 @@ def recovered_and_checked(engine, acked, count):
     config = load_config(engine.root, {})
     report = recover_alone(engine.root, config)
     assert report.exit_code is ExitCode.OK, report.sentence
-    found = check(engine.root, config.geometry, acked=acked)
+    found = check(MessageStore(engine.root, config.geometry), acked=acked)
     # A crash leaves the allocator's files whole, so nothing at all is to be found.
     assert list(found.findings) == []
     assert (found.acked, found.acked_missing, found.messages, found.index_keys) == (count, 0, count, count)
@@ -109,7 +110,7 @@ def test_a_copy_that_was_taken_while_the_engine_ran_starts_and_says_where_its_lo
     assert said in engine_status(copy.root, {})["reason"] and not engine_status(copy.root, {})["read_only"]
     assert copy.positions()["wrote"] == end
     copy.stop()
-    found = check(copy.root, load_config(copy.root, {}).geometry, acked=tmp_path / "acked")
+    found = check(MessageStore(copy.root, load_config(copy.root, {}).geometry), acked=tmp_path / "acked")
     assert (found.findings, found.acked_missing, found.messages) == ([], 0, 300)
     assert copy.start()["state"] == "running" and engine_status(copy.root, {})["reason"] == "", "it is said once"
     copy.stop()

@@ -22,6 +22,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.native.control import CONTROL_BYTES
 from pyengine.storage.check.check import check
 from pyengine.storage.config import load_config
+from pyengine.storage.message_store import MessageStore
 
 SCRIBBLES = 60
 SCRIBBLES_LONG = int(os.environ.get("PYENGINE_SCRIBBLES", "3000"))
@@ -79,7 +80,7 @@ def look(root) -> None:
 def recovered(engine, acked, count: int):
     config = load_config(engine.root, {})
     report = recover_alone(engine.root, config)
-    found = check(engine.root, config.geometry, acked=acked)
+    found = check(MessageStore(engine.root, config.geometry), acked=acked)
     assert (found.acked, found.acked_missing, found.messages) == (count, 0, count), report.sentence
     return report
 

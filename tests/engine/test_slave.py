@@ -16,6 +16,7 @@ from pyengine.native import control as native
 from pyengine.native.failpoint import VARIABLE
 from pyengine.storage.check.check import check
 from pyengine.storage.config import load_config
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.replication_state import ReplicationStateFile
 from scripted_master import OURS, ROCKETMQ, ScriptedMaster
 from waiting import eventually
@@ -88,7 +89,7 @@ def grow(master, source, records):
 
 def assert_whole(slave):
     assert slave.stop()
-    report = check(slave.root, load_config(slave.root, {}).geometry)
+    report = check(MessageStore(slave.root, load_config(slave.root, {}).geometry))
     assert report.exit_code == 0 and not report.findings, report.sentence
 
 

@@ -21,6 +21,7 @@ from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.check.check import check
 from pyengine.storage.config import load_config
+from pyengine.storage.message_store import MessageStore
 from waiting import eventually
 
 PRODUCERS = 3
@@ -116,7 +117,7 @@ def test_nothing_acknowledged_is_lost_doubled_or_reordered(make_engine, tmp_path
             producer.wait()
     together = tmp_path / "acked.jsonl"
     together.write_bytes(b"".join(acked_lines(tmp_path, queue_id) for queue_id in range(PRODUCERS)))
-    report = check(engine.root, load_config(engine.root).geometry, acked=together)
+    report = check(MessageStore(engine.root, load_config(engine.root).geometry), acked=together)
     assert report.exit_code == 0, report
     for queue_id in range(PRODUCERS):
         told = [json.loads(line)["queue_offset"] for line in acked_lines(tmp_path, queue_id).splitlines()]

@@ -37,6 +37,7 @@ from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.inspect import inspect
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
 from pyengine.storage.topic_config import TopicConfigs
@@ -310,7 +311,7 @@ class Judge:
         """(what is told about it, what is wrong)."""
         told = []
         try:
-            report = check(root, self.geometry)
+            report = check(MessageStore(root, self.geometry))
             told = [f"{finding.severity} {finding.file} {finding.offset}: {finding.text}" for finding in report.findings
                     if finding.severity != "info"]
             if any(not finding.file and not finding.text for finding in report.findings):
@@ -332,7 +333,7 @@ class Judge:
     def _recover(self, root: Path, told: Sequence[str]) -> str | None:
         try:
             geometry = load_config(root, environ={}).geometry
-            report = recover(root, geometry)
+            report = recover(MessageStore(root, geometry))
         except EngineError as error:
             return None if str(error) else "recovery failed without a word"
         if report.state is not RecoveryState.RECOVERED:
@@ -347,7 +348,7 @@ class Judge:
         if gone and report.exit_code is ExitCode.OK and not report.notes and not report.quarantined and not self._is_told_after(root):
             return f"cut without a word ({report.sentence}): {'; '.join(gone[:3])}"
         try:
-            again = recover(root, geometry)
+            again = recover(MessageStore(root, geometry))
         except EngineError as error:
             return f"recovered, but not a second time: {error}"
         if (again.state, again.end_offset) != (report.state, report.end_offset):
@@ -355,7 +356,7 @@ class Judge:
         return None
 
     def _is_told_after(self, root: Path) -> bool:
-        return any(finding.severity != "info" for finding in check(root, self.geometry).findings)
+        return any(finding.severity != "info" for finding in check(MessageStore(root, self.geometry)).findings)
 
 
 # ---- many of them ------------------------------------------------------------------------------

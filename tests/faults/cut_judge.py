@@ -37,6 +37,7 @@ from pyengine.storage.check.report import Severity
 from pyengine.storage.config import load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import RecoveryState
 
@@ -118,7 +119,7 @@ def judge_tree(mode: str, tree: Path, promised: Promised) -> tuple[list[str], in
     as_the_same_directory(tree)
     before = SmallFiles.of(tree)
     wrong = before.said + _beginning(tree, config, promised)
-    report = recover(tree, config.geometry, options=RecoveryOptions.of(config))
+    report = recover(MessageStore(tree, config.geometry), options=RecoveryOptions.of(config))
     if report.state is not RecoveryState.RECOVERED:
         return [*wrong, report.sentence], 0
     end = report.end_offset
@@ -134,7 +135,7 @@ def judge_tree(mode: str, tree: Path, promised: Promised) -> tuple[list[str], in
     wrong += found.failures
     wrong += _delayed(tree, [row for row in rows if "waits_at" in row], before, found)
     wrong += _groups(tree, mode, promised, before)
-    checked = check(tree, config.geometry)
+    checked = check(MessageStore(tree, config.geometry))
     wrong += [f"check: {one.file} {one.text}" for one in checked.findings if one.severity is Severity.ERROR]
     return wrong, found.messages
 

@@ -20,6 +20,7 @@ from pyengine.native import scan
 from pyengine.storage.config import keep_sizes, load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 
@@ -61,7 +62,7 @@ def make_judge(folder: Path, *, is_ours: bool) -> Judge:
         identity = ensure_engine_id(root)
         ConsumerOffsets(root).commit("T", "billing", {0: 2, 1: 1})
         write_watermark(root, DurableWatermark(str(identity.uuid), raise_epoch(root), builder.end))
-    recover(root, TINY)
+    recover(MessageStore(root, TINY))
     judge = Judge(root, folder)
     assert len(judge.truth) == MESSAGES
     return judge

@@ -14,6 +14,7 @@ import pytest
 from faults.failing_calls import build_shim, preload
 from pyengine.errors import ExitCode
 from pyengine.storage.checkpoint import create_abort_file
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 
 RIG = Path(__file__).with_name("fail_each_call.py")
@@ -51,7 +52,7 @@ def fail_each(shim, store, folder, cases, limit) -> list[dict]:
 
 def undisturbed(store, folder) -> tuple[int, dict]:
     shutil.copytree(store.root, folder)
-    report = recover(folder, store.geometry)
+    report = recover(MessageStore(folder, store.geometry))
     return report.end_offset, dict(report.queue_ends)
 
 

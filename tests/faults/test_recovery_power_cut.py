@@ -20,6 +20,7 @@ from pyengine.formats.paths import segment_name
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
 from pyengine.storage.checkpoint import create_abort_file
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
 
@@ -36,6 +37,7 @@ from pathlib import Path
 from fix_log import SMALL, UUID
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.storage import new_file
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.cut_log import Cut, intend_cut
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.watermark import DurableWatermark, write_watermark
@@ -73,7 +75,7 @@ for path in sorted(pattern.rglob("*")):
         write(target, 0, path.read_bytes(), False)
 if case["cut"]:
     intend_cut(root, Cut(case["cut"], end, "a test", False))
-report = recover(root, SMALL)
+report = recover(MessageStore(root, SMALL))
 assert report.end_offset == (case["cut"] or end), report
 os.write(acks, b"%d\\n" % report.end_offset)
 (root / "abort").touch()
@@ -94,7 +96,7 @@ def shim(tmp_path_factory):
 def test_what_a_recovery_has_kept_survives_every_cut(shim, build_store, tmp_path, seed, request, cut, derived):
     store = build_store(RECORDS)
     create_abort_file(store.root)
-    recover(store.root, SMALL)
+    recover(MessageStore(store.root, SMALL))
     records = store.records
     case = {"durable": records[20].end, "end": records[-2].end, "derived": derived, "cut": records[30].end if cut else 0,
             "further": records[31 if cut else -1].end}
@@ -109,12 +111,12 @@ def test_what_a_recovery_has_kept_survives_every_cut(shim, build_store, tmp_path
         if not lines:  # the engine's own cut, before anything was told of the recovery
             return None
         told = int(lines[-1])
-        report = recover(tree, SMALL)
+        report = recover(MessageStore(tree, SMALL))
         if report.state is not RecoveryState.RECOVERED or report.end_offset not in (told, case["further"]):
             return f"{told} was told, the next recovery says {report.state} {report.end_offset}"
         if dict(report.queue_ends) != store.queue_ends(report.end_offset):
             return f"queues end at {report.queue_ends}"
-        found = check(tree, SMALL)
+        found = check(MessageStore(tree, SMALL))
         bad = [str(one) for one in found.findings if one.severity is Severity.ERROR]
         for record in store.records:
             if record.end <= told:

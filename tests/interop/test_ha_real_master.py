@@ -18,6 +18,7 @@ from pyengine.errors import EngineError
 from pyengine.native import control as native
 from pyengine.storage.check.check import check
 from pyengine.storage.config import load_config
+from pyengine.storage.message_store import MessageStore
 from waiting import eventually, patience
 
 pytestmark = [pytest.mark.java, pytest.mark.maven]
@@ -109,7 +110,7 @@ def wait_equal(slave, master, timeout_s=60.0):
 
 def assert_whole(slave, messages=None):
     assert slave.stop()
-    report = check(slave.root, load_config(slave.root, {}).geometry)
+    report = check(MessageStore(slave.root, load_config(slave.root, {}).geometry))
     assert report.exit_code == 0 and not report.findings, report.sentence
     if messages is not None:
         assert report.messages == messages == report.queue_entries

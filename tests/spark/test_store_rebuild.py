@@ -21,6 +21,7 @@ from pyengine.spark import store_rebuild
 from pyengine.spark.store_rebuild import rebuild
 from pyengine.storage.check.check import check
 from pyengine.storage.config import load_config
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.markers import read_rebuild_marker
 from pyengine.storage.recovery.recover import recover
 
@@ -125,7 +126,7 @@ def test_a_task_makes_no_queue_file_and_no_folder(tmp_path):
     with mapped(part.segment.path) as view:
         queues = touched_queues(view, 0, 0, part.end).queues
     with pytest.raises(DiskError, match="another process has changed the store"):
-        put_entries(tmp_path, geometry, part, queues, message_delay_level="1s", multi_dispatch=True)
+        put_entries(MessageStore(tmp_path, geometry), part, queues, message_delay_level="1s", multi_dispatch=True)
     with pytest.raises(DiskError, match="cannot make"):
         put_keys(tmp_path / ".index.new", "20200101000000000", geometry.index_layout, [part], None, 60)
     assert [path.name for path in tmp_path.iterdir()] == ["commitlog"]
@@ -157,7 +158,7 @@ def test_index_files_of_every_size_end_where_they_must(here, tmp_path, keys, req
         (folder / f"{0:020d}").write_bytes(log.ljust(8192, b"\0"))
         sizes = {"mapped_file_size_commit_log_bytes": 8192, "mapped_file_size_consume_queue_bytes": 60, "max_hash_slot_num": 3,
                  "max_index_num": entries}
-        recover(root, Geometry(8192, 60, 3, entries))
+        recover(MessageStore(root, Geometry(8192, 60, 3, entries)))
         for task_bytes in (200, 1 << 30) if request.config.run_long else (200,):
             assert compare(root, task_bytes, sizes) == ""
         shutil.rmtree(root / "index")
@@ -171,7 +172,7 @@ def test_queue_offsets_that_do_not_follow_each_other_are_left_to_one_process(her
     write_log(root, [{"topic": "T", "queue_offset": offset, "body": b"x" * 900} for offset in offsets])
     sizes = {"mapped_file_size_commit_log_bytes": 4096, "mapped_file_size_consume_queue_bytes": 60, "max_hash_slot_num": 3,
              "max_index_num": 5}
-    recover(root, Geometry(4096, 60, 3, 5))
+    recover(MessageStore(root, Geometry(4096, 60, 3, 5)))
     for task_bytes in (1000, 1 << 30) if request.config.run_long else (1000,):
         note = compare(root, task_bytes, sizes)
         assert bool(note) == (offsets[0] != 5) and (not note or "follow each other" in note)
@@ -179,7 +180,7 @@ def test_queue_offsets_that_do_not_follow_each_other_are_left_to_one_process(her
 
 def test_damage_is_left_to_one_process(here, build_store):
     stopped = build_store(120)
-    recover(stopped.root, stopped.geometry)
+    recover(MessageStore(stopped.root, stopped.geometry))
     sizes = {name: getattr(stopped.geometry, name) for name in (
         "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num", "max_index_num")}
     assert compare(stopped.root, 3000, sizes) == ""
@@ -195,7 +196,7 @@ SYSTEM_CALLS = ("rename", "unlink", "rmdir", "fsync", "ftruncate", "utime", "mkd
 @pytest.mark.timeout(240)
 def test_killed_anywhere_it_is_finished_by_the_next_start(here, build_store, tmp_path, request):
     stopped = build_store(30)
-    recover(stopped.root, stopped.geometry)
+    recover(MessageStore(stopped.root, stopped.geometry))
     config = load_config(stopped.root, {name: str(getattr(stopped.geometry, name)) for name in (
         "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num", "max_index_num")})
     before = made(stopped.root)
@@ -205,8 +206,8 @@ def test_killed_anywhere_it_is_finished_by_the_next_start(here, build_store, tmp
         root = tmp_path / f"copy-{step}"
         shutil.copytree(stopped.root, root)
         done = run_and_die_at(step, lambda: rebuild(None, root, config=config, task_bytes=4000), SYSTEM_CALLS)
-        recover(root, stopped.geometry)
-        if check(root, stopped.geometry).findings:
+        recover(MessageStore(root, stopped.geometry))
+        if check(MessageStore(root, stopped.geometry)).findings:
             unchanged += 1  # killed before anything was to be made again
         else:
             found = made(root)

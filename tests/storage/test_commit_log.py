@@ -16,6 +16,7 @@ from pyengine.storage.commit_log import list_log, new_segment_folder
 from pyengine.storage.config import keep_sizes, load_config
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.rebuild import rebuild
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.salvage.salvage import salvage
@@ -82,7 +83,7 @@ def test_every_tool_reads_a_spread_log_as_one(golden, tmp_path, kept):
     assert compare_inspect(inspect(store.root, overrides), store.verify) == []
     geometry = discover(store.root, store.sizes)
     assert geometry.mapped_file_size_commit_log_bytes == store.sizes["mapped_file_size_commit_log_bytes"]
-    report = check(store.root, geometry)
+    report = check(MessageStore(store.root, geometry))
     assert report.findings == [] and report.messages == sum("blank" not in record for record in store.verify["records"])
     assert len(list_log(store.root, geometry.mapped_file_size_commit_log_bytes)) > 4
     with StoreReader(store.root, **store.sizes) as reader:
@@ -101,17 +102,17 @@ def test_recovery_rebuild_and_salvage_work_on_a_spread_log(golden, tmp_path):
     tell_log_folders(store.root, f"log-a,{folders[1]}", "")
     geometry = discover(store.root, store.sizes)
     spares = sum(len(list(folder.iterdir())) for folder in folders)
-    report = recover(store.root, geometry)
+    report = recover(MessageStore(store.root, geometry))
     assert report.end_offset == store.verify["facts"]["maxPhy"] and len(report.removed_files) == 1
     assert sum(len(list(folder.iterdir())) for folder in folders) == spares - 1
     shutil.rmtree(store.root / "consumequeue")
-    rebuild(store.root, geometry)
+    rebuild(MessageStore(store.root, geometry))
     assert compare_inspect(inspect(store.root, store.manifest["config"]), store.verify,
                            more_allowed=("queries",), ignore=("byTime",)) == []
-    assert check(store.root, geometry).findings == []
+    assert check(MessageStore(store.root, geometry)).findings == []
     keep_sizes(store.root, load_config(store.root, {"store_path_commit_log": f"log-a,{folders[1]}"} | store.sizes, {}))
     carved = salvage(store.root, tmp_path / "saved", geometry)
-    assert carved.records == check(store.root, geometry).messages and not carved.skipped
+    assert carved.records == check(MessageStore(store.root, geometry)).messages and not carved.skipped
     made = list_log(tmp_path / "saved", geometry.mapped_file_size_commit_log_bytes)
     assert {segment.path.parent for segment in made} == {tmp_path / "saved" / "commitlog"}
 
@@ -121,7 +122,7 @@ def test_a_segment_that_lies_in_two_folders_is_refused(golden, tmp_path):
     spread(store, tmp_path, kept=True)
     shutil.copy2(sorted((store.root / "log-a").iterdir())[0], tmp_path / "archive")
     with pytest.raises(StoreRefusedError, match="the same segment"):
-        recover(store.root, discover(store.root, store.sizes))
+        recover(MessageStore(store.root, discover(store.root, store.sizes)))
 
 
 def test_a_new_log_s_sizes_and_paths_are_kept_for_the_next_command(tmp_path):
@@ -145,16 +146,16 @@ def test_a_folder_on_a_disk_that_is_not_mounted_stops_recovery(golden, tmp_path)
                            ("elsewhere", "segment 00000000000000049152 is in none of its folders .*log-b")):
         (tmp_path / name).rename(tmp_path / "not-mounted")
         with pytest.raises(CorruptionError, match=sentence):
-            recover(store.root, geometry)
+            recover(MessageStore(store.root, geometry))
         (tmp_path / "not-mounted").rename(tmp_path / name)
-        assert check(store.root, geometry).findings == []
+        assert check(MessageStore(store.root, geometry)).findings == []
     (tmp_path / "elsewhere" / "log-b" / "00000000000000049152").unlink()
     with pytest.raises(CorruptionError, match="is a disk not mounted"):
-        recover(store.root, geometry)
-    recover(store.root, geometry, accept_loss=True)
+        recover(MessageStore(store.root, geometry))
+    recover(MessageStore(store.root, geometry), accept_loss=True)
 
 
 def test_folders_that_are_new_to_a_store_need_not_be_there(golden):
     store = golden("roll")
     tell_log_folders(store.root, "commitlog,not-made-yet", "")
-    assert not recover(store.root, discover(store.root, store.sizes)).changed
+    assert not recover(MessageStore(store.root, discover(store.root, store.sizes))).changed

@@ -15,6 +15,7 @@ from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_add
 from pyengine.storage.check.check import check
 from pyengine.storage.consume_queue import settle_ext_end
 from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.rebuild import rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.store_reader import StoreReader
@@ -94,12 +95,12 @@ def test_few_descriptors_are_enough(cqext, tmp_path):
 def test_a_reader_finds_tags_through_what_was_written(cqext, tmp_path):
     shutil.rmtree(cqext.root / "consumequeue_ext")
     shutil.rmtree(cqext.root / "consumequeue")
-    recover(cqext.root, Geometry(**cqext.sizes), options=EXT)
+    recover(MessageStore(cqext.root, Geometry(**cqext.sizes)), options=EXT)
     assert (cqext.root / "consumequeue_ext").is_dir()
     with StoreReader(cqext.root, **cqext.sizes) as reader:
         found = reader.get_message("Ext1", 1, 0, tags="TagB").messages
     assert found and {message.tags for message in found} == {"TagB"}
-    assert check(cqext.root, Geometry(**cqext.sizes)).findings == []
+    assert check(MessageStore(cqext.root, Geometry(**cqext.sizes))).findings == []
 
 
 @pytest.mark.parametrize("cut", ["units", "entries"])
@@ -172,12 +173,12 @@ def test_killed_at_any_system_call_the_next_dispatcher_comes_to_the_same(cqext, 
 def test_a_rebuild_makes_the_extension_again(cqext):
     geometry = Geometry(**cqext.sizes)
     shutil.rmtree(cqext.root / "consumequeue")
-    rebuild(cqext.root, geometry, options=EXT)
+    rebuild(MessageStore(cqext.root, geometry), options=EXT)
     assert (cqext.root / "quarantine/rebuild-1/consumequeue_ext").is_dir()
     for topic, queue_id, entries in queues_of(cqext):
         units = [pack_ext_unit(entry["tagsCode"], entry["storeTs"]) for entry in entries]
         assert ext_files(cqext.root, topic, queue_id) == laid_out(units, geometry.mapped_file_size_consume_queue_ext_bytes)
-    assert check(cqext.root, geometry).findings == []
+    assert check(MessageStore(cqext.root, geometry)).findings == []
 
 
 def test_a_file_of_another_length_is_refused(cqext, tmp_path):
@@ -203,7 +204,7 @@ def test_an_extension_that_cannot_be_used_is_refused_before_anything_is_changed(
     (cqext.root / "abort").write_bytes(b"")
     before = files_below(cqext.root)
     with pytest.raises(StoreRefusedError):
-        recover(cqext.root, Geometry(**cqext.sizes), options=EXT)
+        recover(MessageStore(cqext.root, Geometry(**cqext.sizes)), options=EXT)
     assert files_below(cqext.root) == before
 
 
@@ -214,19 +215,19 @@ def test_a_unit_that_is_not_its_message_s_is_found_and_made_again(cqext):
     content[28:30] = b"\0\0"
     file.write_bytes(content)
     geometry = Geometry(**cqext.sizes)
-    report = check(cqext.root, geometry)
+    report = check(MessageStore(cqext.root, geometry))
     assert [finding.kind for finding in report.findings] == ["extension"] * 2 and report.grade.label == "repairable"
-    rebuild(cqext.root, geometry)
-    assert check(cqext.root, geometry).findings == []
+    rebuild(MessageStore(cqext.root, geometry))
+    assert check(MessageStore(cqext.root, geometry)).findings == []
 
 
 def test_an_entry_that_leads_to_a_segments_last_bytes_is_found(builder):
     """Nothing begins there whose store time could be looked at."""
     for _ in range(40):
         builder.put("T", b"x" * 100, tags="a", dispatch=False)
-    recover(builder.root, builder.geometry, options=RecoveryOptions(enable_consume_queue_ext=True))
-    assert check(builder.root, builder.geometry).findings == []
+    recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_consume_queue_ext=True))
+    assert check(MessageStore(builder.root, builder.geometry)).findings == []
     with open(builder.queue_file("T", 0), "r+b") as file:
         file.seek(5 * 20)
         file.write((builder.geometry.mapped_file_size_commit_log_bytes - 8).to_bytes(8, "big"))
-    assert {finding.kind for finding in check(builder.root, builder.geometry).findings} == {"wrong entry", "missing entries"}
+    assert {finding.kind for finding in check(MessageStore(builder.root, builder.geometry)).findings} == {"wrong entry", "missing entries"}

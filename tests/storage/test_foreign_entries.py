@@ -11,6 +11,7 @@ from pyengine.errors import DiskError, StoreRefusedError
 from pyengine.storage.check.check import check
 from pyengine.storage.inspect import inspect
 from pyengine.storage.mapped_file import index_file_names
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 
 
@@ -37,8 +38,8 @@ def test_links_that_lead_nowhere_are_passed_over(store, folder):
     for name in ("0circle", "20991231235959999", "7"):
         os.symlink(name, store.root / folder / name)
     os.symlink("nowhere", store.root / folder / "dangling")
-    assert check(store.root, store.geometry).exit_code == 0
-    assert recover(store.root, store.geometry).queue_ends == {("T", 0): 12}
+    assert check(MessageStore(store.root, store.geometry)).exit_code == 0
+    assert recover(MessageStore(store.root, store.geometry)).queue_ends == {("T", 0): 12}
     assert read(store) == 10
     assert inspect(store.root, {})["facts"]
 
@@ -47,7 +48,7 @@ def test_links_that_lead_nowhere_are_passed_over(store, folder):
 def test_a_link_in_a_circle_among_segments_is_refused_with_its_name(store, folder):
     os.symlink("00000000000000009999", store.root / folder / "00000000000000009999")
     with pytest.raises(StoreRefusedError, match="00000000000000009999 does not belong there"):
-        recover(store.root, store.geometry)
+        recover(MessageStore(store.root, store.geometry))
 
 
 def test_a_pipe_or_a_folder_in_the_index_keeps_nobody_waiting(store):
@@ -56,7 +57,7 @@ def test_a_pipe_or_a_folder_in_the_index_keeps_nobody_waiting(store):
     (store.root / "index" / "20991231235959998").mkdir()
     (store.root / "index" / "00000000000000000001").touch()
     assert index_file_names(store.root / "index") == ["20260101000000000"]
-    assert inspect(store.root, {})["facts"] and recover(store.root, store.geometry).queue_ends == {("T", 0): 12}
+    assert inspect(store.root, {})["facts"] and recover(MessageStore(store.root, store.geometry)).queue_ends == {("T", 0): 12}
     assert read(store) == 10
 
 
@@ -65,7 +66,7 @@ def test_a_folder_whose_number_begins_with_zeros_is_no_queue(store):
     folder.mkdir()
     (folder / "00000000000000000000").write_bytes(bytes(200))
     assert read(store) == 10
-    assert recover(store.root, store.geometry).queue_ends == {("T", 0): 12}
+    assert recover(MessageStore(store.root, store.geometry)).queue_ends == {("T", 0): 12}
 
 
 @pytest.mark.parametrize("number", [2**31, 2**32, 9_999_999_999])
@@ -73,8 +74,8 @@ def test_a_folder_whose_number_no_record_can_have_is_no_queue(store, number):
     folder = store.root / "consumequeue" / "T" / str(number)
     folder.mkdir()
     (folder / "00000000000000000000").write_bytes(bytes(store.geometry.mapped_file_size_consume_queue_bytes))
-    assert check(store.root, store.geometry).exit_code == 0
-    assert recover(store.root, store.geometry).queue_ends == {("T", 0): 12}
+    assert check(MessageStore(store.root, store.geometry)).exit_code == 0
+    assert recover(MessageStore(store.root, store.geometry)).queue_ends == {("T", 0): 12}
     assert read(store) == 10
 
 
@@ -84,7 +85,7 @@ def test_a_checkpoint_that_is_no_file_is_told(store):
     with pytest.raises(DiskError, match="cannot read .*checkpoint"):
         inspect(store.root, {})
     with pytest.raises(DiskError, match="checkpoint"):
-        recover(store.root, store.geometry)
+        recover(MessageStore(store.root, store.geometry))
 
 
 def test_a_log_that_is_shorter_than_its_queues_say_is_told(store):
@@ -93,6 +94,6 @@ def test_a_log_that_is_shorter_than_its_queues_say_is_told(store):
     with open(store.root / "commitlog" / "00000000000000000000", "r+b") as log:
         log.seek(1000)
         log.write(bytes(size - 1000))
-    report = recover(store.root, store.geometry)
+    report = recover(MessageStore(store.root, store.geometry))
     assert report.queue_entries_removed > 0
     assert any("queue entries named messages after the end of the log" in note for note in report.notes)

@@ -11,6 +11,7 @@ from pyengine.cli.replay import engine_for, replay_puts, settings_of
 from pyengine.cli.replay import load_manifest as load_puts
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.rebuild import rebuild
 from waiting import patience
 
@@ -24,7 +25,7 @@ def judged(request, judge, tmp_path_factory):
     root = unpack("cqext", folder)
     if request.param == "rebuilt":
         shutil.rmtree(root / "consumequeue")
-        rebuild(root, discover(root, size_settings(config)))
+        rebuild(MessageStore(root, discover(root, size_settings(config))))
     else:
         puts = load_puts(GOLDEN / "cqext.json.gz")
         theirs, root = root, folder / "ours"

@@ -23,7 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyengine.engine_config import Geometry
 from pyengine.errors import FormatError, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_live, unpack_entry
@@ -36,12 +35,13 @@ from pyengine.storage.check.log import LogFacts, check_log
 from pyengine.storage.check.queues import QueueCheck, check_extensions
 from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckProgress, CheckReport, Finding, Findings, Severity
 from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
-from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint
-from pyengine.storage.commit_log import list_log, log_exists, shown
+from pyengine.storage.checkpoint import read_checkpoint
+from pyengine.storage.commit_log import log_exists, shown
 from pyengine.storage.consumer_offset import decode_offsets
 from pyengine.storage.delay_offset import decode_delay_offsets
 from pyengine.storage.later_format import later_things, queues_are_elsewhere
 from pyengine.storage.log_scan import LogScan, LogView, find_end, own_watermark
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.cut_log import cut_path
 from pyengine.storage.recovery.index import list_index_files
 from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker
@@ -49,12 +49,11 @@ from pyengine.storage.recovery.queues import list_queues
 from pyengine.storage.recovery.recover import lost_messages, would_refuse
 from pyengine.storage.recovery.report import copy_note
 from pyengine.storage.topic_config import decode_topics
-from pyengine.storage.watermark import read_sync_failure, read_watermark
+from pyengine.storage.watermark import read_sync_failure
 
 
 def check(
-    root: Path | str,
-    geometry: Geometry,
+    store: MessageStore,
     *,
     acked: Path | str | None = None,
     limit: int | None = None,
@@ -70,22 +69,20 @@ def check(
     `work` reads for the check (default: here). Raises NotAStoreError, UsageError (the list of acknowledged
     messages), DiskError. Files that RocketMQ would refuse are findings, not exceptions.
     """
-    root = Path(root)
-    paths = StorePaths(root)
-    if not log_exists(root) and not any(path.exists() for path in (paths.checkpoint, paths.consume_queue)):
+    root, geometry = store.root, store.geometry
+    if not log_exists(root) and not any(path.exists() for path in (store.checkpoint, store.consume_queue)):
         raise NotAStoreError(f"{root} holds no store: there is no commitlog in it")
     started_s = time.monotonic()
     work = work or CheckWork()
     report = CheckReport()
     findings = Findings(report)
-    reading = read_watermark(root)
+    reading = store.read_watermark()
     watermark = own_watermark(reading, 0)
     is_running = limit is not None
-    was_stopped = is_running or not abort_file_exists(root)
-    size_bytes = geometry.mapped_file_size_commit_log_bytes
+    was_stopped = is_running or not store.abort_exists()
     try:
-        log = LogSegments(list_log(root, size_bytes), size_bytes)
-        queues = list_queues(root, geometry.mapped_file_size_consume_queue_bytes)
+        log = LogSegments(store.list_log(), store.segment_bytes)
+        queues = list_queues(store)
     except StoreRefusedError as error:
         where = next((word.rstrip(":") for word in str(error).split() if word.startswith(f"{root}/")), "")
         findings.error("refused", where.removeprefix(f"{root}/"), None,
@@ -95,49 +92,49 @@ def check(
         report.seconds = time.monotonic() - started_s
         return report
     index_files = index_files_to_check(root, is_running=is_running) if message_index_enable else []
-    view = LogView.of(log.segments, size_bytes, own_watermark(reading, log.min_offset))
+    view = LogView.of(log.segments, store.segment_bytes, own_watermark(reading, log.min_offset))
     end = LogScan(limit, limit, "range_end") if limit is not None else find_end(root, view)
     log.end = end.end_offset
     work.begin(log, index_files, geometry.index_layout)
-    store = StoreUnderCheck(root, log, work, findings, report, watermark, was_stopped, is_running)
-    facts = check_log(store, end, progress or (lambda done, total: None))
+    checked = StoreUnderCheck(root, log, work, findings, report, watermark, was_stopped, is_running)
+    facts = check_log(checked, end, progress or (lambda done, total: None))
     if reading.is_copied and reading.watermark is not None:
         findings.info("copy", "config/watermark", None, copy_note(report.end_offset, reading.watermark.flushed))
-    if not store.is_ours and not is_running and read_marker(root) is None:
+    if not checked.is_ours and not is_running and read_marker(root) is None:
         was_emptied = was_stopped and not facts.is_cut_short
-        known = lost_messages(root, view, queues, log.end, was_emptied=was_emptied)
+        known = lost_messages(store, view, queues, log.end, was_emptied=was_emptied)
         if known:
             findings.error("lost messages", "commitlog", log.end, known)
-    queue_check = QueueCheck(store, facts)
+    queue_check = QueueCheck(checked, facts)
     work.log_is_known(log, queues, queue_check.rules, root)
     for one in later_things(root):
         findings.warning("later format", one.path, None, one.what)
     if not queues_are_elsewhere(root):
         queue_check.check(queues)
         queue_check.check_light_queues(is_expected=enable_multi_dispatch)
-        check_extensions(store, geometry.mapped_file_size_consume_queue_ext_bytes, queues)
+        check_extensions(checked, store.queue_ext_file_bytes, queues)
     if message_index_enable:
-        check_index(store, geometry.index_layout, index_files)
+        check_index(checked, geometry.index_layout, index_files)
     if acked is not None:
-        _check_acked(store, Path(acked), geometry.mapped_file_size_consume_queue_bytes)
+        _check_acked(checked, Path(acked), store.queue_file_bytes)
     _check_config(root, findings)
     if not is_running:
         _check_notes(root, findings, reading.damage, was_stopped)
         _check_checkpoint(root, facts, findings, was_stopped)
-    if store.is_ours:
+    if checked.is_ours:
         _check_blocks(root, log, findings)
     log.close()
     if not is_running:
-        report.findings = _with_limits(root, geometry, report.findings, store.is_ours)
+        report.findings = _with_limits(store, report.findings, checked.is_ours)
     report.findings.sort(key=lambda finding: list(Severity).index(finding.severity))
     report.seconds = time.monotonic() - started_s
     return report
 
 
-def _with_limits(root: Path, geometry: Geometry, findings: list[Finding], is_ours: bool) -> list[Finding]:
+def _with_limits(store: MessageStore, findings: list[Finding], is_ours: bool) -> list[Finding]:
     """The findings, told what `recover` and `rebuild` would not do about them."""
     is_damaged = bool({finding.kind for finding in findings} & REFUSED_BY_RECOVER)
-    recover_is_refused = is_damaged and would_refuse(root, geometry)
+    recover_is_refused = is_damaged and would_refuse(store)
     lacking = {finding.file for finding in findings if finding.kind == "log gap"}  # queues that the log has holes of
     return [
         replace(finding, recover_is_refused=recover_is_refused,

@@ -1,7 +1,7 @@
 """Cut the log at a border between records, on purpose: a slave whose master does not have what follows.
 
     intend_cut(root, Cut(at, end, reason))     durable: from here on the cut will happen
-    recover(root, ...)                         carries it out first, then brings queues and index to the log
+    recover(store, ...)                        carries it out first, then brings queues and index to the log
 
 Nothing else lowers the durable watermark below bytes that are whole, so the note
 `config/cut` says so before anything changes, and the next recovery of the store finishes
@@ -21,13 +21,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pyengine.errors import CorruptionError
+from pyengine.formats.paths import Root
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.commit_log import list_log
-from pyengine.storage.durable_file import DurableRecord, Root
+from pyengine.storage.durable_file import DurableRecord
 from pyengine.storage.mapped_file import clear_file_from, used_end
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import sync_folder
 from pyengine.storage.recovery.quarantine import Quarantine
-from pyengine.storage.watermark import read_watermark, write_watermark
+from pyengine.storage.watermark import write_watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,15 @@ def read_cut(root: Root) -> Cut | None:
     return cut
 
 
-def carry_out_cut(root: Path | str, size_bytes: int, cut: Cut, quarantine: Quarantine,
+def carry_out_cut(store: MessageStore, cut: Cut, quarantine: Quarantine,
                   on_step: Callable[[str], None] = lambda name: None) -> str:
     """Do what the note says, from wherever an earlier attempt left it; a sentence about it."""
-    watermark = read_watermark(root).watermark
+    watermark, size_bytes = store.read_watermark().watermark, store.segment_bytes
     if watermark is not None and watermark.flushed > cut.at:
         on_step("cut: watermark")
-        write_watermark(root, watermark.moved_to(cut.at))
+        write_watermark(store, watermark.moved_to(cut.at))
         failpoint("cut_watermark_lowered")
-    segments = list_log(root, size_bytes)
+    segments = store.list_log()
     holder = next((each for each in segments if each.start_offset < cut.at < each.start_offset + size_bytes), None)
     if holder is not None and not cut.kept:
         on_step("cut: copy")
@@ -78,7 +79,7 @@ def carry_out_cut(root: Path | str, size_bytes: int, cut: Cut, quarantine: Quara
         failpoint("cut_copied")
     if not cut.kept:
         on_step("cut: kept")
-        intend_cut(root, replace(cut, kept=True))
+        intend_cut(store, replace(cut, kept=True))
         failpoint("cut_kept")
     for segment in reversed(segments):
         if segment.start_offset < cut.at:
@@ -95,7 +96,7 @@ def carry_out_cut(root: Path | str, size_bytes: int, cut: Cut, quarantine: Quara
         clear_file_from(holder.path, cut.at - holder.start_offset)
         failpoint("cut_cleared")
     on_step("cut: note")
-    path = cut_path(root)
+    path = cut_path(store)
     path.unlink()
     failpoint("cut_note_unlinked")
     sync_folder(path.parent)

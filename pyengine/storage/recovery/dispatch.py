@@ -41,7 +41,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pyengine.engine_config import Geometry
 from pyengine.errors import DiskFullError, InvariantError, StoreRefusedError, disk_errors
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.formats.paths import segment_name
@@ -51,13 +50,13 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.native.index_file import IndexFile, new_progress
 from pyengine.native.scan import bounded, count_keys, sync, walk
-from pyengine.storage.checkpoint import read_checkpoint
 from pyengine.storage.consume_queue import sync_ext
 from pyengine.storage.dispatcher import GAP, Dispatcher, DispatchOptions, QueueGap
 from pyengine.storage.durable_writes import MANY_FILES, sync_file
 from pyengine.storage.index_file import map_index_file
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import MappedFile, mapped
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import FILE_MODE
 from pyengine.storage.recovery.index import IndexPlan, list_index_files, read_index_header
 from pyengine.storage.recovery.log import LogPlan, Work, segments_between
@@ -177,7 +176,7 @@ class LogDispatch:
         failpoint("recovery_dispatched")
         self._work.on_step("sync derived")
         unsynced_from = min(start, self._plan.scan.scan_from)
-        queues = [queue for queue in list_queues(self._work.store, self._work.store.queue_file_bytes)
+        queues = [queue for queue in list_queues(self._work.store)
                   if queue.max_physical_offset > unsynced_from]
         is_synced = len(queues) >= MANY_FILES and sync_file_system(self._work.store.consume_queue)
         for queue in queues:
@@ -185,7 +184,7 @@ class LogDispatch:
             if self._work.options.enable_consume_queue_ext:
                 sync_ext(self._work.store.queue_ext_folder(queue.topic, queue.queue_id),
                          self._work.store.queue_ext_file_bytes)
-        synced_ms = read_checkpoint(self._work.store).index_msg_timestamp_ms
+        synced_ms = self._work.store.read_checkpoint().index_msg_timestamp_ms
         for path in list_index_files(self._work.store):
             if read_index_header(path).end_timestamp_ms > synced_ms or start < end:
                 sync_file(path)
@@ -218,7 +217,7 @@ class LogDispatch:
                         self._work.progress(scanned_bytes + min(at, end) - start, scanned_bytes + end - start)
         return None
 
-    def _step_over(self, view, base: int, at: int, stop: int, reason: str) -> int:
+    def _step_over(self, view: mmap.mmap, base: int, at: int, stop: int, reason: str) -> int:
         """Where dispatch goes on when it cannot pass `at`: RocketMQ's log may hold what its recovery never looks at."""
         following = sync(view, base, at + 1, stop) if at + 1 < stop else None
         following = stop if following is None else following
@@ -256,7 +255,7 @@ class KeyPlace(NamedTuple):
     store_timestamp_ms: int
 
 
-def put_entries(root: Path, geometry: Geometry, part: LogRange, queues: Sequence[TouchedQueue], *,
+def put_entries(store: MessageStore, part: LogRange, queues: Sequence[TouchedQueue], *,
                 message_delay_level: str, multi_dispatch: bool) -> bool:
     """Put the entries of one range; `queues`: what it holds of each queue.
 
@@ -265,7 +264,7 @@ def put_entries(root: Path, geometry: Geometry, part: LogRange, queues: Sequence
     """
     begins = {(queue.topic, queue.queue_id): queue.min_queue_offset for queue in queues}
     with mapped(part.segment.path) as view, _RangeDispatcher(
-        root, geometry, begins, DispatchOptions(False, message_delay_level, multi_dispatch)
+        store, begins, DispatchOptions(False, message_delay_level, multi_dispatch)
     ) as dispatcher:
         reached = dispatcher.dispatch(view, part.segment.start_offset, part.begin, part.end)
         # Every entry found its own place, and each of them was put.
@@ -277,8 +276,8 @@ class _RangeDispatcher(Dispatcher):
 
     _may_make_files = False
 
-    def __init__(self, root: Path, geometry: Geometry, begins: Mapping[Queue, int], options: DispatchOptions) -> None:
-        super().__init__(root, geometry, options)
+    def __init__(self, store: MessageStore, begins: Mapping[Queue, int], options: DispatchOptions) -> None:
+        super().__init__(store, store.geometry, options)
         self._begins = begins
 
     def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> bool:

@@ -27,8 +27,9 @@ from pathlib import Path
 from pyengine.errors import FormatError
 from pyengine.formats.constants import INDEX_HEADER_BYTES
 from pyengine.formats.index_file import IndexHeader, IndexLayout, unpack_header
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import Root, StorePaths
 from pyengine.storage.mapped_file import index_file_names
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import sync_folder
 
 
@@ -50,16 +51,15 @@ class IndexPlan:
     enter_from: int | None  # physical offset from which keys are entered again; None: nowhere
 
 
-def plan_index(
-    root: Path | str, layout: IndexLayout, synced_time_ms: int | None, log_min: int, log_end: int
-) -> IndexPlan:
+def plan_index(store: MessageStore, synced_time_ms: int | None, log_min: int, log_end: int) -> IndexPlan:
     """Judge every index file against the log [log_min, log_end). Reads only.
 
     `synced_time_ms`: after a crash, the checkpoint's index time, beyond which nothing is
     believed; None after an orderly stop, or when the undo of the put under way was kept.
     """
+    layout = store.geometry.index_layout
     files: list[IndexFileState] = []
-    for file in list_index_files(root):
+    for file in list_index_files(store):
         label = "orphaned" if files and files[-1].label != "sound" else ""
         files.append(_judge(file, layout, synced_time_ms, log_end, label))
     kept = tuple(file for file in files if file.label == "sound")
@@ -78,7 +78,7 @@ def delete_index_files(files: Sequence[IndexFileState]) -> None:
         sync_folder(files[0].path.parent)
 
 
-def list_index_files(root: Path | str) -> list[Path]:
+def list_index_files(root: Root) -> list[Path]:
     """Index files, oldest first; other names are skipped, as RocketMQ does."""
     folder = StorePaths(root).index
     try:
@@ -87,7 +87,7 @@ def list_index_files(root: Path | str) -> list[Path]:
         return []
 
 
-def keys_in_index(root: Path | str) -> int:
+def keys_in_index(root: Root) -> int:
     """How many keys the headers of all index files tell of."""
     count = 0
     for file in list_index_files(root):
@@ -96,12 +96,12 @@ def keys_in_index(root: Path | str) -> int:
     return count
 
 
-def synced_index_time_ms(root: Path | str, layout: IndexLayout) -> int:
+def synced_index_time_ms(store: MessageStore) -> int:
     """What the checkpoint may say when all index files are synced: the end time of the newest full one, 0 without."""
     newest = 0
-    for file in list_index_files(root):
+    for file in list_index_files(store):
         header = read_index_header(file)
-        if layout.is_full(header.index_count):
+        if store.geometry.index_layout.is_full(header.index_count):
             newest = header.end_timestamp_ms
     return newest
 

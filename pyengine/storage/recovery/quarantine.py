@@ -23,11 +23,13 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from pyengine.errors import disk_error
-from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.paths import Root, StorePaths, segment_name
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.new_file import make_folders, sync_folder, write_config
@@ -48,7 +50,7 @@ class QuarantinedPiece:
 class Quarantine:
     """Puts things away for one recovery; `pieces` lists them in order."""
 
-    def __init__(self, root: Path | str) -> None:
+    def __init__(self, root: Root) -> None:
         self._folder = StorePaths(root).quarantine
         self.pieces: list[QuarantinedPiece] = []
 
@@ -130,7 +132,7 @@ class Quarantine:
             note = json.loads(read_small_file(_note_path(self._folder / name)))
             with open(open_regular(self._folder / name), "rb") as copy:
                 size_bytes = os.fstat(copy.fileno()).st_size
-                return note.get("sha256") == digest == _digest(copy, 0, size_bytes)
+                return bool(note.get("sha256") == digest == _digest(copy, 0, size_bytes))
         except (OSError, *PARSE_ERRORS):
             return False
 
@@ -148,7 +150,7 @@ class Quarantine:
         write_config(_note_path(target), json.dumps(note, indent=2).encode() + b"\n", keep_backup=False)
 
     @contextlib.contextmanager
-    def _removed_on_failure(self, target: Path):
+    def _removed_on_failure(self, target: Path) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -164,7 +166,7 @@ def _note_path(target: Path) -> Path:
     return target.with_name(target.name + ".json")
 
 
-def _chunks(source, start: int, end: int):
+def _chunks(source: BinaryIO, start: int, end: int) -> Iterator[bytes]:
     source.seek(start)
     while start < end:
         chunk = source.read(min(_COPY_BYTES, end - start))
@@ -174,14 +176,14 @@ def _chunks(source, start: int, end: int):
         yield chunk
 
 
-def _digest(source, start: int, end: int) -> str:
+def _digest(source: BinaryIO, start: int, end: int) -> str:
     digest = hashlib.sha256()
     for chunk in _chunks(source, start, end):
         digest.update(chunk)
     return digest.hexdigest()
 
 
-def _length_without_zeros(source, start: int, end: int) -> int:
+def _length_without_zeros(source: BinaryIO, start: int, end: int) -> int:
     """How many bytes of the file range [start, end) are left when zeros at its end are dropped."""
     used = position = 0
     for chunk in _chunks(source, start, end):

@@ -38,13 +38,14 @@ from pathlib import Path
 from pyengine.errors import EngineError, FormatError, StoreRefusedError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, SCHEDULE_TOPIC
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
-from pyengine.formats.paths import StorePaths, is_queue_id_name
+from pyengine.formats.paths import Root, is_queue_id_name
 from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, split_key
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.durable_writes import sync_file
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import MappedFile, clear_file_from, is_folder, list_segments, mapped, used_end
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import sync_folder
 
 RECOVERED_FILES = 3  # ConsumeQueue.recover looks at this many
@@ -87,25 +88,25 @@ class QueueCut:
         return bool(self.deleted or self.cleared)
 
 
-def list_queues(root: Path | str, size_bytes: int, misplaced: list[Path] | None = None) -> list[QueueState]:
+def list_queues(store: MessageStore, misplaced: list[Path] | None = None) -> list[QueueState]:
     """Every queue that has files, with its own end. Raises StoreRefusedError for files RocketMQ would refuse.
 
     `misplaced` takes what is in the place of a folder and is none; RocketMQ skips it, but a queue may be needed there.
     """
-    queues = []
-    for topic, queue_id, folder in _queue_folders(StorePaths(root).consume_queue, misplaced):
+    queues, size_bytes = [], store.queue_file_bytes
+    for topic, queue_id, folder in _queue_folders(store.consume_queue, misplaced):
         files = tuple(list_segments(folder, size_bytes))
         if files:
             queues.append(_measure(QueueState(topic, queue_id, folder, files, size_bytes), files[-RECOVERED_FILES:]))
     return queues
 
 
-def refuse_foreign_extensions(root: Path | str, size_bytes: int) -> None:
+def refuse_foreign_extensions(store: MessageStore) -> None:
     """StoreRefusedError for files in the queues' extensions that RocketMQ would refuse."""
-    folder = StorePaths(root).consume_queue_ext
+    folder = store.consume_queue_ext
     try:
         for _, _, queue in _queue_folders(folder, None):
-            list_segments(queue, size_bytes)
+            list_segments(queue, store.queue_ext_file_bytes)
     except NotADirectoryError:
         raise StoreRefusedError(f"{folder} is a file where a folder belongs; move it away") from None
 
@@ -331,29 +332,30 @@ def next_offsets_from_log(log: LogView, queues: Sequence[QueueState], start: int
     The range was read a moment ago, so its pages are in memory; of a queue that is right only a number is looked at.
     """
     found: dict[tuple[str, int], int] = {}
-    asked = [queue for queue in queues if queue.last_offset is not None and start <= queue.last_offset < end]
-    base, view = -1, None
+    asked = [(queue.last_offset, queue) for queue in queues
+             if queue.last_offset is not None and start <= queue.last_offset < end]
+    base = -1
     with contextlib.ExitStack() as stack:
-        for queue in sorted(asked, key=lambda queue: queue.last_offset):
-            index = log.index_of(queue.last_offset)
+        for last, queue in sorted(asked, key=lambda one: one[0]):
+            index = log.index_of(last)
             if index is None:
                 continue
             segment = log.segments[index]
             if segment.start_offset != base:
                 stack.close()
                 base, view = segment.start_offset, stack.enter_context(mapped(segment.path))
-            at = queue.last_offset - base
+            at = last - base
             if at + QUEUE_OFFSET_AT + I64.size > len(view) or I64.unpack_from(view, at + QUEUE_OFFSET_AT)[0] < queue.max_offset:
                 continue
             with contextlib.suppress(FormatError):
                 message = decode_record(view, at)
-                if (message.topic, message.queue_id, message.physical_offset) == (queue.topic, queue.queue_id, queue.last_offset):
+                if (message.topic, message.queue_id, message.physical_offset) == (queue.topic, queue.queue_id, last):
                     found[queue.topic, queue.queue_id] = message.queue_offset + 1
     return found
 
 
 def clamp_offsets(
-    root: Path, queue_ends: Mapping[tuple[str, int], int], *, before_change: Callable[[], object] = lambda: None,
+    root: Root, queue_ends: Mapping[tuple[str, int], int], *, before_change: Callable[[], object] = lambda: None,
 ) -> list[str]:
     """Take offsets beyond the ends of their queues back; returns a sentence for each and for damage.
 
@@ -388,7 +390,7 @@ def _beyond(table: Table, queue_ends: Mapping[tuple[str, int], int]) -> list[tup
 
 
 def clamp_delay_offsets(
-    root: Path, queue_ends: Mapping[tuple[str, int], int], *, before_change: Callable[[], object] = lambda: None,
+    root: Root, queue_ends: Mapping[tuple[str, int], int], *, before_change: Callable[[], object] = lambda: None,
 ) -> list[str]:
     """The same for how far the delay levels are delivered; level n waits in queue n - 1 of SCHEDULE_TOPIC_XXXX.
 

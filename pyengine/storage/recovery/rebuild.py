@@ -23,15 +23,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pyengine.engine_config import Geometry
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
-from pyengine.formats.paths import StorePaths, is_queue_id_name
+from pyengine.formats.paths import is_queue_id_name
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync
-from pyengine.storage.checkpoint import abort_file_exists
-from pyengine.storage.commit_log import look_at_log
 from pyengine.storage.log_scan import LogView, own_watermark, scan_log
 from pyengine.storage.mapped_file import list_segments, mapped
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.markers import (
     RebuildMarker,
     RecoveryMarker,
@@ -40,16 +38,17 @@ from pyengine.storage.recovery.markers import (
     write_marker,
     write_rebuild_marker,
 )
-from pyengine.storage.recovery.recover import OnStep, RecoveryOptions, recover
+from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import (
     GrowingProgress,
+    OnStep,
     Progress,
+    RecoveryOptions,
     RecoveryPath,
     RecoveryReport,
     RecoveryState,
     SharedState,
 )
-from pyengine.storage.watermark import read_watermark
 
 _LOOK_BYTES = 4 << 20
 Queue = tuple[str, int]
@@ -132,7 +131,7 @@ class RebuildWork:
     note = ""        # why not in that other way
     made_bytes = 0   # of the log, without recovery
 
-    def look(self, root: Path, geometry: Geometry, options: RecoveryOptions, log: LogView, progress: Progress) -> Look:
+    def look(self, store: MessageStore, options: RecoveryOptions, log: LogView, progress: Progress) -> Look:
         """Read the log: which queues it feeds, and in our own store, whether it is whole as far as it was durable."""
         look = Look(log)
         if log.watermark is not None:
@@ -144,15 +143,14 @@ class RebuildWork:
         return look
 
     def make(
-        self, root: Path, geometry: Geometry, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker
+        self, store: MessageStore, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker
     ) -> int | None:
         """Move the pieces of `marker` and make them again, durable; up to which offset of the log. None: recovery shall."""
         return None
 
 
 def rebuild(
-    root: Path | str,
-    geometry: Geometry,
+    store: MessageStore,
     selection: Selection | None = None,
     *,
     options: RecoveryOptions | None = None,
@@ -161,26 +159,26 @@ def rebuild(
     on_step: OnStep | None = None,
     work: RebuildWork | None = None,
 ) -> RebuildReport:
-    """Make queues and index of the stopped store at `root` again from its log; the caller owns the store.
+    """Make queues and index of the stopped store again from its log; the caller owns the store.
 
     Leaves a store that was stopped in order. Raises NotAStoreError, UsageError (there is
     no such queue), StoreRefusedError (a file that was not to be replaced, or a segment, is
     of the wrong length), CorruptionError (one is missing), DiskFullError, DiskError.
     """
     started_s = time.monotonic()
-    root, selection, on_step = Path(root), selection or Selection(), on_step or (lambda name: None)
+    selection, on_step = selection or Selection(), on_step or (lambda name: None)
     # What has light queue offsets was given them by a store with multi-dispatch, whatever the settings say now.
     options = replace(options or RecoveryOptions(), enable_multi_dispatch=True)
-    if StorePaths(root).consume_queue_ext.is_dir():
+    if store.consume_queue_ext.is_dir():
         options = replace(options, enable_consume_queue_ext=True)
     steps = GrowingProgress(progress)
     work = work or RebuildWork()
-    look = work.look(root, geometry, options, _log_view(root, geometry), steps)
+    look = work.look(store, options, _log_view(store), steps)
     if look.damage_offset is not None:
         return RebuildReport(RecoveryState.DEGRADED, ExitCode.CORRUPTION, damage_offset=look.damage_offset,
                              seconds=time.monotonic() - started_s)
     index = selection.index and options.message_index_enable
-    on_disk = {(topic.name, int(queue.name)) for topic in _folders(StorePaths(root).consume_queue)
+    on_disk = {(topic.name, int(queue.name)) for topic in _folders(store.consume_queue)
                for queue in _folders(topic) if is_queue_id_name(queue.name)}
     asked = {queue for queue in look.in_log | on_disk if selection.wants(queue)}
     if selection.topic is not None and not asked:
@@ -188,21 +186,21 @@ def rebuild(
         raise UsageError(f"neither the log nor the store's folders know {where}")
     made = asked & look.in_log
     pieces = _pieces(on_disk, made, index)
-    unfinished = read_rebuild_marker(root)
-    _refuse_broken_neighbours(root, geometry, {*pieces, *(unfinished.pieces if unfinished else ())})
-    marker = _merged(root, unfinished, pieces)
+    unfinished = read_rebuild_marker(store)
+    _refuse_broken_neighbours(store, {*pieces, *(unfinished.pieces if unfinished else ())})
+    marker = _merged(store, unfinished, pieces)
     on_step("rebuild")
-    _ask_for_the_whole_log(root, look.log)
-    write_rebuild_marker(root, marker)
-    made_to = work.make(root, geometry, options, made, marker)
+    _ask_for_the_whole_log(store, look.log)
+    write_rebuild_marker(store, marker)
+    made_to = work.make(store, options, made, marker)
     if made_to is not None:
         on_step("made")
-        write_rebuild_marker(root, replace(marker, is_made=True))
-        _ask_for_the_rest(root, made_to)
-    report = recover(root, geometry, options=options, shared=shared, progress=_behind(steps), on_step=on_step)
+        write_rebuild_marker(store, replace(marker, is_made=True))
+        _ask_for_the_rest(store, made_to)
+    report = recover(store, options=options, shared=shared, progress=_second_half(steps), on_step=on_step)
     steps.finish()
     is_refused = report.state is RecoveryState.DEGRADED
-    there = StorePaths(root).quarantine / marker.folder
+    there = store.quarantine / marker.folder
     return RebuildReport(
         state=report.state, exit_code=report.exit_code,
         queues=tuple(sorted(made)), kept=tuple(sorted(asked - made)), index=index,
@@ -217,12 +215,11 @@ def rebuild(
 # -- look -------------------------------------------------------------------------
 
 
-def _log_view(root: Path, geometry: Geometry) -> LogView:
-    size_bytes = geometry.mapped_file_size_commit_log_bytes
-    segments = look_at_log(root, size_bytes)
+def _log_view(store: MessageStore) -> LogView:
+    segments = store.look_at_log()
     if not segments:
-        raise NotAStoreError(f"{root} has no commit log: there is nothing to make queues and index from")
-    return LogView.of(segments, size_bytes, own_watermark(read_watermark(root), segments[0].start_offset))
+        raise NotAStoreError(f"{store} has no commit log: there is nothing to make queues and index from")
+    return LogView.of(segments, store.segment_bytes, own_watermark(store.read_watermark(), segments[0].start_offset))
 
 
 def _look_at_queues(look: Look, progress: Progress) -> None:
@@ -255,7 +252,7 @@ def _folders(folder: Path) -> list[Path]:
         return []
 
 
-def _behind(progress: GrowingProgress) -> Progress:
+def _second_half(progress: GrowingProgress) -> Progress:
     """The recovery's progress as the second half of all."""
     return lambda done, total: progress(total + done, 2 * total)
 
@@ -271,41 +268,41 @@ def _pieces(on_disk: Collection[Queue], made: Collection[Queue], index: bool) ->
     return pieces + ["index"] * index
 
 
-def _refuse_broken_neighbours(root: Path, geometry: Geometry, pieces: Collection[str]) -> None:
+def _refuse_broken_neighbours(store: MessageStore, pieces: Collection[str]) -> None:
     """StoreRefusedError for a queue that stays and that recovery would refuse: before anything is changed."""
-    for topic in _folders(StorePaths(root).consume_queue):
+    for topic in _folders(store.consume_queue):
         for queue in _folders(topic):
-            stays = not {str(topic.relative_to(root)), str(queue.relative_to(root))} & set(pieces)
+            stays = not {str(topic.relative_to(store.root)), str(queue.relative_to(store.root))} & set(pieces)
             if stays and is_queue_id_name(queue.name):
-                list_segments(queue, geometry.mapped_file_size_consume_queue_bytes)
+                list_segments(queue, store.queue_file_bytes)
 
 
 # -- change -----------------------------------------------------------------------
 
 
-def _merged(root: Path, unfinished: RebuildMarker | None, pieces: list[str]) -> RebuildMarker:
+def _merged(store: MessageStore, unfinished: RebuildMarker | None, pieces: list[str]) -> RebuildMarker:
     """One marker for what an interrupted rebuild had to do and what is asked for now."""
     if unfinished is not None:
         return replace(unfinished, pieces=tuple(dict.fromkeys((*unfinished.pieces, *pieces))), is_made=False)
     number = 1
-    quarantine = StorePaths(root).quarantine
+    quarantine = store.quarantine
     while (quarantine / f"rebuild-{number}").exists() or (quarantine / f"rebuild-{number}.json").exists():
         number += 1
     return RebuildMarker(f"rebuild-{number}", tuple(pieces))
 
 
-def _ask_for_the_whole_log(root: Path, log: LogView) -> None:
+def _ask_for_the_whole_log(store: MessageStore, log: LogView) -> None:
     """The marker of a recovery that reads the log as it would anyway, and dispatches all of it."""
-    before = read_marker(root)
-    path = RecoveryPath.ABNORMAL if abort_file_exists(root) else RecoveryPath.NORMAL
+    before = read_marker(store)
+    path = RecoveryPath.ABNORMAL if store.abort_exists() else RecoveryPath.NORMAL
     scan_from = log.segments[-1].start_offset
     if before is not None:
         path, scan_from = before.path, min(before.scan_from, scan_from)
-    write_marker(root, RecoveryMarker(path, scan_from, max(log.min_offset, 0)))
+    write_marker(store, RecoveryMarker(path, scan_from, max(log.min_offset, 0)))
 
 
-def _ask_for_the_rest(root: Path, made_to: int) -> None:
+def _ask_for_the_rest(store: MessageStore, made_to: int) -> None:
     """The marker says so once everything below `made_to` is made."""
-    before = read_marker(root)
+    before = read_marker(store)
     if before is not None:
-        write_marker(root, replace(before, dispatch_from=made_to))
+        write_marker(store, replace(before, dispatch_from=made_to))

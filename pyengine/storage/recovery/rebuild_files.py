@@ -17,14 +17,13 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from pyengine.engine_config import Geometry
 from pyengine.errors import disk_error
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_filler
 from pyengine.formats.paths import StorePaths
-from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.consume_queue import store_timestamp_ms
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import make_folders, sync_folder, write_config
 from pyengine.storage.recovery.markers import RebuildMarker
 from pyengine.storage.recovery.queues import QueueState, list_queues
@@ -92,13 +91,12 @@ def _write_note(root: Path, marker: RebuildMarker) -> None:
 _NS_PER_MS = 1_000_000
 
 
-def restore_queue_times(root: Path | str, geometry: Geometry, marker: RebuildMarker) -> int:
+def restore_queue_times(store: MessageStore, marker: RebuildMarker) -> int:
     """Give the files of all queues that `marker` names their times; how many files. May be done twice."""
-    root = Path(root)
-    log = CommitLog(root, geometry.mapped_file_size_commit_log_bytes, MappingCache(mappings_max=8))
+    log = store.open_log(MappingCache(mappings_max=8))
     count = 0
-    for queue in list_queues(root, geometry.mapped_file_size_consume_queue_bytes):
-        replaced = _replaced_folder(root, marker, queue)
+    for queue in list_queues(store):
+        replaced = _replaced_folder(store.root, marker, queue)
         if replaced is not None:
             for path, time_ns in _times(queue, replaced, log):
                 os.utime(path, ns=(time_ns, time_ns))

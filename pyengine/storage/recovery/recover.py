@@ -27,7 +27,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pyengine.engine_config import Geometry
 from pyengine.errors import CorruptionError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
@@ -40,6 +39,7 @@ from pyengine.storage.later_format import refuse_later_record
 from pyengine.storage.log_scan import (
     MISSING_SEGMENT,
     LogView,
+    Owner,
     find_end,
     first_after_orderly_stop,
     own_watermark,
@@ -60,7 +60,7 @@ from pyengine.storage.recovery.index import (
     plan_index,
     synced_index_time_ms,
 )
-from pyengine.storage.recovery.log import SPARE, End, FileDecision, LogChange, LogPlan, Owner, TailDecision, Work, plan_log
+from pyengine.storage.recovery.log import SPARE, End, FileDecision, LogChange, LogPlan, TailDecision, Work, plan_log
 from pyengine.storage.recovery.markers import (
     RecoveryMarker,
     read_marker,
@@ -108,8 +108,7 @@ from pyengine.storage.watermark import (
 
 
 def recover(
-    root: Path | str,
-    geometry: Geometry,
+    store: MessageStore,
     *,
     progress: Progress | None = None,
     accept_loss: bool = False,
@@ -117,7 +116,7 @@ def recover(
     options: RecoveryOptions | None = None,
     on_step: OnStep | None = None,
 ) -> RecoveryReport:
-    """Recover the store at `root`; everything up to the report's end offset is durable when this returns.
+    """Recover the store; everything up to the report's end offset is durable when this returns.
 
     Leaves a store that was stopped in order: no abort file, queues and index caught up
     with the log, checkpoint true. Raises StoreRefusedError (a segment of wrong length, a
@@ -127,28 +126,27 @@ def recover(
     A sync that failed is noted in config/sync-failure, and the next recovery of this boot believes none.
     """
     started_s = time.monotonic()
-    recovery = _Recovery(MessageStore(root, geometry), options or RecoveryOptions(), progress, on_step)
+    recovery = _Recovery(store, options or RecoveryOptions(), progress, on_step)
     try:
         report = recovery.run(shared, accept_loss)
     except FlushError as error:
-        if note_sync_failure(root, recovery.sure_end, str(error.path), os.strerror(error.errno)):
+        if note_sync_failure(store, recovery.sure_end, str(error.path), os.strerror(error.errno)):
             raise
-        raise FlushError(f"{error}. That could not be noted in {sync_failure_path(root)}: start the machine again before you "
+        raise FlushError(f"{error}. That could not be noted in {sync_failure_path(store)}: start the machine again before you "
                          "recover, for the page cache tells nothing true now", errno=error.errno, path=error.path) from error
     return replace(report, seconds=time.monotonic() - started_s)
 
 
-def would_refuse(root: Path | str, geometry: Geometry) -> bool:
+def would_refuse(store: MessageStore) -> bool:
     """Whether `recover` would find a loss now that it does not cut without `accept_loss`. Reads only."""
-    if read_cut(root) is not None:
+    if read_cut(store) is not None:
         return False
-    store = MessageStore(root, geometry)
     reading = store.read_watermark()
     recovery = _Recovery(store, RecoveryOptions(), copied=reading.watermark if reading.is_copied else None)
     try:
         segments = store.look_at_log()
         log = LogView.of(segments, store.segment_bytes, own_watermark(reading, segments[0].start_offset if segments else 0))
-        queues = list_queues(store, store.queue_file_bytes)
+        queues = list_queues(store)
         plan = recovery._decide(log, queues, None)
         recovery._refuse_loss(log, plan, queues)
     except CorruptionError:
@@ -197,7 +195,7 @@ class _Recovery:
         segments = self._store.look_at_log(accept_loss=accept_loss)
         cut = read_cut(self._store)
         if cut is not None:
-            self._notes.append(carry_out_cut(self._store, size_bytes, cut, self._quarantine, self._on_step))
+            self._notes.append(carry_out_cut(self._store, cut, self._quarantine, self._on_step))
             self._was_cut, shared = True, None
             segments, reading = self._store.list_log(), self._store.read_watermark()
         reading = self._own_reading(reading, segments)
@@ -207,9 +205,9 @@ class _Recovery:
             self._on_step("move")
             move_away(self._store.root, rebuilt)
         misplaced: list[Path] = []
-        queues = list_queues(self._store, self._store.queue_file_bytes, misplaced)
+        queues = list_queues(self._store, misplaced)
         if self._options.enable_consume_queue_ext:
-            refuse_foreign_extensions(self._store, self._store.queue_ext_file_bytes)
+            refuse_foreign_extensions(self._store)
         with start_writeback(log.unsynced_paths):
             plan = self._decide(log, queues, shared)
         self._refuse_later_record(log, plan.log.end_offset)
@@ -224,7 +222,7 @@ class _Recovery:
         changed = self._carry_out(log, plan, reading.watermark)
         self._progress.finish()
         if changed:
-            queues = list_queues(self._store, self._store.queue_file_bytes)
+            queues = list_queues(self._store)
         given = self._numbers_given(log, plan, queues)
         ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
         self._notes += clamp_offsets(self._store, ends, before_change=lambda: self._on_step("consumer offsets"))
@@ -236,10 +234,10 @@ class _Recovery:
     def _own_reading(self, reading: WatermarkReading, segments: Sequence[MappedFile]) -> WatermarkReading:
         """The watermark; of a copy whose owner has given it an identity of its own, one that vouches for nothing yet."""
         identity = self._store.read_engine_id()
-        if reading.watermark is None or not reading.is_copied or identity is None or identity.is_copy:
+        own = own_watermark(reading, segments[0].start_offset if segments else 0)
+        if own is None or not reading.is_copied or identity is None or identity.is_copy:
             return reading
         self._copied = reading.watermark
-        own = own_watermark(reading, segments[0].start_offset if segments else 0)
         self.sure_end = own.flushed
         return replace(reading, watermark=replace(own, uuid=str(identity.uuid)))
 
@@ -310,16 +308,14 @@ class _Recovery:
         if path is RecoveryPath.ABNORMAL:  # the checkpoint, by which scan_from was chosen, tells what is synced
             queues = [measured_from(queue, log_plan.scan.scan_from) for queue in queues]
         cuts = tuple(plan_cut(queue, end, keep_place=log.owner is Owner.OURS) for queue in queues)
-        progress = undo.index_progress if undo is not None and undo.reput_from is not None else None
+        reput_from = undo.reput_from if undo is not None and undo.index_progress is not None else None
+        progress = undo.index_progress if undo is not None and reput_from is not None else None
         is_crash = path is RecoveryPath.ABNORMAL and progress is None
         index = plan_index(
-            self._store, self._store.geometry.index_layout, checkpoint.index_msg_timestamp_ms if is_crash else None,
-            max(log.min_offset, 0), end,
-        )
+            self._store, checkpoint.index_msg_timestamp_ms if is_crash else None, max(log.min_offset, 0), end)
         dispatch_from = dispatch_start(
             log, path, log_plan.scan.scan_from, end, cuts, index,
-            reput_from=undo.reput_from if progress is not None else None,
-            index_enabled=self._options.message_index_enable, multi_dispatch=self._options.enable_multi_dispatch,
+            reput_from=reput_from, index_enabled=self._options.message_index_enable, multi_dispatch=self._options.enable_multi_dispatch,
         )
         orphaned = () if log.segments else tuple(
             folder for folder in (self._store.consume_queue, self._store.index) if _holds_files(folder)
@@ -423,7 +419,7 @@ class _Recovery:
         rebuilt = read_rebuild_marker(self._store)
         if rebuilt is not None:
             self._on_step("queue times")
-            restore_queue_times(self._store, self._store.geometry, rebuilt)
+            restore_queue_times(self._store, rebuilt)
         self._on_step("checkpoint")
         write_checkpoint(self._store, self._true_checkpoint(log, plan))
         failpoint("recovery_checkpoint_written")
@@ -449,7 +445,7 @@ class _Recovery:
     def _true_checkpoint(self, log: LogView, plan: _Plan) -> Checkpoint:
         """All of the log, the queues and the full index files are synced now: their newest times, never ahead."""
         last_ms = max(0, _last_stored_ms(log, plan.log))
-        return Checkpoint(last_ms, last_ms, synced_index_time_ms(self._store, self._store.geometry.index_layout))
+        return Checkpoint(last_ms, last_ms, synced_index_time_ms(self._store))
 
     def _checkpoint_is_ahead(self, log: LogView, plan: _Plan) -> bool:
         """Whether the checkpoint names times that no message of the log has, or an index where there is none."""
@@ -497,7 +493,7 @@ class _Recovery:
             index_files_removed=0 if is_degraded else len(plan.index.deleted),
             queue_entries_removed=gone,
             removed_files=() if is_degraded else tuple(
-                shown(segment.path, self._store)
+                shown(segment.path, self._store.root)
                 for segment, decision, _ in plan.log.extra if decision is FileDecision.DELETE
             ),
             quarantined=pieces,
@@ -506,7 +502,7 @@ class _Recovery:
         )
 
 
-def lost_messages(root: Path, log: LogView, queues: Sequence[QueueState], end: int, *, was_emptied: bool) -> str:
+def lost_messages(store: MessageStore, log: LogView, queues: Sequence[QueueState], end: int, *, was_emptied: bool) -> str:
     """What queues and index know of messages of which the log has no bytes, for people; empty when they know of none.
 
     `was_emptied`: nothing but zeros is at the log's end, although the store was stopped in order; after a crash the
@@ -514,7 +510,7 @@ def lost_messages(root: Path, log: LogView, queues: Sequence[QueueState], end: i
     """
     files_end = log.segments[-1].start_offset + log.size_bytes if log.segments else 0
     entries = entries_of_nothing(queues, end if was_emptied else files_end, files_end)
-    keys = 0 if log.segments else keys_in_index(root)
+    keys = 0 if log.segments else keys_in_index(store)
     if not entries and not keys:
         return ""
     named = f"{entries} queue entries name" if entries else f"{keys} keys of the index name"

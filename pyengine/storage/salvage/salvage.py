@@ -27,9 +27,10 @@ from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.small_file import decode_config, encode_config, read_small_file
 from pyengine.storage.commit_log import log_exists
 from pyengine.storage.later_format import LEFT_BY_SALVAGE, later_things
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import make_folders, write_config
-from pyengine.storage.recovery.recover import RecoveryOptions, recover
-from pyengine.storage.recovery.report import Progress, RecoveryReport
+from pyengine.storage.recovery.recover import recover
+from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryReport
 from pyengine.storage.salvage.log import MovedQueue, Run, SalvagedLog, Skipped, carve, list_damaged_segments
 from pyengine.storage.watermark import read_watermark
 
@@ -152,7 +153,7 @@ def _salvage(
         skipped.append(Skipped(end, durable.flushed, LOST))
     notes += [f"{one.sentence}; nothing of that comes over" for one in later_things(root)]
     notes += copy_config(root, destination, log.queues)
-    report = recover(destination, geometry, options=options)
+    report = recover(MessageStore(destination, geometry), options=options)
     if report.end_offset < log.end_offset:
         notes.append(f"the new log was written to {log.end_offset:,}, and its recovery ended it at {report.end_offset:,}: "
                      "compare with the damaged store before you give that up")

@@ -26,6 +26,7 @@ from pyengine.storage import durable_writes
 from pyengine.storage.check.check import check
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import DiskUse
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.store_reader import open_store
 from ready_store import SEGMENT, store_with_writer
 from waiting import eventually
@@ -167,7 +168,7 @@ def test_readers_see_the_new_minimum_and_the_store_checks_clean(make_rig):
         assert store.get_message("T", 0, 0).next_begin_offset == low
         assert [message.queue_offset for message in store.get_message("T", 0, low).messages][0] == low
         assert store.query_message("T", "k0") == []
-    assert check(rig.root, rig.config.geometry).findings == []
+    assert check(MessageStore(rig.root, rig.config.geometry)).findings == []
 
 
 def test_the_minimum_has_moved_before_the_room_of_a_segment_is_given_back(make_rig, monkeypatch):
@@ -449,10 +450,10 @@ def test_killed_at_any_step_the_next_one_finishes_and_the_store_is_whole(make_ri
             starts = sorted(map(int, os.listdir(StorePaths(rig.root).queue_folder("T", queue_id))))
             size = rig.config.mapped_file_size_consume_queue_bytes
             assert starts == list(range(starts[0], starts[-1] + size, size))
-        assert check(rig.root, rig.config.geometry).findings == []
+        assert check(MessageStore(rig.root, rig.config.geometry)).findings == []
         if over:
             break
     one_round()
-    assert rig.segments()[0] == 4 * SEGMENT and check(rig.root, rig.config.geometry).findings == []
+    assert rig.segments()[0] == 4 * SEGMENT and check(MessageStore(rig.root, rig.config.geometry)).findings == []
     assert native.load_position(rig.control.min_offset) == 4 * SEGMENT
     assert segment_name(4 * SEGMENT) in os.listdir(StorePaths(rig.root).commit_log)

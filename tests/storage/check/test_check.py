@@ -23,6 +23,7 @@ from pyengine.storage.check.work import LogSegments
 from pyengine.storage.checkpoint import create_abort_file, write_checkpoint
 from pyengine.storage.geometry import discover
 from pyengine.storage.mapped_file import used_end
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.index import read_index_header
 from pyengine.storage.recovery.rebuild import Selection, rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
@@ -39,7 +40,7 @@ def found(report):
 @pytest.mark.parametrize("name", [name for name in CLEAN if name != DEFECTIVE])
 def test_a_store_that_rocketmq_stopped_in_order_has_no_findings(golden, name):
     store = golden(name)
-    report = check(store.root, discover(store.root, store.sizes))
+    report = check(MessageStore(store.root, discover(store.root, store.sizes)))
     assert found(report) == []
     assert report.exit_code is ExitCode.OK
     assert report.messages == sum("blank" not in record for record in store.verify["records"])
@@ -50,8 +51,8 @@ def test_a_store_that_rocketmq_stopped_in_order_has_no_findings(golden, name):
 def test_a_recovered_store_has_no_findings(golden, name):
     store = golden(name)
     geometry = discover(store.root, store.sizes)
-    recover(store.root, geometry)
-    assert found(check(store.root, geometry)) == []
+    recover(MessageStore(store.root, geometry))
+    assert found(check(MessageStore(store.root, geometry))) == []
 
 
 @pytest.mark.parametrize(("name", "exit_code"), [
@@ -61,7 +62,7 @@ def test_a_recovered_store_has_no_findings(golden, name):
     ("abnormal-shortfile", ExitCode.CORRUPTION), (DEFECTIVE, ExitCode.CORRUPTION)])
 def test_what_recovery_settles_is_no_error_and_what_it_would_quarantine_is(golden, name, exit_code):
     store = golden(name)
-    report = check(store.root, discover(store.root, store.sizes))
+    report = check(MessageStore(store.root, discover(store.root, store.sizes)))
     assert report.exit_code is exit_code, found(report)
     assert report.findings
 
@@ -70,8 +71,8 @@ def test_what_recovery_settles_is_no_error_and_what_it_would_quarantine_is(golde
 def stopped(build_store):
     """A store of ours, stopped in order, nothing wrong."""
     store = build_store(60)
-    recover(store.root, store.geometry)
-    assert found(check(store.root, store.geometry)) == []
+    recover(MessageStore(store.root, store.geometry))
+    assert found(check(MessageStore(store.root, store.geometry))) == []
     return store
 
 
@@ -219,7 +220,7 @@ GRADES = dict.fromkeys([flip_body, flip_offset_field, lose_a_segment, lose_the_n
 def test_each_kind_of_damage_is_found_and_nothing_is_written(stopped, damage):
     damage(stopped)
     before = stopped.tree()
-    report = check(stopped.root, stopped.geometry)
+    report = check(MessageStore(stopped.root, stopped.geometry))
     worst = Severity.ERROR if damage in ERRORS else Severity.WARNING
     assert report.findings and report.findings[0].severity is worst, found(report)
     assert report.exit_code is (ExitCode.CORRUPTION if worst is Severity.ERROR else ExitCode.OK)
@@ -235,7 +236,7 @@ def test_each_kind_of_damage_is_found_and_nothing_is_written(stopped, damage):
 def test_damage_in_the_log_is_named_by_file_and_offset(stopped, damage, file, number):
     damage(stopped)
     record = stopped.records[number]
-    findings = check(stopped.root, stopped.geometry).findings
+    findings = check(MessageStore(stopped.root, stopped.geometry)).findings
     named = [(finding.file, finding.offset) for finding in findings if finding.severity is Severity.ERROR]
     segment = str(stopped.segment(record.start).relative_to(stopped.root))
     assert (segment, record.start % stopped.size_bytes) in named or ("commitlog", record.start) in named
@@ -243,7 +244,7 @@ def test_damage_in_the_log_is_named_by_file_and_offset(stopped, damage, file, nu
 
 def test_records_behind_the_damage_are_mentioned(stopped):
     flip_body(stopped)
-    (text,) = [finding.text for finding in check(stopped.root, stopped.geometry).findings if "whole records" in finding.text]
+    (text,) = [finding.text for finding in check(MessageStore(stopped.root, stopped.geometry)).findings if "whole records" in finding.text]
     assert f"from {stopped.records[21].start} on" in text
 
 
@@ -254,7 +255,7 @@ def test_where_a_segment_ends_is_looked_up_once_however_much_of_it_is_damaged(st
         stopped.poke(record.start + 88, bytes([record.data[88] ^ 1]))
     looked = []
     monkeypatch.setattr(check_log, "used_end", lambda path, start=0: looked.append((path, start)) or used_end(path, start))
-    damaged = [finding for finding in check(stopped.root, stopped.geometry).findings if finding.kind == "below watermark"]
+    damaged = [finding for finding in check(MessageStore(stopped.root, stopped.geometry)).findings if finding.kind == "below watermark"]
     assert len(damaged) == len(first[::4]) > 2
     assert len([path for path, _ in looked if path == stopped.segment(0)]) == 1
 
@@ -262,12 +263,12 @@ def test_where_a_segment_ends_is_looked_up_once_however_much_of_it_is_damaged(st
 def test_a_record_behind_zeros_is_found_although_it_ends_in_zeros(build_store):
     """Without properties a record ends in two zeros, with a body of zeros in more."""
     store = build_store(3)
-    recover(store.root, store.geometry)
+    recover(MessageStore(store.root, store.geometry))
     hidden_at = store.end + 300
     hidden = encode_record(topic="T", body=bytes(50), physical_offset=hidden_at, store_timestamp_ms=1)
     assert hidden.endswith(bytes(2)) and hidden_at + len(hidden) < store.size_bytes
     store.poke(hidden_at, hidden)
-    report = check(store.root, store.geometry)
+    report = check(MessageStore(store.root, store.geometry))
     assert [finding.kind for finding in report.findings if "whole records follow" in finding.text] == ["unreachable"]
     assert f"whole records follow from {hidden_at} on" in str(found(report))
 
@@ -276,16 +277,16 @@ def test_the_same_losses_of_a_rocketmq_store_are_warnings(build_store):
     """RocketMQ lives with a lost queue and with keys that its recovery lost."""
     for damage in (lose_a_queue, lose_entries, lose_an_index_file):
         store = build_store(60, ours=False, name=damage.__name__)
-        recover(store.root, store.geometry)
+        recover(MessageStore(store.root, store.geometry))
         damage(store)
-        report = check(store.root, store.geometry)
+        report = check(MessageStore(store.root, store.geometry))
         assert report.findings and report.exit_code is ExitCode.OK, found(report)
 
 
 def test_a_crashed_store_says_so_and_its_backlog_is_no_error(build_store):
     store = build_store(60)
     create_abort_file(store.root)
-    report = check(store.root, store.geometry)
+    report = check(MessageStore(store.root, store.geometry))
     assert report.exit_code is ExitCode.OK
     assert any(finding.file == "abort" for finding in report.findings)
 
@@ -297,7 +298,7 @@ def test_of_many_findings_of_one_kind_some_are_shown_and_the_rest_counted(stoppe
             for at in range(0, len(content.rstrip(b"\0")), 20):
                 content[at + 11] ^= 1
             path.write_bytes(content)
-    report = check(stopped.root, stopped.geometry)
+    report = check(MessageStore(stopped.root, stopped.geometry))
     wrong = [finding for finding in report.findings if "does not point" in finding.text]
     assert len(wrong) == FINDINGS_PER_KIND_MAX
     assert report.left_out > 0
@@ -308,13 +309,13 @@ def test_lost_light_queues_are_missed(builder, gone):
     for number in range(3):
         builder.put("T", queue_id=2, properties={"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b",
                                                  "INNER_MULTI_QUEUE_OFFSET": f"{number},{number}"})
-    recover(builder.root, builder.geometry, options=RecoveryOptions(enable_multi_dispatch=True))
+    recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
     shutil.rmtree(builder.root / "consumequeue")
-    recover(builder.root, builder.geometry, options=RecoveryOptions(enable_multi_dispatch=True))
-    assert check(builder.root, builder.geometry, enable_multi_dispatch=True).findings == []
+    recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
+    assert check(MessageStore(builder.root, builder.geometry), enable_multi_dispatch=True).findings == []
     for name in gone:
         shutil.rmtree(builder.root / "consumequeue" / f"%LMQ%{name}")
-    report = check(builder.root, builder.geometry, enable_multi_dispatch=True)
+    report = check(MessageStore(builder.root, builder.geometry), enable_multi_dispatch=True)
     assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
         ("missing entries", f"consumequeue/%LMQ%{name}/0",
          "only 0 of the 3 messages that have a further place in this queue have an entry there") for name in gone]
@@ -327,12 +328,12 @@ def test_a_queue_that_a_record_names_twice_has_one_entry_of_it(builder):
             "INNER_MULTI_DISPATCH": "%LMQ%a,archive,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": f"{2 * number},{number},{2 * number}"})
     builder.put("T", queue_id=2, dispatch=False,
                 properties={"INNER_MULTI_DISPATCH": "T,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "4,8"})
-    recover(builder.root, builder.geometry, options=RecoveryOptions(enable_multi_dispatch=True))
-    assert check(builder.root, builder.geometry, enable_multi_dispatch=True).findings == []
+    recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
+    assert check(MessageStore(builder.root, builder.geometry), enable_multi_dispatch=True).findings == []
     file = next((builder.root / "consumequeue" / "%LMQ%a" / "0").iterdir())
     entries = file.read_bytes()
     file.write_bytes(entries[:20] + entries[40:] + bytes(20))  # one is lost, the others move up
-    report = check(builder.root, builder.geometry, enable_multi_dispatch=True)
+    report = check(MessageStore(builder.root, builder.geometry), enable_multi_dispatch=True)
     assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
         ("missing entries", "consumequeue/%LMQ%a/0",
          "only 4 of the 5 messages that have a further place in this queue have an entry there")]
@@ -342,23 +343,23 @@ def test_light_queues_are_looked_at_without_another_walk_over_the_log(builder, m
     for number in range(3):
         builder.put("T", dispatch=False,
                     properties={"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(number)})
-    recover(builder.root, builder.geometry, options=RecoveryOptions(enable_multi_dispatch=True))
+    recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
     walks = []
     ranges = LogSegments.ranges
     monkeypatch.setattr(LogSegments, "ranges", lambda log, start: walks.append(start) or ranges(log, start))
-    assert check(builder.root, builder.geometry, enable_multi_dispatch=True).findings == []
+    assert check(MessageStore(builder.root, builder.geometry), enable_multi_dispatch=True).findings == []
     with_light_queues = len(walks)
     shutil.rmtree(builder.root / "consumequeue" / "%LMQ%a")
-    assert check(builder.root, builder.geometry).findings == []
+    assert check(MessageStore(builder.root, builder.geometry)).findings == []
     assert 0 < with_light_queues == len(walks) - with_light_queues
 
 
 def test_a_running_engines_log_is_judged_up_to_its_limit_only(stopped):
     stopped.poke(stopped.end, b"half a record")
     create_abort_file(stopped.root)
-    assert found(check(stopped.root, stopped.geometry, limit=stopped.end)) == []
+    assert found(check(MessageStore(stopped.root, stopped.geometry), limit=stopped.end)) == []
     flip_body(stopped)
-    assert check(stopped.root, stopped.geometry, limit=stopped.end).exit_code is ExitCode.CORRUPTION
+    assert check(MessageStore(stopped.root, stopped.geometry), limit=stopped.end).exit_code is ExitCode.CORRUPTION
 
 
 def test_an_index_file_that_is_filled_beyond_a_running_engines_limit_meanwhile_is_no_finding(stopped):
@@ -366,12 +367,13 @@ def test_an_index_file_that_is_filled_beyond_a_running_engines_limit_meanwhile_i
     first = sorted((stopped.root / "index").iterdir())[0]
     limit = stopped.records[5].start
     assert read_index_header(first).begin_physical_offset < limit < read_index_header(first).end_physical_offset
-    assert "index" not in {finding.file.split("/")[0] for finding in check(stopped.root, stopped.geometry, limit=limit).findings}
+    findings = check(MessageStore(stopped.root, stopped.geometry), limit=limit).findings
+    assert "index" not in {finding.file.split("/")[0] for finding in findings}
 
 
 def test_a_folder_that_is_no_store_is_told_so(tmp_path, build_store):
     with pytest.raises(NotAStoreError):
-        check(tmp_path / "nowhere", build_store(3).geometry)
+        check(MessageStore(tmp_path / "nowhere", build_store(3).geometry))
 
 
 # -- acknowledged messages --------------------------------------------------------
@@ -391,7 +393,7 @@ def write_acks(path, lines):
 
 
 def test_acknowledged_messages_that_are_there_are_counted(stopped, tmp_path):
-    report = check(stopped.root, stopped.geometry, acked=write_acks(tmp_path / "acked", acks(stopped)))
+    report = check(MessageStore(stopped.root, stopped.geometry), acked=write_acks(tmp_path / "acked", acks(stopped)))
     assert (found(report), report.acked, report.acked_missing) == ([], 60, 0)
 
 
@@ -402,7 +404,7 @@ def test_acknowledged_messages_that_are_there_are_counted(stopped, tmp_path):
 def test_an_acknowledged_message_that_is_not_there_is_an_error(stopped, tmp_path, field, value, why):
     lines = acks(stopped)
     lines[7] = lines[7] | {field: value}
-    report = check(stopped.root, stopped.geometry, acked=write_acks(tmp_path / "acked", lines))
+    report = check(MessageStore(stopped.root, stopped.geometry), acked=write_acks(tmp_path / "acked", lines))
     assert (report.exit_code, report.acked, report.acked_missing) == (ExitCode.CORRUPTION, 60, 1)
     assert why in report.findings[0].text
 
@@ -410,7 +412,7 @@ def test_an_acknowledged_message_that_is_not_there_is_an_error(stopped, tmp_path
 def test_an_acknowledged_message_without_its_queue_entry_is_an_error(stopped, tmp_path):
     lines = [line for line in acks(stopped) if (line["topic"], line["queue_id"], line["queue_offset"]) == ("topic-0", 0, 1)]
     change(queue_file(stopped), 20, queue_file(stopped).read_bytes()[:20])
-    report = check(stopped.root, stopped.geometry, acked=write_acks(tmp_path / "acked", lines))
+    report = check(MessageStore(stopped.root, stopped.geometry), acked=write_acks(tmp_path / "acked", lines))
     assert report.acked_missing == 1
 
 
@@ -420,9 +422,9 @@ def test_a_list_that_cannot_be_read_names_its_line(stopped, tmp_path, line):
     path = write_acks(tmp_path / "acked", acks(stopped)[:1])
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(UsageError, match="line 2"):
-        check(stopped.root, stopped.geometry, acked=path)
+        check(MessageStore(stopped.root, stopped.geometry), acked=path)
     with pytest.raises(UsageError, match="nowhere"):
-        check(stopped.root, stopped.geometry, acked=tmp_path / "nowhere")
+        check(MessageStore(stopped.root, stopped.geometry), acked=tmp_path / "nowhere")
 
 
 def test_every_kind_of_finding_in_the_sources_has_its_grade():
@@ -434,11 +436,11 @@ def test_every_kind_of_finding_in_the_sources_has_its_grade():
 
 def test_the_advice_for_a_lost_queue_names_it_and_helps(stopped):
     lose_a_queue(stopped)
-    (finding,) = check(stopped.root, stopped.geometry).findings
+    (finding,) = check(MessageStore(stopped.root, stopped.geometry)).findings
     assert finding.advice.startswith("run `pyengine rebuild STORE --topic ") and finding.grade is Grade.REPAIRABLE
     topic, queue_id = re.search(r"--topic (\S+) --queue-id (\d+)`", finding.advice).groups()
-    rebuild(stopped.root, stopped.geometry, Selection(topic=topic, queue_id=int(queue_id), index=False))
-    assert check(stopped.root, stopped.geometry).findings == []
+    rebuild(MessageStore(stopped.root, stopped.geometry), Selection(topic=topic, queue_id=int(queue_id), index=False))
+    assert check(MessageStore(stopped.root, stopped.geometry)).findings == []
 
 
 def test_entries_that_have_moved_up_are_told_and_the_advice_puts_them_right(stopped):
@@ -446,19 +448,19 @@ def test_entries_that_have_moved_up_are_told_and_the_advice_puts_them_right(stop
     folder = queue_file(stopped).parent
     file = sorted(folder.iterdir())[-1]
     queue = folder.parent.name, int(folder.name)
-    (end,) = [end for key, end in recover(stopped.root, stopped.geometry).queue_ends.items() if key == queue]
+    (end,) = [end for key, end in recover(MessageStore(stopped.root, stopped.geometry)).queue_ends.items() if key == queue]
     entries = file.read_bytes()
     assert len(entries.rstrip(b"\0")) > 40
     file.write_bytes(entries[20:] + bytes(20))
-    report = recover(stopped.root, stopped.geometry)
+    report = recover(MessageStore(stopped.root, stopped.geometry))
     assert not report.changed and report.queue_ends[queue] == end
     assert [note for note in report.notes if f"rebuild STORE --topic {queue[0]} --queue-id {queue[1]}" in note] == list(report.notes)
-    report = check(stopped.root, stopped.geometry)
+    report = check(MessageStore(stopped.root, stopped.geometry))
     assert {finding.kind for finding in report.findings} == {"wrong entry", "missing entries"}
     (advice,) = {finding.advice for finding in report.findings}
     topic, queue_id = re.fullmatch(r"run `pyengine rebuild STORE --topic (\S+) --queue-id (\d+)`", advice).groups()
-    rebuild(stopped.root, stopped.geometry, Selection(topic=topic, queue_id=int(queue_id), index=False))
-    assert check(stopped.root, stopped.geometry).findings == [] and file.read_bytes() == entries
+    rebuild(MessageStore(stopped.root, stopped.geometry), Selection(topic=topic, queue_id=int(queue_id), index=False))
+    assert check(MessageStore(stopped.root, stopped.geometry)).findings == [] and file.read_bytes() == entries
 
 
 def test_a_queue_without_the_file_in_which_the_lost_messages_begin_is_checked(golden):
@@ -466,5 +468,5 @@ def test_a_queue_without_the_file_in_which_the_lost_messages_begin_is_checked(go
     store = golden("roll")
     (store.root / "commitlog" / f"{196608:020d}").unlink()
     (store.root / "consumequeue" / "Roll1" / "0" / f"{400:020d}").unlink()
-    kinds = {finding.kind for finding in check(store.root, discover(store.root)).findings}
+    kinds = {finding.kind for finding in check(MessageStore(store.root, discover(store.root))).findings}
     assert {"lost messages", "queue gap"} <= kinds

@@ -13,6 +13,7 @@ from damaged_stores import OURS, RECIPES, THEIRS, damaged_stores
 from fix_cli import run
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.storage.checkpoint import create_abort_file, read_checkpoint, write_checkpoint
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from storage.check import test_check
 
@@ -54,7 +55,7 @@ def carry_out(step: str, said: dict, root: Path, name: str) -> None:
 @pytest.fixture
 def stopped(build_store):
     store = build_store(60)
-    recover(store.root, store.geometry)
+    recover(MessageStore(store.root, store.geometry))
     return store
 
 
@@ -74,7 +75,7 @@ def test_the_advice_for_each_kind_of_damage_after_a_crash_helps(stopped, damage)
 @pytest.mark.parametrize("damage", [damage for damage in test_check.ERRORS if damage is not test_check.watermark_ahead])
 def test_the_advice_for_each_kind_of_damage_to_a_rocketmq_store_helps(build_store, damage):
     store = build_store(60, ours=False)
-    recover(store.root, store.geometry)
+    recover(MessageStore(store.root, store.geometry))
     damage(store)
     assert follow(store.root)
 

@@ -12,6 +12,7 @@ from pyengine.errors import ExitCode
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Grade
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 
@@ -28,7 +29,7 @@ GARBAGE = {"bytes": b"\xff\xfe\x00garbage", "empty": b"", "zeros": bytes(64), "c
 @pytest.fixture
 def stopped(build_store):
     store = build_store(10)
-    recover(store.root, store.geometry)
+    recover(MessageStore(store.root, store.geometry))
     for name, text in TABLES.items():
         (store.root / "config" / name).write_text(text)
     assert checked(store).findings == []
@@ -36,7 +37,7 @@ def stopped(build_store):
 
 
 def checked(store):
-    return check(store.root, store.geometry)
+    return check(MessageStore(store.root, store.geometry))
 
 
 def follow(store, finding) -> None:

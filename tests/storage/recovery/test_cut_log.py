@@ -9,6 +9,7 @@ import pytest
 from dying import run_and_die_at
 from pyengine.errors import CorruptionError, ExitCode
 from pyengine.storage.check.check import check
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import cut_log
 from pyengine.storage.recovery.cut_log import Cut, cut_path, intend_cut, read_cut
 from pyengine.storage.recovery.quarantine import Quarantine
@@ -22,7 +23,7 @@ SYSTEM_CALLS = ("open", "pwrite", "write", "ftruncate", "posix_fallocate", "fsyn
 
 
 def recovered(store):
-    return recover(store.root, store.geometry)
+    return recover(MessageStore(store.root, store.geometry))
 
 
 def whole_store(build_store, name, count=40):
@@ -152,10 +153,10 @@ def test_killed_while_the_note_is_written_the_store_is_the_old_one_or_the_cut_on
 def test_a_cut_that_is_not_finished_is_found_by_check(build_store):
     store = whole_store(build_store, "begun", 12)
     intend_cut(store.root, Cut(store.records[5].start, store.end, WHY))
-    (finding,) = check(store.root, store.geometry).findings
+    (finding,) = check(MessageStore(store.root, store.geometry)).findings
     assert finding.file == "config/cut" and "run `recover`" in finding.text
     recovered(store)
-    assert not check(store.root, store.geometry).findings
+    assert not check(MessageStore(store.root, store.geometry)).findings
 
 
 def test_a_damaged_note_is_told_and_changes_nothing(build_store):

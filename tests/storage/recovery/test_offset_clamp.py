@@ -8,6 +8,7 @@ from fix_cli import changes, picture
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.queues import clamp_offsets
 from pyengine.storage.recovery.recover import recover
 
@@ -18,7 +19,7 @@ def test_an_offset_behind_the_end_goes_back_to_it(builder):
     offsets = ConsumerOffsets(builder.root)
     offsets.commit("orders", "billing", {0: 9, 3: 4})
     offsets.commit("orders", "audit", {0: 5})
-    report = recover(builder.root, builder.geometry)
+    report = recover(MessageStore(builder.root, builder.geometry))
     assert offsets.groups() == {("orders", "billing"): {0: 5, 3: 0}, ("orders", "audit"): {0: 5}}
     assert len([note for note in report.notes if "orders@billing" in note]) == 2
 
@@ -31,16 +32,16 @@ def test_a_group_that_has_seen_what_a_power_cut_took_sees_what_comes_in_its_plac
     builder.write_log(bytes(builder.end - first[3].physical_offset), at=first[3].physical_offset)
     ConsumerOffsets(builder.root).commit("orders", "billing", {0: 5})
     (builder.root / "abort").touch()
-    assert recover(builder.root, builder.geometry).end_offset == first[3].physical_offset
+    assert recover(MessageStore(builder.root, builder.geometry)).end_offset == first[3].physical_offset
     assert ConsumerOffsets(builder.root).read("orders", "billing") == {0: 3}
 
 
 def test_a_store_whose_offsets_are_right_is_left_alone(builder):
     builder.put("orders", b"x")
     ConsumerOffsets(builder.root).commit("orders", "billing", {0: 1})
-    recover(builder.root, builder.geometry)
+    recover(MessageStore(builder.root, builder.geometry))
     before = picture(builder.root / "config")
-    assert not recover(builder.root, builder.geometry).notes
+    assert not recover(MessageStore(builder.root, builder.geometry)).notes
     assert changes(before, picture(builder.root / "config")) == []
 
 
@@ -51,7 +52,7 @@ def test_a_damaged_file_never_keeps_a_store_from_coming_up_and_is_made_anew(buil
     offsets.commit("orders", "billing", {0: 1})
     path = builder.root / "config" / "consumerOffset.json"
     path.write_bytes(b"\0" * 64)
-    report = recover(builder.root, builder.geometry)
+    report = recover(MessageStore(builder.root, builder.geometry))
     assert any("consumerOffset.json.bak is used" in note for note in report.notes)
     assert offsets.table().notes == [] and offsets.read("orders", "billing") == {0: 0}
     assert path.with_name(path.name + ".damaged").read_bytes() == b"\0" * 64
@@ -72,9 +73,9 @@ def test_a_delay_level_whose_waiting_messages_were_lost_delivers_what_comes_in_t
     offsets = DelayOffsets(builder.root)
     offsets.write({1: 5, 2: 7})
     (builder.root / "abort").touch()
-    report = recover(builder.root, builder.geometry)
+    report = recover(MessageStore(builder.root, builder.geometry))
     assert report.end_offset == first[3].physical_offset
     assert offsets.read() == ({1: 3, 2: 0}, "") and len([note for note in report.notes if "delay level" in note]) == 2
     before = picture(builder.root / "config")
-    assert not recover(builder.root, builder.geometry).notes
+    assert not recover(MessageStore(builder.root, builder.geometry)).notes
     assert changes(before, picture(builder.root / "config")) == []

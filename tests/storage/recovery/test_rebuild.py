@@ -16,6 +16,7 @@ from pyengine.storage.check.check import check
 from pyengine.storage.checkpoint import create_abort_file
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.markers import read_rebuild_marker
 from pyengine.storage.recovery.rebuild import Selection, rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
@@ -46,14 +47,14 @@ def test_queues_and_index_come_back_byte_for_byte_with_their_times(golden, name)
     geometry = discover(store.root, store.sizes)
     queues, index, times = queue_bytes(store.root), index_bytes(store.root), queue_times(store.root)
     levels = store.manifest["config"].get("messageDelayLevel")
-    report = rebuild(store.root, geometry, options=RecoveryOptions(message_delay_level=levels) if levels else None)
+    report = rebuild(MessageStore(store.root, geometry), options=RecoveryOptions(message_delay_level=levels) if levels else None)
     assert (report.state, report.exit_code) == (RecoveryState.RECOVERED, ExitCode.OK)
     assert queue_bytes(store.root) == queues
     assert index_bytes(store.root) == index
     if name != "delay":  # its clock is not virtual: a mapping is dirtied, and gets its time, before its last entry
         assert queue_times(store.root) == times
     assert compare_inspect(inspect(store.root, store.manifest["config"]), store.verify) == []
-    assert check(store.root, geometry).findings == []
+    assert check(MessageStore(store.root, geometry)).findings == []
     assert read_rebuild_marker(store.root) is None
     kept = store.root / "quarantine" / "rebuild-1"
     assert queue_bytes(kept) == queues and Path(report.quarantine) == kept
@@ -63,10 +64,10 @@ def test_queues_and_index_come_back_byte_for_byte_with_their_times(golden, name)
 def test_a_queue_that_does_not_begin_with_the_log_reads_as_before(golden, name):
     store = golden(name)
     geometry = discover(store.root, store.sizes)
-    rebuild(store.root, geometry)
+    rebuild(MessageStore(store.root, geometry))
     more = ("queues", "queries") if name == "cleaned" else ()  # entries and keys of deleted records are not made
     assert compare_inspect(inspect(store.root, store.manifest["config"]), store.verify, ignore=(*more, "byTime")) == []
-    assert check(store.root, geometry).findings == []
+    assert check(MessageStore(store.root, geometry)).findings == []
 
 
 def test_one_queue_alone_and_its_times(golden):
@@ -77,7 +78,7 @@ def test_one_queue_alone_and_its_times(golden):
     _, topic, queue_id = victim.split("/")
     shutil.rmtree(store.root / victim)
     index = index_bytes(store.root)
-    report = rebuild(store.root, geometry, Selection(topic=topic, queue_id=int(queue_id), index=False))
+    report = rebuild(MessageStore(store.root, geometry), Selection(topic=topic, queue_id=int(queue_id), index=False))
     assert report.queues == ((topic, int(queue_id)),) and not report.index and not report.quarantine
     assert queue_bytes(store.root) == before and index_bytes(store.root) == index
     made = {name: time for name, time in queue_times(store.root).items() if name.startswith(victim + "/")}
@@ -101,9 +102,9 @@ def messages(reader, topic, queue_id):
 
 def test_times_make_look_ups_by_time_find_the_message(build_store):
     store = build_store(200)
-    recover(store.root, store.geometry)
+    recover(MessageStore(store.root, store.geometry))
     shutil.rmtree(store.root / "consumequeue")
-    rebuild(store.root, store.geometry)
+    rebuild(MessageStore(store.root, store.geometry))
     with StoreReader(store.root, **sizes(store)) as reader:
         for topic, queue_ids in reader.topics().items():
             for queue_id in queue_ids:
@@ -120,7 +121,7 @@ def sizes(store):
 def stopped(build_store):
     """A store of ours, stopped in order, nothing wrong."""
     store = build_store(120)
-    recover(store.root, store.geometry)
+    recover(MessageStore(store.root, store.geometry))
     return store
 
 
@@ -139,21 +140,21 @@ def test_whatever_is_wrong_with_a_queue_is_replaced(stopped, spoil):
         shutil.rmtree(folder)
         if spoil == "a file":
             folder.write_text("mine")
-            kinds = {finding.kind for finding in check(stopped.root, stopped.geometry).findings}
+            kinds = {finding.kind for finding in check(MessageStore(stopped.root, stopped.geometry)).findings}
             assert kinds == {"missing queue"}, "its advice is this rebuild"
     else:
         (folder / "subfolder").mkdir()
-    report = rebuild(stopped.root, stopped.geometry, Selection(topic="topic-0", queue_id=0, index=False))
+    report = rebuild(MessageStore(stopped.root, stopped.geometry), Selection(topic="topic-0", queue_id=0, index=False))
     assert report.exit_code is ExitCode.OK
     assert queue_bytes(stopped.root) == before
-    assert check(stopped.root, stopped.geometry).findings == []
+    assert check(MessageStore(stopped.root, stopped.geometry)).findings == []
 
 
 def test_only_the_index(stopped):
     before, queues = index_bytes(stopped.root), queue_times(stopped.root)
     for path in (stopped.root / "index").iterdir():
         path.write_bytes(b"nonsense")
-    report = rebuild(stopped.root, stopped.geometry, Selection(queues=False))
+    report = rebuild(MessageStore(stopped.root, stopped.geometry), Selection(queues=False))
     assert report.index and report.queues == () and report.replaced == ("index",)
     assert index_bytes(stopped.root) == before and queue_times(stopped.root) == queues
 
@@ -162,7 +163,7 @@ def test_a_queue_that_the_log_no_longer_knows_keeps_its_place(stopped):
     lost = stopped.root / "consumequeue" / "old" / "3"
     shutil.copytree(stopped.root / "consumequeue" / "topic-0" / "0", lost)
     before = queue_bytes(stopped.root)
-    report = rebuild(stopped.root, stopped.geometry)
+    report = rebuild(MessageStore(stopped.root, stopped.geometry))
     assert report.kept == (("old", 3),)
     assert queue_bytes(stopped.root) == before
 
@@ -170,17 +171,17 @@ def test_a_queue_that_the_log_no_longer_knows_keeps_its_place(stopped):
 def test_a_topic_that_nobody_knows_is_a_usage_error_and_changes_nothing(stopped):
     before = picture(stopped.root)
     with pytest.raises(UsageError, match="nobody, queue 7"):
-        rebuild(stopped.root, stopped.geometry, Selection(topic="nobody", queue_id=7))
+        rebuild(MessageStore(stopped.root, stopped.geometry), Selection(topic="nobody", queue_id=7))
     assert picture(stopped.root) == before
     with pytest.raises(NotAStoreError):
-        rebuild(stopped.root / "elsewhere", stopped.geometry)
+        rebuild(MessageStore(stopped.root / "elsewhere", stopped.geometry))
 
 
 def test_a_broken_queue_that_is_not_asked_for_is_refused_before_anything_changes(stopped):
     os.truncate(stopped.root / "consumequeue" / "topic-1" / "0" / f"{0:020d}", 100)
     before = picture(stopped.root)
     with pytest.raises(StoreRefusedError, match="topic-1"):
-        rebuild(stopped.root, stopped.geometry, Selection(topic="topic-0"))
+        rebuild(MessageStore(stopped.root, stopped.geometry), Selection(topic="topic-0"))
     assert picture(stopped.root) == before
 
 
@@ -188,7 +189,7 @@ def test_damage_below_the_watermark_is_refused_and_nothing_changed(stopped):
     damaged = stopped.records[3]
     flip(stopped.root / "commitlog" / f"{0:020d}", damaged.start + 4)
     before = picture(stopped.root)
-    report = rebuild(stopped.root, stopped.geometry)
+    report = rebuild(MessageStore(stopped.root, stopped.geometry))
     assert (report.state, report.exit_code, report.damage_offset) == (
         RecoveryState.DEGRADED, ExitCode.CORRUPTION, damaged.start)
     assert picture(stopped.root) == before
@@ -202,7 +203,7 @@ def test_a_store_that_was_not_stopped_in_order_is_recovered_by_the_way(stopped):
     before = queue_bytes(stopped.root)
     shutil.rmtree(stopped.root / "consumequeue")
     create_abort_file(stopped.root)
-    report = rebuild(stopped.root, stopped.geometry)
+    report = rebuild(MessageStore(stopped.root, stopped.geometry))
     assert report.recovery is not None and report.recovery.path.value == "abnormal"
     assert queue_bytes(stopped.root) == before
     assert not (stopped.root / "abort").exists()
@@ -215,7 +216,7 @@ SYSTEM_CALLS = ("rename", "unlink", "rmdir", "fsync", "ftruncate", "utime", "mkd
 @pytest.mark.parametrize("then", [rebuild, recover])
 def test_killed_anywhere_it_is_finished_by_the_next_run_or_the_next_start(build_store, tmp_path, then, rng, request):
     stopped = build_store(50)
-    recover(stopped.root, stopped.geometry)
+    recover(MessageStore(stopped.root, stopped.geometry))
     before, index = queue_bytes(stopped.root), index_bytes(stopped.root)
     flip(stopped.root / "consumequeue" / "topic-0" / "0" / f"{0:020d}", 3)
     wrong, times = queue_bytes(stopped.root), queue_times(stopped.root)
@@ -224,13 +225,13 @@ def test_killed_anywhere_it_is_finished_by_the_next_run_or_the_next_start(build_
     while not done:
         root = tmp_path / f"copy-{step}"
         shutil.copytree(stopped.root, root)
-        done = run_and_die_at(step, lambda: rebuild(root, stopped.geometry), SYSTEM_CALLS)
-        then(root, stopped.geometry)
+        done = run_and_die_at(step, lambda: rebuild(MessageStore(root, stopped.geometry)), SYSTEM_CALLS)
+        then(MessageStore(root, stopped.geometry))
         if then is recover and queue_bytes(root) == wrong:
             unchanged += 1  # killed before anything was to be made again
         else:
             assert queue_bytes(root) == before and index_bytes(root) == index, step
-            assert check(root, stopped.geometry).findings == [], step
+            assert check(MessageStore(root, stopped.geometry)).findings == [], step
             assert all(queue_times(root)[name] <= time for name, time in times.items()), step
         assert read_rebuild_marker(root) is None and not (root / "config" / "recovery").exists()
         shutil.rmtree(root)
@@ -241,8 +242,8 @@ def test_killed_anywhere_it_is_finished_by_the_next_run_or_the_next_start(build_
 def test_a_second_rebuild_of_more_goes_on_where_the_first_was_killed(stopped):
     before = queue_bytes(stopped.root)
     first = Selection(topic="topic-0", queue_id=0, index=False)
-    assert not run_and_die_at(30, lambda: rebuild(stopped.root, stopped.geometry, first), SYSTEM_CALLS)
-    report = rebuild(stopped.root, stopped.geometry)
+    assert not run_and_die_at(30, lambda: rebuild(MessageStore(stopped.root, stopped.geometry), first), SYSTEM_CALLS)
+    report = rebuild(MessageStore(stopped.root, stopped.geometry))
     assert queue_bytes(stopped.root) == before
     assert Path(report.quarantine).name == "rebuild-1"
     assert queue_bytes(Path(report.quarantine)) == before

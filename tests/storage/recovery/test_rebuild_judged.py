@@ -9,6 +9,7 @@ import pytest
 from fix_golden import compare_inspect, load_manifest, load_verify, size_settings, unpack
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.rebuild import Selection, rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions
 from waiting import patience
@@ -36,7 +37,7 @@ def judged(judge, tmp_path_factory):
             shutil.rmtree(root / "consumequeue")
             shutil.rmtree(root / "index")
         levels = config.get("messageDelayLevel")
-        rebuild(root, geometry, selection, options=RecoveryOptions(message_delay_level=levels) if levels else None)
+        rebuild(MessageStore(root, geometry), selection, options=RecoveryOptions(message_delay_level=levels) if levels else None)
         asked[name] = root, judge.verify(root, config)
     return asked
 

@@ -19,6 +19,7 @@ from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
 from pyengine.storage.checkpoint import abort_file_exists, create_abort_file, read_checkpoint, write_checkpoint
 from pyengine.storage.engine_id import ensure_engine_id, renew_copied_id
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import log as recovery_log
 from pyengine.storage.recovery import recover as recovery
 from pyengine.storage.recovery.dispatch import LogDispatch
@@ -37,7 +38,7 @@ ORDINARY = {ExitCode.OK, ExitCode.REPAIRED}
 
 
 def recovered(store, **named):
-    return recover(store.root, store.geometry, **named)
+    return recover(MessageStore(store.root, store.geometry), **named)
 
 
 def assert_ends_at(store, report, end):
@@ -336,22 +337,22 @@ def test_a_queues_place_that_is_found_taken_late_is_told_and_the_next_recovery_g
     for number in range(60):
         builder.put("early" if number < 3 else f"topic-{number % 2}", bytes(100), dispatch=number < 59)
     root, geometry, options = builder.root, builder.geometry, RecoveryOptions(message_index_enable=False)
-    recover(root, geometry, options=options)
+    recover(MessageStore(root, geometry), options=options)
     create_abort_file(root)
     for gone in ("early", "topic-1"):
         shutil.rmtree(root / "consumequeue" / gone)
     (root / "consumequeue" / "early").write_text("mine")
     with pytest.raises(StoreRefusedError, match="recover again then"):
-        recover(root, geometry, options=options)
+        recover(MessageStore(root, geometry), options=options)
     (root / "consumequeue" / "early").unlink()
-    assert recover(root, geometry, options=options).state is RecoveryState.RECOVERED
-    assert check(root, geometry, message_index_enable=False).findings == []
+    assert recover(MessageStore(root, geometry), options=options).state is RecoveryState.RECOVERED
+    assert check(MessageStore(root, geometry), message_index_enable=False).findings == []
 
 
 def test_a_folder_that_is_no_store_is_told_so(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(NotAStoreError):
-        recover(tmp_path, SMALL)
+        recover(MessageStore(tmp_path, SMALL))
     assert os.listdir(tmp_path) == ["notes.txt"]
 
 
@@ -375,7 +376,7 @@ def test_a_queue_that_lacks_an_entry_and_knows_later_ones_is_made_again(build_st
     report = recovered(store)
     assert (report.end_offset, report.exit_code, len(report.quarantined)) == (store.end, ExitCode.REPAIRED, 1)
     assert rounds == [rounds[0], 0] and path.read_bytes() == entries
-    assert [finding for finding in check(store.root, store.geometry).findings if finding.severity != "info"] == []
+    assert [finding for finding in check(MessageStore(store.root, store.geometry)).findings if finding.severity != "info"] == []
 
 
 def test_lost_queues_and_index_are_made_again_from_the_whole_log(build_store):
@@ -431,7 +432,7 @@ def test_whatever_entries_a_power_cut_left_out_of_many_queue_files_come_back_and
         write_checkpoint(store.root, Checkpoint(synced_ms, synced_ms, 0))
         create_abort_file(store.root)
         assert_ends_at(store, recovered(store), end)
-        assert [str(one) for one in check(store.root, store.geometry).findings if one.severity is Severity.ERROR] == [], trial
+        assert [str(one) for one in check(MessageStore(store.root, store.geometry)).findings if one.severity is Severity.ERROR] == [], trial
 
 
 def test_progress_only_grows_and_ends_at_its_total(build_store):
@@ -740,10 +741,10 @@ def test_the_check_says_whose_damage_it_is(build_store):
     recovered(store)
     vouched_from(store, store.records[21].start)
     store.flip(store.records[3].start + BODY_AT)
-    found = {one.kind: one for one in check(store.root, store.geometry).findings}
+    found = {one.kind: one for one in check(MessageStore(store.root, store.geometry)).findings}
     assert "was there before this engine" in found["damaged before"].text and "below watermark" not in found
     vouched_from(store, 0)
-    assert "below watermark" in {one.kind for one in check(store.root, store.geometry).findings}
+    assert "below watermark" in {one.kind for one in check(MessageStore(store.root, store.geometry)).findings}
 
 
 @pytest.mark.parametrize("aborted", [True, False])
@@ -781,6 +782,6 @@ def test_a_copied_segment_that_ends_anywhere_in_a_record_is_no_damage(build_stor
         segment = copy / "commitlog" / store.segment(record.start).name
         content = segment.read_bytes()[: at + kept]
         segment.write_bytes(content.ljust(store.size_bytes, b"\0"))
-        report = recover(copy, store.geometry)
+        report = recover(MessageStore(copy, store.geometry))
         assert (report.state, report.end_offset, report.is_copy) == (RecoveryState.RECOVERED, record.start, True), kept
-        assert not [one for one in check(copy, store.geometry).findings if one.severity is Severity.ERROR]
+        assert not [one for one in check(MessageStore(copy, store.geometry)).findings if one.severity is Severity.ERROR]

@@ -13,6 +13,7 @@ from fix_small_disk import resize
 from pyengine.engine_config import Geometry
 from pyengine.errors import DiskFullError
 from pyengine.storage.checkpoint import create_abort_file
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.store_reader import StoreReader
 
@@ -58,14 +59,14 @@ def test_without_room_for_queues_it_says_so_and_the_log_stays(store_on_full_disk
     disk, store = store_on_full_disk(spare=False)
     before = log_of(store)
     with pytest.raises(DiskFullError):  # not even the marker has room
-        recover(store.root, store.geometry)
+        recover(MessageStore(store.root, store.geometry))
     make_a_little_room(disk)
     for _ in range(2):
         with pytest.raises(DiskFullError, match=f"whole up to offset {store.end}.*free some and recover again"):
-            recover(store.root, store.geometry)
+            recover(MessageStore(store.root, store.geometry))
         assert log_of(store) == before
     resize(disk, "16m")
-    report = recover(store.root, store.geometry)
+    report = recover(MessageStore(store.root, store.geometry))
     assert (report.end_offset, dict(report.queue_ends)) == (store.end, store.queue_ends(store.end))
 
 
@@ -80,7 +81,7 @@ def test_the_command_says_it_in_one_sentence(store_on_full_disk):
 def test_spare_segments_are_room_for_the_rest(store_on_full_disk):
     """The allocator's segment ahead goes first; here it is large enough for queues and index."""
     disk, store = store_on_full_disk(spare=True, geometry=LARGE_SEGMENTS)
-    report = recover(store.root, store.geometry)
+    report = recover(MessageStore(store.root, store.geometry))
     assert (report.end_offset, dict(report.queue_ends)) == (store.end, store.queue_ends(store.end))
     with StoreReader(store.root) as reader:
         for topic, queue_ids in reader.topics().items():

@@ -13,6 +13,7 @@ from pyengine.errors import ExitCode, StoreRefusedError
 from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryPath
 
@@ -34,7 +35,7 @@ RECOVERED = sorted({*CLEAN, *HALTED} - {REFUSED})
 
 
 def recover_golden(store):
-    return recover(store.root, discover(store.root, store.sizes))
+    return recover(MessageStore(store.root, discover(store.root, store.sizes)))
 
 
 def snapshot(root):

@@ -7,6 +7,7 @@ import pytest
 from fix_golden import HALTED, compare_inspect, load_manifest, load_verify, size_settings, unpack
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from waiting import patience
 
@@ -23,7 +24,7 @@ def judged(judge, tmp_path_factory):
     for name in DAMAGED:
         root = unpack(name, folder)
         config = load_manifest(name)["config"]
-        recover(root, discover(root, size_settings(config)))
+        recover(MessageStore(root, discover(root, size_settings(config))))
         asked[name] = root, judge.verify(root, config)
     return asked
 

@@ -8,6 +8,7 @@ from pyengine.errors import ExitCode
 from pyengine.formats.index_file import IndexLayout, unpack_entry, unpack_header
 from pyengine.native.index_file import progress_at
 from pyengine.storage.checkpoint import create_abort_file
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import dispatch
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import SharedState
@@ -42,7 +43,7 @@ class Pool:
 
 
 def recovered(store, shared, **named):
-    return recover(store.root, store.geometry, shared=shared, **named)
+    return recover(MessageStore(store.root, store.geometry), shared=shared, **named)
 
 
 def log_of(store):

@@ -17,6 +17,7 @@ from pyengine.formats.small_file import decode_config
 from pyengine.storage.check.check import check
 from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.markers import write_kept_from
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.salvage import log as salvage_log
@@ -27,7 +28,7 @@ from pyengine.storage.watermark import DurableWatermark, watermark_path, write_w
 @pytest.fixture
 def stopped(build_store):
     store = build_store(60)
-    recover(store.root, store.geometry)
+    recover(MessageStore(store.root, store.geometry))
     return store
 
 
@@ -45,7 +46,7 @@ def put_bodies(records):
 def assert_whole(root, geometry, records):
     """A store with exactly these messages, in order, queues without gaps, nothing wrong."""
     assert bodies(root, geometry) == put_bodies(records)
-    report = check(root, geometry)
+    report = check(MessageStore(root, geometry))
     assert list(report.findings) == []
     assert (report.messages, report.queue_entries, report.index_keys) == (len(records),) * 3
 
@@ -156,7 +157,7 @@ def test_stores_of_rocketmq_can_be_salvaged(golden, tmp_path, name):
                 if "blank" not in record and record not in wide]
     assert bodies(tmp_path / "new", geometry) == expected
     assert report.records == len(expected)
-    assert list(check(tmp_path / "new", geometry).findings) == []
+    assert list(check(MessageStore(tmp_path / "new", geometry)).findings) == []
 
 
 def test_transactions_still_point_to_their_prepared_message(golden, tmp_path):
@@ -267,7 +268,7 @@ def test_numbers_in_light_queues_move_up_behind_a_loss_too(builder, tmp_path, na
     builder.write_log(rot, at=put[6].physical_offset + put[6].size_bytes - 3)
     options = RecoveryOptions(enable_multi_dispatch=True)
     assert salvage(builder.root, tmp_path / "new", builder.geometry, options=options).records == 11
-    assert check(tmp_path / "new", builder.geometry).findings == []
+    assert check(MessageStore(tmp_path / "new", builder.geometry)).findings == []
     kept = [b"%d" % number for number in range(12) if number != 3]
     with pyengine.open_store(tmp_path / "new", **asdict(builder.geometry)) as reader:
         for topic, queue_id in (("T", 2), ("%LMQ%a", 0), ("archive", 2)):
