@@ -21,7 +21,7 @@ SESSION_WAIT_S = 2.0
 def make_service(attached: worker.Worker) -> ScheduleMessageService:
     settings = attached.config.overrides()  # the environment alone may say something else
     return ScheduleMessageService(attached.context,
-                                  lambda: connect(attached.root, timeout_s=SESSION_WAIT_S, **settings))
+                                  lambda: connect(attached.root, ring_bytes=None, timeout_s=SESSION_WAIT_S, **settings))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pyengine import arguments
 from pyengine.errors import (
@@ -83,7 +83,7 @@ class Engine:
         check_keywords(Engine, settings)
         self.path = Path(path).absolute()
         self._settings = {name: _as_text(value) for name, value in settings.items()}
-        self._process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.state = "stopped"
         self.reason = ""
 
@@ -127,7 +127,7 @@ class Engine:
             raise EngineError(f"the engine on {self.path} could not stop in order (exit code {code}): "
                               f"{_last_words(self.path)}; the next start recovers it")
 
-    def connect(self, **options: object) -> Producer:
+    def connect(self, **options: Any) -> Producer:
         """Return a producer of this engine; options as for pyengine.connect."""
         return connect(self.path, **options)
 
@@ -140,7 +140,7 @@ class Engine:
     def _forked(self) -> None:
         """In a forked child: the engine is its parent's. With the pipe open here an exec of that process would pass unnoticed."""
         if self._process is not None:
-            self._process.stdin.close()
+            _close_stdin(self._process)
             self._process.returncode = 0  # it is no child of this process: there is nothing to wait for
             self._process, self.state = None, "stopped"
 
@@ -307,20 +307,25 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
         raise StoreBusyError(f"an engine is running on {root} already")
 
 
-def _ask_to_stop(process: subprocess.Popen) -> None:
+def _ask_to_stop(process: subprocess.Popen[bytes]) -> None:
     """Not by the end of its stdin alone: a child that was forked past Python may have that pipe open too."""
     process.terminate()
-    process.stdin.close()
+    _close_stdin(process)
+
+
+def _close_stdin(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, embedder: int | None = None,
-                      options: tuple[str, ...] = ()) -> tuple[subprocess.Popen, int]:
+                      options: tuple[str, ...] = ()) -> tuple[subprocess.Popen[bytes], int]:
     """(process, descriptor on which it reports its start). `embedder`: pidfd of the process that it must not outlive."""
     from pyengine.engine.children import child_environment, silent
 
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pairs = [argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")]
-    kept = (writing,)
+    kept: tuple[int, ...] = (writing,)
     if embedder is not None:
         kept, options = (writing, embedder), (*options, "--embedder-fd", str(embedder))
     try:
@@ -352,7 +357,7 @@ def _interrupt_deferred() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def open_log(root: Path):
+def open_log(root: Path) -> BinaryIO:
     """STORE/engine.log to append to; an old one that has grown large is set aside as engine.log.1."""
     path = root / LOG_NAME
     with contextlib.suppress(OSError):
@@ -364,7 +369,7 @@ def open_log(root: Path):
     return open(descriptor, "ab")
 
 
-def _wait_until_ready(process: subprocess.Popen, reading: int, timeout_s: float,
+def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s: float,
                       progress: Progress | None) -> dict[str, object]:
     """Follow the supervisor's report; its `ready` document, or its error raised."""
     deadline_s = time.monotonic() + timeout_s
@@ -387,7 +392,7 @@ def _wait_until_ready(process: subprocess.Popen, reading: int, timeout_s: float,
                     process.wait()
                     raise _ERRORS.get(document["exit_code"], EngineError)(document["error"])
                 elif "ready" in document:
-                    return document["ready"]
+                    return dict(document["ready"])
 
 
 def _last_words(root: Path) -> str:

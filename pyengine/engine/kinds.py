@@ -79,4 +79,4 @@ def restart_pause_s(crashes: int) -> float:
     """How long to wait before restart number `crashes` in a row: at once, then 0.1, 0.2, 0.4 ... 10 s."""
     if crashes <= 1:
         return RESTART_PAUSE_S_FIRST
-    return min(RESTART_PAUSE_S_MAX, RESTART_PAUSE_S_STEP * 2 ** min(crashes - 2, 20))
+    return min(RESTART_PAUSE_S_MAX, RESTART_PAUSE_S_STEP * 2.0 ** min(crashes - 2, 20))

@@ -39,7 +39,7 @@ from pyengine.storage.config import DEFAULT, SETTINGS, EngineConfig
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import ms_control, ms_identity, ms_obstacles, ms_store_stats, ms_topic_stats
+    from pyengine._native import ms_control, ms_identity, ms_obstacles, ms_queue_table, ms_store_stats, ms_topic_stats
 
 _Handle = TypeVar("_Handle")
 
@@ -274,8 +274,8 @@ class EngineMemory:
             shared.close()
         self._stats_objects.clear()
 
-    def open_queue_table(self, generation: int) -> tuple[SharedObject, object]:
-        """(object, `struct ms_queue_table *`) of that generation; the caller closes the object. EngineUnavailableError
+    def open_queue_table(self, generation: int) -> tuple[SharedObject, ms_queue_table]:
+        """(object, table) of that generation; the caller closes the object. EngineUnavailableError
         when it is not there, or is no table any more."""
         shared = self.folder.attach(shared_objects.queues_name(generation))
         table = queue_table.view(shared.memory)

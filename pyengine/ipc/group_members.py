@@ -254,7 +254,7 @@ class GroupMembers:
         with disk_errors("write", self._path):
             os.pwrite(self._descriptor, fields + _CRC.pack(zlib.crc32(fields)), at)
 
-    def _get(self, at: int, fields: struct.Struct) -> tuple | None:
+    def _get(self, at: int, fields: struct.Struct) -> tuple[int, ...] | None:
         """The fields of a record, None where there is none that its checksum fits."""
         for _ in range(_READS):
             found = os.pread(self._descriptor, fields.size + _CRC.size, at)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import shared_objects
@@ -26,6 +27,9 @@ from pyengine.native.replication import (
     LINK_SHUTDOWN,
     LINK_TRANSFER,
 )
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_link, ms_replication
 
 LINK_STATE_NAMES = {LINK_CONNECTING: "connecting", LINK_READY: "ready", LINK_HANDSHAKE: "handshake",
                     LINK_TRANSFER: "transfer", LINK_SHUTDOWN: "shutdown"}
@@ -132,7 +136,7 @@ class Replication:
         if writable:
             native.clear(self.block)
 
-    def _take(self, block, shared: SharedObject | None) -> None:
+    def _take(self, block: ms_replication, shared: SharedObject | None) -> None:
         self.block = block
         self._shared = shared
         self._free = list(range(native.LINKS_MAX - 1, -1, -1))
@@ -180,13 +184,12 @@ class Replication:
         """The figures of all of them together."""
         block = self.block
         address, said = native.read_texts(block)
-        numbers = [native_control.load(block, field)
-                   for field in ("connections", "refused", "closed", "listening_port", "said_ms")]
-        return ReplicationLook(*numbers[:4], address, said, numbers[4])
+        numbers = {field: native_control.load(block, field) for field in ("connections", "refused", "closed", "listening_port")}
+        return ReplicationLook(**numbers, last_address=address, last_said=said, last_said_ms=native_control.load(block, "said_ms"))
 
     def close(self) -> None:
-        self.block = None
         if self._shared is not None:
+            del self.block  # a pointer into the mapping
             self._shared.close()
             self._shared = None
 
@@ -197,7 +200,7 @@ class Replication:
         self.close()
 
 
-def _look(block) -> LinkLook | None:
+def _look(block: ms_link) -> LinkLook | None:
     state = native_control.load(block, "state")
     if state not in LINK_STATE_NAMES:
         return None

@@ -16,7 +16,9 @@ import os
 import socket
 import time
 from array import array
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from pyengine.errors import EngineError, EngineUnavailableError
 from pyengine.ipc import sessions
@@ -28,6 +30,9 @@ from pyengine.native import session as native_session
 from pyengine.native.waiting import Latch
 from pyengine.storage.engine_id import read_epoch
 
+if TYPE_CHECKING:
+    from pyengine._native import ms_control
+
 CONNECT_TIMEOUT_S = 10.0
 RETRY_STEP_S = 0.02
 DESCRIPTORS = 2  # that come with a session
@@ -36,21 +41,21 @@ DESCRIPTORS = 2  # that come with a session
 class ProducerSession:
     """One open session, mapped: the session read-write, the control block read-only."""
 
-    def __init__(self, root: Path, answer: dict[str, object], descriptors: list[int]) -> None:
+    def __init__(self, root: Path, answer: sessions.SessionAnswer, descriptors: list[int]) -> None:
         """`descriptors`, of the session and of the control block, are this object's from here on, or closed."""
         self.root = root
         self._pid = os.getpid()
         mapped: list[SharedObject] = []
         try:
-            self.slot = int(answer["slot"])
-            self.generation = int(answer["generation"])
-            self.ring_bytes = int(answer["ring_bytes"])
-            folder = SharedFolder(str(answer["folder"]))
-            name = session_name(int(answer["epoch"]), self.slot, self.generation)
+            self.slot = answer["slot"]
+            self.generation = answer["generation"]
+            self.ring_bytes = answer["ring_bytes"]
+            folder = SharedFolder(answer["folder"])
+            name = session_name(answer["epoch"], self.slot, self.generation)
             mapped.append(SharedObject(name, descriptors.pop(0), writable=True))
             mapped.append(SharedObject(CONTROL, descriptors.pop(0), writable=False))
             self.memory = EngineMemory(folder, mapped[1])
-            native.check_control(self.memory.control, int(answer["control_bytes"]))
+            native.check_control(self.memory.control, answer["control_bytes"])
             self.session = native_session.view(mapped[0].memory)
             native_session.check_session(self.session, mapped[0].size_bytes)
         except BaseException:
@@ -59,7 +64,7 @@ class ProducerSession:
             for shared in mapped:
                 shared.close()
             raise
-        self._object = mapped[0]
+        self._object: SharedObject | None = mapped[0]
         # To notice that the engine died (csrc/producer.c). Not where no byte seems to be held now: then it is another file `lock`.
         self.lock_descriptor = open_lock(root) if living_kinds(root) else -1
         self._counted = sessions.join_attach_count(self.identity.sysv_semaphore_id)
@@ -70,8 +75,8 @@ class ProducerSession:
         return self.memory.folder
 
     @property
-    def control(self):
-        """`struct ms_control *`, read-only memory."""
+    def control(self) -> ms_control:
+        """Read-only memory."""
         return self.memory.control
 
     @property
@@ -111,7 +116,7 @@ class ProducerSession:
                 request = {"want": "close", "epoch": self.identity.epoch, "slot": self.slot, "generation": self.generation}
                 with contextlib.suppress(OSError, ValueError), sessions.connect_socket(self.folder.path, 1.0) as channel:
                     _ask(channel, request)
-        self.session = None
+        del self.session  # a pointer into the mapping
         self._object.close()
         self._object = None
         self.memory.close()
@@ -165,10 +170,10 @@ def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerS
         if answer.get("again"):
             raise BlockingIOError(str(answer["error"]))
         raise EngineUnavailableError(str(answer.get("error", "the engine's answer came without its objects")))
-    return ProducerSession(root, answer, descriptors)
+    return ProducerSession(root, cast(sessions.SessionAnswer, answer), descriptors)
 
 
-def _ask(channel: socket.socket, request: dict[str, object]) -> tuple[dict[str, object], list[int]]:
+def _ask(channel: socket.socket, request: Mapping[str, object]) -> tuple[dict[str, Any], list[int]]:
     """(answer, descriptors that came with it). OSError when the other side went away."""
     channel.sendall(json.dumps(request).encode() + b"\n")
     line = b""

@@ -39,7 +39,9 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypedDict
 
 from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError
 from pyengine.formats.small_file import PARSE_ERRORS
@@ -57,6 +59,20 @@ TIMEOUT_S = 5.0
 PEERS_MAX = 64
 _CREDENTIALS = struct.Struct("3i")
 NO_ATTACH_COUNT = -1
+
+
+class SessionAnswer(TypedDict):
+    """The supervisor's answer to `session`; the objects come with it as descriptors."""
+
+    slot: int
+    generation: int
+    ring_bytes: int
+    session_bytes: int
+    control_bytes: int
+    epoch: int
+    folder: str
+    semaphore_writer: str
+    sysv_semaphore_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +289,13 @@ class SessionServer:
 
     def _serve(self, peer: _Peer, line: bytes) -> None:
         descriptors: list[int] = []
+        opened: SessionAnswer | None = None
+        answer: Mapping[str, object]
         try:
             request = json.loads(line)
             want = request.get("want")
             if want == "session":
-                answer = self._open(peer, request.get("ring_bytes"), descriptors)
+                answer = opened = self._open(peer, request.get("ring_bytes"), descriptors)
             elif want == "close":
                 answer = self._close(peer, int(request["epoch"]), int(request["slot"]), int(request["generation"]))
             else:
@@ -296,11 +314,11 @@ class SessionServer:
             for descriptor in descriptors:
                 os.close(descriptor)
         if not sent:
-            if "generation" in answer:
-                self._sessions.close(answer["slot"], answer["generation"])
+            if opened is not None:
+                self._sessions.close(opened["slot"], opened["generation"])
             self._drop(peer)
 
-    def _open(self, peer: _Peer, ring_bytes: object, descriptors: list[int]) -> dict[str, object]:
+    def _open(self, peer: _Peer, ring_bytes: object, descriptors: list[int]) -> SessionAnswer:
         if ring_bytes is not None and not isinstance(ring_bytes, int):
             raise TypeError("ring_bytes is no number")
         self._check_serving()
@@ -334,7 +352,7 @@ class SessionServer:
             return {"closed": False}
         return {"closed": self._sessions.close(slot, generation)}
 
-    def _answer(self, peer: _Peer, answer: dict[str, object], descriptors: list[int] | None = None) -> bool:
+    def _answer(self, peer: _Peer, answer: Mapping[str, object], descriptors: list[int] | None = None) -> bool:
         data = json.dumps(answer).encode() + b"\n"
         try:
             return socket.send_fds(peer.channel, [data], descriptors or []) == len(data)
@@ -393,7 +411,7 @@ class SessionServer:
 
 
 @contextlib.contextmanager
-def _short_path(folder: os.PathLike[str]):
+def _short_path(folder: os.PathLike[str]) -> Iterator[str]:
     """A name for the folder that fits into a socket address."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -426,7 +444,7 @@ def make_attach_count() -> int:
         semaphore = sysv_ipc.Semaphore(sysv_ipc.IPC_PRIVATE, sysv_ipc.IPC_CREX, mode=0o600, initial_value=0)
     except (sysv_ipc.Error, OSError, ValueError, MemoryError):
         return NO_ATTACH_COUNT
-    return semaphore.id
+    return int(semaphore.id)
 
 
 def remove_attach_count(semaphore_id: int) -> None:
