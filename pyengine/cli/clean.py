@@ -9,7 +9,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, owning, store_command
-from pyengine.cli.output import byte_bar
+from pyengine.cli.output import ShowBytes, byte_bar
 from pyengine.errors import EngineError
 from pyengine.storage.config import load_config
 
@@ -60,7 +60,7 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
               f"and {cleaned.index_files} index files; the log begins at {cleaned.min_offset}")
 
 
-def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float, show) -> Cleaned:
+def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float, show: ShowBytes) -> Cleaned:
     from pyengine.ipc.control_block import EngineMemory
     from pyengine.ipc.shared_objects import find_folder
     from pyengine.ipc.store_lock import living_kinds
@@ -72,7 +72,7 @@ def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float,
     return clean_alone(root, config, request, show)
 
 
-def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cleaned:
+def clean_alone(root: Path, config: EngineConfig, request: Request, show: ShowBytes) -> Cleaned:
     """Clean a store that no process has open. StoreBusyError if one has; EngineError if it needs recovery."""
     from pyengine.results import ReadLevel
     from pyengine.services.retention.clean_by_hand import clean_stopped
@@ -87,6 +87,6 @@ def clean_alone(root: Path, config: EngineConfig, request: Request, show) -> Cle
         if read_marker(root) is not None or read_rebuild_marker(root) is not None:
             raise EngineError(f"a recovery or a rebuild of {root} has begun and needs the log as it is: `pyengine recover "
                               f"{root}` finishes it")
-        with open_store(root, **config.overrides()) as store:
+        with open_store(root, watermark=None, **config.overrides()) as store:
             end = store.max_physical_offset(ReadLevel.COMMITTED)
         return clean_stopped(MessageStore(root, config.geometry), config, max(0, end), request, show)

@@ -98,11 +98,11 @@ def dump(
       pyengine dump STORE index --entries --json
     """
     existing_store(store)
-    if what == "queue" and (topic is None or queue_id is None):
-        raise UsageError("dump STORE queue needs --topic and --queue-id")
     if what == "checkpoint":
         dump_checkpoint(store, as_json)
     elif what == "queue":
+        if topic is None or queue_id is None:
+            raise UsageError("dump STORE queue needs --topic and --queue-id")
         dump_queue(store, settings, as_json, topic, queue_id, offset, most)
     elif what == "index":
         dump_index(store, settings, as_json, file_name, most if entries else 0)
@@ -140,7 +140,7 @@ def dump_queue(
     if not folder.is_dir():
         raise EngineError(f"{store} has no queue {queue_id} of topic {topic}")
     size_bytes = load_config(store, settings).mapped_file_size_consume_queue_bytes
-    entries = []
+    entries: list[tuple[int, consume_queue.ConsumeQueueEntry]] = []
     for segment in list_segments(folder, size_bytes):
         first = segment.start_offset // CQ_ENTRY_BYTES
         with mapped(segment.path) as view:

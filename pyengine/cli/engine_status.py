@@ -20,7 +20,7 @@ from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, Engi
 from pyengine.ipc.crashed_engine_memory import left_memory
 from pyengine.ipc.heartbeat import is_alive, is_stopped
 from pyengine.ipc.live_reader import LiveWatermark
-from pyengine.ipc.replication import LinkLook, Replication
+from pyengine.ipc.replication import LinkLook, Replication, ReplicationLook
 from pyengine.ipc.sessions import producers_attached
 from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, find_folder, removed_names
 from pyengine.ipc.statistics import Statistics, put_totals, read_statistics, schedule_offsets
@@ -314,7 +314,7 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
     watermark = read_watermark(root)
     noted = noted_replication(root)
     positions = _positions_from_files(root, settings, unclean, noted)
-    if watermark.is_copied:
+    if watermark.is_copied and watermark.watermark is not None:
         reason = copy_note(positions["wrote"], watermark.watermark.flushed) + (f"; {reason}" if reason else "")
     return {
         "state": state, "stopping": False, "role": _role(config, noted), "mode": config.mode, "read_only": False,
@@ -349,7 +349,7 @@ def _positions_from_files(root: Path, settings: dict[str, str], unclean: bool,
     """
     from pyengine.storage.store_reader import open_store
 
-    with open_store(root, **settings) as store:
+    with open_store(root, watermark=None, **settings) as store:
         end = store.max_physical_offset(ReadLevel.COMMITTED)
         flushed = 0
         with contextlib.suppress(UsageError, StoreBusyError), contextlib.closing(LiveWatermark(root, store.commit_log)) as marks:
@@ -360,13 +360,13 @@ def _positions_from_files(root: Path, settings: dict[str, str], unclean: bool,
 
 
 def _queued_end(store: StoreReader, end: int) -> int:
-    """Behind the last message that is in a queue, at most `end`."""
+    """Where the last message that is in a queue ends, at most `end`."""
     queued = max(0, store.min_physical_offset)
     for topic, queue_ids in store.topics().items():
         for queue_id in queue_ids:
             queue = store.queue(topic, queue_id)
             max_offset = queue.max_offset(end) if queue else 0
-            entry = queue.entry(max_offset - 1, max_offset) if max_offset else None
+            entry = queue.entry(max_offset - 1, max_offset) if queue and max_offset else None
             if entry is not None and not is_filler(entry):
                 queued = max(queued, entry.physical_offset + entry.size_bytes)
     return queued
@@ -429,7 +429,7 @@ def _link(look: LinkLook, committed: int) -> dict[str, Any]:
         "said": look.said}
 
 
-def _last(figures) -> dict[str, Any] | None:
+def _last(figures: ReplicationLook) -> dict[str, Any] | None:
     if not figures.last_said:
         return None
     return {"address": figures.last_address, "said": figures.last_said, "at_ms": figures.last_said_ms}

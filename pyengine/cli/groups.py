@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -14,16 +14,17 @@ from pyengine.cli.options import existing_store, json_option, set_option, store_
 from pyengine.client.consumer_groups import ConsumerGroups, GroupState
 
 ACTIONS = ("list", "lag", "reset", "forget")
+Place = Literal["first", "last"] | int | datetime
 
 
-class _Place(click.ParamType):
+class _Place(click.ParamType):  # type: ignore[type-arg]  # no generic in click 8.1
     """first, last, an offset, or a time with a time zone."""
 
     name = "place"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int | datetime:
-        if value in ("first", "last"):
-            return value
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        if value == "first" or value == "last":
+            return "first" if value == "first" else "last"
         if value.isascii() and value.isdecimal():
             return int(value)
         try:
@@ -48,7 +49,7 @@ class _Place(click.ParamType):
               help="For reset: only this queue; may be repeated.")
 def groups(
     store: Path, action: str, settings: dict[str, str], as_json: bool, group: str | None, topic: str | None,
-    to: str | int | datetime | None, queue_ids: tuple[int, ...],
+    to: Place | None, queue_ids: tuple[int, ...],
 ) -> None:
     """List the consumer groups of a store, show their lag, or reset their offsets.
 
@@ -71,7 +72,10 @@ def groups(
     if action in ("reset", "forget"):
         if group is None or topic is None or (to is None) == (action == "reset"):
             raise click.UsageError(f"{action} needs --group, --topic" + (" and --to" if action == "reset" else ", and no --to"))
-        _change(found, action, topic, group, to, queue_ids, as_json)
+        if to is None:
+            _forget(found, topic, group, as_json)
+        else:
+            _reset(found, topic, group, to, queue_ids, as_json)
         return
     if to is not None or queue_ids:
         raise click.UsageError("--to and --queue-id are for reset")
@@ -85,21 +89,20 @@ def groups(
             (state.group, state.topic, len(state.members), len(state.queues), state.lag, state.lost) for state in states])
 
 
-def _change(
-    found: ConsumerGroups, action: str, topic: str, group: str, to: str | int | datetime | None,
-    queue_ids: tuple[int, ...], as_json: bool,
-) -> None:
-    document: dict[str, object] = {"topic": topic, "group": group}
-    if action == "reset":
-        document["offsets"] = found.reset(topic, group, to, queue_ids or None)
-    else:
-        document["forgotten"] = found.forget(topic, group)
+def _reset(found: ConsumerGroups, topic: str, group: str, to: Place, queue_ids: tuple[int, ...], as_json: bool) -> None:
+    offsets = found.reset(topic, group, to, queue_ids or None)
     if as_json:
-        output.write_json(document)
-    elif action == "reset":
-        output.write_table(("queue", "next offset"), sorted(document["offsets"].items()))
+        output.write_json({"topic": topic, "group": group, "offsets": offsets})
     else:
-        print("forgotten" if document["forgotten"] else f"{output.printable(group)} has no offsets of {output.printable(topic)}")
+        output.write_table(("queue", "next offset"), sorted(offsets.items()))
+
+
+def _forget(found: ConsumerGroups, topic: str, group: str, as_json: bool) -> None:
+    is_forgotten = found.forget(topic, group)
+    if as_json:
+        output.write_json({"topic": topic, "group": group, "forgotten": is_forgotten})
+    else:
+        print("forgotten" if is_forgotten else f"{output.printable(group)} has no offsets of {output.printable(topic)}")
 
 
 def _document(state: GroupState, action: str) -> dict[str, object]:

@@ -15,8 +15,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import IO
 
 import click
 
@@ -76,7 +78,8 @@ def ingest(
     if acked is not None:
         with AckedList(acked):  # refused now, not after the first batch
             pass
-    jobs, total_bytes = _jobs(store, settings, topic, files, queues, producers, format_, tags, pattern, repeat, acked)
+    whole = Job(str(store), topic, settings, queues, 0, format_, tags, [], None if acked is None else str(acked))
+    jobs, total_bytes = _share_out(whole, [] if STDIN in files else find_files(files, pattern) * repeat, producers)
     started = time.monotonic()
     with byte_bar(f"ingest into {topic}", total_bytes) as show:
         tally = _produce_here(jobs[0], show) if len(jobs) == 1 else run_crew(jobs, lambda now: show(now.read_bytes))
@@ -94,20 +97,14 @@ def _produce_here(job: Job, show: Callable[[int], None]) -> Tally:
         return produce(job, report)
 
 
-def _jobs(
-    store: Path, settings: dict[str, str], topic: str, files: tuple[Path, ...], queues: int, producers: int,
-    format_: str, tags: str | None, pattern: str | None, repeat: int, acked: Path | None,
-) -> tuple[list[Job], int | None]:
-    """One job for each producer that has something to do, and the bytes of all."""
-    def job(number: int, ranges: list) -> Job:
-        return Job(str(store), topic, settings, queues, number * queues // producers, format_, tags, ranges,
-                   None if acked is None else str(acked))
-
-    if STDIN in files:
-        return [job(0, [])], None
-    sized = [(str(path), size_of(path)) for path in find_files(files, pattern)] * repeat
+def _share_out(whole: Job, files: Sequence[Path], producers: int) -> tuple[list[Job], int | None]:
+    """`whole` as one job for each producer that has something to do, and the bytes of all; no files are standard input."""
+    if not files:
+        return [whole], None
+    sized = [(str(path), size_of(path)) for path in files]
     shares = [share for share in share_out(sized, producers) if share]
-    return [job(number, share) for number, share in enumerate(shares)], sum(size for _, size in sized)
+    jobs = [replace(whole, first_queue=number * whole.queues // producers, ranges=share) for number, share in enumerate(shares)]
+    return jobs, sum(size for _, size in sized)
 
 
 def _print(tally: Tally, seconds: float, producers: int, topic: str, as_json: bool) -> None:
@@ -183,11 +180,11 @@ def run_crew(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
             crew.append(_start(job))
         with selectors.DefaultSelector() as selector:
             for number, process in enumerate(crew):
-                selector.register(process.stdout, selectors.EVENT_READ, number)
+                selector.register(_stdout_of(process), selectors.EVENT_READ, number)
             while selector.get_map():
                 for key, _ in selector.select():
                     number = key.data
-                    line = key.fileobj.readline()
+                    line = _stdout_of(crew[number]).readline()
                     if line:
                         tallies[number], finished = _read(line)
                         done |= {number} if finished else set()
@@ -209,9 +206,15 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
     # In a group of its own: Ctrl-C in a terminal is for this process, which then ends the crew.
     process = subprocess.Popen([sys.executable, "-P", "-m", "pyengine.cli.ingest_producer"],
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=child_environment(), process_group=0)
+    assert process.stdin is not None
     process.stdin.write(job.to_json().encode())
     process.stdin.close()
     return process
+
+
+def _stdout_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdout is not None
+    return process.stdout
 
 
 def _read(line: bytes) -> tuple[Tally, bool]:
@@ -240,4 +243,4 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    process.stdout.close()
+    _stdout_of(process).close()

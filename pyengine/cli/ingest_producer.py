@@ -26,6 +26,7 @@ from pyengine.errors import DiskError, EngineError, ExitCode, UsageError
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
 if TYPE_CHECKING:
+    from pyengine.client.pending_puts import PutFuture
     from pyengine.client.producer import Producer
 
 ROWS_AT_ONCE = 1024
@@ -197,14 +198,18 @@ def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
     refused; what was acknowledged until then is in the last report.
     """
     from pyengine import connect
+    from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
 
     tally = Tally()
     with contextlib.ExitStack() as stack:
         acked = stack.enter_context(AckedList(job.acked)) if job.acked else None
-        producer = stack.enter_context(connect(job.store, **job.settings))
-        put = _put_lines if job.format == "lines" else _put_objects
+        producer = stack.enter_context(connect(job.store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **job.settings))
+        work = _Work(producer, job, tally, report, acked)
         for name, first_line, lines in _inputs(job):
-            put(producer, job, name, first_line, lines, tally, report, acked)
+            if job.format == "lines":
+                work.put_lines(name, first_line, lines)
+            else:
+                work.put_objects(name, first_line, lines)
     return tally
 
 
@@ -222,76 +227,73 @@ def _stdin_blocks(stream: BinaryIO) -> Iterator[bytes]:
         yield b"".join(lines)
 
 
-def _put_lines(
-    producer: Producer, job: Job, name: str, first_line: int | None, blocks: Iterator[bytes], tally: Tally,
-    report: Callable[[Tally], None], acked: AckedList | None,
-) -> None:
-    """One put_many per batch; batches go round the queues, so each queue keeps the input's order."""
-    number = first_line
-    queue = job.first_queue
-    for block in blocks:
-        lines = split_lines(block)
-        unread = len(block)
-        for at in range(0, len(lines), BATCH_MESSAGES):
-            bodies = lines[at : at + BATCH_MESSAGES]
-            result = producer.put_many(job.topic, bodies, queue_id=queue % job.queues, tags=job.tags)
-            _check(result, name, number, len(bodies))
-            if acked is not None:
-                acked.add(result, bodies)
-            body_bytes = sum(map(len, bodies))
-            read_bytes = min(unread, body_bytes + len(bodies))  # the last line of a file may lack its newline
-            unread -= read_bytes
-            tally.messages += len(bodies)
-            tally.body_bytes += body_bytes
-            tally.read_bytes += read_bytes
-            tally.unconfirmed += len(bodies) if result.status in UNCONFIRMED else 0
-            queue += 1
-            number = number + len(bodies) if number is not None else None
-            report(tally)
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A job under way: who puts it, and where what was acknowledged is counted, told and listed."""
+
+    producer: Producer
+    job: Job
+    tally: Tally
+    report: Callable[[Tally], None]
+    acked: AckedList | None
+
+    def put_lines(self, name: str, first_line: int | None, blocks: Iterator[bytes]) -> None:
+        """One put_many per batch; batches go round the queues, so each queue keeps the input's order."""
+        job, number, queue = self.job, first_line, self.job.first_queue
+        for block in blocks:
+            lines = split_lines(block)
+            unread = len(block)
+            for at in range(0, len(lines), BATCH_MESSAGES):
+                bodies = lines[at : at + BATCH_MESSAGES]
+                result = self.producer.put_many(job.topic, bodies, queue_id=queue % job.queues, tags=job.tags)
+                body_bytes = sum(map(len, bodies))
+                read_bytes = min(unread, body_bytes + len(bodies))  # the last line of a file may lack its newline
+                unread -= read_bytes
+                self._count(result, _place(name, number), bodies, read_bytes)
+                queue += 1
+                number = number + len(bodies) if number is not None else None
+                self.report(self.tally)
+
+    def put_objects(self, name: str, first_line: int | None, blocks: Iterator[bytes]) -> None:
+        """One asynchronous put per line, at most IN_FLIGHT unanswered, answered in order."""
+        waiting: deque[tuple[PutFuture, int | None, int, bytes]] = deque()
+
+        def settle(most: int) -> None:
+            while len(waiting) > most:
+                future, number, line_bytes, body = waiting.popleft()
+                self._count(future.result(), _place(name, number), [body], line_bytes)
+
+        number, count = first_line, self.job.first_queue
+        for block in blocks:
+            unread = len(block)
+            for line in split_lines(block):
+                read_bytes = min(unread, len(line) + 1)  # the last line of a file may lack its newline
+                unread -= read_bytes
+                arguments = _object_arguments(line, _place(name, number))
+                arguments.setdefault("queue_id", count % self.job.queues)
+                body = arguments.pop("body")
+                waiting.append((self.producer.put_async(self.job.topic, body, **arguments), number, read_bytes, body))
+                settle(IN_FLIGHT)
+                count += 1
+                number = number + 1 if number is not None else None
+                if count % IN_FLIGHT == 0:
+                    self.report(self.tally)
+        settle(0)
+        self.report(self.tally)
+
+    def _count(self, result: PutManyResult | PutResult, place: str, bodies: Sequence[bytes], read_bytes: int) -> None:
+        """Enter what was acknowledged; EngineError that names the place for what was not."""
+        is_unconfirmed = result.status in UNCONFIRMED
+        if not result.ok and not is_unconfirmed:
+            fate = "" if result.indeterminate else " are not stored"  # else the reason says it
+            raise EngineError(f"{place}: the next {len(bodies)} line(s){fate}: {result.status.name}: {result.reason}")
+        if self.acked is not None:
+            self.acked.add(result, bodies)
+        self.tally.add(Tally(len(bodies), sum(map(len, bodies)), read_bytes, len(bodies) if is_unconfirmed else 0))
 
 
-def _put_objects(
-    producer: Producer, job: Job, name: str, first_line: int | None, blocks: Iterator[bytes], tally: Tally,
-    report: Callable[[Tally], None], acked: AckedList | None,
-) -> None:
-    """One asynchronous put per line, at most IN_FLIGHT unanswered, answered in order."""
-    waiting: deque[tuple[Any, int | None, int, bytes]] = deque()
-
-    def settle(most: int) -> None:
-        while len(waiting) > most:
-            future, number, line_bytes, body = waiting.popleft()
-            result = future.result()
-            _check(result, name, number, 1)
-            if acked is not None:
-                acked.add(result, [body])
-            tally.messages += 1
-            tally.body_bytes += len(body)
-            tally.read_bytes += line_bytes
-            tally.unconfirmed += result.status in UNCONFIRMED
-
-    number = first_line
-    count = job.first_queue
-    for block in blocks:
-        unread = len(block)
-        for line in split_lines(block):
-            read_bytes = min(unread, len(line) + 1)  # the last line of a file may lack its newline
-            unread -= read_bytes
-            arguments = _object_arguments(line, name, number)
-            arguments.setdefault("queue_id", count % job.queues)
-            body = arguments.pop("body")
-            waiting.append((producer.put_async(job.topic, body, **arguments), number, read_bytes, body))
-            settle(IN_FLIGHT)
-            count += 1
-            number = number + 1 if number is not None else None
-            if count % IN_FLIGHT == 0:
-                report(tally)
-    settle(0)
-    report(tally)
-
-
-def _object_arguments(line: bytes, name: str, number: int | None) -> dict[str, Any]:
+def _object_arguments(line: bytes, where: str) -> dict[str, Any]:
     """The arguments of a put from one line of JSON; UsageError names the place and what is wrong."""
-    where = _place(name, number)
     try:
         document = json.loads(line)
     except ValueError as error:
@@ -307,13 +309,6 @@ def _object_arguments(line: bytes, name: str, number: int | None) -> dict[str, A
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{where}: the body is no text, or body_base64 no base64: {error}") from error
     return document
-
-
-def _check(result: PutManyResult | PutResult, name: str, number: int | None, count: int) -> None:
-    if result.ok or result.status in UNCONFIRMED:
-        return
-    fate = "" if result.indeterminate else " are not stored"  # else the reason says it
-    raise EngineError(f"{_place(name, number)}: the next {count} line(s){fate}: {result.status.name}: {result.reason}")
 
 
 def _place(name: str, number: int | None) -> str:

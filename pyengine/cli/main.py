@@ -84,7 +84,14 @@ class CommandLine(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         row = BY_NAME.get(cmd_name)
-        return getattr(import_module(row.module), row.attribute) if row else None
+        return self.command_of(row) if row else None
+
+    @staticmethod
+    def command_of(row: Row) -> click.Command:
+        """The command of a row, imported only now."""
+        command = getattr(import_module(row.module), row.attribute)
+        assert isinstance(command, click.Command)
+        return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in BY_NAME and not args[0].startswith("-"):
@@ -97,11 +104,11 @@ class CommandLine(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for section in SECTIONS:
-            names = [row.name for row in COMMANDS if row.section == section]
             with formatter.section(section):
-                formatter.write_dl([(name, self.get_command(ctx, name).get_short_help_str(60)) for name in names])
+                formatter.write_dl([(row.name, self.command_of(row).get_short_help_str(60))
+                                    for row in COMMANDS if row.section == section])
 
-    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> NoReturn:
+    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]  # click's returns where standalone_mode is off
         """Run one command and exit with its code; never returns."""
         arguments = list(sys.argv[1:] if args is None else args)
         for stream in (sys.stdout, sys.stderr):

@@ -12,11 +12,13 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pyengine.errors import ExitCode
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pyengine.formats.record import Message
 
 WIDTH_WITHOUT_TERMINAL = 10_000
@@ -25,12 +27,27 @@ BODY_COLUMN_MOST = 60
 Advance = Callable[[int], None]
 
 
+class Report(Protocol):
+    """What a command that repairs says of its work."""
+
+    @property
+    def exit_code(self) -> ExitCode: ...
+
+    @property
+    def sentence(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+ReportT = TypeVar("ReportT", bound=Report)
+
+
 def write_json(document: Any) -> None:
     """One document and a newline; plain ASCII where stdout cannot carry more."""
     sys.stdout.write(json_text(document) + "\n")
 
 
-def print_report(report: Any, as_json: bool, show: Callable[[Any], None]) -> ExitCode:
+def print_report(report: ReportT, as_json: bool, show: Callable[[ReportT], None]) -> ExitCode:
     """The report of a command that repairs, for programs or people; what it refused on stderr too. Its exit code."""
     if as_json:
         write_json(report.to_dict())
@@ -61,7 +78,7 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-def console(stderr: bool = False):
+def console(stderr: bool = False) -> Console:
     """A rich console for tables: as wide as the terminal, or wide enough when there is none."""
     from rich.console import Console
 
@@ -205,14 +222,28 @@ def write_message(message: Message) -> None:
 
 
 @contextlib.contextmanager
-def byte_bar(what: str, total_bytes: int | None) -> Iterator[Callable[[int, int | None], None]]:
+def byte_bar(what: str, total_bytes: int | None) -> Iterator[ShowBytes]:
     """A bar over bytes; the given function takes (bytes done, new total or None)."""
     if not sys.stderr.isatty():
-        yield lambda done, total=None: None
+        yield _show_nothing
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True),
                   TransferSpeedColumn(), TimeRemainingColumn(), console=console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=total_bytes)
-        yield lambda done, total=None: bars.update(task, completed=done, **({} if total is None else {"total": total}))
+
+        def show(done_bytes: int, total_bytes: int | None = None) -> None:
+            bars.update(task, completed=done_bytes, total=total_bytes)  # None leaves the total as it is
+
+        yield show
+
+
+class ShowBytes(Protocol):
+    """Shows how many bytes are done, of how many if that is known better now."""
+
+    def __call__(self, done_bytes: int, total_bytes: int | None = None) -> None: ...
+
+
+def _show_nothing(done_bytes: int, total_bytes: int | None = None) -> None:
+    pass

@@ -14,7 +14,7 @@ import psutil
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, owning, store_command
 from pyengine.engine.embedded import supervisor_pid
-from pyengine.engine.supervisor import parse_arguments
+from pyengine.engine.supervisor import Arguments, parse_arguments
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError
 from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_run_settings
 from pyengine.ipc.shared_objects import find_folder
@@ -64,7 +64,7 @@ def launch_settings(root: Path, memory: EngineMemory) -> Start:
     return Start(pid, _started_by(arguments), {name: value for name, value in told.items() if name not in FIXED_NAMES})
 
 
-def _started_by(arguments) -> StartedBy:
+def _started_by(arguments: Arguments) -> StartedBy:
     if arguments.no_children:
         return StartedBy.UNITS
     if arguments.embedder_descriptor >= 0:

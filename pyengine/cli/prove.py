@@ -208,7 +208,7 @@ class ModeRun(KillRounds):
     def __init__(self, folder: Path, mode: str, seed: int, advance: Callable[[ModeProof], None], settings: Mapping[str, str]) -> None:
         """`advance` is called after each round."""
         self.proof = ModeProof(mode)
-        super().__init__(folder / mode, SIZES | MODES[mode] | settings, random.Random(f"{seed}/{mode}"))
+        super().__init__(folder / mode, {**SIZES, **MODES[mode], **settings}, random.Random(f"{seed}/{mode}"))
         self.ack_timeout_s = HANG_S
         self.moment_s_max = PROVE_MOMENT_S_MAX
         self.end_offset = 0

@@ -52,10 +52,11 @@ def put(
       pyengine put STORE --topic photos - < photo.jpg
     """
     from pyengine import connect
+    from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
 
     existing_store(store)
     data = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
-    with connect(store, **settings) as producer:
+    with connect(store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **settings) as producer:
         result = producer.put(topic, data, queue_id=queue_id, tags=tags, keys=keys, properties=properties, flag=flag,
                               delay_level=delay_level, wait=not no_wait, timeout_s=timeout_s)
     if as_json:

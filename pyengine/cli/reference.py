@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from pyengine.cli.main import COMMANDS, SECTIONS
+from pyengine.cli.main import COMMANDS, SECTIONS, CommandLine
 from pyengine.engine_config import KEPT_NAMES, SETTINGS
 from pyengine.storage.config import ENV_PREFIX, FIXED_NAMES, REFUSED_KEYS
 
@@ -66,20 +66,19 @@ def commands_page() -> str:
     Rendered here and not by click, so that the page does not depend on click's version.
     """
     root = root_command()
-    context = click.Context(root, info_name="pyengine")
     lines = ["# Commands", "", "Made from the commands themselves; `pyengine` is `python -m pyengine`.", "",
              *_text(root.help), *_text(root.epilog)]
     for section in SECTIONS:
         lines += [f"## {section}", ""]
         for row in COMMANDS:
             if row.section == section:
-                for path, command in _commands(row.name, root.get_command(context, row.name)):
+                for path, command in _commands(row.name, root.command_of(row)):
                     lines += [f"### {path}", "", f"`pyengine {path}{_usage(command)}`", "", *_text(command.help)]
                     lines += _options(command)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def root_command() -> click.Group:
+def root_command() -> CommandLine:
     from pyengine.cli.main import main as root
 
     return root
@@ -127,7 +126,7 @@ def _options(command: click.Command) -> list[str]:
     return ["| option | |", "|---|---|", *rows, ""] if rows else []
 
 
-def _kind(kind: click.ParamType) -> str:
+def _kind(kind: click.ParamType[object]) -> str:
     if isinstance(kind, click.Choice):
         return "\\|".join(map(str, kind.choices))
     return {"integer range": "N", "integer": "N", "float range": "N", "float": "N"}.get(kind.name, kind.name.upper())

@@ -14,7 +14,7 @@ from pyengine.cli.options import existing_store, master_option, size_options, sp
 from pyengine.cli.output import byte_bar
 
 if TYPE_CHECKING:
-    from pyengine.spark.message_stats import StatsRow
+    from pyengine.spark.message_stats import By, StatsRow
 
 
 @click.command()
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @master_option
 @spark_level_option
 def stats(
-    store: Path, settings: dict[str, str], as_json: bool, by: str, topics: tuple[str, ...], verify_crc: bool,
+    store: Path, settings: dict[str, str], as_json: bool, by: By, topics: tuple[str, ...], verify_crc: bool,
     master: str | None, level: str | None,
 ) -> None:
     """Count messages, bytes and times in the log, by topic and hour.

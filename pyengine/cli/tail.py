@@ -6,14 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from pyengine.cli import output
 from pyengine.cli.options import level_option, reading, set_option, store_argument, topic_option
 from pyengine.client.consumer import consume
-from pyengine.client.consumer_groups import AtOffset
+from pyengine.client.consumer_groups import AtOffset, Start
 from pyengine.errors import EngineError
 from pyengine.results import GetStatus
 
@@ -133,9 +133,9 @@ def tail(
             for message in follower.messages(follow=follow, max_messages=max_messages, idle=sys.stdout.flush):
                 _print(message, as_json)
             return
-    from_ = start if start in ("first", "last") else AtOffset(int(start))
+    from_: Start = "first" if start == "first" else "last" if start == "last" else AtOffset(int(start))
     with consume(store, topic, group=group, tags=tags, from_=from_,
-                 queues=queue_ids or None, level=level, auto_commit=False, **settings) as consumer:
+                 queues=queue_ids or None, level=level, auto_commit=False, **cast(dict[str, Any], settings)) as consumer:
         _Printer(consumer, as_json).run(follow, max_messages)
 
 

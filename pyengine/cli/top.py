@@ -108,8 +108,10 @@ class Watcher:
         if live is None:
             before = self._before
             # The files of a stopped store are read once, not at each look.
-            stopped = before is not None and before.figures is None and before.document["state"] == "stopped"
-            document = before.document if stopped else engine_status(self._root, self._settings)
+            if before is not None and before.figures is None and before.document["state"] == "stopped":
+                document = before.document
+            else:
+                document = engine_status(self._root, self._settings)
             now = Look(self._clock_s(), document, None)
         else:
             now = between(self._before, Look(self._clock_s(), *live))
@@ -131,7 +133,7 @@ def between(before: Look | None, now: Look) -> Look:
 
 
 def _counter(document: dict[str, Any], name: str) -> int:
-    return document["positions"].get(name, document.get(name, 0))
+    return int(document["positions"].get(name, document.get(name, 0)))
 
 
 def _topic_rates(before: Statistics, now: Statistics, seconds: float) -> dict[str, dict[str, float]]:

@@ -92,7 +92,7 @@ def _list(store: Path, settings: dict[str, str], as_json: bool) -> None:
 
     table = TopicConfigs(store).read()
     _tell(table.said)
-    rows = []
+    rows: list[dict[str, Any]] = []
     with reading(store, settings) as reader:
         found = reader.topics()
         for topic in sorted(found.keys() | table.topics.keys()):
