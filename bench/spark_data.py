@@ -9,7 +9,7 @@ import numpy
 
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.properties import encode_properties
-from pyengine.formats.record import encode_blank, encode_record, store_timestamp_at
+from pyengine.formats.record import Message, encode_blank, encode_message, store_timestamp_at
 
 QUEUE_OFFSET_AT = 20
 PHYSICAL_OFFSET_AT = 28
@@ -27,12 +27,12 @@ def write_log(root: Path, log_bytes: int, body_bytes: int, segment_bytes: int, s
     for number in range(DISTINCT):
         topic, queue_id = rng.randrange(TOPICS), rng.randrange(QUEUES)
         text = " ".join(rng.choices(words, k=body_bytes // 5)).encode()
-        records.append(encode_record(
-            topic=f"topic-{topic:03d}", queue_id=queue_id,
-            body=text[: body_bytes // 2] + rng.randbytes(body_bytes - body_bytes // 2),
-            properties=encode_properties({"KEYS": f"order-{number}", "TAGS": f"tag{number % 5}", "UNIQ_KEY": f"{number:032X}",
-                                          "WAIT": "true"}),
-            born_timestamp_ms=T0_MS + number, store_timestamp_ms=T0_MS))
+        body = text[: body_bytes // 2] + rng.randbytes(body_bytes - body_bytes // 2)
+        records.append(encode_message(Message(
+            f"topic-{topic:03d}", body, queue_id, queue_offset=0, physical_offset=0, size_bytes=0,
+            raw_properties=encode_properties({"KEYS": f"order-{number}", "TAGS": f"tag{number % 5}", "UNIQ_KEY": f"{number:032X}",
+                                              "WAIT": "true"}),
+            born_timestamp_ms=T0_MS + number, store_timestamp_ms=T0_MS)))
         queues.append(topic * QUEUES + queue_id)
     block = numpy.frombuffer(b"".join(records), numpy.uint8)
     starts = numpy.cumsum([0, *map(len, records)])

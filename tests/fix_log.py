@@ -17,8 +17,9 @@ import pytest
 
 from pyengine.engine_config import Geometry
 from pyengine.formats.paths import StorePaths, segment_name
-from pyengine.formats.record import encode_blank, encode_record
+from pyengine.formats.record import encode_blank
 from pyengine.storage.watermark import DurableWatermark, write_watermark
+from record_bytes import encode_record
 
 UUID = "5b1f4a52-6f0e-4a1c-9b57-0d6a3f1f8e11"
 FIRST_STORE_TIME_MS = 1_700_000_000_000

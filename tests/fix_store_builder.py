@@ -21,7 +21,8 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexEntry, IndexHeader
 from pyengine.formats.paths import StorePaths, segment_name, segment_start
 from pyengine.formats.properties import encode_properties, index_key_hash, index_keys, tags_code
-from pyengine.formats.record import Message, decode_record, encode_blank, encode_record
+from pyengine.formats.record import Message, decode_record, encode_blank
+from record_bytes import encode_record
 
 SMALL = Geometry(
     mapped_file_size_commit_log_bytes=4096,

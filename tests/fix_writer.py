@@ -6,9 +6,10 @@ import os
 
 from fix_owner import Owner
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record import encode_blank, encode_record
+from pyengine.formats.record import encode_blank
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
+from record_bytes import encode_record
 
 BLANK_BYTES = 8
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyengine.formats.paths import segment_name
-from pyengine.formats.record import Message, decode_record, encode_blank, encode_record
+from pyengine.formats.record import Message, decode_record, encode_blank
 from pyengine.storage.mapped_file import list_segments, map_read_only
+from record_bytes import encode_record
 
 
 @dataclass

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 WIDTH_WITHOUT_TERMINAL = 10_000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BODY_COLUMN_MOST = 60
-Advance = Callable[[int], None]
 
 
 class Report(Protocol):

@@ -6,7 +6,6 @@ import enum
 from dataclasses import dataclass
 
 from pyengine.ipc.shared_objects import KIND_NAMES
-from pyengine.ipc.store_lock import KIND_BYTE
 from pyengine.native import control as native
 
 EVERY_MODE = frozenset((native.MODE_MAPPED, native.MODE_POOL, native.MODE_SYNC))
@@ -45,10 +44,6 @@ class Kind:
     @property
     def module(self) -> str:
         return f"pyengine.workers.{self.name}"
-
-    @property
-    def lock_byte(self) -> int:
-        return KIND_BYTE + self.number
 
 
 # In the order of starting. The supervisor itself is not in it: no process restarts that.

@@ -14,7 +14,6 @@ MESSAGE_BYTES_MIN = 91  # IPv4 hosts, no body, no topic, no properties
 
 # sysFlag (MessageSysFlag).
 SYS_FLAG_COMPRESSED = 0x1
-SYS_FLAG_MULTI_TAGS = 0x2
 SYS_FLAG_TRANSACTION_MASK = 0xC  # a two-bit field: compare under the mask, never test one bit
 SYS_FLAG_TRANSACTION_NONE = 0x0
 SYS_FLAG_TRANSACTION_PREPARED = 0x4
@@ -61,7 +60,6 @@ INTERNAL_PROPERTY_NAMES = frozenset(
 # Topics with a meaning in the store (TopicValidator, MixAll).
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TRANSACTION_HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-TRANSACTION_OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 LMQ_PREFIX = "%LMQ%"
 LMQ_QUEUE_ID = 0
 
@@ -70,7 +68,6 @@ CQ_ENTRY_BYTES = 20
 CQ_FILLER_SIZE = 0x7FFFFFFF  # the size field of a pre-blank entry, whose offset and tags code are 0
 CQ_EXT_ADDRESS_MAX = -2147483649  # a tags code at or below this is an address in the extension
 CQ_EXT_UNIT_BYTES_MIN = 20
-CQ_EXT_END = -1  # the size field that closes an extension segment
 
 # Index file.
 INDEX_HEADER_BYTES = 40
@@ -85,4 +82,3 @@ CHECKPOINT_MARGIN_MS = 3000
 # Names in the store's root.
 SEGMENT_NAME_DIGITS = 20
 INDEX_NAME_DIGITS = 17
-LOCK_TEXT = b"lock"

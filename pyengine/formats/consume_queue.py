@@ -7,12 +7,11 @@ named by INNER_MULTI_DISPATCH and INNER_MULTI_QUEUE_OFFSET.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyengine.errors import FormatError
 from pyengine.formats.constants import (
-    CQ_ENTRY_BYTES,
     CQ_EXT_ADDRESS_MAX,
     CQ_EXT_UNIT_BYTES_MIN,
     CQ_FILLER_SIZE,
@@ -56,11 +55,6 @@ def unpack_entry(buffer: Readable, at: int = 0) -> ConsumeQueueEntry:
         raise FormatError(f"no whole queue entry at byte {at}: {error}") from error
 
 
-def iter_entries(buffer: Readable) -> Iterator[ConsumeQueueEntry]:
-    """All entries of a buffer whose length is a multiple of 20 bytes."""
-    return map(ConsumeQueueEntry._make, ENTRY.iter_unpack(buffer))
-
-
 def is_filler(entry: tuple[int, int, int]) -> bool:
     """True for a pre-blank entry, which stands in front of a queue that does not start at 0 (section 8.3)."""
     return entry[0] == 0 and entry[1] == CQ_FILLER_SIZE
@@ -74,11 +68,6 @@ def is_live(entry: tuple[int, int, int]) -> bool:
 def is_ext_address(tags_code: int) -> bool:
     """True when the tags code is an address in the consume-queue extension (section 9)."""
     return tags_code <= CQ_EXT_ADDRESS_MAX
-
-
-def round_up_to_entries(size_bytes: int) -> int:
-    """A queue file size as RocketMQ uses it: rounded up to whole entries."""
-    return -(-size_bytes // CQ_ENTRY_BYTES) * CQ_ENTRY_BYTES
 
 
 _UNIT_HEAD = struct.Struct(">hqqh")

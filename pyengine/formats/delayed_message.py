@@ -9,7 +9,6 @@ broker's map, and still holds DELAY, REAL_TOPIC and REAL_QID: only SCHEDULE_TOPI
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyengine.errors import ConfigError
@@ -31,16 +30,6 @@ def parse_delay_levels(text: str) -> dict[int, int]:
             raise ConfigError(f"message_delay_level: {piece!r} is no delay; write a number and s, m, h or d: 30s")
         levels[level] = int(piece[:-1]) * unit_ms
     return levels
-
-
-def clamp_delay_level(level: int, levels: Mapping[int, int]) -> int:
-    """A level above the table is the highest one."""
-    return min(level, max(levels))
-
-
-def deliver_timestamp_ms(level: int, store_timestamp_ms: int, levels: Mapping[int, int]) -> int:
-    """When a delayed message is due: store time plus the level's delay, 1 s for a level that is unknown."""
-    return store_timestamp_ms + levels.get(level, UNKNOWN_LEVEL_DELAY_MS)
 
 
 _INT32_MAX = 0x7FFFFFFF

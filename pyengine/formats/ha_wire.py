@@ -22,7 +22,6 @@ from pyengine.formats.constants import Readable
 
 HEADER_BYTES = 12
 REPORT_BYTES = 8
-TRANSFER_BATCH_BYTES_DEFAULT = 32768  # haTransferBatchSize
 REPORT_LAST_SEGMENT = 0  # a first report of 0 asks for the last segment only
 
 _HEADER = struct.Struct(">qi")
@@ -34,10 +33,6 @@ class Header(NamedTuple):
 
     offset: int
     size_bytes: int
-
-    @property
-    def is_heartbeat(self) -> bool:
-        return self.size_bytes == 0
 
 
 def pack_header(offset: int, size_bytes: int) -> bytes:

@@ -282,72 +282,32 @@ def decode_record(buffer: Readable, at: int = 0) -> Message:
     )
 
 
-def encode_record(
-    *,
-    topic: str,
-    body: bytes,
-    queue_id: int = 0,
-    queue_offset: int = 0,
-    physical_offset: int = 0,
-    properties: str = "",
-    flag: int = 0,
-    sys_flag: int = 0,
-    born_timestamp_ms: int = 0,
-    born_host: str = "127.0.0.1:0",
-    store_timestamp_ms: int = 0,
-    store_host: str = "127.0.0.1:10911",
-    reconsume_times: int = 0,
-    prepared_transaction_offset: int = 0,
-) -> bytes:
-    """The record's bytes. The host bits of `sys_flag` are set from the hosts, the CRC from the body.
+def encode_message(message: Message) -> bytes:
+    """The record's bytes; its size and CRC are computed anew, and the host bits of its `sys_flag` set from the hosts.
 
-    `properties` is the raw property text. Raises UsageError when a value has no room in its field.
+    Raises UsageError when a value has no room in its field.
     """
-    topic_data = topic.encode("utf-8")
-    properties_data = properties.encode("utf-8")
-    if len(topic_data) > TOPIC_BYTES_MAX:
-        raise UsageError(f"a topic may have {TOPIC_BYTES_MAX} bytes; this one has {len(topic_data)}")
-    if len(properties_data) > PROPERTIES_BYTES_MAX:
-        raise UsageError(f"properties may have {PROPERTIES_BYTES_MAX} bytes; these have {len(properties_data)}")
-    born_data = encode_host(born_host)
-    store_data = encode_host(store_host)
-    sys_flag &= ~V6_FLAGS
-    if len(born_data) == HOST_V6_BYTES:
+    topic = message.topic.encode("utf-8")
+    properties = message.raw_properties.encode("utf-8")
+    if len(topic) > TOPIC_BYTES_MAX:
+        raise UsageError(f"a topic may have {TOPIC_BYTES_MAX} bytes; this one has {len(topic)}")
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        raise UsageError(f"properties may have {PROPERTIES_BYTES_MAX} bytes; these have {len(properties)}")
+    born_host, store_host = encode_host(message.born_host), encode_host(message.store_host)
+    sys_flag = message.sys_flag & ~V6_FLAGS
+    if len(born_host) == HOST_V6_BYTES:
         sys_flag |= SYS_FLAG_BORN_HOST_V6
-    if len(store_data) == HOST_V6_BYTES:
+    if len(store_host) == HOST_V6_BYTES:
         sys_flag |= SYS_FLAG_STORE_HOST_V6
-    size_bytes = record_size(len(body), len(topic_data), len(properties_data), sys_flag)
+    body = message.body
     try:
         head = HEAD_BY_FLAGS[sys_flag & V6_FLAGS].pack(
-            size_bytes, MESSAGE_MAGIC, body_crc(body), queue_id, flag, queue_offset, physical_offset, sys_flag,
-            born_timestamp_ms, born_data, store_timestamp_ms, store_data, reconsume_times,
-            prepared_transaction_offset, len(body),
-        )
+            record_size(len(body), len(topic), len(properties), sys_flag), MESSAGE_MAGIC, body_crc(body), message.queue_id,
+            message.flag, message.queue_offset, message.physical_offset, sys_flag, message.born_timestamp_ms, born_host,
+            message.store_timestamp_ms, store_host, message.reconsume_times, message.prepared_transaction_offset, len(body))
     except struct.error as error:
         raise UsageError(f"a value does not fit into its field of the record: {error}") from error
-    return b"".join(
-        (head, body, bytes((len(topic_data),)), topic_data, I16.pack(len(properties_data)), properties_data)
-    )
-
-
-def encode_message(message: Message) -> bytes:
-    """The bytes of a decoded record; its size and CRC are computed anew."""
-    return encode_record(
-        topic=message.topic,
-        body=message.body,
-        queue_id=message.queue_id,
-        queue_offset=message.queue_offset,
-        physical_offset=message.physical_offset,
-        properties=message.raw_properties,
-        flag=message.flag,
-        sys_flag=message.sys_flag,
-        born_timestamp_ms=message.born_timestamp_ms,
-        born_host=message.born_host,
-        store_timestamp_ms=message.store_timestamp_ms,
-        store_host=message.store_host,
-        reconsume_times=message.reconsume_times,
-        prepared_transaction_offset=message.prepared_transaction_offset,
-    )
+    return b"".join((head, body, bytes((len(topic),)), topic, I16.pack(len(properties)), properties))
 
 
 def encode_blank(room: int) -> bytes:

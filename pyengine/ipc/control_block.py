@@ -319,11 +319,6 @@ def boot_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def kind_number(name: str) -> int:
-    """Number of a kind of worker by its name."""
-    return KIND_NAMES.index(name)
-
-
 # ---- the run settings ------------------------------------------------------------
 
 

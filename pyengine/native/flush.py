@@ -107,11 +107,6 @@ def lock_memory(base: CData, length: int) -> int:
     return -lib.ms_memory_lock(base, length)
 
 
-def unlock_memory(base: CData, length: int) -> int:
-    """munlock; 0 or the errno."""
-    return -lib.ms_memory_unlock(base, length)
-
-
 def current_cpu() -> int:
     """The CPU this process runs on at this moment."""
     return lib.ms_current_cpu()

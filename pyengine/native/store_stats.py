@@ -182,11 +182,6 @@ def bucket_of(ns: int) -> int:
     return lib.ms_latency_bucket(ns)
 
 
-def distribute_bucket_of(ns: int) -> int:
-    """StoreStatsService's range of a duration: 0 (less than 1 ms) to 12 (10 s and more)."""
-    return lib.ms_distribute_bucket(ns)
-
-
 def percentile_ns(buckets: Sequence[int], share: float) -> int | None:
     """The duration that `share` (0 to 1) of the counted ones do not exceed, by linear interpolation inside a bucket.
 

@@ -18,10 +18,6 @@ from crash.acked_producer import DELAYED_TOPIC, read_body
 from pyengine.cli.torture import check_acked
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.results import GetStatus
-from pyengine.storage.config import load_config
-from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.recover import recover
-from pyengine.storage.recovery.report import RecoveryState
 
 PULL = 256
 FAILURES_MAX = 10
@@ -156,15 +152,6 @@ def _look_at(message, at, topic, queue_id, promised, last_of, seen, found: Audit
         found.failures.append(f"WRONG: another message stands at {topic}-{queue_id} offset {at} than was acknowledged")
     else:
         del promised[topic, queue_id, at]
-
-
-def recover_and_audit(store: Path, rows: Sequence[dict]) -> list[str]:
-    """Recovers a stopped store in this process, then audits it; what is wrong."""
-    config = load_config(store, environ={})
-    report = recover(MessageStore(store, config.geometry))
-    if report.state is not RecoveryState.RECOVERED:
-        return [report.sentence]
-    return audit(store, rows).failures
 
 
 def check(store: Path, rows: Sequence[dict], scratch: Path) -> list[str]:

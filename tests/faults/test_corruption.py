@@ -15,7 +15,7 @@ from faults.corruption import Damage, Judge, Outcome, sweep
 from faults.memory_folder import memory_folder
 from fix_store_builder import StoreBuilder
 from pyengine.engine_config import Geometry
-from pyengine.formats.record import decode_record, encode_record
+from pyengine.formats.record import decode_record
 from pyengine.native import scan
 from pyengine.storage.config import keep_sizes, load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -23,6 +23,7 @@ from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.watermark import DurableWatermark, write_watermark
+from record_bytes import encode_record
 
 TINY = Geometry(mapped_file_size_commit_log_bytes=1024, mapped_file_size_consume_queue_bytes=100, max_hash_slot_num=8,
                 max_index_num=16, mapped_file_size_consume_queue_ext_bytes=512)

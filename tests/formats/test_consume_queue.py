@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pyengine.formats.consume_queue import belongs_to, further_offset, further_places, with_further_offsets
-from pyengine.formats.record import decode_record, encode_record
+from pyengine.formats.record import decode_record
+from record_bytes import encode_record
 
 
 def record(names: str, offsets: str):

@@ -9,8 +9,9 @@ from pyengine.client.outgoing import delayed
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
 from pyengine.formats.delayed_message import Delivery, delivery_of
 from pyengine.formats.properties import decode_properties, hash_map_order
-from pyengine.formats.record import Message, encode_record
+from pyengine.formats.record import Message
 from pyengine.storage.store_reader import open_store
+from record_bytes import encode_record
 
 
 def test_every_delivery_of_the_real_store_comes_out_byte_for_byte(golden):

@@ -20,7 +20,6 @@ def test_queue_entry_bytes():
     data = consume_queue.pack_entry(0x123456789, 0x83, -2147483648)
     assert data.hex() == "0000000123456789" "00000083" "ffffffff80000000"
     assert consume_queue.unpack_entry(b"x" + data, 1) == (0x123456789, 0x83, -2147483648)
-    assert list(consume_queue.iter_entries(data * 2)) == [(0x123456789, 0x83, -2147483648)] * 2
     with pytest.raises(FormatError):
         consume_queue.unpack_entry(data, 1)
 
@@ -32,10 +31,6 @@ def test_filler_and_live_entries():
     assert not consume_queue.is_filler((0, 91, 0)) and consume_queue.is_live((0, 91, 0))
     assert not consume_queue.is_live((0, 0, 0))
     assert not consume_queue.is_live((-1, 91, 0))
-
-
-def test_queue_file_size_is_rounded_up():
-    assert [consume_queue.round_up_to_entries(size) for size in (1, 20, 21, 6000000)] == [20, 20, 40, 6000000]
 
 
 def test_extension_addresses_never_clash_with_tag_hashes():

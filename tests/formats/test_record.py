@@ -18,10 +18,10 @@ from pyengine.formats.record import (
     encode_batch,
     encode_blank,
     encode_message,
-    encode_record,
     record_size,
     total_size,
 )
+from record_bytes import encode_record
 
 GOLDEN = bytes.fromhex(
     "00000083 daa320a7 3610a686 00000001 00000007 0000000000000000 0000000000000000 00000000"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyengine.errors import UsageError
-from pyengine.formats.record import encode_blank, encode_record
+from pyengine.formats.record import encode_blank
 from pyengine.formats.record_case import (
     RECORD_CASES,
     CaseLabel,
@@ -26,6 +26,7 @@ from pyengine.formats.record_case import (
     iter_records,
     walk,
 )
+from record_bytes import encode_record
 
 RECORD = encode_record(topic="topic", body=b"hello", physical_offset=4096, properties="a\x01b")
 BODY_AT = 88

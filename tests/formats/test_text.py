@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from pyengine.errors import ConfigError, FormatError, UsageError
 from pyengine.formats.delayed_message import (
     DEFAULT_MESSAGE_DELAY_LEVEL,
-    clamp_delay_level,
-    deliver_timestamp_ms,
     parse_delay_levels,
 )
 from pyengine.formats.properties import (
@@ -201,10 +199,6 @@ def test_delay_levels():
     levels = parse_delay_levels(DEFAULT_MESSAGE_DELAY_LEVEL)
     assert len(levels) == 18
     assert (levels[1], levels[5], levels[18]) == (1000, 60_000, 7_200_000)
-    assert clamp_delay_level(99, levels) == 18
-    assert clamp_delay_level(3, levels) == 3
-    assert deliver_timestamp_ms(2, 50, levels) == 5050
-    assert deliver_timestamp_ms(77, 50, levels) == 1050
 
 
 @pytest.mark.parametrize("text", ["", "1s  5s", "5", "s", "1x", "-1s"])

@@ -10,7 +10,6 @@ import pytest
 import pyengine
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record import encode_record
 from pyengine.ipc.live_reader import LiveWatermark
 from pyengine.native import control as native
 from pyengine.native import waiting
@@ -20,6 +19,7 @@ from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.store_reader import open_store
 from pyengine.storage.watermark import DurableWatermark, write_watermark
+from record_bytes import encode_record
 
 SEGMENT_BYTES = 65536
 

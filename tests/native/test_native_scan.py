@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyengine.errors import UsageError
-from pyengine.formats.record import encode_blank, encode_record
+from pyengine.formats.record import encode_blank
 from pyengine.formats.record_case import WalkResult
 from pyengine.formats.record_case import walk as oracle
 from pyengine.native.scan import sync, walk
+from record_bytes import encode_record
 
 BASE = 1 << 40
 

@@ -11,7 +11,7 @@ import pytest
 from fix_writer_rig import HOST, WriterRig, answer_of, header, submit
 from pyengine._native import ffi, lib
 from pyengine.formats.constants import BLANK_MAGIC
-from pyengine.formats.record import decode_record, encode_record
+from pyengine.formats.record import decode_record
 from pyengine.native import control as control_native
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.producer import (
@@ -28,6 +28,7 @@ from pyengine.native.producer import (
 )
 from pyengine.native.writer import RUN_FAILED, RUN_ROLLED, RUN_SEGMENT, RUN_SIDE, RUN_TIME, STAGE_BYTES
 from pyengine.results import PutStatus
+from record_bytes import encode_record
 
 SEQUENCE, PHYSICAL, END, QUEUE_OFFSET, STORE_TIME, STATUS, DETAIL, COUNT, SIZE = range(9)
 

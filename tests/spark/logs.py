@@ -8,12 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from pyengine.formats.paths import StorePaths, segment_name
-from pyengine.formats.record import encode_blank, encode_record
+from pyengine.formats.record import encode_blank
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import LogRange, select
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import chosen_columns
 from pyengine.spark.task_reader import arrow_schema, read_partition
+from record_bytes import encode_record
 
 SEGMENT_BYTES = 4096
 

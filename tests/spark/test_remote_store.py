@@ -11,7 +11,6 @@ from damage import flip
 from fix_golden import RECIPES
 from pyengine.errors import CorruptionError, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record import encode_record
 from pyengine.spark import file_access
 from pyengine.spark.file_access import open_tree, uri_of
 from pyengine.spark.options import read_options
@@ -20,6 +19,7 @@ from pyengine.spark.plan import plan
 from pyengine.spark.queue_view import read_view_options
 from pyengine.spark.schema import all_names
 from pyengine.storage.watermark import DurableWatermark, note_sync_failure, write_watermark
+from record_bytes import encode_record
 from spark import oracle, ranged
 from spark.logs import SEGMENT_BYTES, end_of, rows, write_log
 

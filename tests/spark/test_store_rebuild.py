@@ -142,7 +142,7 @@ def test_a_store_that_was_not_stopped_in_order_is_left_to_one_process(golden, he
 def test_index_files_of_every_size_end_where_they_must(here, tmp_path, keys, request):
     """The last file full, one short of it, one beyond; files smaller than the keys of one record."""
     from pyengine.formats.paths import StorePaths
-    from pyengine.formats.record import encode_record
+    from record_bytes import encode_record
 
     root = tmp_path / "store"
     log = b""

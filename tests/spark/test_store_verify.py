@@ -120,7 +120,7 @@ def test_damage_gives_the_same_findings(golden, here, recipe, rng, tmp_path, req
 
 
 def test_a_body_that_looks_like_a_record_where_a_task_begins_changes_nothing(here, tmp_path):
-    from pyengine.formats.record import encode_record
+    from record_bytes import encode_record
 
     def false_record(offset: int) -> bytes:
         """Records in the body, each naming the very place it gets."""

@@ -10,13 +10,13 @@ import pytest
 from fix_golden import RECIPES
 from pyengine.errors import CorruptionError, StoreRefusedError, UsageError
 from pyengine.formats.paths import StorePaths, segment_name
-from pyengine.formats.record import encode_record
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError, cut
 from pyengine.spark.plan import _with_lost_end, plan
 from pyengine.spark.schema import all_names
 from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
+from record_bytes import encode_record
 from spark import oracle
 from spark.logs import SEGMENT_BYTES, batches, end_of, rows, write_log
 

@@ -14,10 +14,11 @@ from fix_golden import RECIPES
 from logs import Log, LogBuilder
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry
-from pyengine.formats.record import Message, encode_record
+from pyengine.formats.record import Message
 from pyengine.formats.record_case import iter_records
 from pyengine.native.columns import ColumnScanner
 from pyengine.native.scan import sync
+from record_bytes import encode_record
 
 pa = pytest.importorskip("pyarrow")
 from pyengine.storage.arrow import COLUMNS, LogScanner, RowFilter, allocate, choose_topics, schema, to_array  # noqa: E402

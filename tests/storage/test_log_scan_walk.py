@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyengine.formats.record import encode_blank, encode_record
+from pyengine.formats.record import encode_blank
 from pyengine.native.scan import walk
 from pyengine.storage import log_scan as walk_ahead
 from pyengine.storage.durable_writes import start_writeback
 from pyengine.storage.log_scan import walk_pieces
+from record_bytes import encode_record
 
 BASE = 1 << 40
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from pyengine.formats.record import decode_record, encode_record
+from pyengine.formats.record import decode_record
 from pyengine.results import GetResult, GetStatus
 from pyengine.storage.message_getter import GetFigures, GetStatistics
+from record_bytes import encode_record
 
 
 def found(messages: int) -> GetResult:

@@ -13,8 +13,12 @@ from pathlib import Path
 from rig_producer import TOPIC
 
 import pyengine
-from crash.audit import recover_and_audit
+from crash.audit import audit
 from pyengine.errors import EngineError
+from pyengine.storage.config import load_config
+from pyengine.storage.message_store import MessageStore
+from pyengine.storage.recovery.recover import recover
+from pyengine.storage.recovery.report import RecoveryState
 
 
 def check(folder: str, acked: int) -> str | None:
@@ -22,7 +26,8 @@ def check(folder: str, acked: int) -> str | None:
     if not any((root / "commitlog").glob("*")):
         return None if acked < 0 else f"acknowledged up to {acked}, but there is no commit log"
     try:
-        failures = recover_and_audit(root, [])
+        report = recover(MessageStore(root, load_config(root, environ={}).geometry))
+        failures = audit(root, []).failures if report.state is RecoveryState.RECOVERED else [report.sentence]
         if not failures and acked >= 0:
             with pyengine.open_store(root) as store:
                 smallest, end = store.queue_range(TOPIC, 0)

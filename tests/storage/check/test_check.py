@@ -14,7 +14,7 @@ from fix_golden import CLEAN, HALTED
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.consume_queue import pack_entry
-from pyengine.formats.record import decode_record, encode_record
+from pyengine.formats.record import decode_record
 from pyengine.storage.check import log as check_log
 from pyengine.storage.check import report as check_report
 from pyengine.storage.check.check import check
@@ -28,6 +28,7 @@ from pyengine.storage.recovery.index import read_index_header
 from pyengine.storage.recovery.rebuild import Selection, rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.watermark import note_sync_failure
+from record_bytes import encode_record
 
 # Its own store cannot open it again without a loss (a topic of 180 bytes: docs/compatibility.md).
 DEFECTIVE = "widetopic"
