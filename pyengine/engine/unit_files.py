@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.engine.bring_up import MODES
@@ -110,15 +111,15 @@ WantedBy=multi-user.target
 
 
 def _store_unit() -> tuple[str, str]:
-    text = _service(
+    service = _Service(
         "store", "Message log %i: store (recovery, sessions)",
-        "# Owns the store: recovers it, is ready once workers may attach. If it dies alone, the workers go on, and the\n"
-        "# next one takes them over without recovery; so nothing is bound to it. It is the last to stop, and removes\n"
-        "# `abort` only if all of the workers finished what was published. A slave's asks its master where to begin.\n",
-        "", f"@PYTHON@ -P -m pyengine.workers.supervisor {STORE} --no-children", STORE_SILENT_S,
+        f"@PYTHON@ -P -m pyengine.workers.supervisor {STORE} --no-children", STORE_SILENT_S,
         f"TimeoutStartSec=infinity\nTimeoutStopSec={STOP_TIMEOUT_S:g}\n"
-        f"RestartPreventExitStatus={int(WorkerExit.USAGE)} {DAMAGE}\n", NETWORK_HARDENING)
-    return STORE_UNIT, text
+        f"RestartPreventExitStatus={int(WorkerExit.USAGE)} {DAMAGE}\n", NETWORK_HARDENING,
+        why="# Owns the store: recovers it, is ready once workers may attach. If it dies alone, the workers go on, and the\n"
+        "# next one takes them over without recovery; so nothing is bound to it. It is the last to stop, and removes\n"
+        "# `abort` only if all of the workers finished what was published. A slave's asks its master where to begin.\n")
+    return STORE_UNIT, service.unit()
 
 
 def _worker_unit(kind: Kind) -> tuple[str, str]:
@@ -127,21 +128,33 @@ def _worker_unit(kind: Kind) -> tuple[str, str]:
     condition = ""
     if kind.modes != EVERY_MODE or kind.replicating:
         condition = f"ExecCondition=@PYTHON@ -P -m pyengine.engine.unit_files --runs {kind.name} {STORE}\n"
-    text = _service(
-        kind.name, f"Message log %i: {kind.name}", "", f"After={after}\n",
-        f"@PYTHON@ -P -m {kind.module} {STORE}", kind.heartbeat_timeout_s,
+    service = _Service(
+        kind.name, f"Message log %i: {kind.name}", f"@PYTHON@ -P -m {kind.module} {STORE}", kind.heartbeat_timeout_s,
         f"{condition}TimeoutStartSec=90\nTimeoutStopSec={WORKER_STOP_S}\nRestartPreventExitStatus={int(WorkerExit.USAGE)}\n",
-        NETWORK_HARDENING if kind.replicating else HARDENING)
-    return worker_unit(kind), text
+        NETWORK_HARDENING if kind.replicating else HARDENING, order=f"After={after}\n")
+    return worker_unit(kind), service.unit()
 
 
-def _service(name: str, description: str, why: str, order: str, command: str, heartbeat_timeout_s: float, times: str,
-             hardening: str) -> str:
-    return f"""{MADE}{why}
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """What the unit of one process has of its own; whole lines but for the name and the command."""
+
+    name: str
+    description: str
+    command: str
+    heartbeat_timeout_s: float
+    times: str
+    hardening: str
+    why: str = ""
+    order: str = ""
+
+    def unit(self) -> str:
+        """The text of the unit."""
+        return f"""{MADE}{self.why}
 [Unit]
-Description={description}
+Description={self.description}
 PartOf=pyengine@%i.target
-{order}# Only what never comes as far as its work is given up: its restarts follow each other that fast.
+{self.order}# Only what never comes as far as its work is given up: its restarts follow each other that fast.
 StartLimitIntervalSec=60
 StartLimitBurst=100
 
@@ -155,18 +168,18 @@ StateDirectoryMode=0700
 Environment=PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
 # Settings as PYENGINE_NAME=value, the same for all units of a store.
 EnvironmentFile=-/etc/pyengine/%i.env
-ExecStart={command}
-SyslogIdentifier=pyengine-{name}
+ExecStart={self.command}
+SyslogIdentifier=pyengine-{self.name}
 Restart=always
 RestartSec=200ms
-{times}# Fed by each round of its loop: one that hangs, or is stopped, is aborted with a trace, then killed.
-WatchdogSec={heartbeat_timeout_s:g}
+{self.times}# Fed by each round of its loop: one that hangs, or is stopped, is aborted with a trace, then killed.
+WatchdogSec={self.heartbeat_timeout_s:g}
 TimeoutAbortSec={ABORT_S}
 LimitMEMLOCK=infinity
 LimitNOFILE=1048576
 OOMScoreAdjust=-500
 
-{hardening}"""
+{self.hardening}"""
 
 
 def _metrics_unit() -> str:

@@ -8,7 +8,7 @@ whatever the bytes say, and damage is an answer, never an exception.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
 from pyengine.errors import UsageError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyengine._native import Array
 
 __all__ = [
-    "REASONS", "WalkResult", "body_crc", "bounded", "broken_chain", "classify", "count_keys", "count_matching_entries",
+    "REASONS", "QueueEntries", "WalkResult", "body_crc", "bounded", "broken_chain", "classify", "count_keys", "count_matching_entries",
     "first_orphan_key", "sync", "walk",
 ]
 
@@ -135,18 +135,25 @@ def _bounded(view: Buffer, base_offset: int, start: int, end: int, limit: int | 
     return data, limit
 
 
+class QueueEntries(NamedTuple):
+    """Whole entries of one queue in a row, as bytes; the first has the queue offset `first`."""
+
+    topic: str
+    queue_id: int
+    first: int
+    data: Buffer
+
+
 def count_matching_entries(
-    view: Buffer, base_offset: int, limit: int, topic: str, queue_id: int, first_queue_offset: int, entries: Buffer,
-    *, after: int, check_tags: bool,
+    view: Buffer, base_offset: int, limit: int, entries: QueueEntries, *, after: int, check_tags: bool
 ) -> int:
-    """How many of `entries` (whole ones, as bytes) in a row point to their own record in [base_offset, limit)."""
+    """How many of `entries` in a row point to their own record in [base_offset, limit)."""
     log = bounded(view, base_offset, base_offset, limit)
-    name = topic.encode("utf-8")
-    data = ffi.from_buffer("uint8_t[]", entries)
+    name = entries.topic.encode("utf-8")
+    data = ffi.from_buffer("uint8_t[]", entries.data)
     return lib.ms_check_entries(
-        log, base_offset, limit, name, len(name), queue_id, first_queue_offset, data, len(data) // CQ_ENTRY_BYTES,
-        after, check_tags,
-    )
+        log, base_offset, limit, name, len(name), entries.queue_id, entries.first, data, len(data) // CQ_ENTRY_BYTES,
+        after, check_tags)
 
 
 def broken_chain(file: Buffer, layout: IndexLayout, count: int) -> int:

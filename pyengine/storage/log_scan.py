@@ -112,9 +112,8 @@ class LogView:
         """As walk_pieces(), in one segment."""
         with mapped(segment.path) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)
-            yield from walk_pieces(
-                view, segment.start_offset, start, pieces, limit=limit, check_crc=check_crc,
-                check_offset=self.owner is Owner.OURS)
+            part = SegmentWalk(view, segment.start_offset, limit, check_crc, check_offset=self.owner is Owner.OURS)
+            yield from walk_pieces(part, start, pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +397,8 @@ class _FollowedLog(LogView):
     def walk(
         self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
     ) -> Generator[WalkResult, None, None]:
-        return walk_pieces(self._bytes(segment), segment.start_offset, start, pieces, limit=limit, check_crc=check_crc,
-                           check_offset=self.owner is Owner.OURS)
+        return walk_pieces(SegmentWalk(self._bytes(segment), segment.start_offset, limit, check_crc,
+                                       check_offset=self.owner is Owner.OURS), start, pieces)
 
 
 # -- a walk over a long range by two processors ----------------------------------------
@@ -417,9 +416,28 @@ class _FollowedLog(LogView):
 # piece by piece.
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentWalk:
+    """How one segment is walked: its bytes from `base_offset` on, nothing at or above `limit`, and what is judged."""
+
+    view: Readable
+    base_offset: int
+    limit: int
+    check_crc: bool = True
+    check_offset: bool = True
+
+    def walk(self, at: int, piece: Piece) -> WalkResult:
+        stop, strict = piece
+        return walk(self.view, self.base_offset, at, stop, strict=strict, limit=self.limit, check_crc=self.check_crc,
+                    check_offset=self.check_offset)
+
+    def first_record(self, border: int, end: int) -> int | None:
+        """As native.scan.sync()."""
+        return sync(self.view, self.base_offset, border, end, limit=self.limit)
+
+
 def walk_pieces(
-    view: Readable, base_offset: int, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool, check_offset: bool,
-    processors: int | None = None,
+    segment: SegmentWalk, start: int, pieces: Sequence[Piece], *, processors: int | None = None,
 ) -> Generator[WalkResult, None, None]:
     """Walk from the record at `start` through `pieces`, which follow each other; one result for each piece walked.
 
@@ -429,12 +447,6 @@ def walk_pieces(
     """
     if processors is None:
         processors = len(os.sched_getaffinity(0))
-
-    def walk_one(at: int, piece: Piece) -> WalkResult:
-        return walk(view, base_offset, at, piece[0], strict=piece[1], limit=limit, check_crc=check_crc, check_offset=check_offset)
-
-    def first_record(border: int, end: int) -> int | None:
-        return sync(view, base_offset, border, end, limit=limit)
 
     at = start
     ahead: _Ahead | None = None
@@ -447,9 +459,9 @@ def walk_pieces(
         else:
             ahead = None
             if processors > 1 and number + 1 < len(pieces):
-                ahead = _Ahead(stop, pieces[number + 1], first_record, walk_one)
+                ahead = _Ahead(stop, pieces[number + 1], segment)
             try:
-                result = walk_one(at, piece)
+                result = segment.walk(at, piece)
             finally:
                 if ahead is not None:
                     ahead.join()
@@ -462,11 +474,10 @@ def walk_pieces(
 class _Ahead:
     """The walk of one piece from a guessed record on, in a thread; `guess` is None when it found nothing to begin at."""
 
-    def __init__(self, border: int, piece: Piece, first_record: Callable[[int, int], int | None],
-                 walk_one: Callable[[int, Piece], WalkResult]) -> None:
+    def __init__(self, border: int, piece: Piece, segment: SegmentWalk) -> None:
         self.guess: int | None = None
         self.result: WalkResult | None = None
-        self._border, self._piece, self._first_record, self._walk_one = border, piece, first_record, walk_one
+        self._border, self._piece, self._segment = border, piece, segment
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="walk-ahead", daemon=True)
         try:
             self._thread.start()
@@ -478,7 +489,7 @@ class _Ahead:
             self._thread.join()
 
     def _run(self) -> None:
-        guess = self._first_record(self._border, min(self._piece[0], self._border + GUESS_BYTES))
+        guess = self._segment.first_record(self._border, min(self._piece[0], self._border + GUESS_BYTES))
         if guess is not None:
-            self.result = self._walk_one(guess, self._piece)
+            self.result = self._segment.walk(guess, self._piece)
             self.guess = guess

@@ -17,6 +17,7 @@ import pyengine
 from crash.acked_producer import DELAYED_TOPIC, read_body
 from pyengine.cli.torture import check_acked
 from pyengine.formats.constants import SCHEDULE_TOPIC
+from pyengine.formats.record import Message
 from pyengine.results import GetStatus
 
 PULL = 256
@@ -81,8 +82,7 @@ def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: C
     promised = {(row["topic"], row["queue_id"], row["queue_offset"]): row for row in at_offset}
     if len(promised) != len(at_offset):
         found.failures.append(f"{len(at_offset) - len(promised)} queue offsets were acknowledged twice")
-    last_of: dict[tuple[str, int, str], int] = defaultdict(lambda: -1)
-    seen: set[tuple[str, int]] = set()
+    expected = _Expected(promised)
     with pyengine.open_store(store) as reader:
         for topic, queue_ids in reader.topics().items():
             for queue_id in queue_ids if topics is None or topic in topics else ():
@@ -96,7 +96,7 @@ def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: C
                         if topic in (SCHEDULE_TOPIC, DELAYED_TOPIC):
                             _look_at_delayed(message, topic, queue_id, found)
                         else:
-                            _look_at(message, at, topic, queue_id, promised, last_of, seen, found)
+                            _look_at(message, at, topic, queue_id, expected, found)
                         at += 1
     found.redelivered = found.delivered.total() - len(found.delivered)
     if delayed_are_due:
@@ -130,7 +130,17 @@ def _look_at_delayed(message, topic: str, queue_id: int, found: Audit) -> None:
         found.waiting[queue_id, message.queue_offset] = digest
 
 
-def _look_at(message, at, topic, queue_id, promised, last_of, seen, found: Audit) -> None:
+@dataclass
+class _Expected:
+    """Rows by (topic, queue id, offset) that were not come across yet, and what each maker's messages were."""
+
+    promised: dict[tuple[str, int, int], dict]
+    last_of: dict[tuple[str, int, str], int] = field(default_factory=lambda: defaultdict(lambda: -1))
+    seen: set[tuple[str, int]] = field(default_factory=set)
+
+
+def _look_at(message: Message, at: int, topic: str, queue_id: int, expected: _Expected, found: Audit) -> None:
+    last_of, seen = expected.last_of, expected.seen
     found.messages += 1
     if message.queue_offset != at:
         found.failures.append(f"{topic}-{queue_id} serves {message.queue_offset} where {at} was due")
@@ -145,13 +155,13 @@ def _look_at(message, at, topic, queue_id, promised, last_of, seen, found: Audit
     if sequence <= last_of[topic, queue_id, maker]:
         found.failures.append(f"ORDER: {maker} number {sequence} after {last_of[topic, queue_id, maker]} in {topic}-{queue_id}")
     last_of[topic, queue_id, maker] = max(sequence, last_of[topic, queue_id, maker])
-    row = promised.get((topic, queue_id, at))
+    row = expected.promised.get((topic, queue_id, at))
     if row is None:
         return
     if row["body_sha256"] != sha256(message.body).hexdigest() or row["physical_offset"] not in (None, message.physical_offset):
         found.failures.append(f"WRONG: another message stands at {topic}-{queue_id} offset {at} than was acknowledged")
     else:
-        del promised[topic, queue_id, at]
+        del expected.promised[topic, queue_id, at]
 
 
 def check(store: Path, rows: Sequence[dict], scratch: Path) -> list[str]:

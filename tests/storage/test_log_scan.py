@@ -132,7 +132,7 @@ def test_the_end_follows_what_is_appended(builder, monkeypatch):
     assert end.find() == builder.end
     asked = []
     real = log_scan.walk_pieces
-    monkeypatch.setattr(log_scan, "walk_pieces", lambda *args, **more: asked.append(args[2]) or real(*args, **more))
+    monkeypatch.setattr(log_scan, "walk_pieces", lambda *args, **more: asked.append(args[1]) or real(*args, **more))
     for _ in range(100):
         before = builder.end
         builder.put("T", b"x" * 50)

@@ -25,9 +25,9 @@ from pyengine.formats.index_file import IndexLayout, unpack_entry
 from pyengine.formats.record import decode_record
 from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
-from pyengine.native.scan import broken_chain, count_keys, count_matching_entries, first_orphan_key
+from pyengine.native.scan import QueueEntries, broken_chain, count_keys, count_matching_entries, first_orphan_key
 from pyengine.storage.check.report import CheckReport, Findings, Severity
-from pyengine.storage.log_scan import SLICE_BYTES, walk_pieces
+from pyengine.storage.log_scan import SLICE_BYTES, SegmentWalk, walk_pieces
 from pyengine.storage.mapped_file import MappedFile, map_read_only, mapped, used_end
 from pyengine.storage.recovery.queues import QueueState, live_entries
 from pyengine.storage.watermark import DurableWatermark
@@ -172,9 +172,9 @@ class _Look:
             else:
                 base, limit, view = segment
                 fitting = count_matching_entries(
-                    view, base, limit, file.topic, file.queue_id, file.first + at,
-                    memoryview(entries)[at * CQ_ENTRY_BYTES :], after=after, check_tags=file.topic != SCHEDULE_TOPIC,
-                )
+                    view, base, limit,
+                    QueueEntries(file.topic, file.queue_id, file.first + at, memoryview(entries)[at * CQ_ENTRY_BYTES :]),
+                    after=after, check_tags=file.topic != SCHEDULE_TOPIC)
             self._entries += fitting
             own += fitting
             at += fitting
@@ -255,7 +255,7 @@ class CheckWork:
         with mapped(segment.path) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)
             pieces = [(min(at + SLICE_BYTES, stop), False) for at in range(start, stop, SLICE_BYTES)]
-            results = walk_pieces(view, segment.start_offset, start, pieces, limit=stop, check_crc=True, check_offset=True)
+            results = walk_pieces(SegmentWalk(view, segment.start_offset, stop), start, pieces)
             with contextlib.closing(results):  # nothing reads on when the caller gives up
                 yield from results
 

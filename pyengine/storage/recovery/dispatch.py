@@ -61,17 +61,17 @@ from pyengine.storage.new_file import FILE_MODE
 from pyengine.storage.recovery.index import IndexPlan, list_index_files, read_index_header
 from pyengine.storage.recovery.log import LogPlan, Work, segments_between
 from pyengine.storage.recovery.queues import QueueCut, list_queues, sync_queue
-from pyengine.storage.recovery.report import RecoveryPath
+from pyengine.storage.recovery.report import RecoveryOptions, RecoveryPath
 
 _SLICE_BYTES = 1 << 20
 DISPATCH_SLICE_BYTES = 16 << 20
 
 
 def dispatch_start(
-    log: LogView, path: RecoveryPath, scan_from: int, end: int, cuts: Sequence[QueueCut], index: IndexPlan,
-    *, reput_from: int | None, index_enabled: bool, multi_dispatch: bool,
+    log: LogView, path: RecoveryPath, plan: LogPlan, cuts: Sequence[QueueCut], index: IndexPlan,
+    *, reput_from: int | None, options: RecoveryOptions,
 ) -> int:
-    """The start as the table says; `end` when nothing is missing. Queues and index are taken as the plans leave them.
+    """The start as the table says; the log's end when nothing is missing. Queues and index are taken as the plans leave them.
 
     `reput_from`: of shared memory that counts, else None.
     """
@@ -82,13 +82,13 @@ def dispatch_start(
     elif reput_from is not None:
         wanted = [reput_from]
     else:
-        wanted = [farthest, scan_from] if path is RecoveryPath.ABNORMAL else [farthest]
+        wanted = [farthest, plan.scan.scan_from] if path is RecoveryPath.ABNORMAL else [farthest]
     wanted += [cut.rebuild_from for cut in cuts if cut.rebuild_from is not None]
-    if index.enter_from is not None and index_enabled:
+    if index.enter_from is not None and options.message_index_enable:
         wanted.append(index.enter_from)
     start = record_start(log, max(log_min, min(wanted)))
-    if index.enter_from is None and not _has_entries(log, start, end, multi_dispatch):
-        return end  # nothing but blanks, prepared and rolled back messages
+    if index.enter_from is None and not _has_entries(log, start, plan.end_offset, options.enable_multi_dispatch):
+        return plan.end_offset  # nothing but blanks, prepared and rolled back messages
     return start
 
 

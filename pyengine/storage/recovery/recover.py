@@ -313,10 +313,7 @@ class _Recovery:
         is_crash = path is RecoveryPath.ABNORMAL and progress is None
         index = plan_index(
             self._store, checkpoint.index_msg_timestamp_ms if is_crash else None, max(log.min_offset, 0), end)
-        dispatch_from = dispatch_start(
-            log, path, log_plan.scan.scan_from, end, cuts, index,
-            reput_from=reput_from, index_enabled=self._options.message_index_enable, multi_dispatch=self._options.enable_multi_dispatch,
-        )
+        dispatch_from = dispatch_start(log, path, log_plan, cuts, index, reput_from=reput_from, options=self._options)
         orphaned = () if log.segments else tuple(
             folder for folder in (self._store.consume_queue, self._store.index) if _holds_files(folder)
         )
