@@ -149,7 +149,7 @@ def setting(default: Value, meaning: str, **row: object) -> Any:
 
 
 def settings_of(config_class: type) -> dict[str, Setting]:
-    """The table behind a class made of `setting` fields, by name, in the order of the class."""
+    """The table of a class made of `setting` fields, by name, in the order of the class."""
     return {
         field.name: Setting(name=field.name, default=cast("Value", field.default), **field.metadata)
         for field in dataclasses.fields(config_class)

@@ -4,7 +4,7 @@
 #
 # Without COMMAND it prints the master's address and runs until Ctrl-C. With one it sets PYENGINE_SPARK_MASTER,
 # where `pyengine.spark.session()` and the commands that use Spark then run, and ends with the command, whose
-# exit code it returns. Nothing stays behind either way; logs and the workers' files lie in DIR if one is named.
+# exit code it returns. Nothing remains either way; logs and the workers' files lie in DIR if one is named.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 source "$here/lib.sh"

@@ -336,7 +336,7 @@ def test_what_a_reader_scribbles_deletes_nothing(make_engine, rng):
         assert native.load(line, "incarnation") == 1
 
 
-def test_with_a_narrow_umask_nobody_else_reads_the_store(make_engine):
+def test_with_a_narrow_umask_no_other_user_reads_the_store(make_engine):
     before = os.umask(0o077)
     try:
         engine = make_engine()
@@ -391,7 +391,7 @@ def test_a_master_listens_for_this_machine_alone_by_default(master):
     assert EngineConfig().ha_port == EngineConfig(broker_role="SLAVE", ha_listen_port=5000).ha_port == 0
 
 
-def test_whoever_reaches_the_replication_port_gets_the_log(master):
+def test_every_peer_of_the_replication_port_gets_the_log(master):
     _, service, writer = master()
     with contextlib.closing(WireSlave(service.port)) as anybody:
         anybody.say(1)

@@ -77,7 +77,7 @@ def test_a_put_is_ok_once_slaves_have_it(confirmed, disk):
             assert native.load_position(parts.control.confirm) > where(result) >= 0
 
 
-def test_without_a_slave_the_message_is_stored_and_the_status_says_that_nobody_else_has_it(make_parts):
+def test_without_a_slave_the_message_is_stored_and_the_status_says_that_no_slave_has_it(make_parts):
     parts = make_parts(**MASTER, segment_bytes=1 << 20)
     with parts.producer() as producer:
         for result in every_put(producer):
@@ -115,7 +115,7 @@ def test_many_waiting_puts_share_one_deadline(make_parts):
         assert {future.result(30).status for future in futures} == {PutStatus.FLUSH_SLAVE_TIMEOUT}
 
 
-def test_a_slave_far_behind_is_not_waited_for(make_parts):
+def test_a_slave_that_lags_far_is_not_waited_for(make_parts):
     parts = make_parts(**MASTER, ha_slave_fallbehind_max_bytes=500)
     native.store(parts.control.replicator, "slaves_connected", 1)
     with parts.producer() as producer:
@@ -131,7 +131,7 @@ def test_as_many_slaves_as_were_asked_for_must_be_there(make_parts):
     assert result.status is PutStatus.SLAVE_NOT_AVAILABLE and "1 of 2 required slaves" in result.reason
 
 
-def test_an_async_master_waits_for_nobody(make_parts):
+def test_an_async_master_waits_for_no_slave(make_parts):
     parts = make_parts(**{**MASTER, "role": native.ASYNC_MASTER}, segment_bytes=1 << 20)
     with parts.producer() as producer:
         assert {result.status for result in every_put(producer)} == {PutStatus.PUT_OK}

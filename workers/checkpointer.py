@@ -1,7 +1,7 @@
 """Checkpointer: syncs queues and index, writes `checkpoint` and `config/watermark`.
 
-Promise: no value in either file is ever ahead of what is durable. Time bound: about
-flush_interval_consume_queue_ms behind, the watermark at most once a second. Its death:
+Promise: no value in either file is ever ahead of what is durable. Time bound: they lag by
+flush_interval_consume_queue_ms, the watermark at most once a second. Its death:
 recovery after a crash reads more of the log; nothing else.
 """
 

@@ -129,12 +129,12 @@ class EngineWatch:
         now = self.positions()
         if kind == "writer":  # it has given out queue offsets too, which its successor must take back
             return now.intent_end > now.slot_end and native.load(self._memory.control.undo, "count") > 0
-        behind = {
+        has_work = {
             "committer": now.committed < now.wrote,
             "flusher": now.flushed < now.committed,
             "reputter": now.reput_from < now.committed,
         }
-        return behind.get(kind, True) and not waits_for_work(pid)
+        return has_work.get(kind, True) and not waits_for_work(pid)
 
 
 def state_of(pid: int) -> str:

@@ -177,7 +177,7 @@ def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, remem
 
 
 def _make_first_segment(root: Path, config: EngineConfig, origin: int) -> None:
-    """A log that begins behind 0 has a segment from the start: without one its watermark would tell of a loss."""
+    """A log that begins after 0 has a segment from the start: without one its watermark would tell of a loss."""
     size = config.mapped_file_size_commit_log_bytes
     os.close(create_file(new_segment_folder(root, origin, size), segment_name(origin), size))
 

@@ -301,7 +301,7 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     require_startable(root)
     prepare_root(root)
     config = load_config(root, settings)
-    if look(root).kind == "nobody":
+    if look(root).kind == "none":
         look_at_log(root, config.mapped_file_size_commit_log_bytes)
     if native.SUPERVISOR in living_kinds(root, 1):
         raise StoreBusyError(f"an engine is running on {root} already")

@@ -218,7 +218,7 @@ def _attach_now(kind: int, root: Path, settings: Mapping[str, str]) -> Worker:
 
 
 def _check_owner(root: Path, memory: EngineMemory) -> None:
-    """The block must be that of a living supervisor: one left behind by a dead engine looks the same otherwise."""
+    """The block must be that of a living supervisor: one that a dead engine left looks the same otherwise."""
     line = memory.control.workers[native.SUPERVISOR]
     if memory.retired or memory.state not in SERVING_STATES:
         raise EngineUnavailableError("the engine is not running yet, or not any more")

@@ -1,4 +1,4 @@
-"""Shared memory that a dead engine left behind: what recovery may believe of it, and its end.
+"""Shared memory that a dead engine left: what recovery may believe of it, and its end.
 
 For the store's owner only: the lock is held exclusively, so no other process writes it.
 After kill -9 of all processes the control block says where the log ended, and pool

@@ -369,7 +369,7 @@ def dispatched_end(root: Path) -> int | None:
     half done there would look like damage.
     """
     holder = look(root)
-    if holder.kind == "nobody":
+    if holder.kind == "none":
         return None
     if holder.kind != "engine":
         who = holder.who if holder.kind == "foreign" else "its owner, which starts or recovers it"

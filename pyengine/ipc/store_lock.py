@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pyengine.errors import DiskError, InvariantError, NotAStoreError, StoreBusyError, disk_error
 from pyengine.formats.small_file import open_regular
@@ -54,7 +55,7 @@ class Ownership(enum.Enum):
 class Holder:
     """Who holds byte 0. `pid` is 0 where the kernel does not say (our own kind of lock; another container)."""
 
-    kind: str  # "nobody", "engine" (shared, ours), "owner" (exclusive, ours), "foreign" (RocketMQ's kind)
+    kind: Literal["none", "engine", "owner", "foreign"]  # engine: shared, ours; owner: exclusive, ours; foreign: RocketMQ's lock
     pid: int = 0
 
     @property
@@ -169,11 +170,11 @@ class StoreLock:
 
 
 def look(root: str | os.PathLike[str]) -> Holder:
-    """Who holds the store's byte 0, without opening it for writing; "nobody" for what was never started."""
+    """Who holds the store's byte 0, without opening it for writing; "none" for a store that was never started."""
     try:
         descriptor = open_regular(Path(root) / "lock")
     except OSError:
-        return Holder("nobody")
+        return Holder("none")
     try:
         return _holder(descriptor)
     finally:
@@ -280,7 +281,7 @@ def lock_modified_ns(root: str | os.PathLike[str]) -> int:
 def _holder(descriptor: int) -> Holder:
     found = find_lock(descriptor, OWNER_BYTE)
     if found is None:
-        return Holder("nobody")
+        return Holder("none")
     if found.pid != OFD_PID:
         return Holder("foreign", max(0, found.pid))
     return Holder("engine" if found.kind == SHARED else "owner")

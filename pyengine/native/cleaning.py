@@ -23,7 +23,7 @@ def view(memory: Buffer) -> ms_cleaning:
 
 
 def private() -> ms_cleaning:
-    """A block of this process alone, for work on a store that nobody has open."""
+    """A block of this process alone, for work on a store that no process has open."""
     block = ffi.new("struct ms_cleaning *")
     lib.ms_cleaning_format(block, 0)
     return block
@@ -60,7 +60,7 @@ def release(cleaning: ms_cleaning, slot: int, owner: int) -> None:
 
 
 def shut(cleaning: ms_cleaning, end: int) -> None:
-    """The cleaner: nobody gets a new hold below `end`; afterwards every older hold can be seen."""
+    """The cleaner: no process gets a new hold below `end`; afterwards every older hold can be seen."""
     lib.ms_cleaning_shut(cleaning, end)
 
 

@@ -52,7 +52,7 @@ class Board:
         try:
             status = os.fstat(descriptor)
             if stat.S_ISREG(status.st_mode) and status.st_size == 0:
-                os.pwrite(descriptor, _MAGIC, FILE_BYTES - len(_MAGIC))  # gives it its size too, whoever else does so now
+                os.pwrite(descriptor, _MAGIC, FILE_BYTES - len(_MAGIC))  # gives it its size too, also while another process does so
             elif status.st_size != FILE_BYTES or os.pread(descriptor, len(_MAGIC), FILE_BYTES - len(_MAGIC)) != _MAGIC:
                 raise UsageError(f"{path} is no file of a failpoint: name one that is not there")
             self._mapping = mmap.mmap(descriptor, FILE_BYTES)

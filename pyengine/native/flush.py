@@ -85,7 +85,7 @@ def allocate(fd: int, offset: int, length: int, path: str | None = None) -> None
 
 
 def punch(fd: int, offset: int, length: int) -> int:
-    """Give the blocks of a range back, whoever has it mapped; 0 or the errno (EOPNOTSUPP: not on this file system)."""
+    """Give the blocks of a range back, mapped or not; 0 or the errno (EOPNOTSUPP: not on this file system)."""
     return -lib.ms_flush_punch(fd, offset, length)
 
 

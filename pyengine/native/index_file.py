@@ -67,7 +67,7 @@ class IndexFile:
         return lib.ms_index_count_tail(self.struct, physical_offset)
 
     def release(self) -> None:
-        """Let go of the mapping."""
+        """Release the mapping."""
         self.struct.base = ffi.NULL
         ffi.release(self._memory)
         if self._written_to is not None:

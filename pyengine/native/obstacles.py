@@ -30,7 +30,7 @@ def private() -> ms_obstacles:
 
 
 def format_obstacles(obstacles: ms_obstacles) -> None:
-    """The supervisor, over zeros: nothing is in anybody's way."""
+    """The supervisor, over zeros: no worker is kept from its work."""
     lib.ms_obstacles_format(obstacles)
 
 

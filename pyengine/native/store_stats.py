@@ -71,7 +71,7 @@ def view(memory: Buffer) -> ms_store_stats:
 
 
 def private() -> ms_store_stats:
-    """Counters that nobody else sees: for a process that finds no shared ones."""
+    """Counters of this process alone, where it finds no shared ones."""
     return ffi.new("struct ms_store_stats *")
 
 
@@ -128,7 +128,7 @@ def counting_cost_ns(passes: int, entries: int) -> float:
     return (lib.ms_clock_monotonic_ns() - began_ns) / (passes * entries)
 
 
-# ---- whoever looks --------------------------------------------------------------------------
+# ---- readers --------------------------------------------------------------------------------
 
 
 def samples(stats: ms_store_stats) -> list[Sample]:

@@ -44,7 +44,7 @@ class Latch:
         self._wakeup = lib.ms_latch_wakeup if writable else lib.ms_latch_wakeup_unmarked
 
     def wakeup(self) -> None:
-        """Wake the owner, unless it is awake or somebody else does it already."""
+        """Wake the owner, unless it is awake or another process wakes it already."""
         self._wakeup(self.latch, self.semaphore)
 
     def arm(self) -> None:

@@ -249,7 +249,7 @@ def _why_no_queues(options: ReadOptions, reader: LiveStoreReader, limit: int) ->
         return "physical offsets are bounds of a scan", 0
     if reader.is_live:
         return "", min(limit, reader.dispatched_offset(options.read_level))
-    if store_use(options.path) is not StoreUse.NOBODY:
+    if store_use(options.path) is not StoreUse.CLOSED:
         return "another program has the store open, and it cannot be known which messages are in its queues already", 0
     if abort_file_exists(options.path):
         return "the store was not stopped in order, so its queues may lack messages: recover it first", 0

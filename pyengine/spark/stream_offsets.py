@@ -124,7 +124,7 @@ class LogStream(StreamOffsets):
             return {NAME: end}
         begin = self._kept(begin)
         if most_bytes is not None and end - begin > most_bytes:
-            end = self._behind(begin, begin + most_bytes, end)
+            end = self._end_after(begin, begin + most_bytes, end)
         if most_messages is not None and begin < end:
             end = self._count(begin, end, most_messages)
         return {NAME: end}
@@ -167,10 +167,10 @@ class LogStream(StreamOffsets):
             self._lost(f"startingPhysicalOffset {offset}: the log reaches from {first} to {end}")
         offset = min(max(offset, first), end)
         segment = offset - offset % self._log.size_bytes
-        return offset if offset in (segment, end) else self._behind(segment, offset, end)
+        return offset if offset in (segment, end) else self._end_after(segment, offset, end)
 
-    def _behind(self, known: int, wanted: int, end: int) -> int:
-        """Behind the records that begin in [known, wanted), at most `end`; a record begins at `known`. Moves on by one at least."""
+    def _end_after(self, known: int, wanted: int, end: int) -> int:
+        """Where the records end that begin in [known, wanted), at most `end`; a record begins at `known`. Moves on by one at least."""
         size_bytes = self._log.size_bytes
         segment = wanted - wanted % size_bytes
         position = max(known, segment)  # a segment's first byte begins a record
@@ -193,7 +193,7 @@ class LogStream(StreamOffsets):
         return min(position, end)
 
     def _count(self, begin: int, end: int, most: int) -> int:
-        """Behind the `most` records from `begin` on."""
+        """Where the `most` records from `begin` on end."""
         left = most
         for batch in self._records(begin, end, batch_rows=min(most + 1, _COUNT_ROWS)):
             if batch.num_rows > left:

@@ -1,12 +1,12 @@
 """How far consumer groups have read: `config/consumerOffset.json` (ConsumerOffsetManager, docs/formats.md section 12).
 
 `{"offsetTable": {"topic@group": {"queueId": next offset}}}`, the same file as RocketMQ's
-broker keeps, with a checksum behind it that JSON readers do not see. Several processes
+broker keeps, with a checksum after it that JSON readers do not see. Several processes
 may change it: each change is a read, a change and a whole new file under one lock
 (storage/offset_lock.py), so none is lost; a crash leaves the old file or the new one.
 While a broker has the store open the file is its own, and changes are refused.
 
-A file that cannot be believed never stops anybody: the one before it, `.bak`, is used,
+A file that cannot be believed never stops a process: the one before it, `.bak`, is used,
 and `notes` say so. The next change sets the bad one aside as `.damaged`; `.bak` is
 never replaced by it.
 """
@@ -115,7 +115,7 @@ class ConsumerOffsets:
                     if use is StoreUse.OTHER:
                         raise StoreBusyError(
                             f"{self._root} is open in another program, which keeps the groups' offsets itself")
-                    if use is StoreUse.NOBODY:
+                    if use is StoreUse.CLOSED:
                         require_known_format(self._root)
                     return self._change(writer, change)
             except LockPassedOnError:

@@ -132,7 +132,7 @@ class Dispatcher:
         self._begun: set[tuple[str, int]] = set()  # queues whose first file was made ahead of their first entry
         self._on_gap = on_gap
         progress = new_progress() if index_progress is None else progress_at(index_progress)
-        self._kept = index_progress  # the memory behind `progress`
+        self._kept = index_progress  # the memory of `progress`
         self._loop = DispatchLoop(
             self._file_bytes,
             list(parse_delay_levels(options.message_delay_level).values()),

@@ -46,25 +46,25 @@ class Watermark(Protocol):
 class StoreUse(enum.Enum):
     """What has the store open."""
 
-    NOBODY = "nobody"
+    CLOSED = "closed"  # no process has
     ENGINE = "engine"  # shared lock: processes of this engine
     OTHER = "other"    # exclusive lock: a broker, or a recovery
 
 
 def store_use(root: str | os.PathLike[str]) -> StoreUse:
-    """What holds byte 0 of `lock`; needs no right but to read it, and takes no lock. NOBODY where it cannot be read."""
+    """What holds byte 0 of `lock`; needs no right but to read it, and takes no lock. CLOSED where it cannot be read."""
     try:
         descriptor = open_regular(StorePaths(root).lock)
     except OSError:
-        return StoreUse.NOBODY
+        return StoreUse.CLOSED
     try:
         lock = find_lock(descriptor, 0)
     except OSError:  # a file system without locks
-        return StoreUse.NOBODY
+        return StoreUse.CLOSED
     finally:
         os.close(descriptor)
     if lock is None:
-        return StoreUse.NOBODY
+        return StoreUse.CLOSED
     return StoreUse.ENGINE if lock.kind == SHARED else StoreUse.OTHER
 
 
@@ -110,7 +110,7 @@ class FilesWatermark:
         use = store_use(self._root)
         reading = WatermarkReading(None) if use is StoreUse.OTHER else read_watermark(self._root)
         durable = reading.watermark
-        if use is StoreUse.NOBODY:
+        if use is StoreUse.CLOSED:
             return self._flushed_at_rest(reading)
         if durable is None:
             raise UsageError(

@@ -2,7 +2,7 @@
 
 `{"dataVersion": {counter, timestamp}, "topicConfigTable": {topic: {...}}}`, the file that
 RocketMQ's broker keeps. The engine needs none of it: a put makes its topic and queue, a
-reader finds them. It matters to whoever plans by it: a broker that opens the store, and
+reader finds them. It matters to programs that plan by it: a broker that opens the store, and
 tools that ask how many queues a topic has.
 
 Several processes may change it: each change is a read, a change and a whole new file under
@@ -113,7 +113,7 @@ class TopicConfigs:
             use = store_use(self._root)
             if use is StoreUse.OTHER:
                 raise StoreBusyError(f"{self._root} is open in another program, which keeps {NAME} itself")
-            if use is StoreUse.NOBODY:
+            if use is StoreUse.CLOSED:
                 require_known_format(self._root)
             table = self._file.read().value or TopicTable()
             topics = dict(table.topics)

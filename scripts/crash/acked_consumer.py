@@ -6,7 +6,7 @@ Group `flushed` reads at that level, group `any` at the store's own; each commit
 lines in ACKED:
 
     {"reads": topic}                           it has begun
-    {"group": g, "asks": {queue: offset}}      before a commit: no queue of the group is remembered behind this
+    {"group": g, "asks": {queue: offset}}      before a commit: no queue of the group is remembered beyond this
     {"group": g, "commits": {queue: offset}}   after commit() has returned: that is remembered
     {"read_to": n}                             group `flushed` was given messages that end at byte n of the log
 
@@ -32,7 +32,7 @@ PULL_S = 0.02
 
 
 def read_and_commit(consumer: pyengine.Consumer, group: str, messages: Sequence[Message], acked: AckedList) -> None:
-    """Commits what was just pulled, with a line before and behind."""
+    """Commits what was just pulled, with a line before and after."""
     if group == FLUSHED:
         acked.write({"read_to": max(message.physical_offset + message.size_bytes for message in messages)})
     acked.write({"group": group, "asks": consumer.positions})

@@ -51,7 +51,7 @@ def read_acked(paths: Iterable[Path]) -> list[dict]:
 
 
 def still_kept(store: Path, rows: Sequence[dict]) -> list[dict]:
-    """The rows that retention has not deleted: those whose message lies at or behind the log's beginning.
+    """The rows that retention has not deleted: those whose message lies at or after the log's beginning.
 
     Where a row tells no physical offset its queue's first offset decides.
     """

@@ -276,7 +276,7 @@ class FailpointRun(CrashRun):
             self.kill_all_around(pids["writer"])
 
     def spoil(self, point: Failpoint) -> None:
-        """What only a foreign hand leaves: bytes behind the end, and a segment of them; or no memory of the dead engine."""
+        """What only a foreign hand leaves: bytes after the end, and a segment of them; or no memory of the dead engine."""
         with EngineWatch(self.store) as watch:
             end = watch.positions().slot_end
         if point.name in WITHOUT_MEMORY:

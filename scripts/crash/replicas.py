@@ -111,7 +111,7 @@ def is_run(store: Path) -> bool:
 
 
 def differences(one: Path, other: Path, segment_bytes: int) -> list[str]:
-    """Where two logs that should be equal are not; segments behind the end are zeros on both sides, as many as there are."""
+    """Where two logs that should be equal are not; segments after the end are zeros on both sides, as many as there are."""
     left = {segment.start_offset: segment.path for segment in list_log(one, segment_bytes)}
     right = {segment.start_offset: segment.path for segment in list_log(other, segment_bytes)}
     for start in sorted(left.keys() | right.keys()):

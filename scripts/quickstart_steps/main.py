@@ -84,7 +84,7 @@ def store_folder(asked: Path | None) -> Iterator[Path]:
 
 
 def command(name: str, store: Path, *options: str, may_fail: bool = False) -> None:
-    """A command as anyone would type it, and what it prints."""
+    """A command as a user would type it, and what it prints."""
     print("$ " + shlex.join(["pyengine", name, str(store), *options]), flush=True)
     done = subprocess.run([sys.executable, "-P", "-m", "pyengine", name, str(store), *options], env=environment())
     if done.returncode and not may_fail:
@@ -167,8 +167,8 @@ class Bars:
         if time.monotonic() - self._looked_s > 0.1:
             self._looked_s = time.monotonic()
             positions = engine_status(self._store, {})["positions"]
-            behind = "  ".join(f"{name} {size_text(positions[name])}" for name in ("wrote", "flushed", "reput_from"))
-            self._bars.update(self._task, positions=behind)
+            texts = "  ".join(f"{name} {size_text(positions[name])}" for name in ("wrote", "flushed", "reput_from"))
+            self._bars.update(self._task, positions=texts)
 
     def say(self, text: str) -> None:
         self._bars.console.print(f"  {text}")

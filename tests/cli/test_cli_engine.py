@@ -329,7 +329,7 @@ def test_start_names_the_space_that_is_missing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_ingest_leaves_no_producer_behind(engine, tmp_path):
+def test_an_interrupted_ingest_leaves_no_producer(engine, tmp_path):
     one = engine()
     path = tmp_path / "long.txt"
     path.write_bytes(b"%0200d\n" % 7 * 100_000)

@@ -72,7 +72,7 @@ def test_queues_that_end_at_confirm_are_told(replicating):
     assert "0 connected, 4.0 KiB not confirmed, and queues end there" in run("status", owner.root).stdout
 
 
-def test_a_slave_shows_its_master_and_how_far_it_is_behind(replicating):
+def test_a_slave_shows_its_master_and_how_far_it_lags(replicating):
     owner, links = replicating(SLAVE)
     native.refuse_puts(owner.control, native.REFUSE_SLAVE)
     link = links.open_link("10.0.0.1:10912", LINK_HANDSHAKE)

@@ -162,7 +162,7 @@ def test_a_dead_worker_and_a_dead_supervisor_are_told(owner):
         assert next(one for one in document["workers"] if one["kind"] == "writer")["restarts"] == 2
 
 
-def test_memory_left_behind_by_a_dead_engine_is_no_running_engine(owner):
+def test_memory_of_a_dead_engine_is_no_running_engine(owner):
     owner.publish()
     owner.lock.close()
     assert status(owner)["state"] == "stopped"

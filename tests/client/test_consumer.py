@@ -318,7 +318,7 @@ def test_removed_messages_are_counted_and_said(builder, consume):
     assert consumer.missed == 5 and "2 to 6 were removed" in consumer.notes[0]
 
 
-def test_an_offset_behind_the_end_goes_back_to_it(builder, consume):
+def test_an_offset_beyond_the_end_goes_back_to_it(builder, consume):
     fill(builder, 3)
     ConsumerOffsets(builder.root).commit("orders", "billing", {0: 99})
     consumer = consume()

@@ -165,7 +165,7 @@ def test_who_was_passed_over_while_it_took_a_queue_reads_the_offsets_again(sessi
     assert offset == 200 and slow.holds(claim)
 
 
-def test_a_claim_that_ends_in_an_error_keeps_its_queue_from_nobody(session, monkeypatch):
+def test_a_claim_that_ends_in_an_error_releases_its_queue(session, monkeypatch):
     failing, other = session(), session()
     failing.begin(lambda: {0: 0, 1: 0})
     real_claim = failing._members.claim
@@ -193,7 +193,7 @@ def test_a_member_whose_file_was_removed_joins_again_when_that_succeeds_at_last(
     assert mine.rejoin_if_removed() and mine.share([0]) == [0]
 
 
-def test_a_member_that_could_not_join_leaves_nothing_behind(session, monkeypatch):
+def test_a_member_that_could_not_join_leaves_nothing(session, monkeypatch):
     living = session()
     descriptors = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:

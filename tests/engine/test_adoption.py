@@ -38,7 +38,7 @@ def put(engine, body: bytes) -> None:
         assert producer.put("after", body).status == pyengine.PutStatus.PUT_OK
 
 
-def test_a_whole_store_is_read_behind_the_puts_and_covered(adopted):
+def test_a_whole_store_is_read_while_puts_go_on_and_covered(adopted):
     engine = adopted("roll")
     assert engine.start()["state"] == "running"
     put(engine, b"new")

@@ -86,7 +86,7 @@ def test_what_was_not_confirmed_stays_unseen_although_recovery_has_dispatched_it
     assert seen(root) == visible, "nor without an engine"
 
 
-def test_a_store_that_nobody_has_confirmed_shows_nothing(store):
+def test_a_store_that_no_slave_has_confirmed_shows_nothing(store):
     root, _ = store
     with brought_up(root, **MASTER) as memory:
         assert (position(memory, "confirm"), position(memory, "reput_from"), seen(root)) == (0, 0, 0)
@@ -128,7 +128,7 @@ def test_a_slave_becomes_a_master_by_promotion_alone(store, role):
 
 
 @pytest.mark.parametrize("spoilt", ["{", "", None])
-def test_nobody_becomes_a_master_for_want_of_a_readable_role(store, spoilt):
+def test_no_store_becomes_a_master_for_want_of_a_readable_role(store, spoilt):
     """What stands in for the file is older: the store may have become a slave since."""
     root, ends = store
     file = ReplicationStateFile(root)
@@ -191,7 +191,7 @@ def test_without_replication_nothing_is_noted_and_nothing_bounded(store, setting
     assert not ReplicationStateFile(root).path.exists()
 
 
-def test_behind_entries_that_have_moved_up_no_number_is_given_twice(store):
+def test_after_entries_that_have_moved_up_no_number_is_given_twice(store):
     root, _ = store
     (file,) = (root / "consumequeue" / "T" / "0").iterdir()
     entries = file.read_bytes()

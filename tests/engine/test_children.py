@@ -164,7 +164,7 @@ def test_an_old_obstacle_is_not_why_a_worker_cannot_start_now(rig, monkeypatch):
     assert made.children.halted == "the flusher cannot start: its message stands in the log above"
 
 
-def test_a_living_worker_of_somebody_else_is_adopted(rig):
+def test_a_living_worker_of_another_supervisor_is_adopted(rig):
     made = rig(FLUSHER)
     stranger = made.owner.spawn("pyengine.workers.flusher")
     made.owner.wait_ready(native.FLUSHER)
@@ -194,7 +194,7 @@ def test_stop_reports_what_does_not_finish_and_kills_it(rig):
     assert not made.owner.lock.kind_taken(native.FLUSHER)
 
 
-def test_a_worker_that_stands_still_is_let_go_on_to_finish(rig):
+def test_a_stopped_worker_is_resumed_to_finish(rig):
     made = rig(FLUSHER)
     made.children.start()
     made.go_until(lambda: made.children.all_ready, "ready")
@@ -204,7 +204,7 @@ def test_a_worker_that_stands_still_is_let_go_on_to_finish(rig):
     assert native.load(line(made), "state") == native.WORKER_ABSENT and "SIGCONT" in made.said[0]
 
 
-def test_an_adopted_worker_that_stands_still_is_let_go_on_and_its_silence_forgiven(rig):
+def test_an_adopted_worker_that_is_stopped_is_resumed_and_its_silence_forgiven(rig):
     made = rig(FLUSHER, overrides={"flush_interval_commit_log_ms": "50"})
     worker = made.owner.spawn("pyengine.workers.flusher")
     eventually(lambda: native.load(line(made), "state") == native.WORKER_READY, "it is up")

@@ -118,7 +118,7 @@ def test_a_reader_that_holds_a_segment_keeps_reading_it(reader):
     assert "holds it: tried again" in engine.log()
 
 
-def test_a_dead_readers_hold_is_nobodys(reader):
+def test_a_dead_readers_hold_does_not_count(reader):
     engine, process = reader
     assert asks(engine) == 0
     process.kill()

@@ -59,7 +59,7 @@ def test_the_half_made_table_of_a_dead_supervisor_is_replaced(owner):
 
 
 @pytest.mark.parametrize(("field", "value"), [("slots", 0), ("slots", 65), ("slots", 1 << 31), ("magic", 7)])
-def test_a_table_that_somebody_scribbled_over_is_a_sentence_and_no_search_without_end(owner, field, value):
+def test_a_table_that_was_scribbled_over_is_a_sentence_and_no_search_without_end(owner, field, value):
     with owner.folder.attach(shared_objects.queues_name(1)) as shared:
         setattr(queue_table.view(shared.memory), field, value)
     want(owner, 128)

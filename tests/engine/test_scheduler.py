@@ -134,7 +134,7 @@ def test_after_an_orderly_stop_nothing_is_delivered_twice(make_engine):
     assert [int(one.body) for one in read_queue(engine.root, "T", 0)] == list(range(20))
 
 
-def test_sizes_in_the_environment_that_are_not_the_stores_keep_nobody_from_starting(make_engine, monkeypatch):
+def test_sizes_in_the_environment_that_are_not_the_stores_keep_no_worker_from_starting(make_engine, monkeypatch):
     """Sizes given by --set count against the environment, in every process and at every start."""
     monkeypatch.setenv("PYENGINE_MAPPED_FILE_SIZE_COMMIT_LOG_BYTES", str(2 << 20))
     monkeypatch.setenv("PYENGINE_MAX_INDEX_NUM", "8000")

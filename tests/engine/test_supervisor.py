@@ -337,7 +337,7 @@ def test_one_engine_a_store(make_engine):
     engine.stop()
 
 
-def test_a_worker_that_stands_still_at_stop_is_let_go_on_to_finish(make_engine):
+def test_a_stopped_worker_is_resumed_at_stop_to_finish(make_engine):
     engine = make_engine("pool")
     engine.start()
     engine.kill("committer", signal.SIGSTOP)

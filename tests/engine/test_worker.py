@@ -160,7 +160,7 @@ def test_a_worker_says_what_keeps_it_from_its_work(make_owner):
     eventually(lambda: obstacles.read(owner.memory.obstacles, KIND) == "something in the way", "said")
 
 
-def test_a_log_that_cannot_be_written_stops_nobody(monkeypatch):
+def test_a_log_that_cannot_be_written_stops_no_worker(monkeypatch):
     asked = []
 
     class Full:

@@ -175,7 +175,7 @@ def test_who_may_not_mount_is_told(tmp_path):
     assert done.returncode == 2 and done.stderr.startswith("no disk that writes down what reaches it can be made here: ")
 
 
-def test_no_log_may_begin_behind_where_it_did_at_the_end_of_the_run(tmp_path):
+def test_no_log_may_begin_beyond_where_it_did_at_the_end_of_the_run(tmp_path):
     (tmp_path / "commitlog").mkdir()
     for number in (4, 3, 0):
         (tmp_path / "commitlog" / segment_name(number * SEGMENT_BYTES)).touch()

@@ -143,7 +143,7 @@ def test_a_flush_covers_what_was_written_before_it_began(rng):
     assert states == {b"a" * 512 + second * 512 + bytes(8192 - 1024) for second in (b"b", bytes(1))}
 
 
-def test_a_cut_before_everything_changes_nothing_for_those_behind_it(rng):
+def test_a_cut_before_everything_changes_nothing_for_those_after_it(rng):
     disk = BlockDisk(FILE_SYSTEMS["ext4"], b"z" * 8192)
     assert image_of(disk, rng) == b"z" * 8192
     assert image_of(fed(disk), rng).startswith(b"a" * 512)

@@ -34,7 +34,7 @@ def test_a_store_equals_itself(pair):
     assert queue_differences(ours, theirs) == index_differences(ours, theirs) == []
 
 
-def test_filler_behind_a_blank_is_masked_but_its_header_is_not(pair):
+def test_filler_after_a_blank_is_masked_but_its_header_is_not(pair):
     ours, theirs, records, size = pair("pool-roll")
     blank = next(record for record in records if record.get("blank") and record["size"] > 8)
     path, at = segment_of(ours, blank["phy"], size)
@@ -54,7 +54,7 @@ def test_one_byte_of_a_record_is_seen(pair, where):
     assert len(log_differences(ours, theirs, records, size)) == 1
 
 
-def test_bytes_behind_the_end_are_seen(pair):
+def test_bytes_after_the_end_are_seen(pair):
     ours, theirs, records, size = pair("basic")
     path, at = segment_of(ours, records[-1]["phy"] + records[-1]["size"] + 100, size)
     flip(path, at)

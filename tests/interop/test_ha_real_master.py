@@ -263,7 +263,7 @@ def test_a_slave_that_diverged_goes_back_to_where_the_logs_part(make_engine, mas
 
 
 @pytest.mark.long
-def test_behind_what_the_master_still_has_it_is_refused_and_nothing_is_made_up(make_engine, masters, judge):
+def test_a_slave_below_the_masters_first_segment_is_refused_and_nothing_is_made_up(make_engine, masters, judge):
     master = masters()
     slave = slave_of(make_engine, master.address)
     slave.start()

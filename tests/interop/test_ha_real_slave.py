@@ -127,7 +127,7 @@ def test_a_real_slave_follows_and_acknowledges(pair, mode, rng):
 
 
 @pytest.mark.long
-def test_a_confirmed_put_is_in_the_slave_whoever_dies(pair, rng):
+def test_a_confirmed_put_is_in_the_slave_whichever_process_dies(pair, rng):
     engine, proxy, slave = pair()
     load = Load(engine.root, rng)
     for kill in ("replicator", "writer", "cut", "replicator"):

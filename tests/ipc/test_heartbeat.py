@@ -16,7 +16,7 @@ from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
 from pyengine.native import control as native
 
 
-def test_a_process_has_one_start_time_whoever_asks():
+def test_a_process_has_one_start_time_for_every_caller():
     mine = process_start_ms(os.getpid())
     asked = subprocess.run([sys.executable, "-c",
                             f"from pyengine.ipc.heartbeat import process_start_ms as f; print(f({os.getpid()}))"],
@@ -59,7 +59,7 @@ def test_a_worker_line_says_who_and_how_it_goes():
     assert (worker.pid, worker.error_count, worker.passes) == (99, 0, 1)
 
 
-def test_a_process_that_has_let_go_of_a_store_is_not_taken_for_its_engine(make_owner, monkeypatch):
+def test_a_process_that_has_released_a_store_is_not_taken_for_its_engine(make_owner, monkeypatch):
     """Under systemd a worker that lacks something sleeps a while before it ends, its locks given up."""
     monkeypatch.setattr("pyengine.ipc.crashed_engine_memory.DYING_S", 0.0)
     owner = make_owner()

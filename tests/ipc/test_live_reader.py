@@ -222,7 +222,7 @@ def test_after_a_failed_sync_of_a_killed_engine_only_the_watermark_counts(store)
     assert watermark_of(owner).limit(ReadLevel.FLUSHED) == 0
 
 
-def test_a_new_engines_memory_is_found_though_nobody_retired_the_old(store):
+def test_a_new_engines_memory_is_found_though_the_old_was_not_retired(store):
     owner, _ = store()
     owner.publish()
     live = watermark_of(owner)

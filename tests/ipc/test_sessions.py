@@ -215,7 +215,7 @@ def test_all_slots_taken_is_said(server):
         session.close()
 
 
-def test_a_folder_that_somebody_removed_is_said_and_survived(server):
+def test_a_folder_that_was_removed_is_said_and_survived(server):
     for name in ("control", "session-1-0-1"):
         server.owner.folder.unlink(name)
     with pytest.raises(EngineUnavailableError, match="no session can be opened"):
@@ -246,7 +246,7 @@ def test_a_user_closes_no_session_of_another_process_but_root_does(server, monke
     b'{"want": "session", "ring_bytes": 65536.5}', b"[" * 4000, b'{"want": "close", "epoch": 1, "slot": 1e999, "generation": 1}',
     b'{"want": "session", "ring_bytes": 1e999}', b'{"want": "close", "epoch": 1, "slot": 1' + b"0" * 40 + b', "generation": 1}',
 ])
-def test_nonsense_gets_an_answer_and_harms_nobody(server, line):
+def test_nonsense_gets_an_answer_and_harms_no_session(server, line):
     with connect_socket(server.owner.folder.path, 10) as channel:
         channel.sendall(line + b"\n")
         answer = json.loads(channel.recv(4096))
@@ -264,7 +264,7 @@ def test_endless_lines_and_silent_peers_are_dropped(server, monkeypatch):
     open_session(server.owner.root).close()
 
 
-def test_connections_that_say_nothing_keep_nobody_out(server):
+def test_connections_that_say_nothing_keep_no_producer_out(server):
     def connected():
         with contextlib.suppress(BlockingIOError):  # the server has not come to those before
             return connect_socket(server.owner.folder.path, 10)
@@ -276,7 +276,7 @@ def test_connections_that_say_nothing_keep_nobody_out(server):
             assert session.is_open
 
 
-def test_a_connection_that_speaks_in_the_turn_in_which_it_is_dropped_harms_nobody(make_owner):
+def test_a_connection_that_speaks_in_the_turn_in_which_it_is_dropped_does_no_harm(make_owner):
     owner = make_owner(sessions_max=4, session_ring_bytes_default=65536)
     owner.position(0)
     owner.publish()

@@ -75,7 +75,7 @@ def test_what_is_no_file_is_refused_at_once_and_swept(folder, make, writable):
 
 
 @pytest.mark.parametrize("trap", ["open to others", "a link", "a file"])
-def test_a_folder_that_somebody_laid_out_is_not_used(folder, tmp_path, trap):
+def test_a_folder_that_another_user_laid_out_is_not_used(folder, tmp_path, trap):
     if trap == "open to others":
         folder.path.mkdir(mode=0o777)
         folder.path.chmod(0o777)

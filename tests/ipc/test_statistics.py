@@ -129,7 +129,7 @@ def test_ten_minutes_are_kept_and_older_samples_go(make_owner):
     assert snapshots[-1].at_ns - snapshots[0].at_ns == 60 * S
 
 
-def test_a_successor_goes_on_behind_the_samples_of_the_dead_one(make_owner):
+def test_a_successor_goes_on_after_the_samples_of_the_dead_one(make_owner):
     owner, clock = make_owner(), Clock()
     StoreStatsService(owner.memory, clock).tick()
     put(owner, 50)

@@ -68,7 +68,7 @@ def test_a_first_owner_gets_the_store_and_writes_the_four_letters(root):
         assert look(root).kind == "owner"
         assert lock.share()
         assert look(root).kind == "engine"
-    assert look(root).kind == "nobody"
+    assert look(root).kind == "none"
 
 
 def test_the_file_is_not_rewritten_by_us_but_is_by_rocketmq(root):
@@ -86,7 +86,7 @@ def test_the_file_is_not_rewritten_by_us_but_is_by_rocketmq(root):
 def test_a_store_that_was_never_started_has_no_lock(tmp_path):
     with pytest.raises(NotAStoreError, match="lock"):
         StoreLock(tmp_path / "nothing")
-    assert look(tmp_path / "nothing").kind == "nobody"
+    assert look(tmp_path / "nothing").kind == "none"
     assert living_kinds(tmp_path / "nothing") == []
     assert lock_modified_ns(tmp_path / "nothing") == 0
 
@@ -132,7 +132,7 @@ def test_a_supervisor_that_was_refused_keeps_no_lock(root, monkeypatch):
         assert later.own() is Ownership.EXCLUSIVE
 
 
-def test_nobody_shares_a_store_that_is_being_recovered(root):
+def test_no_process_shares_a_store_that_is_being_recovered(root):
     with StoreLock(root, create=True) as owner, StoreLock(root) as worker:
         owner.own()
         assert not worker.share()
@@ -183,7 +183,7 @@ def test_two_workers_of_a_kind_cannot_run_and_a_killed_one_frees_its_byte(root):
         end(worker)
 
 
-def test_workers_whose_pids_nobody_knows_are_killed_by_their_locks(root):
+def test_workers_whose_pids_are_unknown_are_killed_by_their_locks(root):
     with StoreLock(root, create=True) as owner:
         owner.own()
         owner.share()

@@ -139,7 +139,7 @@ def test_a_session_outlives_as_many_entries_as_it_has_places_for_answers(rigs, t
         assert (code, answer[DETAIL]) == (0, lib.MS_REFUSED_OFFSET)
 
 
-def test_it_goes_on_behind_a_killed_writer(rigs, tmp_path):
+def test_it_goes_on_after_a_killed_writer(rigs, tmp_path):
     log = filled_master(rigs, seed=7)
     slave, producer = slave_with_session(rigs, tmp_path)
     pieces = entries(log, random.Random(2))
@@ -209,7 +209,7 @@ def test_the_store_time_of_a_slave_does_not_step_back(rigs, tmp_path):
     assert log_of(slave) == log
 
 
-def test_behind_a_full_segment_the_next_one_is_asked_for(rigs, tmp_path):
+def test_after_a_full_segment_the_next_one_is_asked_for(rigs, tmp_path):
     """At the very beginning, and where a blank has closed the last one."""
     log = filled_master(rigs, seed=15, messages=20)
     first = [piece for piece in whole_records(log) if piece.start < SEGMENT_BYTES]
@@ -226,7 +226,7 @@ def test_behind_a_full_segment_the_next_one_is_asked_for(rigs, tmp_path):
     assert log_of(slave) == log[:slave.wrote()]
 
 
-def test_nobody_but_the_replicator_of_a_slave_may(rigs, tmp_path):
+def test_only_the_replicator_of_a_slave_may(rigs, tmp_path):
     log = filled_master(rigs, seed=12)
     first = whole_records(log)[0]
     slave, producer = slave_with_session(rigs, tmp_path)

@@ -73,7 +73,7 @@ def test_queue_offsets_are_contiguous_per_queue_and_prepared_records_take_none(r
 
 
 @pytest.mark.parametrize("left", [8, 9, 7, 1, 0])
-def test_a_record_is_written_only_where_a_blank_still_fits_behind_it(rig, left):
+def test_a_record_is_written_only_where_a_blank_still_fits_after_it(rig, left):
     rig = rig(segment_bytes=4096)
     producer = rig.open_session()
     rig.start_writer()
@@ -210,7 +210,7 @@ def test_a_batch_rolls_as_a_whole_and_its_properties_are_appended_to_each_member
 
 
 @pytest.mark.parametrize("left", [9, 8, 7, 1, 0])
-def test_a_batch_is_written_only_where_a_blank_still_fits_behind_it(rig, left):
+def test_a_batch_is_written_only_where_a_blank_still_fits_after_it(rig, left):
     rig = rig(segment_bytes=4096)
     producer = rig.open_session()
     rig.start_writer()
@@ -481,7 +481,7 @@ def test_the_place_of_an_answer_is_kept_as_long_as_its_claim(rig, monkeypatch):
         submit(producer, PUT, b"T", b"", b"x")
 
 
-def test_puts_that_nobody_answered_in_time_do_not_use_up_the_answers(rig, monkeypatch):
+def test_puts_that_were_not_answered_in_time_do_not_use_up_the_answers(rig, monkeypatch):
     monkeypatch.setattr("fix_writer_rig.RING_BYTES", 1 << 20)
     rig = rig(segment_bytes=1 << 20)
     producer = rig.open_session()

@@ -55,7 +55,7 @@ def settle(service):
     pytest.fail("the allocator does not come to rest")
 
 
-def test_one_segment_to_write_and_one_behind_it(allocator):
+def test_one_segment_to_write_and_one_after_it(allocator):
     owner, service, said = allocator
     latch = owner.memory.latch(native.WRITER)
     latch.arm()

@@ -168,7 +168,7 @@ def test_confirm_bounds_dispatch_where_the_engine_says_so(make_owner):
     service.close()
 
 
-def test_at_a_stop_queues_are_written_beyond_confirm_and_nobody_sees_it(make_owner):
+def test_at_a_stop_queues_are_written_beyond_confirm_and_no_reader_sees_it(make_owner):
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED, dispatch_at=1, replicates=1)
     service = service_of(owner)
     writer.put(b"confirmed")

@@ -267,7 +267,7 @@ def test_the_note_is_written_at_most_once_an_interval(make_rig):
     ('{"offsetTable":{0:1}}', None, 0, "nothing of it is used"),
     ('{"offsetTable":{1:99}}', None, 3, "but its queue reaches from 0 to 3: going on at 3"),
 ])
-def test_it_goes_on_where_the_note_says_and_a_bad_note_stops_nobody(make_rig, file, backup, first, says):
+def test_it_goes_on_where_the_note_says_and_a_bad_note_stops_no_delivery(make_rig, file, backup, first, says):
     rig = make_rig()
     for number in range(3):
         put = rig.put(1, b"%d" % number)
@@ -308,7 +308,7 @@ def test_what_can_never_be_delivered_stays_and_does_not_block_the_others(make_ri
     {"properties_text": "DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x01" + "0" * 5000 + "2147483648"},
     {"properties_text": "DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x010", "born_host": bytes([1, 2, 3, 4, 255, 255, 255, 255])},
 ], ids=["no number", "too large", "negative port"])
-def test_a_message_that_somebody_made_up_stops_no_delivery(make_rig, monkeypatch, fields):
+def test_a_forged_message_stops_no_delivery(make_rig, monkeypatch, fields):
     rig = make_rig()
     monkeypatch.setattr("pyengine.client.producer.encode_host", lambda host: host if isinstance(host, bytes) else encode_host(host))
     assert rig.producer.put_raw(RawMessage(SCHEDULE_TOPIC, b"bad", **fields)).ok
@@ -336,7 +336,7 @@ def test_a_refusal_is_waited_for_and_the_order_kept(make_rig):
     assert rig.delivered() == [b"0", b"1", b"2"]
 
 
-def test_what_was_stored_behind_a_refused_one_is_not_delivered_twice(make_rig):
+def test_what_was_stored_after_a_refused_one_is_not_delivered_twice(make_rig):
     rig = make_rig()
     for number in range(5):
         put = rig.put(1, b"%d" % number)

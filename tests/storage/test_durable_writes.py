@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_written_keeps_its_file(file, monkeypatch):
     assert file.exists() and len(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_folder_is_synced_behind_the_name(file, monkeypatch):
+def test_the_folder_is_synced_after_the_name(file, monkeypatch):
     calls = []
     monkeypatch.setattr(os, "unlink", lambda path: calls.append(("unlink", path)))
     monkeypatch.setattr(durable_writes, "sync_folder", lambda folder: calls.append(("sync", folder)))

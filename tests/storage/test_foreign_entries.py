@@ -51,7 +51,7 @@ def test_a_link_in_a_circle_among_segments_is_refused_with_its_name(store, folde
         recover(MessageStore(store.root, store.geometry))
 
 
-def test_a_pipe_or_a_folder_in_the_index_keeps_nobody_waiting(store):
+def test_a_pipe_or_a_folder_in_the_index_keeps_no_reader_waiting(store):
     os.mkfifo(store.root / "index" / "20991231235959999")
     os.mkfifo(store.root / "index" / "x")
     (store.root / "index" / "20991231235959998").mkdir()

@@ -78,7 +78,7 @@ PIPES = {f"config/{name}": reader for name, reader in READERS.items()} | {
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", PIPES)
 @pytest.mark.parametrize("suffix", ["", ".bak"])
-def test_a_named_pipe_in_its_place_keeps_nobody_waiting(tmp_path, name, suffix):
+def test_a_named_pipe_in_its_place_keeps_no_reader_waiting(tmp_path, name, suffix):
     (tmp_path / "config").mkdir()
     (tmp_path / "commitlog").mkdir()
     os.mkfifo(tmp_path / f"{name}{suffix}")

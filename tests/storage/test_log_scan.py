@@ -39,7 +39,7 @@ def test_an_empty_log_ends_at_zero(builder):
     assert end_of(builder) == 0
 
 
-def test_the_end_is_behind_the_last_record_over_all_rolls(builder):
+def test_the_end_is_after_the_last_record_over_all_rolls(builder):
     for _ in range(120):
         builder.put("T", b"x" * 50)
         assert end_of(builder) == builder.end
@@ -175,7 +175,7 @@ def test_the_end_of_a_halted_golden_store_is_where_rocketmq_cuts_it(golden, name
     assert LogEnd(store.root, log).find() == store.verify["facts"]["maxPhy"]
 
 
-def test_levels_of_a_store_that_nobody_has_open(builder):
+def test_levels_of_a_store_that_no_process_has_open(builder):
     builder.put("T", b"x")
     marks = FilesWatermark(builder.root, log_of(builder))
     for level in (ReadLevel.WRITTEN, ReadLevel.COMMITTED, ReadLevel.FLUSHED):
@@ -199,7 +199,7 @@ sys.stdin.read()
 def test_levels_of_a_store_that_another_process_has_open(builder, kind, use):
     first = builder.put("T", b"x")
     builder.put("T", b"y")
-    assert store_use(builder.root) is StoreUse.NOBODY
+    assert store_use(builder.root) is StoreUse.CLOSED
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(builder.paths.lock), str(kind)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -219,7 +219,7 @@ def test_levels_of_a_store_that_another_process_has_open(builder, kind, use):
                 marks.limit(ReadLevel.FLUSHED)
     finally:
         holder.communicate()
-    assert store_use(builder.root) is StoreUse.NOBODY
+    assert store_use(builder.root) is StoreUse.CLOSED
 
 
 def test_a_posix_lock_like_javas_is_another_process(builder):
@@ -227,8 +227,8 @@ def test_a_posix_lock_like_javas_is_another_process(builder):
         assert store_use(builder.root) is StoreUse.OTHER
 
 
-def test_without_a_lock_file_nobody_has_it_open(tmp_path):
-    assert store_use(tmp_path) is StoreUse.NOBODY
+def test_without_a_lock_file_no_process_has_it_open(tmp_path):
+    assert store_use(tmp_path) is StoreUse.CLOSED
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def test_a_file_that_is_being_made_is_not_there_yet(tmp_path):
     assert folder.starts() == [0, SIZE]
 
 
-def test_an_empty_file_that_nobody_is_making_is_refused(tmp_path, monkeypatch):
+def test_an_empty_file_that_no_process_is_making_is_refused(tmp_path, monkeypatch):
     (tmp_path / segment_name(0)).touch()
     monkeypatch.setattr(mapped_file, "_BEING_MADE_NS", 0)
     with pytest.raises(StoreRefusedError):
@@ -203,7 +203,7 @@ def allocated_file(path, content: bytes):
     return path
 
 
-def test_blocks_that_nobody_wrote_to_are_not_read(tmp_path, monkeypatch):
+def test_blocks_that_were_never_written_are_not_read(tmp_path, monkeypatch):
     """Reading brings in what follows, which then counts as data: looked up first, that does not matter."""
     path = allocated_file(tmp_path / "segment", b"used" * 1000)
     read = []

@@ -84,7 +84,7 @@ def test_a_name_that_is_no_name_is_our_own_error(tmp_path, name):
 
 @pytest.mark.parametrize("step", ["posix_fallocate", "fsync", "ftruncate"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_a_failing_step_leaves_nothing_behind(way, tmp_path, monkeypatch, step, code):
+def test_a_failing_step_leaves_nothing(way, tmp_path, monkeypatch, step, code):
     def fail(*_args):
         raise OSError(code, os.strerror(code))
 

@@ -110,7 +110,7 @@ def test_a_removed_lock_file_is_made_again(tmp_path):
         writer.replace(b"1", keep_as="bak")
 
 
-def test_whoever_waits_is_heard_of_meanwhile(tmp_path):
+def test_a_waiting_process_is_told_of_meanwhile(tmp_path):
     heard = []
     with lock_of(tmp_path).held():
         with lock_of(tmp_path, timeout_s=0.05, while_waiting=lambda: heard.append(1)).held():

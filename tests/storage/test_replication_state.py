@@ -19,7 +19,7 @@ def test_what_was_written_is_read(tmp_path):
     assert json.loads(file.path.read_text()) == {"role": "SLAVE", "confirm": 1 << 40}
 
 
-def test_where_queues_end_stays_noted_until_somebody_says_otherwise(tmp_path):
+def test_where_queues_end_stays_noted_until_it_is_noted_anew(tmp_path):
     file = ReplicationStateFile(tmp_path)
     file.write(ReplicationState("SYNC_MASTER", 10))
     assert file.read().state.dispatch_at == "committed"

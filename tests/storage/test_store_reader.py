@@ -619,7 +619,7 @@ def test_scan_gives_the_log_as_arrow_batches(golden):
             store.scan(columns=["nonsense"])
 
 
-def test_scan_ends_at_its_level_and_begins_behind_what_was_deleted(builder):
+def test_scan_ends_at_its_level_and_begins_after_what_was_deleted(builder):
     messages = put_all(builder, 120)
     builder.segment(0).unlink()
     kept = [message for message in messages if message.physical_offset >= 4096]

@@ -167,7 +167,7 @@ class CleanCommitLogService:
 
     def _delete(self, segment: int) -> Iterator[float]:
         line, end = self._cleaning, segment + self._segment_bytes
-        failpoint("segment_let_go")
+        failpoint("segment_released")
         descriptor = unlink_durably(self._store.commit_log_segment(segment))
         failpoint("segment_removed")
         native.store_position(self._control.min_offset, end)

@@ -57,7 +57,7 @@ class Quarantine:
     def keep_bytes(self, segment: Path, segment_start: int, start: int, end: int, reason: str) -> None:
         """Copy the physical range [start, end) of a segment; zeros at its end are left out.
 
-        Durable before this returns. Raises DiskFullError (then nothing is left behind
+        Durable before this returns. Raises DiskFullError (then nothing is left
         here and the log is still untouched) or DiskError.
         """
         with open(segment, "rb") as source:

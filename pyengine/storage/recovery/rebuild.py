@@ -124,7 +124,7 @@ class Look:
 class RebuildWork:
     """How the log is read and what is made of it: here, by recovery's dispatch.
 
-    Whoever has more processes or hosts (pyengine.spark.store_rebuild) reads and makes in
+    A caller with more processes or hosts (pyengine.spark.store_rebuild) reads and makes in
     another way; markers, moves and all that recovery does stay the same.
     """
 

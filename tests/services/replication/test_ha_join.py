@@ -190,7 +190,7 @@ def test_a_master_that_has_deleted_what_we_have_is_followed_as_long_as_the_logs_
 
 
 @MANNERS
-def test_far_behind_a_master_that_has_moved_on_is_refused(tmp_path, masters, manner):
+def test_a_slave_far_below_a_master_that_has_moved_on_is_refused(tmp_path, masters, manner):
     log = log_of(1, 20)
     later = log_of(3, 60, 40 * SEGMENT)
     with pytest.raises(JoinRefusedError, match="empty directory"):
@@ -224,7 +224,7 @@ def test_a_connection_stands_from_the_first_look_until_the_replicator_has_its_ow
     eventually(lambda: master.connections == 0, "it is gone")
 
 
-def test_a_note_of_what_was_confirmed_that_nobody_can_read_forbids_every_cut(tmp_path, masters):
+def test_an_unreadable_note_of_what_was_confirmed_forbids_every_cut(tmp_path, masters):
     log = log_of(1, 60)
     log.write(tmp_path)
     (tmp_path / "config").mkdir()

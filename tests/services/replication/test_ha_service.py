@@ -233,7 +233,7 @@ def test_there_are_no_more_slaves_than_allowed(make_rig):
     assert rig.service._replication.look().refused == 1
 
 
-def test_garbage_on_the_port_disturbs_nobody(make_rig):
+def test_garbage_on_the_port_disturbs_no_slave(make_rig):
     rig = make_rig()
     rig.fill(2 * SEGMENT)
     good = rig.slave(1)
@@ -252,7 +252,7 @@ def test_garbage_on_the_port_disturbs_nobody(make_rig):
     assert rig.confirm <= rig.writer.end
 
 
-def test_a_slave_that_reads_nothing_keeps_nobody_waiting(make_rig):
+def test_a_slave_that_reads_nothing_keeps_no_other_waiting(make_rig):
     rig = make_rig(segments=160)
     slow = WireSlave(rig.service.port, receive_buffer_bytes=131072)
     rig.slaves.append(slow)
@@ -455,7 +455,7 @@ def test_without_descriptors_the_listener_is_left_alone_for_a_second(make_rig):
     assert not rig.service.blocked_reason
 
 
-def test_peers_that_only_look_whether_somebody_is_there_are_not_told(make_rig):
+def test_peers_that_only_try_the_port_are_not_reported(make_rig):
     rig = make_rig()
     for _ in range(20):
         slave = rig.slave()
@@ -491,7 +491,7 @@ def test_lines_are_few_however_many_hosts_there_are():
     assert said[70:] == ["other hosts: 930 more lines like those above within a minute"]
 
 
-def test_deleted_segments_are_let_go_on_a_busy_link(make_rig):
+def test_deleted_segments_are_released_on_a_busy_link(make_rig):
     rig = make_rig()
     rig.fill(3 * SEGMENT)
     slave = rig.slave(1)
@@ -542,7 +542,7 @@ def test_the_worker_is_killed_and_the_next_one_serves(make_owner):
         assert shared.links() == []
 
 
-def test_a_port_that_is_taken_while_the_replicator_is_down_halts_nobody(make_owner):
+def test_a_port_that_is_taken_while_the_replicator_is_down_halts_no_worker(make_owner):
     owner = make_owner(role=SYNC_MASTER, replicates=1)
     rig = Rig(owner)
     rig.service.close()

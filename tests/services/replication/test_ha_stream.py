@@ -94,7 +94,7 @@ def test_half_a_record_is_kept_back_until_its_last_byte(tmp_path, rng):
     assert stream.whole().end == log.end
 
 
-def test_filler_behind_a_blank_is_kept_byte_for_byte(tmp_path, rng):
+def test_filler_after_a_blank_is_kept_byte_for_byte(tmp_path, rng):
     log = make_log(rng, 40)
     content = bytearray(bytes_of(log))
     blank = next(at for at in range(SEGMENT) if content[at + 4 : at + 8] == BLANK_MAGIC.to_bytes(4, "big", signed=BLANK_MAGIC < 0))

@@ -243,7 +243,7 @@ def test_damage_in_the_log_is_named_by_file_and_offset(stopped, damage, file, nu
     assert (segment, record.start % stopped.size_bytes) in named or ("commitlog", record.start) in named
 
 
-def test_records_behind_the_damage_are_mentioned(stopped):
+def test_records_after_the_damage_are_mentioned(stopped):
     flip_body(stopped)
     (text,) = [finding.text for finding in check(MessageStore(stopped.root, stopped.geometry)).findings if "whole records" in finding.text]
     assert f"from {stopped.records[21].start} on" in text
@@ -261,7 +261,7 @@ def test_where_a_segment_ends_is_looked_up_once_however_much_of_it_is_damaged(st
     assert len([path for path, _ in looked if path == stopped.segment(0)]) == 1
 
 
-def test_a_record_behind_zeros_is_found_although_it_ends_in_zeros(build_store):
+def test_a_record_after_zeros_is_found_although_it_ends_in_zeros(build_store):
     """Without properties a record ends in two zeros, with a body of zeros in more."""
     store = build_store(3)
     recover(MessageStore(store.root, store.geometry))

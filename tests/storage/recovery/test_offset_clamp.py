@@ -13,7 +13,7 @@ from pyengine.storage.recovery.queues import clamp_offsets
 from pyengine.storage.recovery.recover import recover
 
 
-def test_an_offset_behind_the_end_goes_back_to_it(builder):
+def test_an_offset_beyond_the_end_goes_back_to_it(builder):
     for _ in range(5):
         builder.put("orders", b"x" * 10)
     offsets = ConsumerOffsets(builder.root)

@@ -23,7 +23,7 @@ def make_segment(root: Path) -> Path:
     return path
 
 
-def test_bytes_are_copied_without_the_zeros_behind_them(tmp_path):
+def test_bytes_are_copied_without_the_zeros_after_them(tmp_path):
     segment = make_segment(tmp_path)
     before = segment.read_bytes()
     quarantine = Quarantine(tmp_path)

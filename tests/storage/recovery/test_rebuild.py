@@ -168,7 +168,7 @@ def test_a_queue_that_the_log_no_longer_knows_keeps_its_place(stopped):
     assert queue_bytes(stopped.root) == before
 
 
-def test_a_topic_that_nobody_knows_is_a_usage_error_and_changes_nothing(stopped):
+def test_an_unknown_topic_is_a_usage_error_and_changes_nothing(stopped):
     before = picture(stopped.root)
     with pytest.raises(UsageError, match="nobody, queue 7"):
         rebuild(MessageStore(stopped.root, stopped.geometry), Selection(topic="nobody", queue_id=7))

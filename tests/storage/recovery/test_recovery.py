@@ -201,7 +201,7 @@ def test_accepted_loss_cuts_there_keeps_the_rest_in_quarantine_and_lowers_the_wa
     assert recovered(store).changed is False
 
 
-def test_whole_records_behind_a_hole_go_to_quarantine(build_store):
+def test_whole_records_after_a_hole_go_to_quarantine(build_store):
     store = build_store(12, flushed=0)
     hole, behind = store.records[6], store.records[7]
     store.poke(hole.start, bytes(len(hole.data)))
@@ -393,7 +393,7 @@ def test_lost_queues_and_index_are_made_again_from_the_whole_log(build_store):
         assert store.tree() == whole
 
 
-def test_entries_behind_a_hole_in_a_queue_come_back(build_store):
+def test_entries_after_a_hole_in_a_queue_come_back(build_store):
     store = build_store(60)
     recovered(store)
     whole = store.tree()

@@ -27,7 +27,7 @@ def test_every_tail_has_exactly_one_case(content, owner, end):
 
 
 @pytest.mark.parametrize(("is_zero", "end"), list(itertools.product([True, False], End)))
-def test_every_segment_behind_the_end_has_exactly_one_case(is_zero, end):
+def test_every_segment_after_the_end_has_exactly_one_case(is_zero, end):
     assert len([case for case in FILE_CASES if case.matches(is_zero, end)]) == 1
     assert file_case(is_zero, end).matches(is_zero, end)
 
@@ -38,7 +38,7 @@ def test_every_row_is_reached(case):
 
 
 @pytest.mark.parametrize("owner", Owner)
-def test_what_may_hold_messages_is_kept_unless_the_slot_says_that_nobody_was_told(owner):
+def test_what_may_hold_messages_is_kept_unless_the_slot_says_that_no_producer_was_told(owner):
     assert tail_case(Content.OTHER, owner, End.SCAN).decision is TailDecision.QUARANTINE
     assert file_case(False, End.SCAN).decision is FileDecision.QUARANTINE
     assert tail_case(Content.SPOILED_RECORD, Owner.THEIRS, End.SCAN).decision is TailDecision.QUARANTINE

@@ -60,7 +60,7 @@ def assert_log_is(store, end):
             assert content[max(0, end - int(name)):].strip(b"\0") == b""
 
 
-def test_the_slot_ends_the_log_before_records_that_nobody_was_told_of(build_store):
+def test_the_slot_ends_the_log_before_records_that_no_producer_was_told_of(build_store):
     store = build_store(40)
     create_abort_file(store.root)
     end = store.records[25].end
@@ -135,7 +135,7 @@ def test_a_segment_that_the_pool_is_ahead_of_is_made(build_store):
     assert_log_is(store, store.end)
 
 
-def test_pool_bytes_behind_a_roll_are_drained_before_the_first_watermark_was_written(build_store):
+def test_pool_bytes_after_a_roll_are_drained_before_the_first_watermark_was_written(build_store):
     store = build_store(40, spare=False)
     pool = Pool(store, 5, 39)
     (store.root / "config" / "watermark").unlink()

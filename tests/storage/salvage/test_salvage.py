@@ -120,7 +120,7 @@ def test_stale_records_of_another_place_are_not_taken(stopped, tmp_path):
     assert [(piece.start, piece.reason) for piece in report.skipped] == [(stopped.end, "offset_mismatch")]
 
 
-def test_queue_offsets_move_up_behind_a_loss_and_consumers_with_them(stopped, tmp_path):
+def test_queue_offsets_move_up_after_a_loss_and_consumers_with_them(stopped, tmp_path):
     queue = [record for record in stopped.records if (record.topic, record.queue_id) == ("topic-0", 0)]
     for lost in (queue[2], queue[3]):
         stopped.flip(lost.start + 88)
@@ -135,7 +135,7 @@ def test_queue_offsets_move_up_behind_a_loss_and_consumers_with_them(stopped, tm
     assert json.loads((tmp_path / "new" / "config" / "consumerOffset.json").read_text())
 
 
-def test_the_old_engines_identity_stays_behind_and_unreadable_config_is_named(stopped, tmp_path):
+def test_the_old_engines_identity_is_not_copied_and_unreadable_config_is_named(stopped, tmp_path):
     config = stopped.root / "config"
     (config / "engine-id").write_text("x")
     write_kept_from(stopped.root, 4096)  # an offset of the old log
@@ -209,7 +209,7 @@ def test_a_full_disk_leaves_nothing_at_the_destination(stopped, tmp_path, monkey
 
 
 @pytest.mark.parametrize("watermark", ["absent", "damaged", "whole"])
-def test_what_is_missing_behind_the_last_record_is_known_by_the_watermark_alone(stopped, tmp_path, watermark):
+def test_what_is_missing_after_the_last_record_is_known_by_the_watermark_alone(stopped, tmp_path, watermark):
     watermark_path(stopped.root).unlink(missing_ok=True)
     if watermark != "absent":
         write_watermark(stopped.root, DurableWatermark("u", 1, stopped.end))
@@ -259,7 +259,7 @@ def test_a_segment_with_a_name_far_away_leaves_no_endless_list(stopped, tmp_path
     ("%LMQ%a,,archive", "{0},0,{0}", b""),       # a pair that names nothing stays one
     ("%LMQ%a,archive", "{0},{0}", b"\xff\xfe"),   # what the body's checksum does not cover
 ])  # fmt: skip
-def test_numbers_in_light_queues_move_up_behind_a_loss_too(builder, tmp_path, names, offsets, rot):
+def test_numbers_in_light_queues_move_up_after_a_loss_too(builder, tmp_path, names, offsets, rot):
     put = []
     for number in range(12):
         properties = {"INNER_MULTI_DISPATCH": names, "INNER_MULTI_QUEUE_OFFSET": offsets.format(number), "x": "yyyy"}
