@@ -326,19 +326,27 @@ def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: b
     byte = position * CQ_ENTRY_BYTES
     start = byte - byte % file_bytes
     path = folder / segment_name(start)
+    fd = _open_made(path, file_bytes)
+    if fd is not None:
+        return fd, start, -1
+    if not may_make:
+        raise DiskError(f"{path} is gone: another process has changed the store", errno=errno.ENOENT, path=str(path))
+    return _create(folder, path, file_bytes, start, byte - start)
+
+
+def _open_made(path: Path, file_bytes: int) -> int | None:
+    """A descriptor of the file, None where it does not exist yet."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        if not may_make:
-            raise DiskError(f"{path} is gone: another process has changed the store", errno=errno.ENOENT, path=str(path)) from None
-        return (*_create(folder, path, file_bytes, start, byte - start),)
+        return None
     except OSError as error:
         raise disk_error(error, "open", path) from error
     length = os.fstat(fd).st_size
     if length != file_bytes:
         os.close(fd)
         raise StoreRefusedError(f"{path} has {length} bytes, not {file_bytes}, the size of its like")
-    return fd, start, -1
+    return fd
 
 
 def _create(folder: Path, path: Path, file_bytes: int, start: int, filler_bytes: int) -> tuple[int, int, int]:
@@ -415,18 +423,11 @@ def open_ext_file(folder: Path, file_bytes: int, offset: int) -> tuple[int, int,
     place, bytes that certainly have blocks or -1). Raises DiskFullError, DiskError, StoreRefusedError."""
     start = offset - offset % file_bytes
     path = folder / segment_name(start)
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        allocated = min(WINDOW_BYTES, file_bytes)
-        return create_file(folder, path.name, file_bytes, allocate=allocated), start, allocated
-    except OSError as error:
-        raise disk_error(error, "open", path) from error
-    length = os.fstat(fd).st_size
-    if length != file_bytes:
-        os.close(fd)
-        raise StoreRefusedError(f"{path} has {length} bytes, not {file_bytes}, the size of its like")
-    return fd, start, -1
+    fd = _open_made(path, file_bytes)
+    if fd is not None:
+        return fd, start, -1
+    allocated = min(WINDOW_BYTES, file_bytes)
+    return create_file(folder, path.name, file_bytes, allocate=allocated), start, allocated
 
 
 def sync_ext(folder: Path, file_bytes: int) -> None:

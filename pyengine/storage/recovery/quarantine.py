@@ -111,7 +111,7 @@ class Quarantine:
                 raise disk_error(error, "move", path, f" (to {target})") from error
             with self._removed_on_failure(target):
                 shutil.copytree(path, target) if path.is_dir() else shutil.copy2(path, target)
-                _sync_tree(target)
+                sync_tree(target)
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         failpoint("quarantine_moved")
         sync_folder(self._folder)
@@ -194,7 +194,8 @@ def _length_without_zeros(source: BinaryIO, start: int, end: int) -> int:
     return used
 
 
-def _sync_tree(path: Path) -> None:
+def sync_tree(path: Path) -> None:
+    """fsync a file, or a folder with all that it holds; OSError."""
     for entry in [path, *path.rglob("*")] if path.is_dir() else [path]:
         descriptor = os.open(entry, os.O_RDONLY)
         try:

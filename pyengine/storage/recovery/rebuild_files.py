@@ -26,6 +26,7 @@ from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import make_folders, sync_folder, write_config
 from pyengine.storage.recovery.markers import RebuildMarker
+from pyengine.storage.recovery.quarantine import sync_tree
 from pyengine.storage.recovery.queues import QueueState, list_queues
 
 
@@ -65,12 +66,7 @@ def _copy_away(source: Path, target: Path) -> None:
     part = target.with_name(target.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(source, part)
-    for path in (part, *part.rglob("*")):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    sync_tree(part)
     os.rename(part, target)
     shutil.rmtree(source)
 
