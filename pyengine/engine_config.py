@@ -121,7 +121,7 @@ class EngineConfig:
         "delivered since the last one are delivered again.", key="flushDelayOffsetInterval", unit="ms", low=1,
         high=DAY_MS, group="writing")
     store_host: str = setting(
-        "127.0.0.1:10911", "Address that stands in each record and message id: IPv4:port or [IPv6]:port.",
+        "127.0.0.1:10911", "Address in each record and message id: IPv4:port or [IPv6]:port.",
         group="writing")
     replay_clock: bool = setting(
         False, "Let a replay set the store's clock, so that stored times repeat.", group="writing")

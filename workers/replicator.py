@@ -1,9 +1,9 @@
 """Replicator: RocketMQ's HAService. On a master it serves slaves, on a slave it follows the master.
 
-Promise: bytes go over the wire as they stand in the log, and only what is committed;
+Promise: bytes go over the wire as they are in the log, and only what is committed;
 `confirm` moves only over what enough slaves have said they have. A slave's log grows by
 whole records, through its writer. Bad bytes on the port cost the one who sent them his
-connection. Its death: slaves connect again to the next one and say where they stand; puts
+connection. Its death: slaves connect again to the next one and report their position; puts
 that wait for them wait until then, each by its own deadline. Which of both it is the engine's
 role says.
 """

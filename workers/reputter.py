@@ -2,7 +2,7 @@
 
 Promise: what is below `reput_from` can be found by queue, and by key, in the order of the
 log. Its death: puts go on, consumers see nothing new until its successor, which goes on at
-`reput_from`. A full disk: it stands still, says so, and goes on once there is room.
+`reput_from`. A full disk: it waits, says so, and goes on once there is room.
 """
 
 from __future__ import annotations

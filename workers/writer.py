@@ -1,7 +1,7 @@
 """Writer: the only process that appends to the log, moves `wrote` and gives out queue offsets.
 
 Promise: an entry published in a session's ring is executed exactly once, whichever process is killed
-in between; its answer tells where it stands. It must never wait for a producer, and for
+in between; its answer tells where it is. It must never wait for a producer, and for
 another worker only bounded. Its death: producers wait (each by its own deadline) until the
 next one has read the commit slot; nothing is lost, doubled or reordered.
 """

@@ -172,7 +172,7 @@ def _schedule(levels: dict[str, dict[str, int]]) -> Iterator[Metric]:
 def _replication(replication: dict[str, Any]) -> Iterator[Metric]:
     """Of a slave its one link, of a master those of its slaves."""
     if replication["linked"] is None:
-        yield _gauge("pyengine_slaves_connected", "Slaves that have said where they stand.", replication["slaves_connected"])
+        yield _gauge("pyengine_slaves_connected", "Slaves that have reported their position.", replication["slaves_connected"])
         yield _gauge("pyengine_unconfirmed_bytes", "Committed and not yet confirmed by slaves.", replication["unconfirmed_bytes"])
     else:
         yield _gauge("pyengine_master_linked", "1 while the master's bytes arrive and agree with the own ones.",

@@ -209,7 +209,7 @@ def step_text(step_ms: int) -> str:
 
 def _head(figures: Figures) -> str:
     return (f"<h1>{escaped(figures.store)}</h1>"
-            f'<p class="soft">Messages in the log as it stood at {moment(figures.made_ms)} UTC, up to what was {escaped(figures.level)}. '
+            f'<p class="soft">Messages in the log as it was at {moment(figures.made_ms)} UTC, up to what was {escaped(figures.level)}. '
             "Times are the store's, UTC.</p>")
 
 

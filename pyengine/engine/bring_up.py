@@ -113,7 +113,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
             raise_epoch(root)  # from here on the memory that is left is not believed
             failpoint("epoch_raised")
         elif left.undrained_bytes:
-            raise CorruptionError(f"{report.sentence} {left.undrained_bytes:,} acknowledged bytes stand only in the "
+            raise CorruptionError(f"{report.sentence} {left.undrained_bytes:,} acknowledged bytes are only in the "
                                   f"shared memory of the dead engine: keep the machine up until that is decided.")
         left.discard()
     presence = None
@@ -272,7 +272,7 @@ def check_role(root: str | os.PathLike[str], config: EngineConfig) -> None:
     noted, said = ReplicationStateFile(root).read()
     if noted is not None and noted.role == SLAVE:
         why = f"{root} ran as a slave last, and is not started as {config.broker_role}: start it as a slave again"
-    elif said:  # what stands in for the file may be older than the role
+    elif said:  # what is used for the file may be older than the role
         why = (f"whether {root} ran as a slave last cannot be told ({said}), so it is not started as {config.broker_role}: put the "
                "file back from a copy, start it as a slave")
     else:

@@ -25,7 +25,7 @@ class WorkerExit(enum.IntEnum):
 class Kind:
     """One kind of worker.
 
-    `number` stands in shared memory and in the lock byte. `modes` are the write paths in which it runs;
+    `number` is in shared memory and in the lock byte. `modes` are the write paths in which it runs;
     `replicating`: only where there is a master or a slave. `stop_rank`: orderly stops go up this rank, each
     kind finishing what the ones before it have published. A worker whose heartbeat is older than
     `heartbeat_timeout_s` is killed and restarted; disks may stall, so those that sync are given longer.

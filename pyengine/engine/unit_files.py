@@ -33,7 +33,7 @@ MADE = "# Made by `python -m pyengine.engine.unit_files systemd` from pyengine/e
 
 # Everything that the workers do not need is taken away. What must stay: shared memory and semaphores common to
 # all units (so no PrivateIPC, no RemoveIPC, and /dev/shm writable), other processes visible in /proc (producers
-# are told alive by it), homes readable (Python may stand there), mlock and setrlimit (in @system-service).
+# are told alive by it), homes readable (Python may be there), mlock and setrlimit (in @system-service).
 HARDENING = """\
 NoNewPrivileges=yes
 CapabilityBoundingSet=

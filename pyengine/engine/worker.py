@@ -11,7 +11,7 @@ published before it, and exits 0. A retired control block (another engine took o
 it as well. So does the loss of the names in shared memory, through which no process could come to
 it any more: the supervisor stops the engine then; where that is dead, each worker ends by itself
 once the kinds have ended that it finishes the work of. SIGKILL at any instruction is survived by the design of the shared memory:
-the next incarnation goes on where the counters stand.
+the next incarnation goes on from these counters.
 
 Exit codes: pyengine.engine.kinds.WorkerExit. An uncaught exception is a crash: exit 1, restart.
 """

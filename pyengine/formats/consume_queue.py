@@ -56,7 +56,7 @@ def unpack_entry(buffer: Readable, at: int = 0) -> ConsumeQueueEntry:
 
 
 def is_filler(entry: tuple[int, int, int]) -> bool:
-    """True for a pre-blank entry, which stands in front of a queue that does not start at 0 (section 8.3)."""
+    """True for a pre-blank entry, which is in front of a queue that does not start at 0 (section 8.3)."""
     return entry[0] == 0 and entry[1] == CQ_FILLER_SIZE
 
 

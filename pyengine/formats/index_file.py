@@ -41,7 +41,7 @@ class IndexEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexLayout:
-    """Where things stand in an index file of this many slots and entries (entry 0 included)."""
+    """Where things are in an index file of this many slots and entries (entry 0 included)."""
 
     max_hash_slot_num: int
     max_index_num: int

@@ -239,7 +239,7 @@ def decode_record(buffer: Readable, at: int = 0) -> Message:
     """The record at byte `at` of a bytes-like object.
 
     Text that is not UTF-8 is read with replacement characters, as Java does. Raises
-    FormatError when no whole record with agreeing lengths stands there; the CRC is not
+    FormatError when no whole record with agreeing lengths is there; the CRC is not
     checked here.
     """
     try:

@@ -85,7 +85,7 @@ class Size(enum.Enum):
 
 
 class Place(enum.Enum):
-    """The record's own physical-offset field against where it stands; OWN when nothing is known."""
+    """The record's own physical-offset field against where it is; OWN when nothing is known."""
 
     OWN = "own"
     OTHER = "other"
@@ -148,7 +148,7 @@ def classify(
 ) -> Case:
     """The one row of RECORD_CASES that fits byte `at`, of which `room` bytes may be looked at.
 
-    `physical_offset` is where the byte stands in the whole log (None: not checked).
+    `physical_offset` is where the byte is in the whole log (None: not checked).
     `strict` also judges the text, as for bytes that a power cut may have thinned out.
     Never raises for any content; `at + room` must lie inside the buffer.
     """

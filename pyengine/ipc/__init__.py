@@ -1,1 +1,1 @@
-"""What stands between processes: shared memory, latches, locks, sessions."""
+"""What processes share: shared memory, latches, locks, sessions."""

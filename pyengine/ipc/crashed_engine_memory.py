@@ -36,7 +36,7 @@ POLL_STEP_S = 0.02
 
 
 class CrashedEngineMemory:
-    """What stands there. `shared` is for recover(); None when there is nothing to believe or to reject."""
+    """What is there. `shared` is for recover(); None when there is nothing to believe or to reject."""
 
     def __init__(self, folder: SharedFolder | None) -> None:
         self._folder = folder
@@ -92,7 +92,7 @@ class CrashedEngineMemory:
         except EngineUnavailableError as error:
             # None, or its maker died before it was published: nothing was put through it. Or it was written over.
             if any(name.startswith("pool-") for name in folder.names()):
-                self.shared = SharedState(0, 0, (), f"{error}; what may have stood in its pool alone is given up")
+                self.shared = SharedState(0, 0, (), f"{error}; what may have been in its pool alone is given up")
             return
         identity = memory.identity
         mismatch = _mismatch(root, engine_id, identity)

@@ -67,7 +67,7 @@ class LiveWatermark:
     def limit(self, level: ReadLevel) -> int:
         """Nothing at or above this physical offset may be looked at.
 
-        With the pool `written` is `committed`: what only stands in a buffer is in no file.
+        With the pool `written` is `committed`: what is in a buffer only is in no file.
         UsageError for `replicated` where nothing replicates, StoreBusyError while the store recovers.
         """
         with self._lock:

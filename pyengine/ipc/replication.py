@@ -5,7 +5,7 @@
     status       with Replication(folder) as replication: replication.links()
 
 A master has one link for each slave, a slave has one, to its master. Nothing is decided
-by what stands here.
+by what is here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LINK_STATE_NAMES = {LINK_CONNECTING: "connecting", LINK_READY: "ready", LINK_HAN
 
 @dataclass(frozen=True, slots=True)
 class LinkLook:
-    """One link as it stood at one moment. Positions are -1 where nothing was said yet; times are wall clock ms."""
+    """One link at one moment. Positions are -1 where nothing was said yet; times are wall clock ms."""
 
     address: str
     state: str
@@ -177,7 +177,7 @@ class Replication:
     # ---- `status` --------------------------------------------------------------
 
     def links(self) -> list[LinkLook]:
-        """Every link that stands now."""
+        """Every open link."""
         return [look for block in self.block.links if (look := _look(block)) is not None]
 
     def look(self) -> ReplicationLook:

@@ -18,7 +18,7 @@
 | `socket` | where sessions are opened | supervisor |
 
 Objects are made with O_EXCL and really allocated (a sparse one is SIGBUS on a full
-tmpfs), attached never with O_CREAT. Beside them stands one named semaphore per kind of
+tmpfs), attached never with O_CREAT. Beside them is one named semaphore per kind of
 worker, `/pyengine-<id>-<kind>`, the wait point of its latch. Everything here caches the
 store's files: it may be swept whenever no process of the store lives. What a producer
 makes, opens or asks for by name carries the epoch, because slots and generations begin
@@ -132,7 +132,7 @@ class SharedFolder:
         return self.path / SOCKET
 
     def make(self) -> None:
-        """Make the folder, or accept the one that stands there if it is ours alone."""
+        """Make the folder, or accept the one that is there if it is ours alone."""
         try:
             os.mkdir(self.path, 0o700)
         except FileExistsError:
@@ -217,7 +217,7 @@ class SharedFolder:
             os.rename(self.path / unfinished, self.path / shared.name)
 
     def names(self) -> list[str]:
-        """Objects that stand there, sorted."""
+        """Objects that are there, sorted."""
         try:
             return sorted(os.listdir(self.path))
         except (FileNotFoundError, NotADirectoryError):

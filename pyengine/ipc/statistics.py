@@ -92,7 +92,7 @@ def put_totals(control: Any) -> tuple[int, int]:
 
 
 def totals(control: Any, stats: Any, at_ns: int) -> Sample:
-    """The counters that rates are made of, as they stand now."""
+    """The counters that rates are made of, now."""
     messages, size_bytes = put_totals(control)
     return Sample(at_ns=at_ns, put_messages=messages, put_bytes=size_bytes, refused=native.load(control.writer, "refused"),
                   dispatched=native.load(stats.dispatch, "messages"), syncs=native.load(control.flusher, "syncs"))

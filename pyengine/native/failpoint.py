@@ -1,4 +1,4 @@
-"""Reaching a failpoint: nothing, unless this process was told to die or to stand still there (csrc/failpoint.cdef.h).
+"""Reaching a failpoint: nothing, unless this process was told to die or to stop there (csrc/failpoint.cdef.h).
 
 PYENGINE_FAILPOINT says what is armed:
 
@@ -8,7 +8,7 @@ PYENGINE_FAILPOINT says what is armed:
     /path                   a file of FILE_BYTES that the processes share: it strikes one of them, once,
                             and can be armed again while they run (`Board`)
 
-The steps stand in failpoints.py. Those in C are in a build made with PYENGINE_BUILD_FAILPOINTS=1 only.
+The steps are in failpoints.py. Those in C are in a build made with PYENGINE_BUILD_FAILPOINTS=1 only.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _fill(point: ms_failpoint, name: str, nth: int, action: str, process: str) -
 
     known = FAILPOINTS.get(name)
     if known is None or action not in _ACTIONS or nth < 1:
-        raise UsageError(f"no failpoint {name}:{nth}:{action}: the names stand in pyengine/native/failpoints.py, "
+        raise UsageError(f"no failpoint {name}:{nth}:{action}: the names are in pyengine/native/failpoints.py, "
                          "passings count from 1, and the last word is kill or stop")
     if not is_built(known):
         raise UsageError(f"the failpoint {name} is in C: build with PYENGINE_BUILD_FAILPOINTS=1 to have it")

@@ -60,7 +60,7 @@ def write_texts(owner: ms_replication | ms_link, address: str, said: str) -> Non
 
 
 def read_texts(owner: ms_replication | ms_link) -> tuple[str, str]:
-    """(address, said) as they stood at one moment; both empty when their writer died over them."""
+    """(address, said) as they were at one moment; both empty when their writer died over them."""
     address = ffi.new("char[]", lib.MS_LINK_ADDRESS_BYTES)
     said = ffi.new("char[]", lib.MS_LINK_SAID_BYTES)
     for _ in range(_TRIES):

@@ -1,6 +1,6 @@
 """Walks through the records of a segment (csrc/scan.cdef.h, csrc/record.cdef.h).
 
-A `view` is any object with the buffer protocol whose first byte stands at the
+A `view` is any object with the buffer protocol whose first byte is at the
 physical offset `base_offset`: an mmap, a memoryview, bytes. Offsets are
 physical: of the whole commit log. Nothing outside the given range is looked at,
 whatever the bytes say, and damage is an answer, never an exception.

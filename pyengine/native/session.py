@@ -67,7 +67,7 @@ def unguard(slot: int) -> None:
 
 
 def is_broken(slot: int) -> bool:
-    """Whether the session's memory was taken away and private zeros stand there now."""
+    """Whether the session's memory was taken away and private zeros are there now."""
     return bool(lib.ms_session_guard_broken(slot))
 
 

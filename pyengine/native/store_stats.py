@@ -56,7 +56,7 @@ class Latency(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Histograms as they stood at one moment."""
+    """Histograms as they were at one moment."""
 
     at_ns: int
     put: list[int]
@@ -115,7 +115,7 @@ def take_sample(stats: ms_store_stats, sample: Sample) -> None:
 
 
 def take_snapshot(stats: ms_store_stats, at_ns: int) -> None:
-    """The supervisor: append the histograms as they stand now."""
+    """The supervisor: append the histograms as they are now."""
     lib.ms_stats_take_snapshot(stats, at_ns)
 
 

@@ -64,7 +64,7 @@ def rebuild(
 ) -> RebuildReport:
     """Make all queues and the index of a stopped store again from its log, as `pyengine rebuild` does.
 
-    The same bytes; what stood there goes to quarantine. The workers write under the same
+    The same bytes; what was there goes to quarantine. The workers write under the same
     path, on a file system on which several hosts may write one file at different places.
     `sizes` (or a whole `config`) are settings of the store. Raises StoreBusyError while any
     process has the store open, NotAStoreError, StoreRefusedError, DiskFullError, DiskError.

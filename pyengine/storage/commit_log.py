@@ -172,7 +172,7 @@ class LocalLog:
         return found.end_offset
 
     def is_filler(self, offset: int, known: int) -> bool:
-        """Whether the byte lies in a blank after its header, where anything may stand; `known` as in record_boundary."""
+        """Whether the byte lies in a blank after its header, where anything may be; `known` as in record_boundary."""
         start = self.record_boundary(offset, known if known <= offset else None)
         if start + BEGIN.size > offset:
             return False

@@ -1,7 +1,7 @@
 """Where settings come from: `config/engine.toml` < environment `PYENGINE_*` < `--set`.
 
 `load_config(root)` reads all sources and gives an EngineConfig that remembers where
-each value came from. A store's file sizes are fixed at creation: they stand in its
+each value came from. A store's file sizes are fixed at creation: they are in its
 engine.toml, or, for a store that RocketMQ made, are worked out from its files; any
 other value for them is refused. Nothing here writes but `keep_sizes` and
 `set_in_file`.
@@ -164,7 +164,7 @@ def read_text(text: str, path: Path) -> dict[str, Value]:
             raise ConfigError(f"{path}: {key} is a {kind}; settings are key = value")
         name = setting_name(key, path.name)
         if name in values:
-            raise ConfigError(f"{path}: {name} stands there twice (once as {key})")
+            raise ConfigError(f"{path}: {name} is there twice (once as {key})")
         values[name] = SETTINGS[name].read(value, path.name)
     return values
 
@@ -172,7 +172,7 @@ def read_text(text: str, path: Path) -> dict[str, Value]:
 def keep_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
     """Write into config/engine.toml what the store's files cannot be understood without; True if it wrote.
 
-    The sizes, unless they stand there; and what KEPT_NAMES lists, when it is no default or the
+    The sizes, unless they are there; and what KEPT_NAMES lists, when it is no default or the
     file says otherwise. Called by the process that creates or opens a store for writing, before
     its first segment. What the user wrote in the file stays as it is: the missing lines go in front of it.
     A crash leaves the old file or the new one, never a part.

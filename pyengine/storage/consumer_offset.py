@@ -41,7 +41,7 @@ class OffsetTable:
 
     offsets: Table = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    is_damaged: bool = False  # the file itself: `.bak`, or nothing, stands in for it
+    is_damaged: bool = False  # the file itself: `.bak`, or nothing, is used for it
 
 
 class ConsumerOffsets:
@@ -56,7 +56,7 @@ class ConsumerOffsets:
         self._lock = OffsetLock(self._path, folder / "consumers", timeout_s=timeout_s, while_waiting=while_waiting)
 
     def table(self) -> OffsetTable:
-        """Everybody's offsets as they stand now, with notes about damage. Takes no lock: the file is always whole."""
+        """All groups' offsets now, with notes about damage. Takes no lock: the file is always whole."""
         found = OffsetTable()
         for path in (self._path, self._path.with_name(FILE_NAME + ".bak")):
             try:

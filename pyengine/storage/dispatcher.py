@@ -5,7 +5,7 @@ Invariants:
 2. A position that `dispatch` returned is wholly dispatched: every entry and every key of the records below it
    has been handed to the kernel. The caller publishes it afterwards, and after a crash starts from what it published.
 3. A half record is waited for, never skipped.
-4. Keys are put once: the undo of the put under way stands in `index_progress`, which outlives this process when
+4. Keys are put once: the undo of the put under way is in `index_progress`, which outlives this process when
    it lies in shared memory, and the keys that are in already are read off the index file's last entries.
 
 Used by recovery (inline, with private progress) and by the reputter worker; one Dispatcher per store at a time.
@@ -154,7 +154,7 @@ class Dispatcher:
     def dispatch(self, view: Readable, base_offset: int, start: int, end: int) -> int:
         """Dispatch the whole records of [start, end) and return how far it came.
 
-        `view` is the mapping of one whole segment, whose first byte stands at the
+        `view` is the mapping of one whole segment, whose first byte is at the
         physical offset `base_offset`. At a blank that lies below `end` altogether the
         answer is the start of the next segment. `stopped_by` then says why it went no
         further: `range_end` or `overrun` at a half record, `blank`, or what is wrong

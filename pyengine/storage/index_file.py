@@ -413,7 +413,7 @@ class IndexFiles:
         self._current = self._mapping = None
 
     def _indexed(self, names: list[str], current: IndexFile) -> Indexed:
-        """Read off the entries themselves: they stand in the order of their records."""
+        """Read off the entries themselves: they are in the order of their records."""
         header = current.header()
         offset = current.newest_offset()
         if offset < 0:

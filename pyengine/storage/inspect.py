@@ -62,7 +62,7 @@ def inspect(root: str | os.PathLike[str], overrides: Mapping[str, object] | None
 
 
 def raw_checkpoint(root: Path) -> dict[str, int] | None:
-    """The three times of the file as they stand there; its length alone if it is too short, None without it."""
+    """The three times as the file has them; its length alone if it is too short, None without it."""
     try:
         data = read_small_file(root / "checkpoint")
     except (FileNotFoundError, IsADirectoryError):
@@ -76,7 +76,7 @@ def raw_checkpoint(root: Path) -> dict[str, int] | None:
 
 
 def index_headers(root: Path) -> list[dict[str, Any]]:
-    """The headers of all files in `index` that are long enough for one, as they stand there."""
+    """The headers of all files in `index` that are long enough for one, as the file has them."""
     found = []
     folder = root / "index"
     for name in sorted(os.listdir(folder)) if folder.is_dir() else []:

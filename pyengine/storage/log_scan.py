@@ -80,7 +80,7 @@ class LogView:
 
     @property
     def unsynced_paths(self) -> list[Path]:
-        """The segments that reach above the watermark: what stands in them may not have been synced."""
+        """The segments that reach above the watermark: what is in them may not have been synced."""
         sure = self.watermark or 0
         return [segment.path for segment in self.segments if segment.start_offset + self.size_bytes > sure]
 

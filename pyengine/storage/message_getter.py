@@ -44,7 +44,7 @@ class TagFilter:
 
 
 def parse_subscription(text: str | None) -> TagFilter | None:
-    """`a || b`: those tags; None, empty or `*`: no filter. UsageError when nothing stands on one side of a bar."""
+    """`a || b`: those tags; None, empty or `*`: no filter. UsageError when one side of a bar is empty."""
     if text is None or arguments.text(text, "tags") in ("", SUB_ALL):
         return None
     tags = frozenset(piece.strip() for piece in text.split(TAG_SEPARATOR))

@@ -235,13 +235,13 @@ def _in_log(ack: dict[str, Any], offset: int, log: LogSegments) -> str:
     base, limit, view = segment
     label = classify(view, offset - base, limit - offset, offset)
     if label != "message":
-        return f"no whole record stands there ({label})"
+        return f"there is no whole record ({label})"
     try:
         message: Message = decode_record(view, offset - base)
     except FormatError as error:
-        return f"no whole record stands there ({error})"
+        return f"there is no whole record ({error})"
     if (message.topic, message.queue_id, message.queue_offset) != (ack["topic"], ack["queue_id"], ack["queue_offset"]):
-        return f"message {message.queue_offset} of queue {message.queue_id} of {message.topic} stands there"
+        return f"message {message.queue_offset} of queue {message.queue_id} of {message.topic} is there"
     if hashlib.sha256(message.body).hexdigest() != ack["body_sha256"].lower():
         return "its body is another one"
     return ""

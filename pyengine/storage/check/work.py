@@ -157,7 +157,7 @@ class _Look:
         at = own = 0
         while entries.startswith(FILLER_BYTES, at * CQ_ENTRY_BYTES):
             at += 1
-        # Entries of records that the cleaner has deleted stand at the front.
+        # Entries of records that the cleaner has deleted are at the front.
         at = bisect_left(range(count), self._log.min_offset, lo=min(at, count), key=lambda n: _offset(entries, n))
         while at < count:
             offset = _offset(entries, at)
@@ -287,7 +287,7 @@ class CheckWork:
 
 
 def check_index_part(log: LogSegments, part: IndexPart) -> KeysFound:
-    """How many entries name a record that the log holds. Entries stand in the log's order."""
+    """How many entries name a record that the log holds. Entries are in the log's order."""
     findings, found = Findings(), 0
     with mapped(part.path) as view:
 

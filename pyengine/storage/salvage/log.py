@@ -48,7 +48,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Bytes of [start, end) that are no whole records; `reason` is what stands at the start."""
+    """Bytes of [start, end) that are no whole records; `reason` is what is at the start."""
 
     start: int
     end: int
@@ -187,7 +187,7 @@ class SalvagedLog:
         return self._at
 
     def append_run(self, old_start: int, data: memoryview) -> None:
-        """All records of a run that stood at `old_start`; whole records only."""
+        """All records of a run that was at `old_start`; whole records only."""
         at = 0
         while at < len(data):
             size_bytes, _ = BEGIN.unpack_from(data, at)
@@ -195,7 +195,7 @@ class SalvagedLog:
             at += size_bytes
 
     def moved_offset(self, old_offset: int) -> int:
-        """The new place of the record that stood at `old_offset`, 0 when it was not kept."""
+        """The new place of the record that was at `old_offset`, 0 when it was not kept."""
         at = bisect_right(self._moved, (old_offset, 1 << 63)) - 1
         if at < 0 or old_offset >= self._moved_old_end[at]:
             return 0

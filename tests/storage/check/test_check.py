@@ -399,7 +399,7 @@ def test_acknowledged_messages_that_are_there_are_counted(stopped, tmp_path):
 
 
 @pytest.mark.parametrize(("field", "value", "why"), [
-    ("topic", "topic-9", "stands there"), ("queue_id", 7, "stands there"), ("queue_offset", 1000, "stands there"),
+    ("topic", "topic-9", "is there"), ("queue_id", 7, "is there"), ("queue_offset", 1000, "is there"),
     ("physical_offset", 1 << 30, "the log holds"), ("physical_offset", 1, "no whole record"),
     ("body_sha256", "00", "another one")])
 def test_an_acknowledged_message_that_is_not_there_is_an_error(stopped, tmp_path, field, value, why):
