@@ -36,7 +36,7 @@ def test_produce_consume_and_tail_queue(tmp_path):
 
 @pytest.mark.java
 @pytest.mark.spark
-def test_spark_read(golden):
+def test_the_spark_example_counts_messages_by_queue(golden):
     store = golden("basic")
     shown = run_example("spark_read.py", store.root)
     queue = store.verify["facts"]["queues"][0]

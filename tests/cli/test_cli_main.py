@@ -146,12 +146,12 @@ def test_text_of_a_store_cannot_steer_the_terminal():
 
 
 @pytest.mark.parametrize(("size_bytes", "text"), [(0, "0 B"), (1023, "1,023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB")])
-def test_sizes_for_people(size_bytes, text):
+def test_a_size_is_shown_in_a_fitting_unit(size_bytes, text):
     assert output.size_text(size_bytes) == text
 
 
 @pytest.mark.parametrize(("timestamp_ms", "text"), [
     (0, "-"), (-1, "-"), (None, "-"), (1600000000123, "2020-09-13T12:26:40.123Z"), (2**62, str(2**62)),
 ])
-def test_times_for_people(timestamp_ms, text):
+def test_a_time_is_shown_in_utc(timestamp_ms, text):
     assert output.time_text(timestamp_ms) == text

@@ -16,7 +16,7 @@ from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
 from pyengine.formats.paths import StorePaths, is_index_name, parse_segment_name, segment_name, segment_start
 
 
-def test_queue_entry_bytes():
+def test_a_queue_entry_has_rocketmqs_bytes():
     data = consume_queue.pack_entry(0x123456789, 0x83, -2147483648)
     assert data.hex() == "0000000123456789" "00000083" "ffffffff80000000"
     assert consume_queue.unpack_entry(b"x" + data, 1) == (0x123456789, 0x83, -2147483648)
@@ -42,7 +42,7 @@ def test_extension_addresses_never_clash_with_tag_hashes():
         decode_ext_address(5)
 
 
-def test_extension_units():
+def test_an_extension_unit_is_read_and_half_of_one_is_refused():
     unit = bytes.fromhex("001c" "00000000000d1457" "0000018bd50bcf78" "0008" "539bcf5a20130d7b")
     found = unpack_ext_unit(b"xx" + unit, 2)
     assert found == (28, 857175, 1700086402936, bytes.fromhex("539bcf5a20130d7b"))
@@ -55,7 +55,7 @@ def test_extension_units():
         unpack_ext_unit(unit[:18] + b"\x00\x09" + unit[20:])
 
 
-def test_index_layout():
+def test_slots_and_entries_of_an_index_file_are_where_rocketmq_has_them():
     layout = IndexLayout(5000000, 20000000)
     assert layout.size_bytes == 420000040
     small = IndexLayout(16, 10)
@@ -67,7 +67,7 @@ def test_index_layout():
     assert not small.is_full(9) and small.is_full(10)
 
 
-def test_index_header():
+def test_an_index_header_has_rocketmqs_bytes():
     header = IndexHeader(1, 2, 3, 4, 5, 6)
     data = index_file.pack_header(header)
     assert data.hex() == "".join(f"{value:016x}" for value in (1, 2, 3, 4)) + "0000000500000006"
@@ -95,11 +95,11 @@ def test_index_entry_and_slot():
     ("store_ms", "begin_ms", "expected"),
     [(5999, 5000, 0), (6000, 5000, 1), (4000, 5000, 0), (5000, 0, 0), (5000, -1, 0), (1 << 62, 5000, 0x7FFFFFFF)],
 )
-def test_index_time_difference(store_ms, begin_ms, expected):
+def test_the_time_difference_of_an_index_entry_is_bounded(store_ms, begin_ms, expected):
     assert index_file.time_diff_seconds(store_ms, begin_ms) == expected
 
 
-def test_checkpoint():
+def test_a_checkpoint_has_three_times_in_rocketmqs_bytes():
     checkpoint = Checkpoint(10_000, 9_000, 5_000)
     data = pack_checkpoint(checkpoint)
     assert len(data) == 4096
@@ -113,7 +113,7 @@ def test_checkpoint():
         unpack_checkpoint(data[:23])
 
 
-def test_segment_names():
+def test_a_segment_is_named_by_twenty_digits_of_its_offset():
     assert segment_name(1073741824) == "00000000001073741824"
     assert parse_segment_name("00000000001073741824") == 1073741824
     for name in ("0", "0000000000107374182x", "+0000000001073741824", "\u0660" * 20, "00000000001073741824.tmp",
@@ -125,7 +125,7 @@ def test_segment_names():
     assert is_index_name("20261121043414987") and not is_index_name("2026112104341498")
 
 
-def test_paths():
+def test_the_files_of_a_store_are_where_rocketmq_has_them():
     paths = StorePaths("/store")
     assert str(paths.queue_folder("T", 3)) == "/store/consumequeue/T/3"
     assert str(paths.queue_ext_folder("T", 3)) == "/store/consumequeue_ext/T/3"

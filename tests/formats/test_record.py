@@ -89,7 +89,7 @@ def test_host_bits_follow_the_hosts_and_other_bits_stay():
 
 
 @pytest.mark.parametrize(("body", "crc"), [(b"", 0), (b"123456789", 1274296614)])
-def test_body_crc(body, crc):
+def test_a_body_crc_has_no_sign_bit(body, crc):
     assert body_crc(body) == crc
 
 

@@ -161,7 +161,7 @@ def test_a_range_ends_at_a_record_boundary():
     assert walk(data, BASE, offsets[1], offsets[2]) == WalkResult(offsets[2], "range_end", 1, 1, 1001, 1001)
 
 
-def test_nothing_at_all():
+def test_a_walk_over_no_bytes_or_zeros_finds_no_record():
     assert walk(b"", BASE, BASE, BASE) == WalkResult(BASE, "range_end", 0, 0, -1, -1)
     assert walk(bytes(64), BASE, BASE, BASE + 64) == WalkResult(BASE, "zeroes", 0, 0, -1, -1)
 

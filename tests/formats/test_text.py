@@ -41,7 +41,7 @@ from pyengine.formats.small_file import decode_config, encode_config
         ("\ud83d", 0xD83D),  # a lone surrogate
     ],
 )
-def test_string_hash(text, expected):
+def test_a_string_hashes_as_in_java(text, expected):
     assert string_hash(text) == expected
 
 
@@ -95,7 +95,7 @@ def test_index_key_hash_of_the_smallest_int_is_zero():
         ("k\x01 x ", {"k": " x "}),
     ],
 )
-def test_decode_properties(text, expected):
+def test_properties_are_read_as_rocketmq_reads_them(text, expected):
     assert decode_properties(text) == expected
 
 
@@ -127,7 +127,7 @@ def test_index_keys_start_with_the_unique_key():
 
 
 @pytest.mark.parametrize(("value", "waits"), [(None, True), ("true", True), ("TRUE", True), ("false", False), ("1", False)])
-def test_wait_property(value, waits):
+def test_a_put_waits_where_wait_is_true_or_absent(value, waits):
     assert is_wait_store_ok({} if value is None else {"WAIT": value}) is waits
 
 
@@ -156,7 +156,7 @@ def test_what_is_no_message_id(text):
         ("[2001:db8::1]:54321", "20010db80000000000000000000000010000d431"),
     ],
 )
-def test_hosts(text, data):
+def test_a_host_is_its_address_and_port_in_bytes(text, data):
     assert encode_host(text).hex() == data
     assert decode_host(bytes.fromhex(data)) == text
 
@@ -195,7 +195,7 @@ def test_config_is_written_as_strict_json():
     assert text.startswith('{\n\t"offsetTable"') and text.endswith("}\n")
 
 
-def test_delay_levels():
+def test_the_default_has_eighteen_delay_levels():
     levels = parse_delay_levels(DEFAULT_MESSAGE_DELAY_LEVEL)
     assert len(levels) == 18
     assert (levels[1], levels[5], levels[18]) == (1000, 60_000, 7_200_000)

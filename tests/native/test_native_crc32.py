@@ -27,7 +27,7 @@ def test_all_small_sizes_at_all_alignments(way, noise):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_large_sizes(way, noise):
+def test_the_crc_of_large_ranges_is_zlibs(way, noise):
     source = ffi.from_buffer("uint8_t[]", noise)
     dice = random.Random(SEED)
     for _ in range(40):
@@ -37,7 +37,7 @@ def test_large_sizes(way, noise):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_in_pieces(way, noise):
+def test_the_crc_of_pieces_is_that_of_the_whole(way, noise):
     source = ffi.from_buffer("uint8_t[]", noise)
     dice = random.Random(SEED)
     for _ in range(200):

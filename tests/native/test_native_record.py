@@ -99,7 +99,7 @@ def test_a_body_that_stands_at_its_place_is_left_there():
     assert target == whole
 
 
-def test_blanks():
+def test_blanks_equal_those_of_formats():
     target = ffi.new("uint8_t[]", 8)
     for room in (8, 9, 100, 2**31 - 1):
         assert lib.ms_record_encode_blank(target, room) == 8

@@ -96,7 +96,7 @@ def test_what_a_read_skips_is_told(spark, tmp_path):
     assert found == [(offsets[3], size, "foreign"), (offsets[15], size, "bad_crc")]
 
 
-def test_the_export_command(spark, root, tmp_path):
+def test_the_export_command_writes_a_topic_and_refuses_a_full_folder(spark, root, tmp_path):
     topic = oracle.log_messages(root)[0].topic
     done = run("export", root, tmp_path / "out", "--topic", topic, "--columns", "offset", "--json")
     assert done.code == 0, done.stderr

@@ -101,7 +101,7 @@ def test_what_is_wrong_is_said_and_damage_is_no_number(spark, root, tmp_path):
     assert sum(row.messages for row in collect_stats(spark, tmp_path, verifyCRC=True, onCorrupt="skip")) == 59
 
 
-def test_the_command(spark, root):
+def test_the_stats_command_counts_by_hour(spark, root):
     messages = oracle.log_messages(root)
     done = run("stats", root, "--by", "hour", "--topic", "T1", "--json")
     assert done.code == 0, done.stderr

@@ -231,7 +231,7 @@ def test_workers_make_what_one_process_makes(spark, tmp_path, recipe):
 
 @pytest.mark.spark
 @pytest.mark.java
-def test_the_command(spark, tmp_path):
+def test_the_rebuild_command_makes_the_same_with_spark(spark, tmp_path):
     store = unpack("roll", tmp_path)
     before = made(store)
     flip(next(path for path in sorted((store / "consumequeue").rglob("*")) if path.is_file()), 3)

@@ -227,7 +227,7 @@ def test_workers_find_what_one_process_finds(spark, tmp_path, recipe):
 
 @pytest.mark.spark
 @pytest.mark.java
-def test_the_command(spark, tmp_path):
+def test_the_check_command_finds_the_same_with_spark(spark, tmp_path):
     store = unpack("abnormal-garbled", tmp_path)
     alone, spread = run("check", store, "--json"), run("check", store, "--spark", "--json")
     assert (spread.code, spread.stderr) == (alone.code, "")

@@ -245,7 +245,7 @@ def test_a_config_is_frozen_and_comparable():
 
 
 @pytest.mark.parametrize(("text", "meant"), [("1s", (1000,)), ("1s 2m 1h 1d", (1000, 120000, 3600000, 86400000))])
-def test_delay_levels(text, meant):
+def test_a_text_of_delay_levels_means_these_delays(text, meant):
     assert delay_levels_ms(text) == meant
 
 

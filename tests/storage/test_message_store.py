@@ -45,7 +45,7 @@ def test_it_is_a_value(tmp_path):
     assert MessageStore(store).root == tmp_path and os.fspath(store) == str(store) == str(tmp_path)
 
 
-def test_the_state_files(tmp_path):
+def test_the_state_files_are_read_anew_at_each_call(tmp_path):
     store = MessageStore(tmp_path)
     assert (store.read_watermark().watermark, store.read_checkpoint(), store.read_engine_id(), store.read_epoch(),
             store.abort_exists()) == (None, Checkpoint(), None, 0, False)

@@ -320,7 +320,7 @@ def test_a_record_inside_a_body_is_no_message(builder):
         assert store.message_at(outer.physical_offset + 88) is None
 
 
-def test_message_by_id(builder):
+def test_a_message_is_found_by_its_id(builder):
     message = builder.put("T", b"x", store_host="10.0.0.1:10911")
     with open_store(builder.root) as store:
         assert store.message(message.msg_id) == message

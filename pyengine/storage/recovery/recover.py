@@ -223,13 +223,13 @@ class _Recovery:
         self._progress.finish()
         if changed:
             queues = list_queues(self._store)
-        given = self._numbers_given(log, plan, queues)
+        next_offsets = self._next_offsets(log, plan, queues)
         ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
         self._notes += clamp_offsets(self._store, ends, before_change=lambda: self._on_step("consumer offsets"))
         self._notes += clamp_delay_offsets(self._store, ends, before_change=lambda: self._on_step("delay offsets"))
         failpoint("recovery_done")
         report = self._report(log, plan, queues, RecoveryState.RECOVERED, changed)
-        return replace(report, queue_ends={**report.queue_ends, **given})
+        return replace(report, queue_ends={**report.queue_ends, **next_offsets})
 
     def _own_reading(self, reading: WatermarkReading, segments: Sequence[MappedFile]) -> WatermarkReading:
         """The watermark; of a copy whose owner has given it an identity of its own, one that vouches for nothing yet."""
@@ -266,7 +266,7 @@ class _Recovery:
             is_all_ours = watermark is not None and not watermark.verified_from
             forget_cached(self._store, self.sure_end if is_all_ours else 0)  # the rest may have been what could not be synced
 
-    def _numbers_given(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
+    def _next_offsets(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
         """As next_offsets_from_log(); in RocketMQ's stores a number is its place, whatever the record says."""
         if log.owner is not Owner.OURS:
             return {}

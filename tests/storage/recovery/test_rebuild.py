@@ -150,7 +150,7 @@ def test_whatever_is_wrong_with_a_queue_is_replaced(stopped, spoil):
     assert check(MessageStore(stopped.root, stopped.geometry)).findings == []
 
 
-def test_only_the_index(stopped):
+def test_the_index_alone_is_made_again_and_queues_stay(stopped):
     before, queues = index_bytes(stopped.root), queue_times(stopped.root)
     for path in (stopped.root / "index").iterdir():
         path.write_bytes(b"nonsense")
