@@ -53,7 +53,7 @@ def number(value: object, name: str, low: float = 0) -> float:
         raise wrong_type(value, name, "a number")
     if not value >= low:  # type: ignore[operator]  # what has __float__ is compared as it is
         raise UsageError(f"{name} is {value}: give {low:g} or more")
-    return value  # type: ignore[return-value]
+    return value  # type: ignore[return-value]  # as above
 
 
 def truth(value: object, name: str) -> bool:

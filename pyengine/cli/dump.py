@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -29,6 +29,9 @@ from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
 from pyengine.storage.mapped_file import list_segments, mapped
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_control
 
 # Path prefix -> the one process that writes it. [] stands for an element of an array.
 OWNERS = {
@@ -230,13 +233,13 @@ def _pieces(path: str) -> list[str]:
     return path.replace("[", "\0").replace("]", "\0").split("\0")
 
 
-def fields(control: Any) -> Iterator[Field]:
+def fields(control: ms_control) -> Iterator[Field]:
     """Every field of a mapped block; of tables only the elements in use."""
     used = _used(control)
     yield from _walk("", ffi.typeof("struct ms_control"), 0, control, used)
 
 
-def _used(control: Any) -> dict[str, set[int]]:
+def _used(control: ms_control) -> dict[str, set[int]]:
     """Which elements of the big arrays say something."""
     open_sessions = {slot for slot in range(len(control.sessions))
                      if native.load(control.sessions[slot], "state") != native.SESSION_FREE}

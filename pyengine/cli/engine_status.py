@@ -40,6 +40,7 @@ from pyengine.storage.replication_state import ReplicationStateFile
 from pyengine.storage.watermark import DurableWatermark, read_watermark
 
 if TYPE_CHECKING:
+    from pyengine._native import ms_control, ms_worker
     from pyengine.storage.store_reader import StoreReader
 
 WORKER_STATES = {
@@ -138,7 +139,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
     return document, figures
 
 
-def _puts(control: Any) -> dict[str, int]:
+def _puts(control: ms_control) -> dict[str, int]:
     """Messages and bytes put since this epoch began, of one committed pass."""
     messages, size_bytes = put_totals(control)
     return {"put_messages": messages, "put_bytes": size_bytes}
@@ -204,7 +205,7 @@ def _why(refused: int, living: list[int], disk: dict[str, Any]) -> str:
     return ""
 
 
-def _why_still(control: Any, identity: Identity, workers: list[dict[str, Any]], positions: dict[str, int]) -> str:
+def _why_still(control: ms_control, identity: Identity, workers: list[dict[str, Any]], positions: dict[str, int]) -> str:
     """Which workers are in one round, or the writer in one pass, for longer than a disk that answers would take."""
     told = []
     pass_ms = native.load(control.writer, "pass_started_ms")
@@ -261,7 +262,7 @@ def _mean_ms(total_ns: int, count: int) -> float:
     return total_ns / count / 1e6 if count else 0.0
 
 
-def _worker(line: Any, kind: int, holds_its_byte: bool) -> dict[str, Any]:
+def _worker(line: ms_worker, kind: int, holds_its_byte: bool) -> dict[str, Any]:
     pid, start_time_ms = native.load(line, "pid"), native.load(line, "start_time_ms")
     state = WORKER_STATES.get(native.load(line, "state"), "unknown")
     if state in ("starting", "ready", "stopping") and not (holds_its_byte and is_alive(pid, start_time_ms)):
@@ -274,7 +275,7 @@ def _worker(line: Any, kind: int, holds_its_byte: bool) -> dict[str, Any]:
     }
 
 
-def _sessions(control: Any) -> list[dict[str, Any]]:
+def _sessions(control: ms_control) -> list[dict[str, Any]]:
     found = []
     for slot in range(len(control.sessions)):
         line = control.sessions[slot]

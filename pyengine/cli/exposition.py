@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.exposition import generate_latest
@@ -34,6 +34,9 @@ from pyengine.native.store_stats import Latency
 from pyengine.results import PutStatus
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.file_system import used_ratio
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
 
 STATES = ("stopped", "recovering", "running", "read_only", "degraded")
 # Powers of two of 1.024 us up to 17 s: each is the bound of a bucket in shared memory, so nothing is estimated.
@@ -112,7 +115,7 @@ class Exposition:
             self._close_reader()
 
 
-def serve(exposition: Exposition, host: str, port: int) -> Any:
+def serve(exposition: Exposition, host: str, port: int) -> WSGIServer:
     """Answer scrapes in threads; the server, which has `server_port`, shutdown() and server_close(). OSError: not there."""
     server, _ = start_http_server(port, host, exposition.registry)
     return server

@@ -130,7 +130,7 @@ class StopAtBatchEnd:
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers or (signal.SIGINT,)
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
         self._asked = False
 
     def check(self) -> None:
@@ -149,7 +149,7 @@ class StopAtBatchEnd:
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)

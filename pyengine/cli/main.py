@@ -9,6 +9,7 @@ only when it is called, so that `pyengine status` never waits for what `pyengine
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -112,7 +113,8 @@ class CommandLine(click.Group):
         """Run one command and exit with its code; never returns."""
         arguments = list(sys.argv[1:] if args is None else args)
         for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         extra["standalone_mode"] = False
         sys.exit(int(self._guarded(arguments, prog_name or "pyengine", extra)))
 

@@ -6,7 +6,7 @@ import enum
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import psutil
@@ -23,6 +23,9 @@ from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.config import FIXED_NAMES, config_path, load_config, set_in_file
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_control
 
 _SUPERVISOR = "pyengine.workers.supervisor"
 SLAVE = "SLAVE"
@@ -176,12 +179,12 @@ def _by_hand(root: Path, start: Start, role: str) -> str:
             f"{root} --role {role}`, then start it as before, without broker_role and ha_master_address")
 
 
-def _standing(control: Any) -> Standing:
+def _standing(control: ms_control) -> Standing:
     return Standing(native.load(control.replicator, "linked") != 0, native.load_position(control.wrote),
                     native.load(control.replicator, "master_end"))
 
 
-def _wait_until_caught_up(control: Any, timeout_s: float) -> Standing:
+def _wait_until_caught_up(control: ms_control, timeout_s: float) -> Standing:
     """Until nothing that is known is missing and, while linked, nothing has come for STILL_S; or until the timeout."""
     began_s = still_since_s = time.monotonic()
     standing = _standing(control)

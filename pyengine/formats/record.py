@@ -205,9 +205,11 @@ class Message:
     @property
     def properties(self) -> dict[str, str]:
         """Name -> value."""
-        if self._properties is None:
-            object.__setattr__(self, "_properties", decode_properties(self.raw_properties))
-        return self._properties  # type: ignore[return-value]
+        found = self._properties
+        if found is None:
+            found = decode_properties(self.raw_properties)
+            object.__setattr__(self, "_properties", found)
+        return found
 
     @property
     def tags(self) -> str | None:

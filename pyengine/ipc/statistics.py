@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyengine.errors import EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
@@ -21,6 +21,9 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.native.store_stats import Latency, Sample, Snapshot, TopicCount
 from pyengine.results import PutStatus
 from pyengine.storage.delay_offset import DelayOffsets
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_control, ms_store_stats, ms_topic_stats
 
 SAMPLE_NS = 1_000_000_000      # StoreStatsService.FREQUENCY_OF_SAMPLING
 SNAPSHOT_NS = 10_000_000_000
@@ -81,7 +84,7 @@ class Statistics:
     histograms: dict[str, Latency]
 
 
-def put_totals(control: Any) -> tuple[int, int]:
+def put_totals(control: ms_control) -> tuple[int, int]:
     """(messages, bytes) put since the engine's start, of one committed pass."""
     while True:
         number = native.load_position(control.slot_pass)
@@ -91,7 +94,7 @@ def put_totals(control: Any) -> tuple[int, int]:
             return found
 
 
-def totals(control: Any, stats: Any, at_ns: int) -> Sample:
+def totals(control: ms_control, stats: ms_store_stats, at_ns: int) -> Sample:
     """The counters that rates are made of, now."""
     messages, size_bytes = put_totals(control)
     return Sample(at_ns=at_ns, put_messages=messages, put_bytes=size_bytes, refused=native.load(control.writer, "refused"),
@@ -157,7 +160,7 @@ class _opened:
         self._memory.close_statistics()
 
 
-def _read(control: Any, stats: Any, topics: Any, now_ns: int) -> Statistics:
+def _read(control: ms_control, stats: ms_store_stats, topics: ms_topic_stats | None, now_ns: int) -> Statistics:
     samples, snapshots = store_stats.samples(stats), store_stats.snapshots(stats)
     now = totals(control, stats, now_ns)
     put, sync = store_stats.latency(stats.put.latency), store_stats.latency(stats.sync.latency)
