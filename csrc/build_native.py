@@ -44,6 +44,7 @@ CONCEPTS = (
     "producer",
     "cpu",
     "stream",
+    "pool_commit",
     "light_queues",
     "writer",
     "log_tail",

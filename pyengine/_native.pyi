@@ -377,6 +377,22 @@ class ms_pool_buffer(Struct):
     segment_base: int
     pad: Array[int]
 
+class ms_pool_commit(Struct):
+    control: ms_control
+    semaphore: CData
+    reputter_semaphore: CData
+    replicator_semaphore: CData
+    view: Array[int]
+    base: int
+    segment_bytes: int
+    piece_bytes: int
+    committed: int
+    fd: int
+    error_number: int
+    reason: int
+    reserved: int
+    stream: ms_stream
+
 class ms_position(Struct):
     value: int
     pad: Array[int]
@@ -885,6 +901,13 @@ class _Lib:
     MS_COLUMN_SYS_FLAG: int
     MS_COLUMN_TOPIC: int
     MS_COMMITTER: int
+    MS_COMMIT_BROKEN: int
+    MS_COMMIT_FAILED: int
+    MS_COMMIT_IDLE: int
+    MS_COMMIT_ROUND_NS: int
+    MS_COMMIT_SEGMENT: int
+    MS_COMMIT_SMALL_BYTES: int
+    MS_COMMIT_TIME: int
     MS_COMPLETIONS: int
     MS_CONTROL_LAYOUT_VERSION: int
     MS_CPU_BEHIND: int
@@ -1169,6 +1192,7 @@ class _Lib:
     def ms_obstacles_bytes(self, /) -> int: ...
     def ms_obstacles_check(self, a0: ms_obstacles, a1: int, /) -> int: ...
     def ms_obstacles_format(self, a0: ms_obstacles, /) -> None: ...
+    def ms_pool_commit_run(self, a0: ms_pool_commit, a1: int, a2: int, /) -> int: ...
     def ms_producer_attach(self, a0: ms_producer, /) -> None: ...
     def ms_producer_claim(self, a0: ms_producer, a1: CData, /) -> None: ...
     def ms_producer_entry_limit(self, a0: ms_producer, /) -> int: ...
@@ -1307,6 +1331,8 @@ class _New:
     def __call__(self, cdecl: Literal["struct ms_obstacles *", "struct ms_obstacles[]"], init: object = ...) -> ms_obstacles: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_pool_buffer *", "struct ms_pool_buffer[]"], init: object = ...) -> ms_pool_buffer: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_pool_commit *", "struct ms_pool_commit[]"], init: object = ...) -> ms_pool_commit: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_position *", "struct ms_position[]"], init: object = ...) -> ms_position: ...
     @overload
@@ -1459,6 +1485,8 @@ class _FFI:
     def cast(self, cdecl: Literal["struct ms_obstacles *", "struct ms_obstacles[]"], value: object) -> ms_obstacles: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_pool_buffer *", "struct ms_pool_buffer[]"], value: object) -> ms_pool_buffer: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_pool_commit *", "struct ms_pool_commit[]"], value: object) -> ms_pool_commit: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_position *", "struct ms_position[]"], value: object) -> ms_position: ...
     @overload

@@ -3,7 +3,8 @@
 The writer fills a buffer in shared memory for each segment; this service moves what is
 written into the segment's file with pwrite and then moves `committed`. RocketMQ waits for
 four pages or 200 ms; here a put on an idle store is committed at once, so that it is
-visible at once, and under load pieces grow to PIECE_BYTES or a millisecond's worth.
+visible at once, and under load pieces grow to PIECE_BYTES or a millisecond's worth. The common round, from the wake-up to
+the next sleep, is one call of C (csrc/pool_commit.cdef.h); here is what it returns for: segments, errors, buffers.
 
 `committed` is always a record boundary: pieces are cut where the native walk says. Of the
 blank record that closes a segment only its header is written: the filler after it is
@@ -19,25 +20,27 @@ are written again the same.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from pyengine._native import ffi
 from pyengine.errors import DiskError, DiskFullError, InvariantError, disk_errors
-from pyengine.formats.constants import BLANK_HEADER_BYTES
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
-from pyengine.native import scan, waiting
+from pyengine.native import pool_commit, waiting
 from pyengine.native.failpoint import failpoint
-from pyengine.native.flush import monotonic_ns, pwrite_all
-from pyengine.native.waiting import StreamDetector
+from pyengine.native.flush import monotonic_ns, raise_disk_error
+from pyengine.native.pool_commit import PoolCommitLoop
 from pyengine.services.service import Service, ServiceContext
 
+if TYPE_CHECKING:
+    from pyengine.native.waiting import Latch
+
 PIECE_BYTES = 1 << 20
-SMALL_BYTES = 64 << 10
+ROUND_NS = 50_000_000  # one work() lasts at most about this long
+IDLE_PAUSE_S = 1.0
 NAP_NS = 1_000_000    # in a stream of puts, what comes within this time is committed together
 QUIET_NS = 3_000_000  # the stream is over after so long without one
 RETRY_NS = 500_000_000  # after a write that found no room
@@ -78,13 +81,16 @@ class CommitRealTimeService(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        self._interval_s = context.config.commit_interval_commit_log_ms / 1000
-        self._pool = TransientStorePool(self._memory, writable=False)
-        self._base = NO_SEGMENT
+        memory = self._memory
+        self._pause_s = max(IDLE_PAUSE_S, context.config.commit_interval_commit_log_ms / 1000)
+        self._pool = TransientStorePool(memory, writable=False)
         self._descriptor = -1
         self._path = ""
-        self._stream = StreamDetector(NAP_NS, QUIET_NS)
-        self._committed = native.load_position(self._control.committed)
+        self._loop = PoolCommitLoop(
+            self._control, memory.latch(native.COMMITTER), memory.latch(native.REPUTTER),
+            memory.latch(native.REPLICATOR) if memory.identity.replicates else None,
+            segment_bytes=self._segment_bytes, piece_bytes=PIECE_BYTES, nap_ns=NAP_NS, quiet_ns=QUIET_NS)
+        self._freed_to = 0
         native.store(self._line, "error_number", 0)
         self._retry_ns = 0
         self._free_full_buffers()
@@ -92,54 +98,47 @@ class CommitRealTimeService(Service):
         waiting.sleep_precisely()
 
     def work(self) -> bool:
-        """Commit one piece, unless it is so small that waiting a moment for more is better."""
+        """Commit what is written, in a stream in pieces that are worth it."""
+        return self._run(monotonic_ns() + ROUND_NS)
+
+    def wait(self, latch: Latch, timeout_s: float) -> bool:
+        """Sleep, and commit what comes meanwhile."""
+        if self._retry_ns or self._is_frozen:
+            return super().wait(latch, timeout_s)
+        return self._run(monotonic_ns() + int(timeout_s * 1e9), may_sleep=True)
+
+    def _run(self, until_ns: int, *, may_sleep: bool = False) -> bool:
+        """Rounds in C, and what they return for; whether `committed` moved."""
         if self._is_frozen or monotonic_ns() < self._retry_ns:
             return False
-        wrote = native.load_position(self._control.wrote)
-        if wrote - self._committed < SMALL_BYTES and self._stream.is_busy or wrote <= self._committed:
-            if not self._stream.wait_for_next(self._control.wrote, self._committed):
-                return False
-            wrote = native.load_position(self._control.wrote)
-        done = self._commit(wrote)
-        self._stream.worked(monotonic_ns())
-        return done
-
-    def _commit(self, wrote: int) -> bool:
-        """Commit one piece; False when there is no room for it, or the store froze over it."""
-        start = self._committed
-        base = start - start % self._segment_bytes
-        number = self._pool.find(base)
-        if number is None:
-            raise InvariantError(f"no pool buffer holds the segment {base}, but {start}..{wrote} is written")
-        view = self._pool.buffer(number).memory
-        limit = min(wrote, base + self._segment_bytes)
-        walked = scan.walk(view, base, start, min(limit, start + PIECE_BYTES), limit=limit, check_crc=False)
-        end = walked.end_offset
+        before = self._loop.committed
         try:
-            if end > start:
-                self._write(view, base, start, end)
-                failpoint("pool_piece_written")
-            if walked.reason == "blank":
-                self._write(view, base, end, end + BLANK_HEADER_BYTES)
-                failpoint("pool_blank_written")
-                end = base + self._segment_bytes
+            why = self._loop.run(until_ns, may_sleep=may_sleep)
+            if why == pool_commit.SEGMENT:
+                self._free_full_buffers()
+                if native.load_position(self._control.wrote) > self._loop.committed:
+                    self._open()
+                    why = self._loop.run(until_ns)
+            if why == pool_commit.FAILED:
+                raise_disk_error(-self._loop.error_number, "write", self._path)
         except DiskFullError as error:
             self._wait_for_room(error)
             return False
         except DiskError as error:
             self._freeze(error)
             return False
-        if end <= start:
-            raise InvariantError(f"pool buffer {number}: {walked.reason} at {start}, below wrote = {wrote}")
+        committed = self._loop.committed
+        if why == pool_commit.BROKEN:
+            raise InvariantError(f"the pool buffer of segment {committed - committed % self._segment_bytes}: {self._loop.reason} at "
+                                 f"{committed}, below wrote = {native.load_position(self._control.wrote)}")
+        if committed >= self._freed_to + self._segment_bytes:
+            self._free_full_buffers()
+        if committed == before:
+            return False
         if self.blocked_reason:
             self._blocked.clear()
+            self._retry_ns = 0
             native.store(self._line, "error_number", 0)
-        native.store_position(self._control.committed, end)
-        failpoint("pool_committed")
-        self._committed = end
-        self._wake_followers()
-        if end % self._segment_bytes == 0:
-            self._free_full_buffers()
         return True
 
     def _wake_followers(self) -> None:
@@ -155,48 +154,47 @@ class CommitRealTimeService(Service):
         failpoint("pool_without_room")
         self._memory.wake(native.WRITER)
 
-    def _write(self, view: mmap.mmap, base: int, start: int, end: int) -> None:
-        if self._base != base:
-            self._open(base)
-        data = ffi.from_buffer("uint8_t[]", view)
-        pwrite_all(self._descriptor, data + (start - base), start - base, self._path, length=end - start)
-
-    def _open(self, base: int) -> None:
+    def _open(self) -> None:
+        """Give the loop the buffer and the file of the segment that `committed` is in."""
+        committed = self._loop.committed
+        base = committed - committed % self._segment_bytes
+        number = self._pool.find(base)
+        if number is None:
+            raise InvariantError(f"no pool buffer holds the segment {base}, but "
+                                 f"{committed}..{native.load_position(self._control.wrote)} is written")
         self._close_segment()
         self._path = str(self._store.commit_log_segment(base))
         with disk_errors("open", self._path):
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-        self._base = base
+        self._loop.use_segment(self._pool.buffer(number).memory, base, self._descriptor)
 
     def _close_segment(self) -> None:
+        self._loop.use_segment(None)
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-            self._base = NO_SEGMENT
 
     def _free_full_buffers(self) -> None:
         """Free the buffers of segments that are committed to the end; a predecessor may have left one."""
-        freed = False
+        freed, committed = False, self._loop.committed
         for number in range(self._memory.identity.pool_buffers):
             base = native.load(self._control.pool[number], "segment_base")
-            if base >= 0 and base + self._segment_bytes <= self._committed:
+            if base >= 0 and base + self._segment_bytes <= committed:
                 native.compare_and_swap(self._control.pool[number], "segment_base", base, NO_SEGMENT)
                 failpoint("pool_buffer_freed")
                 freed = True
+        self._freed_to = committed - committed % self._segment_bytes
         if freed:
             self._memory.wake(native.WRITER)
 
     def pause_s(self) -> float:
         if self.blocked_reason:
             return max(0.01, (self._retry_ns - monotonic_ns()) / 1e9)
-        return self._interval_s
+        return self._pause_s
 
     def drain(self) -> bool:
         """Commit to the end. The writer is gone by now."""
-        wrote = native.load_position(self._control.wrote)
-        if self._is_frozen or wrote <= self._committed:
-            return False
-        return self._commit(wrote)
+        return self._run(monotonic_ns())
 
     def close(self) -> None:
         self._close_segment()
