@@ -36,6 +36,7 @@ BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
 ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL
 BYTE_STEP_S = 0.01
 SPAWN_RETRY_S = 1.0
+ALIVE_TIMEOUT_S = 5.0    # for a worker to go round once when an orderly stop begins
 HALTED_TIMEOUT_S = 5.0   # for a worker that is coming up while the engine halts
 NEVER_S = float("inf")
 
@@ -246,12 +247,23 @@ class Children:
         return problems
 
     def _start_missing(self, pump: Callable[[float], None], deadline_s: float) -> None:
+        """Have every worker up. One that was killed just now looks ready until its end is seen: each shows that it lives."""
+        asked_ns, alive_by_s = monotonic_ns(), time.monotonic() + ALIVE_TIMEOUT_S
+        started: set[int] = set()
         for child in self._children.values():
-            if not child.pid:
-                self._start(child)
-        while time.monotonic() < deadline_s and any(child.pid and not self._is_ready(child) for child in self._children.values()):
+            self._memory.wake(child.kind.number)  # it goes round, and so beats
+        while (now_s := time.monotonic()) < deadline_s:
+            waits = False
             for child in self._children.values():
+                if not child.pid and child.kind.number not in started:
+                    started.add(child.kind.number)
+                    self._start(child)
                 self._resume(child)
+                line = self._memory.control.workers[child.kind.number]
+                is_silent = now_s < alive_by_s and native.load(line, "heartbeat_ns") < asked_ns
+                waits = waits or bool(child.pid) and (is_silent or not self._is_ready(child))
+            if not waits:
+                return
             pump(0.02)
 
     def _stop_one(self, child: _Child, pump: Callable[[float], None], deadline_s: float) -> str:

@@ -21,6 +21,7 @@ from pyengine.native import obstacles
 from waiting import eventually
 
 FLUSHER = next(kind for kind in KINDS if kind.number == native.FLUSHER)
+CHECKPOINTER = next(kind for kind in KINDS if kind.number == native.CHECKPOINTER)
 COMMITTER = next(kind for kind in KINDS if kind.number == native.COMMITTER)
 
 
@@ -235,6 +236,25 @@ def test_a_worker_that_dies_while_it_is_to_finish_is_started_once_more(rig, monk
 
     assert made.children.stop(pump, time.monotonic() + 60) == []
     assert native.load(line(made), "incarnation") == 2 and native.load(line(made), "state") == native.WORKER_ABSENT
+
+
+def test_a_worker_killed_just_before_a_stop_is_up_again_before_the_first_one_ends(rig):
+    """Until its end is seen it looks ready."""
+    made = rig(FLUSHER, CHECKPOINTER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    victim = native.load(line(made, CHECKPOINTER), "pid")
+    os.kill(victim, signal.SIGKILL)
+    os.waitid(os.P_PID, victim, os.WEXITED | os.WNOWAIT)
+    seen = []
+
+    def pump(seconds):
+        made.pump(seconds)
+        seen.append((native.load(line(made), "state"), native.load(line(made, CHECKPOINTER), "incarnation")))
+
+    assert made.children.stop(pump, time.monotonic() + 60) == []
+    assert (native.WORKER_READY, 1) in seen
+    assert {incarnation for state, incarnation in seen if state != native.WORKER_READY} == {2}
 
 
 def test_a_halting_engine_does_not_wait_long_for_who_never_came_up(rig, monkeypatch):
