@@ -31,6 +31,7 @@ from measure import Row, keep, quantile, show  # noqa: E402
 from pyengine.cli.bench import engine_pids, produce, raw_sync_rate, wait_dispatched  # noqa: E402
 from pyengine.cli.bench_producer import Produced  # noqa: E402
 from pyengine.cli.engine_status import engine_status  # noqa: E402
+from pyengine.engine.kinds import HEALTHY_AFTER_S  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 
 IDLE_SECONDS = 20
@@ -243,7 +244,12 @@ def bench_workers(bench: Bench) -> None:
         time.sleep(IDLE_SECONDS)
         used = sum(sum(process.cpu_times()[:2]) - was for process, was in zip(processes, before))
         private = {worker["kind"]: _private_bytes(worker["pid"]) / 1048576 for worker in status["workers"] if worker["pid"]}
-    bench.rows.append(Row("engine ready", "s", [ready], floor=1, higher_is_better=False))
+        owner = psutil.Process(engine.pid)
+        whole = sum(_private_bytes(process.pid) for process in (owner, *owner.children())) / 1048576
+        replaced = [_writer_replaced_ms(path) for _ in range(bench.rounds)]
+    bench.rows.append(Row("engine ready", "s", [ready], floor=0.5, aim=0.25, higher_is_better=False))
+    bench.rows.append(Row("kill -9 of the writer until the next ack", "ms", replaced, higher_is_better=False))
+    bench.rows.append(Row("private memory of all processes of an engine", "MiB", [whole], floor=80, aim=50, higher_is_better=False))
     bench.rows.append(Row("idle cost of all workers together", "% of a core", [used / IDLE_SECONDS * 100], floor=1, higher_is_better=False))
     bench.rows.append(Row("private memory of the largest worker", "MiB", [max(private.values())], floor=40, aim=25,
                           higher_is_better=False, notes=private))
@@ -288,12 +294,28 @@ def processes_of(path: Path) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in engine_pids(path)]
 
 
+def _writer_replaced_ms(path: Path) -> float:
+    """From the death of the writer to the acknowledgement of a put; at least 10 s after the last one, or the supervisor pauses."""
+    writer = next(worker for worker in engine_status(path, {})["workers"] if worker["kind"] == "writer")
+    time.sleep(max(0.0, psutil.Process(writer["pid"]).create_time() + HEALTHY_AFTER_S + 1 - time.time()))
+    with pyengine.connect(path) as producer:
+        producer.put("bench", b"before").raise_for_status()
+        began = time.perf_counter()
+        os.kill(writer["pid"], signal.SIGKILL)
+        producer.put("bench", b"after").raise_for_status()
+        return (time.perf_counter() - began) * 1e3
+
+
 def _private_bytes(pid: int) -> int:
-    """Memory of its own: neither mapped from the store nor shared (RssAnon)."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit(f"no RssAnon for process {pid}")
+    """Memory of its own: what it has written to and shares neither with a file nor, since a fork, with another process."""
+    total, is_own = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            is_own = rest[0].endswith("p")
+        elif is_own and first in ("Private_Dirty:", "Swap:"):
+            total += int(rest[0]) * 1024
+    return total
 
 
 BENCHES: tuple[Callable[[Bench], None], ...] = (
