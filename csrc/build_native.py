@@ -56,6 +56,7 @@ CONCEPTS = (
     "reput",
     "store_check",
     "columns",
+    "process",
 )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]

@@ -19,5 +19,10 @@ def make_service(attached: worker.Worker) -> AllocateMappedFileService:
     return AllocateMappedFileService(attached.context)
 
 
+def main() -> int:
+    """Run the allocator with the arguments of this process; its exit code."""
+    return worker.main(native.ALLOCATOR, "Keeps the next log segments ready.", make_service)
+
+
 if __name__ == "__main__":
-    sys.exit(worker.main(native.ALLOCATOR, "Keeps the next log segments ready.", make_service))
+    sys.exit(main())

@@ -18,5 +18,10 @@ def make_service(attached: worker.Worker) -> FlushConsumeQueueService:
     return FlushConsumeQueueService(attached.context)
 
 
+def main() -> int:
+    """Run the checkpointer with the arguments of this process; its exit code."""
+    return worker.main(native.CHECKPOINTER, "Notes on disk how far everything is durable.", make_service)
+
+
 if __name__ == "__main__":
-    sys.exit(worker.main(native.CHECKPOINTER, "Notes on disk how far everything is durable.", make_service))
+    sys.exit(main())

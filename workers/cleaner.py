@@ -46,5 +46,10 @@ def make_service(attached: worker.Worker) -> CleanerService:
     return CleanerService(attached)
 
 
+def main() -> int:
+    """Run the cleaner with the arguments of this process; its exit code."""
+    return worker.main(native.CLEANER, "Deletes old files and judges the room on the disk.", make_service)
+
+
 if __name__ == "__main__":
-    sys.exit(worker.main(native.CLEANER, "Deletes old files and judges the room on the disk.", make_service))
+    sys.exit(main())

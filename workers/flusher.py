@@ -23,5 +23,10 @@ def make_service(attached: worker.Worker) -> FlushService:
     return service(attached.context)
 
 
+def main() -> int:
+    """Run the flusher with the arguments of this process; its exit code."""
+    return worker.main(native.FLUSHER, "Makes the log durable: fdatasync, then `flushed`.", make_service)
+
+
 if __name__ == "__main__":
-    sys.exit(worker.main(native.FLUSHER, "Makes the log durable: fdatasync, then `flushed`.", make_service))
+    sys.exit(main())

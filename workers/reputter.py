@@ -18,5 +18,10 @@ def make_service(attached: worker.Worker) -> ReputMessageService:
     return ReputMessageService(attached.context)
 
 
+def main() -> int:
+    """Run the reputter with the arguments of this process; its exit code."""
+    return worker.main(native.REPUTTER, "Dispatches the log into consume queues and index.", make_service)
+
+
 if __name__ == "__main__":
-    sys.exit(worker.main(native.REPUTTER, "Dispatches the log into consume queues and index.", make_service))
+    sys.exit(main())

@@ -24,5 +24,10 @@ def make_service(attached: worker.Worker) -> ScheduleMessageService:
                                   lambda: connect(attached.root, ring_bytes=None, timeout_s=SESSION_WAIT_S, **settings))
 
 
+def main() -> int:
+    """Run the scheduler with the arguments of this process; its exit code."""
+    return worker.main(native.SCHEDULER, "Delivers delayed messages when they are due.", make_service)
+
+
 if __name__ == "__main__":
-    sys.exit(worker.main(native.SCHEDULER, "Delivers delayed messages when they are due.", make_service))
+    sys.exit(main())

@@ -6,6 +6,8 @@ pidfd has fired and its lock byte is free. A worker that cannot even come up (it
 code) is a reason to halt, not to try for ever. One that lives but makes no progress is
 made to leave a trace (SIGABRT) and then killed.
 
+Workers are forked by the supervisor's fork server (fork_server.py), or started by exec where there is none.
+
 Workers that another supervisor started are adopted: watched the same way, only their
 exit code stays unknown. One that a signal has stopped (SIGSTOP) is resumed when it is
 adopted, and when it is to finish: no other process does that.
@@ -22,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyengine
 from pyengine.engine.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
@@ -31,6 +34,9 @@ from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native import obstacles
 from pyengine.native.flush import monotonic_ns
+
+if TYPE_CHECKING:
+    from pyengine.engine.fork_server import ForkedWorker, ForkServer
 
 BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
 ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL
@@ -44,7 +50,7 @@ NEVER_S = float("inf")
 @dataclass
 class _Child:
     kind: Kind
-    process: subprocess.Popen | None = None  # None: adopted
+    process: subprocess.Popen | ForkedWorker | None = None  # None: adopted
     pid: int = 0                             # 0: not running
     pidfd: int = -1
     born_s: float = 0.0
@@ -61,14 +67,19 @@ class Children:
     """All workers of one engine."""
 
     def __init__(self, root: Path, memory: EngineMemory, lock: StoreLock, selector: selectors.BaseSelector,
-                 kinds: Sequence[Kind], overrides: Mapping[str, str], say: Callable[[str], None]) -> None:
-        """`overrides` are the settings that children must be given; `say` gets a sentence for the log."""
+                 kinds: Sequence[Kind], overrides: Mapping[str, str], say: Callable[[str], None],
+                 fork_server: ForkServer | None = None) -> None:
+        """`overrides` are the settings that children must be given; `say` gets a sentence for the log.
+
+        Without a fork server, workers are started by exec.
+        """
         self._root = root
         self._memory = memory
         self._lock = lock
         self._selector = selector
         self._overrides = overrides
         self._say = say
+        self._fork_server = fork_server
         self._children = {kind.number: _Child(kind) for kind in kinds}
         self._restarting = True
         self.may_start = True  # False: no new process could attach to this engine
@@ -120,10 +131,11 @@ class Children:
                 child.due_s = time.monotonic() + BYTE_STEP_S
             return
         settings = [argument for name, value in self._overrides.items() for argument in ("--set", f"{name}={value}")]
+        words = [sys.executable, "-P", "-m", child.kind.module, str(self._root), *settings]
         try:
-            child.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", child.kind.module, str(self._root), *settings],
-                stdin=subprocess.DEVNULL, env=silent(child_environment()), process_group=0)
+            child.process = self._fork_server.start_worker(words) if self._fork_server else None
+            if child.process is None:
+                child.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=silent(child_environment()), process_group=0)
         except OSError as error:  # no memory or no process to be had just now
             self._say(f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
             child.due_s = time.monotonic() + SPAWN_RETRY_S
@@ -181,6 +193,8 @@ class Children:
 
     def tick(self) -> None:
         """Start what is due, kill what is silent."""
+        if self._fork_server:
+            self._fork_server.tick()
         if self._down and self.all_ready:
             self._say_down("")
         now_s = time.monotonic()

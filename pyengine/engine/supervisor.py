@@ -32,6 +32,7 @@ from pathlib import Path
 
 from pyengine.engine.bring_up import bring_up, prepare_root, raise_descriptors
 from pyengine.engine.children import Children
+from pyengine.engine.fork_server import ForkServer
 from pyengine.engine.kinds import Kind, kinds_for
 from pyengine.engine.memory_growth import PoolGrowth, grow_queue_table
 from pyengine.engine.service_manager import ERROR, WARNING, notify, say, watchdog_interval_s
@@ -92,6 +93,7 @@ class Supervisor:
         self._again = ""  # why to stop in order and to start anew
         self._said = ""
         self._memory: EngineMemory
+        self._fork_server: ForkServer | None = None
         self._presence: MasterLink | None = None
         self._presence_ticks = 0
         self._watchdog_s = watchdog_interval_s()
@@ -126,7 +128,16 @@ class Supervisor:
 
     def run(self) -> ExitCode:
         """Own the store until asked to stop. Raises EngineError when it cannot be owned or recovered."""
-        raise_descriptors()
+        raise_descriptors()  # before the fork server is forked: workers have its limit
+        if not self._arguments.no_children and not self._arguments.stop:
+            self._fork_server = ForkServer(self._root)
+        try:
+            return self._own_and_serve()
+        finally:
+            if self._fork_server is not None:
+                self._fork_server.close()
+
+    def _own_and_serve(self) -> ExitCode:
         require_startable(self._root)
         prepare_root(self._root)
         config = None if self._arguments.stop else load_config(self._root, self._arguments.settings)
@@ -207,7 +218,7 @@ class Supervisor:
         heart.state(native.WORKER_READY)
         degraded = self._memory.state == native.STATE_DEGRADED
         kinds = () if degraded or self._arguments.no_children else self._kinds()
-        children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._say)
+        children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._say, self._fork_server)
         bridge = _LatchBridge(self._memory, self._selector)
         server = SessionServer(self._memory, self._selector, Sessions(self._memory))
         self._pool = PoolGrowth(self._memory, self._say)

@@ -126,7 +126,8 @@ def own_kind() -> str:
     return module.rpartition(".")[2]
 
 
-def _read_environment() -> None:
+def read_environment() -> None:
+    """Arm what PYENGINE_FAILPOINT says: when a process starts, and when it was forked to be one of another kind."""
     text = os.environ.get(VARIABLE, "")
     if not text:
         return
@@ -144,4 +145,4 @@ def _read_environment() -> None:
     _use(point, own_kind(), point)
 
 
-_read_environment()
+read_environment()

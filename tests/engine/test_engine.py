@@ -145,10 +145,10 @@ def test_a_forked_child_does_not_stop_its_parents_engine(root):
 
 
 def test_ctrl_c_in_a_terminal_does_not_reach_the_workers_first(root):
-    """A terminal signals a whole process group; supervisor and workers are in others."""
+    """A terminal signals a whole process group; supervisor, fork server and workers are in others."""
     with pyengine.Engine(root, **SMALL) as engine:
         groups = {os.getpgid(pid) for pid in (engine.pid, *(int(line.split()[0]) for line in children_of(engine.pid)))}
-        assert os.getpgrp() not in groups and len(groups) == 1 + len(kinds_for(native.MODE_MAPPED, False))
+        assert os.getpgrp() not in groups and len(groups) == 2 + len(kinds_for(native.MODE_MAPPED, False))
 
 
 def children_of(pid):

@@ -486,6 +486,7 @@ def test_a_worker_that_cannot_start_halts_the_start(make_engine, monkeypatch):
         "import sys\nif '-m' in sys.orig_argv and 'pyengine.workers.allocator' in sys.orig_argv:\n"
         "    import os\n    os.environ['PYENGINE_FLUSH_DISK_TYPE'] = 'SOMETIMES'\n")
     monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{site}")
+    monkeypatch.setenv("LD_PRELOAD", "")  # workers are started by exec then, and each reads that file
     with pytest.raises(EngineError, match="the allocator cannot start"):
         start_engine(engine.root, engine.settings, timeout_s=60)
     assert "SOMETIMES" in engine.log()

@@ -1,0 +1,292 @@
+"""Fork server: a process beside the supervisor that has loaded every worker's modules and forks the workers.
+
+Why: a new interpreter takes some 150 ms of CPU until a worker is ready, most of it for imports; a forked one takes 10 ms, and
+shares that memory.
+
+The supervisor forks its fork server before it takes a lock, opens shared memory or starts a thread, and the fork server
+closes each descriptor but stdin, stdout, stderr and one socket: it holds nothing of the store. A request goes there with
+one end of a socket pair, the gate. The fork server forks twice, so that the worker's parent ends at once and the worker
+becomes a child of the supervisor, which adopts orphans: the supervisor waits for it as for any child. The worker says
+its pid at the gate and runs only when the supervisor has answered. It ends instead when the gate is closed: so no worker
+runs that the supervisor does not know, whichever of them is killed or stopped in between.
+
+The fork server ends with the supervisor, by the end of its socket and by the kernel (SIGKILL). Where it is dead, does not
+answer in time, or cannot do its work here, workers are started by exec; one that was killed is replaced.
+Under systemd, with --no-children, there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pyengine.engine.children import child_environment, silent
+from pyengine.engine.kinds import HEALTHY_AFTER_S, KINDS
+from pyengine.native import failpoint, process
+
+LOAD_TIMEOUT_S = 30.0   # for the first worker: until then its fork server may still load modules
+ANSWER_TIMEOUT_S = 5.0  # for each other one; then it is started by exec
+REQUEST_BYTES_MAX = 65536
+REPARENT_STEP_S = 0.0002
+_MODULE = "pyengine.engine.fork_server"
+_GO = b"go"
+_LOADED_LATER = ("tomllib",)  # by all workers, inside functions
+
+
+class ForkedWorker:
+    """A child of this process that a fork server made."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int | None:
+        """Its exit code once it has ended, as subprocess has it; None where that cannot be known."""
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:
+            return None
+
+
+class ForkServer:
+    """The supervisor's end: starts the fork server, asks it for workers, replaces it when it was killed."""
+
+    def __init__(self, root: Path) -> None:
+        """To be called while this process has one thread and holds nothing of the store."""
+        self._root = root
+        self._pid = 0  # 0: none is there
+        self._channel: socket.socket
+        self._groups: list[int] = []  # process groups with children of this process: of fork servers, also of dead ones
+        self._born_s = 0.0
+        self._timeout_s = LOAD_TIMEOUT_S
+        self._is_wanted = _suits_this_interpreter()
+        if self._is_wanted:
+            with contextlib.suppress(OSError):  # no memory or no process to be had just now
+                self._fork()
+
+    def _fork(self) -> None:
+        process.adopt_orphans()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            _flush()
+            gc.freeze()  # collections write to no object that is there now, so that its memory stays shared
+            pid = os.fork()
+            if pid == 0:
+                _end_with(lambda: _serve_forked(self._root, theirs))
+        self._own(pid, ours)
+
+    def _replace(self) -> None:
+        """By exec: a fork of this process would have its shared memory, and locks of threads that it has not."""
+        self._born_s = time.monotonic()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            words = [*_words(self._root), "--channel-fd", str(theirs.fileno())]
+            try:
+                pid = os.posix_spawn(sys.executable, words, silent(child_environment()), setpgroup=0)
+            except OSError:
+                ours.close()
+                raise
+        self._own(pid, ours)
+
+    def _own(self, pid: int, channel: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it does so itself too: one of them is first
+            os.setpgid(pid, pid)
+        channel.settimeout(ANSWER_TIMEOUT_S)
+        self._pid, self._channel, self._born_s, self._timeout_s = pid, channel, time.monotonic(), LOAD_TIMEOUT_S
+        self._groups.append(pid)
+
+    def start_worker(self, words: Sequence[str]) -> ForkedWorker | None:
+        """Fork the worker of the command line PYTHON -P -m MODULE ARGUMENT...; None: it is to be started by exec."""
+        self.tick()
+        request = json.dumps(list(words)).encode()
+        if self._pid == 0 or len(request) > REQUEST_BYTES_MAX:
+            return None
+        gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with gate:
+            try:
+                with theirs:
+                    socket.send_fds(self._channel, [request], [theirs.fileno()])
+                gate.settimeout(self._timeout_s)
+                pid = int(gate.recv(32))
+                self._timeout_s = ANSWER_TIMEOUT_S
+            except (OSError, ValueError):  # it is dead, stopped or cannot fork; a worker that comes now finds the gate closed
+                self._end()
+                return None
+            with contextlib.suppress(OSError):  # a worker that is dead by now is seen by its pidfd
+                os.setpgid(pid, pid)
+                gate.send(_GO)
+        return ForkedWorker(pid)
+
+    def tick(self) -> None:
+        """Wait for what has ended of the fork servers and has no other to do so; replace one that was killed."""
+        for group in self._groups[:]:
+            try:
+                while (ended := os.waitpid(-group, os.WNOHANG))[0]:
+                    if ended[0] == self._pid:
+                        self._forget()
+                        self._is_wanted = os.WIFSIGNALED(ended[1])  # one that ended by itself cannot do its work here
+            except ChildProcessError:
+                self._groups.remove(group)
+        if self._pid == 0 and self._is_wanted and time.monotonic() - self._born_s >= HEALTHY_AFTER_S:
+            with contextlib.suppress(OSError):
+                self._replace()
+
+    def _end(self) -> None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid = 0
+        self._channel.close()
+
+    def close(self) -> None:
+        """End the fork server; the workers continue."""
+        self._is_wanted = False
+        if self._pid:
+            self._end()
+
+
+def _suits_this_interpreter() -> bool:
+    """Whether a fork is what an exec would be: not where a library is loaded first, which may look at the command line to
+    see what to do, nor where the module path depends on the current directory, which a worker's does not."""
+    return "LD_PRELOAD" not in os.environ and bool(sys.flags.safe_path)
+
+
+def _words(root: Path) -> list[str]:
+    return [sys.executable, "-P", "-m", _MODULE, str(root)]
+
+
+# ---- in the fork server ---------------------------------------------------------
+
+
+def _serve_forked(root: Path, channel: socket.socket) -> int:
+    signal.set_wakeup_fd(-1)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != channel.fileno():
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(int(name))
+    return _serve(root, channel)
+
+
+def _serve(root: Path, channel: socket.socket) -> int:
+    """Fork what is asked for until the supervisor has ended."""
+    with contextlib.suppress(PermissionError):
+        os.setpgid(0, 0)  # Ctrl-C is for the supervisor
+    process.end_with_parent()  # should this be stopped when the supervisor ends; else the channel's end tells
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    environment = silent(child_environment())
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+    process.show_command(_words(root), environment)
+    gc.disable()
+    for kind in KINDS:
+        importlib.import_module(kind.module)
+    for name in _LOADED_LATER:
+        importlib.import_module(name)
+    gc.freeze()
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 1)
+        if not request:
+            return 0
+        with socket.socket(fileno=descriptors[0]) as gate:
+            _fork_worker(json.loads(request), channel, gate)
+
+
+def _fork_worker(words: list[str], channel: socket.socket, gate: socket.socket) -> None:
+    """By way of a process that ends at once, so that the worker becomes a child of the supervisor."""
+    try:
+        between = os.fork()
+    except OSError:
+        return  # the supervisor sees that the gate is closed
+    if between:
+        os.waitpid(between, 0)
+        return
+    try:
+        between = os.getpid()
+        if os.fork() == 0:
+            _end_with(lambda: _run_worker(words, between, channel, gate))
+    finally:
+        os._exit(0)
+
+
+# ---- in a worker ----------------------------------------------------------------
+
+
+def _run_worker(words: list[str], between: int, channel: socket.socket, gate: socket.socket) -> int:
+    """Become the process of that command line, once the supervisor knows of it; its exit code."""
+    channel.close()
+    process.show_command(words, os.environ)
+    while os.getppid() == between:
+        time.sleep(REPARENT_STEP_S)
+    try:
+        gate.send(str(os.getpid()).encode())
+        if gate.recv(len(_GO)) != _GO:
+            return 0
+    except OSError:
+        return 0
+    gate.close()
+    gc.enable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    module = importlib.import_module(words[3])
+    sys.orig_argv, sys.argv = words, [str(module.__file__), *words[4:]]
+    failpoint.read_environment()
+    return int(module.main())
+
+
+def _end_with(run: Callable[[], int]) -> NoReturn:
+    """End this forked process with the exit code of `run`, or of what it raised; what called this never goes on."""
+    code = 1
+    try:
+        code = run()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException:  # noqa: BLE001 - as the interpreter does at its end
+        traceback.print_exc()
+    finally:
+        _flush()
+        os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a full disk, a closed stream, none at all
+            stream.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a fork server that was started by exec, in place of one that was killed; its exit code."""
+    parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description="Forks workers for a supervisor, which starts it.")
+    parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
+    parser.add_argument("--channel-fd", type=int, required=True, metavar="FD", help="socket on which the supervisor asks")
+    given = parser.parse_args(argv)
+    os.set_inheritable(given.channel_fd, False)
+    with socket.socket(fileno=given.channel_fd) as channel:
+        return _serve(given.store, channel)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
