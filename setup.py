@@ -1,8 +1,29 @@
-"""Only what pyproject.toml cannot say: the C module is built by cffi in API mode, for the stable ABI."""
+"""Only what pyproject.toml cannot say: the two C modules, both for the stable ABI.
 
-from setuptools import setup
+pyengine._native is built by cffi in API mode; pyengine._front is what a program calls for each message (csrc/front).
+"""
+
+import os
+
+from setuptools import Extension, setup
+
+FRONT = ("module", "result", "lock", "session", "pending", "producer_front")
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+sanitize = SANITIZE if os.environ.get("PYENGINE_SANITIZE") == "address" else []
 
 setup(
     cffi_modules=["csrc/build_native.py:ffibuilder"],
+    ext_modules=[
+        Extension(
+            "pyengine._front",
+            [f"csrc/front/{name}.c" for name in FRONT],
+            include_dirs=["csrc"],
+            define_macros=[("Py_LIMITED_API", "0x030b0000")],
+            py_limited_api=True,
+            extra_compile_args=["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", *sanitize],
+            extra_link_args=sanitize,
+            depends=["csrc/front/front.h", "csrc/producer.cdef.h", "csrc/session.cdef.h", "csrc/control.cdef.h", "csrc/atomics.h"],
+        )
+    ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},  # one wheel for every Python from 3.11 on
 )

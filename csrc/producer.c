@@ -169,7 +169,9 @@ static void publish(struct ms_producer *producer, uint64_t bytes)
 {
     if (producer->unclaimed != 0) /* an exception came between its submission and its claim */
         ms_producer_finish(producer, producer->unclaimed);
-    producer->sequence++;
+    /* Relaxed: the thread that looks without the producer's lock (csrc/front/session.c) takes it as a bound, and finds its
+     * own puts there in program order. */
+    ms_store_relaxed(&producer->sequence, producer->sequence + 1);
     producer->unclaimed = producer->sequence;
     producer->tail += bytes;
     int32_t cpu = sched_getcpu();
@@ -351,30 +353,69 @@ uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, con
     return payload_at(topic_bytes, properties_bytes);
 }
 
-int ms_producer_put(struct ms_producer *producer, const uint8_t *prefix, const uint8_t *body, uint32_t body_bytes, int how)
+uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix, int kind, uint32_t count,
+                             uint64_t payload_bytes, int64_t room_ns, int *why)
 {
     struct ms_entry header;
     memcpy(&header, prefix, sizeof header);
     header.submitted_ns = ms_monotonic_ns();
-    int64_t deadline_ns = header.submitted_ns + producer->timeout_ns;
-    int64_t slice_end_ns = header.submitted_ns + MS_PUT_SLICE_NS;
-    uint64_t prefix_bytes = payload_at(header.topic_bytes, header.properties_bytes);
-    uint64_t bytes = ms_align8(prefix_bytes + body_bytes);
-    int why;
-    producer->stage = MS_STAGE_NOT_SUBMITTED;
     header.born_timestamp_ms = ms_wall_ms();
-    if (page_cache_busy(producer, header.born_timestamp_ms))
-        return MS_PRODUCER_BUSY;
-    uint8_t *to = take_room(producer, bytes, earlier(slice_end_ns, deadline_ns), &why);
+    header.kind = (uint16_t)kind;
+    header.count = count;
+    header.payload_bytes = (uint32_t)payload_bytes;
+    uint64_t prefix_bytes = payload_at(header.topic_bytes, header.properties_bytes);
+    uint64_t bytes = ms_align8(prefix_bytes + payload_bytes);
+    producer->stage = MS_STAGE_NOT_SUBMITTED;
+    producer->submitted_ns = header.submitted_ns;
+    *why = page_cache_busy(producer, header.born_timestamp_ms) ? MS_PRODUCER_BUSY : 0;
+    uint8_t *to = *why == 0 ? take_room(producer, bytes, header.submitted_ns + room_ns, why) : NULL;
     if (to == NULL)
-        return why;
+        return NULL;
     header.entry_bytes = (uint32_t)bytes;
     header.sequence = producer->sequence + 1;
-    header.payload_bytes = body_bytes;
     memcpy(to, &header, sizeof header);
     memcpy(to + sizeof header, prefix + sizeof header, prefix_bytes - sizeof header);
-    if (body_bytes)
-        memcpy(to + prefix_bytes, body, body_bytes);
-    publish(producer, bytes);
-    return wait_for_put(producer, slice_end_ns, deadline_ns, how);
+    producer->reserved_bytes = bytes;
+    return to + prefix_bytes;
+}
+
+void ms_producer_publish(struct ms_producer *producer)
+{
+    publish(producer, producer->reserved_bytes);
+    producer->stage = MS_STAGE_SUBMITTED;
+}
+
+int ms_producer_is_answered(const struct ms_producer *producer, int spins)
+{
+    const struct ms_session *session = producer->session;
+    if (producer->spin_us <= 0 || ms_load_relaxed(&producer->control->workers[MS_WRITER].cpu) == sched_getcpu())
+        spins = 1;
+    for (int i = 0; i < spins; i++) {
+        if (ms_load_acquire(&session->acked) >= producer->sequence)
+            return 1;
+        ms_pause();
+    }
+    return 0;
+}
+
+int ms_producer_await(struct ms_producer *producer, int how)
+{
+    return wait_for_put(producer, ms_monotonic_ns() + MS_PUT_SLICE_NS, producer->submitted_ns + producer->timeout_ns, how);
+}
+
+const struct ms_producer_calls *ms_producer_calls(void)
+{
+    static const struct ms_producer_calls calls = {
+        sizeof calls,
+        MS_COMPLETIONS,
+        ms_producer_reserve,
+        ms_producer_publish,
+        ms_producer_is_answered,
+        ms_producer_await,
+        ms_producer_wait_acked,
+        ms_producer_wait_kept,
+        ms_producer_finish,
+        ms_producer_is_closed,
+    };
+    return &calls;
 }

@@ -45,6 +45,8 @@ struct ms_producer {
     int64_t timeout_ns;          /* until the writer's answer */
     int64_t flush_timeout_ns;    /* from the answer to durability */
     int64_t slave_timeout_ns;    /* from the answer to confirmation */
+    int64_t submitted_ns;        /* when the last put began */
+    uint64_t reserved_bytes;     /* of the entry that is being filled */
     int32_t spin_us;
     uint32_t slot;
     uint32_t generation;
@@ -86,12 +88,36 @@ int ms_producer_wait_kept(struct ms_producer *producer, int64_t end_offset, int 
  * Returns its bytes; `to` has ms_entry_layout_bytes(topic_bytes, properties_bytes, 0). */
 uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, const uint8_t *topic, uint32_t topic_bytes,
                             const uint8_t *properties, uint32_t properties_bytes, int32_t queue_id, int32_t flag);
-/* One ordinary message behind such a prefix, submitted and waited for: the fast path. Uses
- * the producer's timeouts and leaves the outcome in producer->stage and producer->answer.
- * 0 or AGAIN, BUSY, CLOSED, FROZEN, NO_SLAVE, UNCONFIRMED; after MS_PUT_SLICE_NS UNFINISHED, or AGAIN
- * where nothing is submitted yet. */
-int ms_producer_put(struct ms_producer *producer, const uint8_t *prefix, const uint8_t *body, uint32_t body_bytes, int how);
-/* The same for an entry of any kind, header given whole but for entry_bytes and sequence, until a deadline. */
+/* A place in the ring for an entry with such a prefix: where its payload belongs. Nothing exists before
+ * ms_producer_publish, which may be left out. NULL and *why: AGAIN (no room within room_ns), BUSY, CLOSED. */
+uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix, int kind, uint32_t count,
+                             uint64_t payload_bytes, int64_t room_ns, int *why);
+/* The payload is there: the writer may have the entry. */
+void ms_producer_publish(struct ms_producer *producer);
+/* Looks so often for the answer to the last entry: once only where the writer runs on this CPU. */
+int ms_producer_is_answered(const struct ms_producer *producer, int spins);
+/* Waits for the last entry's answer, and for what `how` asks, within producer->timeout_ns of its submission. The outcome
+ * is in producer->stage and producer->answer. 0 or AGAIN, CLOSED, FROZEN, NO_SLAVE, UNCONFIRMED; after MS_PUT_SLICE_NS
+ * UNFINISHED. */
+int ms_producer_await(struct ms_producer *producer, int how);
+/* For pyengine._front, which is linked with none of this. */
+struct ms_producer_calls {
+    uint32_t bytes;              /* of this struct: tells one build from another */
+    uint32_t completions;
+    uint8_t *(*reserve)(struct ms_producer *producer, const uint8_t *prefix, int kind, uint32_t count,
+                        uint64_t payload_bytes, int64_t room_ns, int *why);
+    void (*publish)(struct ms_producer *producer);
+    int (*is_answered)(const struct ms_producer *producer, int spins);
+    int (*await)(struct ms_producer *producer, int how);
+    int (*wait_acked)(struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns, struct ms_completion *answer);
+    int (*wait_kept)(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
+                     int64_t slave_deadline_ns);
+    void (*finish)(struct ms_producer *producer, uint64_t sequence);
+    int (*is_closed)(const struct ms_producer *producer);
+};
+const struct ms_producer_calls *ms_producer_calls(void);
+/* An entry of any kind, header given whole but for entry_bytes and sequence, submitted and waited for until a deadline:
+ * outcome as for ms_producer_await, or AGAIN, BUSY, CLOSED where nothing is submitted. */
 int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
                           const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
                           const uint8_t *second, uint64_t second_bytes, int how, int64_t deadline_ns);

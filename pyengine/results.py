@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-import operator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self, cast
 
+from pyengine._front import Result
 from pyengine.errors import PutError, PutTimeoutError, UsageError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class _PutAnswer:
         return self
 
 
-class PutResult(_PutAnswer, tuple[tuple[int, ...], str, int, bytes, str, bool, str]):
+class PutResult(Result, _PutAnswer):
     """The answer to one put; in a condition true only if the status is PUT_OK.
 
     `status` is PUT_OK or the reason why not; `reason` is a sentence that says what to
@@ -124,94 +124,67 @@ class PutResult(_PutAnswer, tuple[tuple[int, ...], str, int, bytes, str, bool, s
     all ids joined by commas.
     """
 
-    # (answer, topic, queue_id, store_host, reason, indeterminate, msg_id), with the answer as the writer gave it
-    # (native/producer.py ANSWER): the cheapest object to make for each message (docs/decisions/0006).
+    # The fields are those of a C struct (csrc/front/result.c), made into objects when they are asked for: a put makes
+    # one of these for each message (docs/decisions/0150).
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+        ok: bool
+        """Whether all that was asked for is done: the status is PUT_OK."""
+        stored: bool
+        """Whether the log has the message; with FLUSH_DISK_TIMEOUT and SLAVE_NOT_AVAILABLE, for example, it has."""
+        physical_offset: int
+        """Where the record begins in the commit log, -1 if nothing was stored."""
+        queue_offset: int
+        """The message's number in its queue, -1 if nothing was stored."""
+        store_timestamp_ms: int
+        """The store time: the writer's clock, ms since 1970."""
+        count: int
+        """How many messages were stored; 0 for a put that was refused."""
+        size_bytes: int
+        """Of the record; of a batch, of all its records."""
+        topic: str
+        """The topic of the put; of a delayed message the schedule's."""
+        queue_id: int
+        """The queue of the put; of a delayed message the schedule's."""
+        reason: str
+        """Why it is not PUT_OK and what to change, in one sentence; empty for PUT_OK."""
+        indeterminate: bool
+        """Whether the message was submitted and it is not known if it is stored."""
+
+    @property
+    def status(self) -> PutStatus:
+        """PUT_OK, or why not."""
+        return PutStatus(self._status)
 
     def __new__(cls, status: PutStatus, msg_id: str = "", queue_offset: int = -1, physical_offset: int = -1,
                 size_bytes: int = 0, store_timestamp_ms: int = 0, topic: str = "", queue_id: int = 0,
                 count: int | None = None, reason: str = "", indeterminate: bool = False,
-                store_host: bytes = b"") -> PutResult:
+                store_host: bytes = b"") -> Self:
         count = int(physical_offset >= 0) if count is None else count
         answer = (0, physical_offset, -1, queue_offset, store_timestamp_ms, int(status), 0, count, size_bytes)
         return cls.of_answer(answer, topic, queue_id, store_host, reason, indeterminate, msg_id)
 
     @classmethod
     def of_answer(cls, answer: tuple[int, ...], topic: str, queue_id: int, store_host: bytes, reason: str = "",
-                  indeterminate: bool = False, msg_id: str = "") -> PutResult:
-        """The result that the writer's answer stands for."""
-        return tuple.__new__(cls, (answer, topic, queue_id, store_host, reason, indeterminate, msg_id))
-
-    @property
-    def status(self) -> PutStatus:
-        """PUT_OK, or why not."""
-        return PutStatus(self[0][5])
-
-    @property
-    def ok(self) -> bool:
-        """Whether all that was asked for is done: the status is PUT_OK."""
-        return self[0][5] == 0
-
-    @property
-    def stored(self) -> bool:
-        """Whether the log has the message; with FLUSH_DISK_TIMEOUT and SLAVE_NOT_AVAILABLE, for example, it has."""
-        return self[0][1] >= 0
-
-    @property
-    def physical_offset(self) -> int:
-        """Where the record begins in the commit log, -1 if nothing was stored."""
-        return self[0][1]
-
-    @property
-    def queue_offset(self) -> int:
-        """The message's number in its queue, -1 if nothing was stored."""
-        return self[0][3]
-
-    @property
-    def store_timestamp_ms(self) -> int:
-        """The store time: the writer's clock, ms since 1970."""
-        return self[0][4]
-
-    @property
-    def count(self) -> int:  # type: ignore[override]  # a tuple has a method of that name, which is not used
-        """How many messages were stored; 0 for a put that was refused."""
-        return self[0][7]
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the record; of a batch, of all its records."""
-        return self[0][8]
-
-    topic: str = property(operator.itemgetter(1))  # type: ignore[assignment]  # read without a Python call
-    """The topic of the put; of a delayed message the schedule's."""
-    queue_id: int = property(operator.itemgetter(2))  # type: ignore[assignment]  # read without a Python call
-    """The queue of the put; of a delayed message the schedule's."""
-    reason: str = property(operator.itemgetter(4))  # type: ignore[assignment]  # read without a Python call
-    """Why it is not PUT_OK and what to change, in one sentence; empty for PUT_OK."""
-    indeterminate: bool = property(operator.itemgetter(5))  # type: ignore[assignment]  # read without a Python call
-    """Whether the message was submitted and it is not known if it is stored."""
+                  indeterminate: bool = False, msg_id: str = "") -> Self:
+        """The result that the writer's answer (native.producer.ANSWER) stands for."""
+        return Result.__new__(cls, answer, topic, queue_id, store_host, reason, indeterminate, msg_id)
 
     @property
     def msg_id(self) -> str:
         """The offset message id (docs/formats.md section 5); empty when nothing was stored."""
-        answer, _, _, store_host, _, _, msg_id = self
-        if not msg_id and store_host and answer[1] >= 0:
-            return (store_host + answer[1].to_bytes(8, "big")).hex().upper()
-        return msg_id
+        if not self._msg_id and self._store_host and self.physical_offset >= 0:
+            return (self._store_host + self.physical_offset.to_bytes(8, "big")).hex().upper()
+        return self._msg_id
 
     def _values(self) -> tuple[object, ...]:
         return (self.status, self.msg_id, self.queue_offset, self.physical_offset, self.size_bytes,
                 self.store_timestamp_ms, self.topic, self.queue_id, self.count, self.reason, self.indeterminate)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, PutResult):
-            return self._values() == other._values()
-        return False if isinstance(other, tuple) else NotImplemented
-
-    def __ne__(self, other: object) -> bool:  # the tuple's own would compare all of the answer
-        equal = self.__eq__(other)
-        return equal if equal is NotImplemented else not equal
+        return self._values() == other._values() if isinstance(other, PutResult) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._values())
@@ -222,7 +195,8 @@ class PutResult(_PutAnswer, tuple[tuple[int, ...], str, int, bytes, str, bool, s
                 f"queue_id={self.queue_id}, count={self.count}, indeterminate={self.indeterminate}, reason={self.reason!r})")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return PutResult.of_answer, tuple(self)
+        return PutResult.of_answer, (self._answer, self.topic, self.queue_id, self._store_host, self.reason, self.indeterminate,
+                                     self._msg_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ FOLDERS = {**{name: name for name in PACKAGES}, "workers": "pyengine.workers"}  
 
 # From left to right. A name is a package (with all below it) or one module that stands on its own.
 LAYERS = (
-    ("pyengine.errors", "pyengine.arguments", "pyengine.settings"),
+    ("pyengine.errors", "pyengine.arguments", "pyengine.settings", "pyengine._front"),
     ("pyengine.formats", "pyengine.results", "pyengine.engine_config"),
     ("pyengine._native", "pyengine.native"),
     ("pyengine.storage",),
@@ -85,7 +85,7 @@ def targets(node: ast.stmt) -> list[str]:
         return [alias.name for alias in node.names]
     assert node.level == 0, "imports are written in full"
     inside = [f"{node.module}.{alias.name}" for alias in node.names]
-    submodules = [name for name in inside if name in FILES or name == "pyengine._native"]
+    submodules = [name for name in inside if name in FILES or name in ("pyengine._native", "pyengine._front")]
     return submodules if len(submodules) == len(inside) else [node.module, *submodules]
 
 

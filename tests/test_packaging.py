@@ -151,7 +151,8 @@ def test_the_sdist_holds_what_a_build_needs_and_the_wheel_every_module(installed
     modules = {str(path.relative_to(ROOT)) for package in ("pyengine", "pyspark_pyengine", "pyspark_pyengine_queue")
                for path in (ROOT / package).rglob("*.py")}
     modules |= {f"pyengine/workers/{path.name}" for path in (ROOT / "workers").glob("*.py")}
-    beside = {"pyengine/_native.abi3.so", "pyengine/_native.pyi", "pyengine/py.typed"}
+    beside = {"pyengine/_native.abi3.so", "pyengine/_native.pyi", "pyengine/_front.abi3.so", "pyengine/_front.pyi",
+              "pyengine/py.typed"}
     assert {name for name in names if ".dist-info/" not in name} == modules | beside
 
 

@@ -22,7 +22,7 @@ def test_results_are_equal_by_their_names_whatever_else_the_answer_says():
 def test_results_differ_by_a_name_and_from_tuples():
     other = PutResult.of_answer((7, 100, 200, 4, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)
     assert RESULT != other and not RESULT == other
-    assert RESULT != tuple(RESULT) and not RESULT == tuple(RESULT)
+    assert RESULT != RESULT._values() and not RESULT == RESULT._values()
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, *(

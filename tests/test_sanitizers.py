@@ -35,8 +35,9 @@ LEFT_OUT = [
     "--deselect=tests/ipc/test_control_block.py::test_a_producer_cannot_write_the_control_block",
     "-m", "not java and not spark and not maven",
 ]
-SHORT = ["tests/native", "tests/client/test_producer.py", "-k", "not kill and (native or put_many or put_batch or frozen)"]
-LONG = ["tests/native", "tests/storage", "tests/services", "tests/ipc", "tests/client/test_producer.py"]
+SHORT = ["tests/native", "tests/client/test_producer.py", "tests/client/test_front.py", "-k",
+         "not kill and (native or put_many or put_batch or frozen or future)"]
+LONG = ["tests/native", "tests/storage", "tests/services", "tests/ipc", "tests/client/test_producer.py", "tests/client/test_front.py"]
 
 
 def sanitizer_libraries() -> list[str]:

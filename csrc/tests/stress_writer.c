@@ -1,7 +1,9 @@
 /* Producers, the writer and the flusher as threads over one control block: every
  * put is answered once and in order, queue offsets are dense, and a put that
- * waited for durability finds `flushed` behind it. Run under TSan this checks
- * the memory orders of ring, commit slot, answers and sequences. */
+ * waited for durability finds `flushed` behind it. Answers of puts that nobody
+ * waits for are taken by another thread, without the producer's lock, as
+ * csrc/front/session.c does it. Run under TSan this checks the memory orders of
+ * ring, commit slot, answers and sequences. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -21,6 +23,7 @@
 
 #define PRODUCERS 3
 #define PUTS 4000
+#define BURST 16
 #define RING_BYTES 65536
 #define SEGMENT_BYTES (1 << 20)
 #define SEGMENTS 24
@@ -77,44 +80,69 @@ static void *flush_all(void *unused)
     return NULL;
 }
 
+static struct ms_producer producers[PRODUCERS];
+static uint8_t is_taken_elsewhere[PRODUCERS][PUTS + 1];
+
+static void *take_answers(void *number)
+{
+    struct ms_producer *producer = &producers[(uintptr_t)number];
+    for (uint64_t first = 1; first <= PUTS;) {
+        uint64_t acked = ms_load_acquire(&producer->session->acked), submitted = ms_load_relaxed(&producer->sequence);
+        for (; first <= acked && first <= submitted; first++) {
+            if (!ms_load_relaxed(&is_taken_elsewhere[(uintptr_t)number][first]))
+                continue;
+            const struct ms_completion answer = producer->session->completion[first % MS_COMPLETIONS];
+            CHECK(answer.sequence == first && answer.status == 0 && answer.queue_offset == (int64_t)first - 1);
+            ms_producer_finish(producer, first);
+        }
+        usleep(20);
+    }
+    return NULL;
+}
+
 static void *produce(void *number)
 {
-    uint32_t own = (uint32_t)(uintptr_t)number, slot = slots[own];
-    struct ms_producer producer = {
-        .control = control,
-        .session = sessions[own],
-        .writer_semaphore = semaphore,
-        .slot = slot,
-        .generation = 1,
-    };
-    ms_producer_attach(&producer);
-    producer.timeout_ns = producer.flush_timeout_ns = 20000000000;
+    uint32_t own = (uint32_t)(uintptr_t)number;
+    struct ms_producer *producer = &producers[own];
+    producer->timeout_ns = producer->flush_timeout_ns = 20000000000;
     char topic[8];
     snprintf(topic, sizeof topic, "P%u", own);
     uint8_t prefix[256], body[600];
-    ms_producer_prefix(&producer, prefix, (uint8_t *)topic, 2, (uint8_t *)"TAGS\1t", 6, 0, 0);
+    ms_producer_prefix(producer, prefix, (uint8_t *)topic, 2, (uint8_t *)"TAGS\1t", 6, 0, 0);
     memset(body, (int)own, sizeof body);
     for (int64_t n = 0; n < PUTS; n++) {
         memcpy(body, &n, sizeof n);
         int durable = n % 7 == 0;
-        int why = ms_producer_put(&producer, prefix, body, 8 + (uint32_t)(n % 500),
-                                  durable ? MS_PUT_DURABLE : 0);
+        uint32_t body_bytes = 8 + (uint32_t)(n % 500);
+        int how = durable ? MS_PUT_DURABLE : 0, why;
+        uint8_t *to = ms_producer_reserve(producer, prefix, MS_ENTRY_PUT, 1, body_bytes, producer->timeout_ns, &why);
+        CHECK(to != NULL);
+        memcpy(to, body, body_bytes);
+        if (n % 64 < BURST) {
+            ms_store_relaxed(&is_taken_elsewhere[own][n + 1], (uint8_t)1);
+            ms_producer_publish(producer);
+            producer->unclaimed = 0;
+            continue;
+        }
+        ms_producer_publish(producer);
+        ms_producer_is_answered(producer, 1 + (int)(n % 50));
+        why = ms_producer_await(producer, how);
         if (why == MS_PRODUCER_UNFINISHED) { /* a loaded machine */
             uint64_t sequence;
-            ms_producer_claim(&producer, &sequence);
+            ms_producer_claim(producer, &sequence);
             int64_t deadline_ns = ms_monotonic_ns() + 20000000000;
-            why = ms_producer_wait_acked(&producer, sequence, deadline_ns, &producer.answer);
+            why = ms_producer_wait_acked(producer, sequence, deadline_ns, &producer->answer);
             if (why == 0 && durable)
-                why = ms_producer_wait_kept(&producer, producer.answer.end_offset, MS_PUT_DURABLE, deadline_ns, deadline_ns);
-            ms_producer_finish(&producer, sequence);
+                why = ms_producer_wait_kept(producer, producer->answer.end_offset, MS_PUT_DURABLE, deadline_ns, deadline_ns);
+            ms_producer_finish(producer, sequence);
         }
         CHECK(why == 0);
-        CHECK(producer.answer.status == 0 && producer.answer.queue_offset == n);
-        CHECK(ms_load_acquire(&control->wrote.value) >= producer.answer.end_offset);
+        CHECK(producer->answer.status == 0 && producer->answer.queue_offset == n);
+        CHECK(ms_load_acquire(&control->wrote.value) >= producer->answer.end_offset);
         if (durable)
-            CHECK(ms_load_acquire(&control->flushed.value) >= producer.answer.end_offset);
+            CHECK(ms_load_acquire(&control->flushed.value) >= producer->answer.end_offset);
         int64_t stored;
-        memcpy(&stored, log_memory + producer.answer.physical_offset + ms_record_body_at(0), sizeof stored);
+        memcpy(&stored, log_memory + producer->answer.physical_offset + ms_record_body_at(0), sizeof stored);
         CHECK(stored == n);
     }
     return NULL;
@@ -158,13 +186,23 @@ int main(void)
         ms_writer_attach_session(writer, slots[i], sessions[i], 1, RING_BYTES);
     }
 
-    pthread_t workers[2], producers[PRODUCERS];
+    pthread_t workers[2], producing[PRODUCERS], taking[PRODUCERS];
     CHECK(pthread_create(&workers[0], NULL, write_all, NULL) == 0);
     CHECK(pthread_create(&workers[1], NULL, flush_all, NULL) == 0);
-    for (uintptr_t i = 0; i < PRODUCERS; i++)
-        CHECK(pthread_create(&producers[i], NULL, produce, (void *)i) == 0);
-    for (int i = 0; i < PRODUCERS; i++)
-        pthread_join(producers[i], NULL);
+    for (uintptr_t i = 0; i < PRODUCERS; i++) {
+        producers[i].control = control;
+        producers[i].session = sessions[i];
+        producers[i].writer_semaphore = semaphore;
+        producers[i].slot = slots[i];
+        producers[i].generation = 1;
+        ms_producer_attach(&producers[i]);
+        CHECK(pthread_create(&producing[i], NULL, produce, (void *)i) == 0);
+        CHECK(pthread_create(&taking[i], NULL, take_answers, (void *)i) == 0);
+    }
+    for (int i = 0; i < PRODUCERS; i++) {
+        pthread_join(producing[i], NULL);
+        pthread_join(taking[i], NULL);
+    }
     ms_store_release(&stop, 1u);
     pthread_join(workers[0], NULL);
     pthread_join(workers[1], NULL);

@@ -24,6 +24,7 @@ from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from pyengine._front import PendingPut, use_futures
 from pyengine.native import control as control_native
 from pyengine.native import producer as native
 from pyengine.native.flush import monotonic_ns
@@ -34,16 +35,49 @@ from pyengine.results import PutManyResult, PutResult, PutStatus
 LOOK_NS = 250_000_000
 
 
-class PutFuture(Future):
-    """A concurrent.futures.Future that can be awaited as well: `result(timeout)`, `add_done_callback(f)`, `await`."""
+class PutFuture(PendingPut, Future):
+    """A concurrent.futures.Future that can be awaited as well: `result(timeout)`, `add_done_callback(f)`, `await`.
 
-    is_answered = False
-    """Whether the writer has answered; the wait for the disk or for slaves may go on."""
+    That of put_async takes its answer out of the session when it is asked. It becomes a Future like any other, which the
+    answers' thread resolves, when more is wanted of it: a callback, an await, wait() for several.
+    """
+
+    # Its first life is csrc/front/pending.c.
+
+    def __init__(self) -> None:
+        Future.__init__(self)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the writer has answered; the wait for the disk or for slaves may go on."""
+        return self._has_answer or self.__dict__.get("_answered", False)
+
+    @is_answered.setter
+    def is_answered(self, answered: bool) -> None:
+        self.__dict__["_answered"] = answered
+
+    def __getattr__(self, name: str) -> object:
+        if name in _FUTURE_FIELDS:
+            self._become_future()
+            if name in self.__dict__:
+                return self.__dict__[name]
+        raise AttributeError(f"a PutFuture has no attribute {name!r}")
+
+    @staticmethod
+    def _settled(result: object) -> dict[str, object]:
+        """The fields of a Future that has this result."""
+        future: Future = Future()
+        future.set_result(result)
+        return vars(future) | {"_answered": True}
 
     def __await__(self) -> Generator[object, None, object]:
         import asyncio  # 10 ms, for a program that awaits
 
         return asyncio.wrap_future(self).__await__()
+
+
+_FUTURE_FIELDS = frozenset(vars(Future()))
+use_futures(PutFuture, Future)
 
 
 class PutAnswer(SimpleQueue):
@@ -81,12 +115,16 @@ class _Line:
         self._entries.put(entry)
         if self._ended:
             self._handle_rest()
-            return
+        else:
+            self.start()
+
+    def start(self) -> None:
+        """Have the thread: what is put from now on is handled."""
         if self._ident:
             return
         with self._starting:
             if not self._is_started:
-                # Without a thread to be had the entry waits for the next one's try, or for end(): it is submitted. Not
+                # Without a thread to be had an entry waits for the next one's try, or for end(): it is submitted. Not
                 # Thread.start(): an exception raised in it by a signal handler lets the new thread die. Here it may come
                 # between the two lines, and a second thread is started, which ends at once.
                 with contextlib.suppress(RuntimeError):
@@ -172,9 +210,10 @@ class PendingPuts(_Line):
         self._is_replaced = is_replaced
         self._give_up_ns = 0  # once ended: all that is left shares one short patience
 
-    def add(self, claim: Claim, context: object, answer: PutFuture | PutAnswer) -> PutFuture | PutAnswer:
-        """`answer`, which gets the result of the entry just submitted. The caller holds the producer's lock."""
-        self._put((claim, context, answer))
+    def add(self, claim: Claim, context: object, answer: PutFuture | PutAnswer,
+            found: tuple[int, ...] | None = None) -> PutFuture | PutAnswer:
+        """`answer`, which gets the result of the entry that is claimed; the writer has answered it if `found` is given."""
+        self._put((claim, context, answer, found))
         return answer
 
     def result_here(self, claim: Claim, context: object, deadline_ns: int) -> object:
@@ -182,8 +221,20 @@ class PendingPuts(_Line):
         code, found = self._session.wait_acked(claim.sequence, deadline_ns)
         return None if code == AGAIN else self._finish(self._session, code, found, context, 0)
 
-    def _handle(self, claim: Claim, context: object, answer: PutFuture | PutAnswer) -> None:
-        while True:
+    def to_hand_over(self, sequence: int, context: object, future: PutFuture,
+                     found: tuple[int, ...] | None) -> tuple[Callable[[tuple], None], tuple, dict[str, object]]:
+        """add() in parts, for csrc/front, which does it while nothing else runs: the function that adds, its argument, and
+        the fields of a Future, which `future` has then. Dropped, they leave nothing behind."""
+        self.start()
+        fields: Future = Future()
+        fields.set_running_or_notify_cancel()
+        return self._entries.put, (sequence, context, future, found), vars(fields) | {"_answered": found is not None}
+
+    def _handle(self, claim: Claim | int, context: object, answer: PutFuture | PutAnswer, given: tuple[int, ...] | None) -> None:
+        if isinstance(claim, int):
+            claim = Claim(self._session, claim)
+        code, found = 0, given or ()
+        while not given:
             code, found = self._session.wait_acked(claim.sequence, self._give_up_ns or monotonic_ns() + LOOK_NS)
             if code != AGAIN or self._give_up_ns and monotonic_ns() >= self._give_up_ns:
                 break

@@ -21,10 +21,10 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyengine import arguments
+from pyengine._front import ProducerFront
 from pyengine.client import outgoing
 from pyengine.client.outgoing import BatchMessage, OutgoingMessage, PutRefusedError, RawMessage
 from pyengine.client.pending_puts import PutContext, PutFuture
@@ -41,19 +41,17 @@ from pyengine.formats.constants import (
 from pyengine.formats.properties import decode_properties, is_wait_store_ok
 from pyengine.formats.record import HOST_V6_BYTES, BatchMember, encode_batch, encode_host, record_size
 from pyengine.native import producer as native
-from pyengine.native.flush import monotonic_ns
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
 if TYPE_CHECKING:
     from pyengine.client.transactions import Outcome, Transactions
     from pyengine.ipc.session_client import ProducerSession
 
-_fast_result = partial(tuple.__new__, PutResult)  # of_answer's tuple, without its call
 _INT32_MAX = 0x7FFFFFFF
 _REMEMBERED_MAX = 10_000  # topics, tags and prefixes whose bytes are kept
 
 
-class Producer:
+class Producer(ProducerFront):
     """Puts messages into a running engine. Made by pyengine.connect; a context manager.
 
     A refusal is a result with a status and a sentence, never an exception. A wrong argument is TypeError or UsageError.
@@ -61,8 +59,10 @@ class Producer:
     opens a new session by itself.
     """
 
-    __slots__ = ("_puts", "_store_host", "_born_host", "_host_flags", "_delay_levels", "_topics", "_tags", "_prefixes",
-                 "_transactions", "__weakref__")
+    # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they take the common case by themselves,
+    # and call _put_any, _put_many_any or _put_async_any for all else.
+
+    __slots__ = ("_store_host", "_born_host", "_host_flags", "_delay_levels", "_topics", "_tags", "_transactions", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], *, store_host: str = "127.0.0.1:10911",
                  born_host: str = "127.0.0.1:0", delay_levels: int = 18) -> None:
@@ -73,9 +73,8 @@ class Producer:
         self._delay_levels = delay_levels
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
-        self._prefixes: dict[tuple[str, int, str | None, int], bytes] = {}
         self._transactions: Transactions | None = None
-        self._puts = Submitter(open_session, (self._born_host, self._store_host, self._host_flags))
+        super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags)))
 
     def close(self) -> None:
         """Wait for the answers of all puts, then end the session. A second call does nothing."""
@@ -94,79 +93,85 @@ class Producer:
 
     # ---- puts -------------------------------------------------------------------
 
-    def put(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
-            keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-            delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-            timeout_s: float | None = None) -> PutResult:
-        """Store one message and return where it is, once it is as durable as the flush mode promises.
+    if TYPE_CHECKING:  # what the base in C does
+        def put(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
+                keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+                delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
+                timeout_s: float | None = None) -> PutResult:
+            """Store one message and return where it is, once it is as durable as the flush mode promises.
 
-        `keys`: words for query_message, as one text with spaces or as several texts. `unique_key` is stored as UNIQ_KEY,
-        so that a consumer can recognise duplicates. `delay_level` 1..n delivers it later (message_delay_level).
-        `wait=False` returns without waiting for the disk (sync mode) and for slaves (SYNC_MASTER). `timeout_s` is the
-        longest time to wait for the writer's answer (default put_timeout_ms). RocketMQ: putMessage.
-        """
-        puts = self._puts
-        if (keys is None and properties is None and unique_key is None and not delay_level and timeout_s is None
-                and queue_id.__class__ is int and flag.__class__ is int):  # 1.0 would find the prefix of 1
-            # The common case, without a call that could be spared: what was put before, and fits.
-            try:
-                prefix = self._prefixes.get((topic, queue_id, tags, flag))
-            except TypeError:  # a list, for example, has no hash: _entry names the argument
-                prefix = None
-            if prefix is not None and type(body) is bytes:
-                found = None
-                with puts.lock:
-                    if puts.session is not None and not puts.closed and len(body) <= puts.fast_bytes_max:
-                        waits = puts.waits if wait else 0
-                        code = puts.fast_put(prefix, body, len(body), waits)
-                        answer = puts.fast_answer()
-                        if not (code or answer[5]):
-                            return _fast_result((answer, topic, queue_id, self._store_host, "", False, ""))
-                        context = PutContext(native.PUT, topic, queue_id, self._store_host, waits)
-                        found = puts.settle(code, context)
-                if found is not None:
-                    return puts.wait(found, context, monotonic_ns() + int(puts.timeout_s * 1e9), puts.timeout_s)
+            `keys`: words for query_message, as one text with spaces or as several texts. `unique_key` is stored as UNIQ_KEY,
+            so that a consumer can recognise duplicates. `delay_level` 1..n delivers it later (message_delay_level).
+            `wait=False` returns without waiting for the disk (sync mode) and for slaves (SYNC_MASTER). `timeout_s` is the
+            longest time to wait for the writer's answer (default put_timeout_ms). RocketMQ: putMessage.
+            """
+
+        def put_async(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
+                      keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+                      delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
+                      timeout_s: float | None = None) -> PutFuture:
+            """Like put(), but return a Future of the PutResult at once. It can be awaited.
+
+            When the ring is full, a call in a plain thread waits up to `timeout_s` for room. In an event loop the call never
+            waits: the put is submitted later, in order, so await the Future to bound the number of puts under way. The Future
+            gets the engine's answer, after a restart of a worker too; if the session ends first, an indeterminate result.
+            Callbacks run in the thread that takes the answers: keep them short. While 4,095 puts are under way, a put()
+            in a callback is refused after put_timeout_ms.
+            """
+
+        def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
+                     keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+                     wait: bool = True, timeout_s: float | None = None) -> PutManyResult:
+            """Store many messages in one queue, all or none, with contiguous queue offsets and one answer.
+
+            They share tags, keys, properties and flag. Together they may have 256 MiB and span segments; each body obeys
+            max_message_size_bytes.
+            """
+
+    def _put_any(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
+                 keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+                 delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
+                 timeout_s: float | None = None) -> PutResult:
+        """put() with everything that may be special about it."""
         message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key)
         try:
             entry = self._entry(message, wait)
         except PutRefusedError as refused:
             return refused.result(topic, queue_id)
-        if message.is_plain and not delay_level and len(self._prefixes) < _REMEMBERED_MAX:
-            self._prefixes[topic, queue_id, tags, flag] = puts.native.prefix(entry.topic, entry.properties, queue_id, flag)
-        return puts.put_and_wait(entry, timeout_s)
+        self._remember(message, entry)
+        return self._puts.put_and_wait(entry, timeout_s)
 
-    def put_async(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
-                  keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-                  delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                  timeout_s: float | None = None) -> PutFuture:
-        """Like put(), but return a Future of the PutResult at once. It can be awaited.
+    def _remember(self, message: OutgoingMessage, entry: PutEntry) -> None:
+        """From now on puts of this topic, queue and tags go the short way."""
+        plain = message.is_plain and not message.delay_level and message.flag == 0
+        plain = plain and message.topic.__class__ is str and (message.tags is None or message.tags.__class__ is str)
+        if plain and message.queue_id.__class__ is int and len(self._prefixes) < _REMEMBERED_MAX:  # True is not queue 1
+            self._prefixes[message.topic, message.queue_id, message.tags, 0] = self._puts.native.prefix(
+                entry.topic, entry.properties, message.queue_id, 0)
 
-        When the ring is full, a call in a plain thread waits up to `timeout_s` for room. In an event loop the call never
-        waits: the put is submitted later, in order, so await the Future to bound the number of puts under way. The Future
-        gets the engine's answer, after a restart of a worker too; if the session ends first, an indeterminate result.
-        Callbacks run in the thread that takes the answers: keep them short. While 4,095 puts are under way, a put()
-        in a callback is refused after put_timeout_ms.
-        """
+    def _put_async_any(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
+                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+                       delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
+                       timeout_s: float | None = None) -> PutFuture:
+        """put_async() with everything that may be special about it."""
         message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key)
         try:
             entry = self._entry(message, wait)
         except PutRefusedError as refused:
             return resolved(refused.result(topic, queue_id))
+        self._remember(message, entry)
         return self._puts.submit(entry, timeout_s)
 
-    def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
-                 keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-                 wait: bool = True, timeout_s: float | None = None) -> PutManyResult:
-        """Store many messages in one queue, all or none, with contiguous queue offsets and one answer.
-
-        They share tags, keys, properties and flag. Together they may have 256 MiB and span segments; each body obeys
-        max_message_size_bytes.
-        """
+    def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
+                      keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+                      wait: bool = True, timeout_s: float | None = None) -> PutManyResult:
+        """put_many() with everything that may be special about it."""
         message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag)
         try:
             entry = self._many_entry(message, bodies, wait)
         except PutRefusedError as refused:
             return refused.many_result(topic, queue_id)
+        self._remember(message, entry)
         return self._puts.put_and_wait(entry, timeout_s)
 
     def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,

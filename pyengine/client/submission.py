@@ -20,6 +20,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from pyengine import arguments
+from pyengine._front import Lock, SessionFront, SubmitterFront
 from pyengine.client.pending_puts import (
     LOOK_NS,
     LaterPuts,
@@ -39,7 +40,7 @@ from pyengine.ipc.store_lock import KIND_BYTE
 from pyengine.native import control as control_native
 from pyengine.native import producer as native
 from pyengine.native.flush import monotonic_ns
-from pyengine.results import PutStatus
+from pyengine.results import PutResult, PutStatus
 
 if TYPE_CHECKING:
     from pyengine.ipc.session_client import ProducerSession
@@ -79,28 +80,29 @@ class PutEntry:
         return native.layout_bytes(self.topic, self.properties, len(self.payload) + len(self.rest))
 
 
-class Submitter:
+class Submitter(SubmitterFront):
     """Submits the entries of one producer. Threads may share it.
 
     `open_session(limit_s)` is called now with None, later with the seconds that a put has left. `constants` are the
-    born host, store host and host flags that all entries share. `lock` is held by `with` only: between any other call
-    that takes a lock and the block that releases it an exception of a signal handler may come.
+    born host, store host and host flags that all entries share. `lock` is held by `with` only, as `_opening` is: between any
+    other call that takes a lock and the block that releases it an exception of a signal handler may come.
+
+    `front` is the session as csrc/front sees it, None while there is none.
     """
 
-    __slots__ = ("_open_session", "_constants", "lock", "_opening", "session", "_pid", "closed", "native", "waits",
-                 "max_message_bytes", "timeout_s", "_flush_timeout_s", "_slave_timeout_s", "_lines", "_later", "fast_put",
-                 "fast_answer", "fast_bytes_max", "root", "_finalizer", "__weakref__")
+    __slots__ = ("_open_session", "_constants", "_opening", "session", "_pid", "closed", "native", "max_message_bytes",
+                 "timeout_s", "_flush_timeout_s", "_slave_timeout_s", "_lines", "_later", "root", "_finalizer", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], constants: tuple[bytes, bytes, int]) -> None:
         self._open_session = open_session
         self._constants = constants
-        self.lock = threading.Lock()
         self._opening = threading.Lock()  # taken before `lock`
         self.session: ProducerSession | None = None
         self._pid = os.getpid()
         self.closed = 0  # when, on the monotonic clock in ns
         self._later = LaterPuts()
-        self._lines: dict[str, PendingPuts | LaterPuts] = {"later": self._later}
+        self.later_puts = self._later.waiting
+        self._lines: dict[str, PendingPuts | LaterPuts | SessionFront] = {"later": self._later}
         self._finalizer = weakref.finalize(self, _end_lines, self._lines)
         self._finalizer.atexit = False  # daemon threads and later handlers may put until the process ends; its end is seen
         self._attach(None)
@@ -124,6 +126,10 @@ class Submitter:
             if self.closed:
                 pending.end()
                 return
+            owner = _FrontOwner(end, pending, self._store_host, identity.sync_flush_timeout_ms / 1000)
+            front = SessionFront(*end.front(), end, owner, PutResult, self._store_host, identity.sync_flush_timeout_ms * 1_000_000,
+                                 identity.slave_timeout_ms * 1_000_000)
+            self._lines["front"] = front  # before the thread that it hands its futures to
             self._lines["pending"] = pending
             self.root = session.root
             self.waits = ((native.DURABLE if identity.mode == control_native.MODE_SYNC else 0)
@@ -133,10 +139,10 @@ class Submitter:
             self._flush_timeout_s = identity.sync_flush_timeout_ms / 1000
             self._slave_timeout_s = identity.slave_timeout_ms / 1000
             self.native = end
-            # Producer.put() takes these without looking them up in the session.
-            self.fast_put, self.fast_answer = end.put, end.answer
-            self.fast_bytes_max = min(self.max_message_bytes, end.entry_limit - 65536)
+            self.payload_bytes_max = end.entry_limit - 65536  # the rest is for header, topic and properties
+            self.body_bytes_max = min(self.max_message_bytes, self.payload_bytes_max)
             self.session = session
+            self.front = front
 
     @property
     def _pending(self) -> PendingPuts:
@@ -145,7 +151,9 @@ class Submitter:
     def _set_aside(self) -> None:
         """The session is not used any more; its answers' thread ends it. The lock is held."""
         if self.session is not None:
-            self.session = None
+            if self.front is not None:
+                self.front.end()  # an exception in it leaves the session for the next try
+            self.session = self.front = None
             self._pending.end()
 
     @property
@@ -177,10 +185,14 @@ class Submitter:
 
     def _forked(self) -> None:
         """In a child: the session is the parent's; a ring has one producer."""
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self._opening = threading.Lock()
         self.session = None
+        if self.front is not None:
+            self.front.forget()
+            self.front = None
         self._later = LaterPuts()  # its thread is the parent's
+        self.later_puts = self._later.waiting
         self._finalizer.detach()
 
     def close(self) -> None:
@@ -191,6 +203,7 @@ class Submitter:
             self._later.join()
             with self.lock:
                 self._set_aside()
+                self._pending.end()  # again, where an exception kept an earlier call from it
             self._pending.join()
 
     # ---- put and wait -----------------------------------------------------------
@@ -244,6 +257,39 @@ class Submitter:
             return found.result(max(self._flush_timeout_s, self._slave_timeout_s) + _GRACE_S)
         except Empty:
             return unknown_fate(context, _not_answered(limit_s))
+
+    # ---- the short way (csrc/front) -----------------------------------------------
+
+    @property
+    def _store_host(self) -> bytes:
+        return self._constants[1]
+
+    def settle_put(self, code: int, topic: str, queue_id: int, waits: int) -> object:
+        """What a put of the short way came to, if not to PUT_OK: its result, None when nothing was submitted, or what
+        wait_settled needs. The lock is held."""
+        return self._settle_short(code, PutContext(native.PUT, topic, queue_id, self._store_host, waits))
+
+    def settle_many(self, code: int, topic: str, queue_id: int, waits: int) -> object:
+        """As settle_put, for put_many, PUT_OK too."""
+        return self._settle_short(code, PutContext(native.MANY, topic, queue_id, self._store_host, waits))
+
+    def _settle_short(self, code: int, context: PutContext) -> object:
+        found = self.settle(code, context)
+        return (found, context) if isinstance(found, PutAnswer | partial) else found
+
+    def wait_settled(self, settled: tuple[object, PutContext]) -> PutOutcome:
+        """The result that is still to come. The lock is not held."""
+        found, context = settled
+        return self.wait(found, context, monotonic_ns() + int(self.timeout_s * 1e9), self.timeout_s)
+
+    def no_room(self, topic: str, queue_id: int) -> PutFuture:
+        """What a put_async of the short way comes to that found no room in time."""
+        context = PutContext(native.PUT, topic, queue_id, self._store_host, 0)
+        return resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(self.timeout_s)))
+
+    def may_wait(self) -> bool:
+        """Whether put_async may wait for room: not in an event loop, not in a callback of a future."""
+        return not (_in_event_loop() or self._pending.in_own_thread)
 
     def _set_deadlines(self, context: PutContext, answered_ns: int) -> None:
         if context.waits:
@@ -301,14 +347,15 @@ class Submitter:
                 found = attempt(session)
                 if found is not None:
                     return found
+                if self.front is not None:
+                    self.front.take_answers()  # of futures that were not asked: they keep places
                 if session.is_closed:
                     self._set_aside()
                     replaced += 1
             if replaced == _REPLACED_MAX:
                 return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, "the engine was replaced twice: put again")
             if monotonic_ns() >= min(deadline_ns, self.closed + LOOK_NS if self.closed else deadline_ns):
-                return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
-                               f"the writer made no room in {limit_s:g} s; nothing was submitted (`pyengine status` tells how it is)")
+                return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(limit_s))
             if session is self.native and self.session is not None:
                 time.sleep(_ROOM_STEP_S)
 
@@ -360,7 +407,34 @@ class Submitter:
         return path
 
 
-def _end_lines(lines: dict[str, PendingPuts | LaterPuts]) -> None:
+class _FrontOwner:
+    """What a SessionFront asks of Python. It does not hold the producer: a future must not keep one alive."""
+
+    def __init__(self, session: native.ProducerSession, pending: PendingPuts, store_host: bytes, flush_timeout_s: float) -> None:
+        self._session = session
+        self._pending = pending
+        self._store_host = store_host
+        self._flush_timeout_s = flush_timeout_s
+
+    def outcome(self, code: int, answer: tuple[int, ...], topic: str, queue_id: int, waits: int) -> PutOutcome:
+        """The result of an answer that is not simply PUT_OK."""
+        context = PutContext(native.PUT, topic, queue_id, self._store_host, waits)
+        return outcome(self._session, code, native.ANSWERED, answer, context, self._flush_timeout_s)
+
+    def hand_over(self, future: PutFuture, sequence: int, answer: tuple[int, ...] | None, topic: str, queue_id: int, waits: int,
+                  flush_deadline_ns: int, slave_deadline_ns: int) -> tuple[Callable[[tuple], None], tuple, dict[str, object]]:
+        """What makes the answers' thread resolve the future, with the answer if the writer has given it: see to_hand_over."""
+        context = PutContext(native.PUT, topic, queue_id, self._store_host, waits)
+        context.flush_deadline_ns, context.slave_deadline_ns = flush_deadline_ns, slave_deadline_ns
+        return self._pending.to_hand_over(sequence, context, future, answer)
+
+    def lost(self, topic: str, queue_id: int) -> PutOutcome:
+        """The result of a put whose session this process does not have: it was the parent's."""
+        context = PutContext(native.PUT, topic, queue_id, self._store_host, 0)
+        return unknown_fate(context, "submitted by the parent of this process: it may or may not be stored")
+
+
+def _end_lines(lines: dict[str, PendingPuts | LaterPuts | SessionFront]) -> None:
     """What becomes of a producer's threads and session when it is dropped. Waits for nothing."""
     for line in lines.values():
         line.end()
@@ -378,6 +452,10 @@ def _finish(flush_timeout_s: float, session: native.ProducerSession, code: int, 
         code = session.wait_kept(answer[2], context.waits, min(context.flush_deadline_ns, give_up_ns),
                                  min(context.slave_deadline_ns, give_up_ns))
     return outcome(session, code, native.ANSWERED, answer, context, flush_timeout_s)
+
+
+def _no_room(limit_s: float) -> str:
+    return f"the writer made no room in {limit_s:g} s; nothing was submitted (`pyengine status` tells how it is)"
 
 
 def _not_answered(limit_s: float) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyengine._native import ffi, lib
@@ -75,13 +74,15 @@ class ProducerSession:
         self.slot = slot
         self.generation = generation
         self.entry_limit: int = lib.ms_producer_entry_limit(producer)
-        self.put: Callable[..., int] = partial(lib.ms_producer_put, producer)
-        """put(prefix, body, body_bytes, how): one ordinary message, waited for; 0 or AGAIN, BUSY, CLOSED, FROZEN,
-        NO_SLAVE, UNCONFIRMED. See prefix(), stage and answer(). `how`: DURABLE waits for `flushed`, CONFIRMED
-        for `confirm`. It waits 50 ms at most: then UNFINISHED, and claim() gives the answer to come."""
-        self.answer: Callable[[], tuple[Any, ...]] = partial(
-            ANSWER.unpack, memoryview(ffi.buffer(ffi.addressof(producer, "answer"), ANSWER.size)))
-        """answer(): the last put's answer, a tuple in the order of ANSWER."""
+        self._answer = memoryview(ffi.buffer(ffi.addressof(producer, "answer"), ANSWER.size))
+
+    def front(self) -> tuple[int, int]:
+        """For pyengine._front: where this producer is, and the functions that put through it. Valid while this object is."""
+        return int(ffi.cast("uintptr_t", self._producer)), int(ffi.cast("uintptr_t", lib.ms_producer_calls()))
+
+    def answer(self) -> tuple[int, ...]:
+        """The last put's answer, a tuple in the order of ANSWER."""
+        return ANSWER.unpack(self._answer)
 
     @property
     def pointer(self) -> ms_producer:
@@ -134,7 +135,9 @@ class ProducerSession:
 
     def put_entry(self, header: ms_entry, topic: bytes, properties: bytes, first: bytes, second: bytes, how: int,
                   deadline_ns: int) -> int:
-        """An entry of any kind, waited for: returns and `how` as for put()."""
+        """An entry of any kind, waited for: 0 or AGAIN, BUSY, CLOSED, FROZEN, NO_SLAVE, UNCONFIRMED. See stage and answer().
+        `how`: DURABLE waits for `flushed`, CONFIRMED for `confirm`. It waits 50 ms at most: then UNFINISHED, and claim()
+        gives the answer to come."""
         return lib.ms_producer_put_entry(
             self._producer, header, topic, properties, first, len(first), second, len(second), how, deadline_ns)
 
@@ -202,10 +205,12 @@ class Claim:
 
     __slots__ = ("_session", "_sequence")
 
-    def __init__(self, session: ProducerSession) -> None:
+    def __init__(self, session: ProducerSession, sequence: int = 0) -> None:
+        """Of the entry just submitted; or of `sequence`, which another object has claimed and gives up."""
         self._session = session
-        self._sequence = ffi.new("uint64_t *")
-        lib.ms_producer_claim(session.pointer, self._sequence)  # into memory that has a finalizer already
+        self._sequence = ffi.new("uint64_t *", sequence)
+        if not sequence:
+            lib.ms_producer_claim(session.pointer, self._sequence)  # into memory that has a finalizer already
 
     @property
     def sequence(self) -> int:

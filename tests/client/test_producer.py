@@ -436,6 +436,7 @@ def test_a_callback_may_put_again_also_while_the_producer_closes(make_parts):
     producer.put_async("T", b"1").add_done_callback(lambda _: results.append(producer.put("T", b"2")))
     future = producer.put_async("T", b"3")
     assert future.result(10).ok
+    eventually(lambda: results, "the callback has put")
     futures = [producer.put_async("T", b"x") for _ in range(50)]
     futures[-1].add_done_callback(lambda _: results.append(producer.put("T", b"late")))
     producer.close()
@@ -578,9 +579,12 @@ def test_a_producer_survives_hundreds_of_exceptions_at_any_instruction(make_part
                 while not calls:
                     producer.put("T", b"x")
                     producer.put("T", b"x", keys="k")
+                    producer.put_many("T", [b"x"] * 3)
                     futures.append(producer.put_async("T", b"x"))
                     if chance.random() < 0.02:
                         producer.put("T", bytes(600_000))
+                    if chance.random() < 0.1:
+                        chance.choice(futures).done()
             except _Interrupt:
                 hits += 1
     assert producer.put("T", b"after").ok

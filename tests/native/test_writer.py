@@ -486,13 +486,11 @@ def test_puts_that_were_not_answered_in_time_do_not_use_up_the_answers(rig, monk
     rig = rig(segment_bytes=1 << 20)
     producer = rig.open_session()
     rig.start_writer()
-    producer.set_timeouts(1e-6, 1e-6)
-    prefix = producer.prefix(b"T", b"", 0, 0)
+    head = header(PUT, payload_bytes=1, topic=b"T", properties=b"")
     for n in range(3 * COMPLETIONS):
-        producer.put(prefix, b"x", 1, 0)
+        producer.put_entry(head, b"T", b"", b"x", b"", 0, monotonic_ns() + 1000)
         if n % 1000 == 0 or producer.stage == NOT_SUBMITTED:
             rig.drain()
     rig.drain()
-    producer.set_timeouts(0.05, 1)
-    producer.put(prefix, b"last", 4, 0)
+    producer.put_entry(head, b"T", b"", b"x", b"", 0, monotonic_ns() + 50_000_000)
     assert producer.stage == SUBMITTED, "there is room for its answer"

@@ -1,0 +1,39 @@
+#include "front.h"
+
+PyTypeObject *add_type(PyObject *module, PyType_Spec *spec, const char *name)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    if (type == NULL || PyModule_AddObjectRef(module, name, type) != 0) {
+        Py_XDECREF(type);
+        return NULL;
+    }
+    return (PyTypeObject *)type;
+}
+
+/* Types and names are kept in static variables: one interpreter has them. */
+static int execute(PyObject *module)
+{
+    static int is_loaded;
+    if (is_loaded || PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_ImportError, "pyengine._front is loaded once, by the main interpreter: use threads or processes");
+        return -1;
+    }
+    is_loaded = 1;
+    return result_init(module) != 0 || lock_init(module) != 0 || pending_init(module) != 0 || session_init(module) != 0 ||
+                   producer_init(module) != 0
+               ? -1
+               : 0;
+}
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "pyengine._front",
+    .m_doc = "The producer's front: puts and their results as C types.",
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__front(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,484 @@
+#include "front.h"
+
+#include <math.h>
+
+#include "futex.h"
+
+#define SLICE_NS 50000000
+/* A future that is asked waits so long by itself, then the answers' thread does it. */
+#define PATIENCE_NS 250000000
+#define FOR_EVER_NS INT64_MAX
+
+PyTypeObject *pending_type;
+static PyTypeObject *future_class; /* PutFuture: of this and of concurrent.futures.Future */
+/* What a PutFuture does once it is a Future like any other. */
+static PyObject *future_result, *future_exception, *future_done, *future_running, *future_add_done_callback, *future_settled;
+
+struct pending_object *pending_new(void)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot(future_class, Py_tp_alloc);
+    struct pending_object *pending = (struct pending_object *)allocate(future_class, 0);
+    if (pending != NULL)
+        pending->state = PENDING_HANDED; /* until it is submitted no session has it */
+    return pending;
+}
+
+/* One that Python makes is a Future from the beginning. */
+static PyObject *pending_make(PyTypeObject *type, PyObject *arguments, PyObject *names)
+{
+    (void)arguments;
+    (void)names;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct pending_object *pending = (struct pending_object *)allocate(type, 0);
+    if (pending != NULL)
+        pending->state = PENDING_HANDED;
+    return (PyObject *)pending;
+}
+
+void pending_submitted(struct pending_object *pending, struct session_object *session, PyObject *topic, long long queue_id, int how)
+{
+    struct ms_producer *producer = session->producer;
+    pending->session = (struct session_object *)Py_NewRef((PyObject *)session);
+    pending->topic = Py_NewRef(topic);
+    pending->queue_id = queue_id;
+    pending->how = how;
+    pending->submitted_ns = producer->submitted_ns;
+    if (how) {
+        pending->flush_deadline_ns = producer->submitted_ns + producer->timeout_ns + session->flush_timeout_ns;
+        pending->slave_deadline_ns = producer->submitted_ns + session->slave_timeout_ns;
+    }
+    pending->sequence = producer->sequence;
+    pending->state = PENDING_WAITS;
+    producer->unclaimed = 0; /* its answer is this object's business */
+    if (session->waiting == 0)
+        session->first = pending->sequence;
+    struct pending_object **slot = &session->slots[pending->sequence % MS_COMPLETIONS];
+    session->waiting += *slot == NULL; /* not empty: an exception ended a claim early, and that future finds nothing */
+    *slot = pending;
+}
+
+static void leave_list(struct pending_object *pending)
+{
+    if (pending->link != NULL) {
+        *pending->link = pending->next;
+        if (pending->next != NULL)
+            pending->next->link = pending->link;
+        else
+            pending->session->answered_end = pending->link;
+        pending->link = NULL;
+    }
+}
+
+void pending_take(struct pending_object *pending, const struct ms_completion *answer)
+{
+    struct session_object *session = pending->session;
+    pending->answer = *answer;
+    pending->state = PENDING_ANSWERED;
+    if (pending->how == 0 || answer->status != 0)
+        return;
+    *session->answered_end = pending; /* in order of submission */
+    pending->link = session->answered_end;
+    pending->next = NULL;
+    session->answered_end = &pending->next;
+}
+
+/* What the session knows of it is forgotten. */
+static void leave_session(struct pending_object *pending)
+{
+    struct session_object *session = pending->session;
+    if (session == NULL)
+        return;
+    if (pending->state == PENDING_WAITS && session->slots[pending->sequence % MS_COMPLETIONS] == pending) {
+        session->slots[pending->sequence % MS_COMPLETIONS] = NULL;
+        session->waiting--;
+    }
+    leave_list(pending);
+}
+
+static void resolve(struct pending_object *pending, PyObject *result)
+{
+    leave_session(pending);
+    replace(&pending->result, result);
+    pending->state = PENDING_RESOLVED;
+    Py_CLEAR(pending->session);
+    Py_CLEAR(pending->topic);
+}
+
+/* The result of an answer that ended with `code` (0, or why it is not kept), made in Python where it is not plain. */
+static int resolve_answered(struct pending_object *pending, int code)
+{
+    struct session_object *session = pending->session;
+    PyObject *result;
+    if (code == 0 && pending->answer.status == 0) {
+        result = result_of(session->result_type, &pending->answer, pending->topic, pending->queue_id, session->store_host);
+    } else {
+        PyObject *answer = answer_tuple(&pending->answer);
+        result = answer == NULL ? NULL : PyObject_CallMethod(session->owner, "outcome", "iOOLi", code, answer, pending->topic, pending->queue_id, pending->how);
+        Py_XDECREF(answer);
+    }
+    if (result == NULL)
+        return -1;
+    if (pending->state == PENDING_ANSWERED)
+        resolve(pending, result);
+    else
+        Py_DECREF(result);
+    return 0;
+}
+
+/* It has the fields of a Future from here on. Calls nothing of Python. */
+static int become_handed(struct pending_object *pending, PyObject *own_fields, PyObject *fields, PyObject *put, PyObject *entry)
+{
+    if (PyDict_Update(own_fields, fields) != 0)
+        return -1;
+    if (put != NULL) {
+        PyObject *done = PyObject_CallFunctionObjArgs(put, entry, NULL);
+        if (done == NULL)
+            return -1;
+        Py_DECREF(done);
+    }
+    leave_session(pending);
+    pending->state = PENDING_HANDED;
+    return 0;
+}
+
+/* The session was the parent's (session_forget): what became of the put is not known here. */
+static int resolve_lost(struct pending_object *pending)
+{
+    PyObject *session = Py_NewRef((PyObject *)pending->session);
+    PyObject *result = PyObject_CallMethod(pending->session->owner, "lost", "OL", pending->topic, pending->queue_id);
+    if (result != NULL && (pending->state == PENDING_WAITS || pending->state == PENDING_ANSWERED))
+        resolve(pending, result);
+    else
+        Py_XDECREF(result);
+    Py_DECREF(session);
+    return result == NULL ? -1 : 0;
+}
+
+/* Once for the state that it has: what Python makes of it is used only if it still has it then, for another thread, or a
+ * signal handler, may have moved it on meanwhile. Until then nothing of the future has changed, whatever is raised. */
+static int hand_over_once(struct pending_object *pending)
+{
+    struct session_object *session = (struct session_object *)Py_NewRef((PyObject *)pending->session);
+    PyObject *topic = Py_NewRef(pending->topic);
+    const enum pending_state before = pending->state;
+    PyObject *answer = before == PENDING_ANSWERED ? answer_tuple(&pending->answer) : Py_NewRef(Py_None);
+    PyObject *ready = answer == NULL ? NULL
+                                     : PyObject_CallMethod(session->owner, "hand_over", "OKOOLiLL", (PyObject *)pending,
+                                                           (unsigned long long)pending->sequence, answer, topic, pending->queue_id,
+                                                           pending->how, (long long)pending->flush_deadline_ns,
+                                                           (long long)pending->slave_deadline_ns);
+    PyObject *own_fields = ready == NULL ? NULL : PyObject_GenericGetDict((PyObject *)pending, NULL);
+    PyObject *put, *entry, *fields;
+    int failed = own_fields == NULL || !PyArg_ParseTuple(ready, "OOO!:hand_over", &put, &entry, &PyDict_Type, &fields);
+    if (!failed && pending->state == before && session->producer != NULL) {
+        failed = become_handed(pending, own_fields, fields, put, entry) != 0;
+        if (!failed) {
+            Py_CLEAR(pending->session);
+            Py_CLEAR(pending->topic);
+        }
+    }
+    Py_XDECREF(own_fields);
+    Py_XDECREF(ready);
+    Py_XDECREF(answer);
+    Py_DECREF(topic);
+    Py_DECREF((PyObject *)session);
+    return failed ? -1 : 0;
+}
+
+int pending_hand_over(struct pending_object *pending)
+{
+    int failed = 0;
+    Py_INCREF((PyObject *)pending); /* the answers' thread may be done with it before this returns */
+    while (!failed && (pending->state == PENDING_WAITS || pending->state == PENDING_ANSWERED))
+        failed = (pending->session->producer == NULL ? resolve_lost(pending) : hand_over_once(pending)) != 0;
+    Py_DECREF((PyObject *)pending);
+    return failed ? -1 : 0;
+}
+
+/* Whether the wait for the disk and for slaves is over: 1 and *code, or 0. Waits for at most a slice, not at all with 0. */
+static int is_kept(struct pending_object *pending, int64_t slice_ns, int *code)
+{
+    struct session_object *session = pending->session;
+    const struct ms_producer_calls *calls = session->calls;
+    struct ms_producer *producer = session->producer;
+    const int64_t end_offset = pending->answer.end_offset, flush_ns = pending->flush_deadline_ns, slave_ns = pending->slave_deadline_ns;
+    const int how = pending->how;
+    int64_t now_ns = ms_monotonic_ns(), until_ns = now_ns + slice_ns;
+    int why;
+    session->users++;
+    Py_BEGIN_ALLOW_THREADS
+        why = calls->wait_kept(producer, end_offset, how, flush_ns < until_ns ? flush_ns : until_ns,
+                               slave_ns < until_ns ? slave_ns : until_ns);
+    Py_END_ALLOW_THREADS
+        session->users--;
+    *code = why;
+    if ((why == MS_PRODUCER_AGAIN && until_ns < flush_ns) || (why == MS_PRODUCER_UNCONFIRMED && until_ns < slave_ns))
+        return 0;
+    return 1;
+}
+
+/* Moves the future on by what has come; with a slice, waits for it. -1 with an exception. Threads that ask the same future
+ * do it one after another but for the waits, after which each looks at its state anew. */
+static int advance(struct pending_object *pending, int64_t slice_ns)
+{
+    struct session_object *session = pending->session;
+    int failed = 0, code = 0;
+    if (session == NULL)
+        return 0;
+    Py_INCREF((PyObject *)session);
+    session_harvest(session);
+    if (pending->state == PENDING_WAITS && session->producer != NULL && slice_ns > 0) {
+        failed = session_wait(session, pending->sequence, slice_ns) != 0;
+        session_harvest(session);
+        if (!failed && pending->state == PENDING_WAITS && session->producer != NULL && session->calls->is_closed(session->producer))
+            failed = pending_hand_over(pending) != 0; /* nothing is answered any more: the answers' thread says so */
+    }
+    if (!failed && pending->state == PENDING_ANSWERED) {
+        int is_over = pending->how == 0 || pending->answer.status != 0;
+        if (!is_over && session->producer != NULL)
+            is_over = is_kept(pending, slice_ns, &code);
+        if (is_over && pending->state == PENDING_ANSWERED)
+            failed = resolve_answered(pending, code) != 0;
+        else if (slice_ns > 0)
+            failed = PyErr_CheckSignals() != 0;
+    }
+    if (!failed && session->producer == NULL && (pending->state == PENDING_WAITS || pending->state == PENDING_ANSWERED))
+        failed = resolve_lost(pending) != 0;
+    Py_DECREF((PyObject *)session);
+    return failed ? -1 : 0;
+}
+
+/* Waits until there is a result or a Future that will have it; 0, or -1 with an exception (TimeoutError). */
+static int wait_for(struct pending_object *pending, PyObject *timeout, double *left_s)
+{
+    int64_t until_ns = FOR_EVER_NS;
+    if (timeout != NULL && timeout != Py_None) {
+        double timeout_s = PyFloat_AsDouble(timeout);
+        if (timeout_s == -1.0 && PyErr_Occurred())
+            return -1;
+        until_ns = ms_monotonic_ns() + (int64_t)(fmax(0.0, fmin(timeout_s, 1e9)) * 1e9);
+    }
+    for (int64_t late_ns = ms_monotonic_ns() + PATIENCE_NS;;) {
+        if (pending->state == PENDING_WAITS && ms_monotonic_ns() >= late_ns && pending_hand_over(pending) != 0)
+            return -1; /* it looks whether the engine was replaced */
+        if (pending->state == PENDING_RESOLVED || pending->state == PENDING_HANDED)
+            break;
+        int64_t left_ns = until_ns == FOR_EVER_NS ? SLICE_NS : until_ns - ms_monotonic_ns();
+        if (advance(pending, left_ns <= 0 ? 0 : left_ns < SLICE_NS ? left_ns
+                                                                   : SLICE_NS) != 0)
+            return -1;
+        if (left_ns <= 0 && (pending->state == PENDING_WAITS || pending->state == PENDING_ANSWERED)) {
+            PyErr_SetNone(PyExc_TimeoutError); /* concurrent.futures' is the same since Python 3.11 */
+            return -1;
+        }
+    }
+    *left_s = until_ns == FOR_EVER_NS ? -1 : fmax(0.0, (double)(until_ns - ms_monotonic_ns()) / 1e9);
+    return 0;
+}
+
+static PyObject *ask(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names, PyObject *of_future,
+                     const char *called)
+{
+    struct pending_object *pending = (struct pending_object *)object;
+    Py_ssize_t named = names != NULL ? PyTuple_Size(names) : 0;
+    if (count + named > 1 || (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, 0), "timeout") != 0)) {
+        PyErr_Format(PyExc_TypeError, "%s(timeout=None) takes one argument", called);
+        return NULL;
+    }
+    double left_s;
+    if (wait_for(pending, count + named == 1 ? arguments[0] : Py_None, &left_s) != 0)
+        return NULL;
+    if (pending->state == PENDING_HANDED) {
+        PyObject *left = left_s < 0 ? Py_NewRef(Py_None) : PyFloat_FromDouble(left_s);
+        PyObject *found = left == NULL ? NULL : PyObject_CallFunctionObjArgs(of_future, object, left, NULL);
+        Py_XDECREF(left);
+        return found;
+    }
+    return Py_NewRef(of_future == future_result ? pending->result : Py_None);
+}
+
+static PyObject *pending_result(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
+{
+    return ask(object, arguments, count, names, future_result, "result");
+}
+
+static PyObject *pending_exception(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
+{
+    return ask(object, arguments, count, names, future_exception, "exception");
+}
+
+/* Asked without waiting, maybe again and again. A future that is late goes to the answers' thread, which looks whether the
+ * engine lives. */
+static int look(struct pending_object *pending)
+{
+    if (pending->state != PENDING_HANDED && advance(pending, 0) != 0)
+        return -1;
+    if (pending->state == PENDING_WAITS && ms_monotonic_ns() - pending->submitted_ns >= PATIENCE_NS)
+        return pending_hand_over(pending);
+    return 0;
+}
+
+static PyObject *pending_done(PyObject *object, PyObject *none)
+{
+    (void)none;
+    struct pending_object *pending = (struct pending_object *)object;
+    if (look(pending) != 0)
+        return NULL;
+    if (pending->state == PENDING_HANDED)
+        return PyObject_CallFunctionObjArgs(future_done, object, NULL);
+    return PyBool_FromLong(pending->state == PENDING_RESOLVED);
+}
+
+static PyObject *pending_running(PyObject *object, PyObject *none)
+{
+    (void)none;
+    struct pending_object *pending = (struct pending_object *)object;
+    if (look(pending) != 0)
+        return NULL;
+    if (pending->state == PENDING_HANDED)
+        return PyObject_CallFunctionObjArgs(future_running, object, NULL);
+    return PyBool_FromLong(pending->state != PENDING_RESOLVED);
+}
+
+static PyObject *pending_no(PyObject *object, PyObject *none)
+{
+    (void)object;
+    (void)none;
+    Py_RETURN_FALSE;
+}
+
+/* From here on a Future with all that concurrent.futures expects of one; the thread of answers resolves it. */
+static PyObject *pending_become_future(PyObject *object, PyObject *none)
+{
+    (void)none;
+    struct pending_object *pending = (struct pending_object *)object;
+    if (pending->state != PENDING_HANDED && advance(pending, 0) != 0)
+        return NULL;
+    if (pending_hand_over(pending) != 0)
+        return NULL;
+    if (pending->state == PENDING_RESOLVED) {
+        PyObject *fields = PyObject_CallFunctionObjArgs(future_settled, pending->result, NULL);
+        PyObject *own_fields = fields == NULL ? NULL : PyObject_GenericGetDict(object, NULL);
+        int failed = own_fields == NULL;
+        if (!failed && pending->state == PENDING_RESOLVED) { /* as in hand_over_once */
+            failed = become_handed(pending, own_fields, fields, NULL, NULL) != 0;
+            if (!failed)
+                Py_CLEAR(pending->result);
+        }
+        Py_XDECREF(own_fields);
+        Py_XDECREF(fields);
+        if (failed)
+            return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *pending_add_done_callback(PyObject *object, PyObject *callback)
+{
+    PyObject *done = pending_become_future(object, NULL);
+    if (done == NULL)
+        return NULL;
+    Py_DECREF(done);
+    return PyObject_CallFunctionObjArgs(future_add_done_callback, object, callback, NULL);
+}
+
+/* Before anything else of it goes, and Python runs for that: nothing finds it in the session any more. Should it come back
+ * to life, the answers' thread knows what became of it. */
+static void pending_finalize(PyObject *object)
+{
+    leave_session((struct pending_object *)object);
+}
+
+static void pending_dealloc(PyObject *object)
+{
+    struct pending_object *pending = (struct pending_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    struct session_object *session = pending->session;
+    int waited = pending->state == PENDING_WAITS && session != NULL && session->producer != NULL;
+    leave_session(pending);
+    if (waited) /* nobody will ask any more */
+        session->calls->finish(session->producer, pending->sequence);
+    Py_CLEAR(pending->session);
+    Py_CLEAR(pending->topic);
+    Py_CLEAR(pending->result);
+    FREE(object);
+    Py_DECREF(type);
+}
+
+static PyObject *pending_has_answer(PyObject *object, void *unused)
+{
+    (void)unused;
+    struct pending_object *pending = (struct pending_object *)object;
+    if (pending->state == PENDING_WAITS)
+        session_harvest(pending->session);
+    return PyBool_FromLong(pending->state == PENDING_ANSWERED || pending->state == PENDING_RESOLVED);
+}
+
+static PyGetSetDef getters[] = {{"_has_answer", pending_has_answer, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
+static PyMethodDef methods[] = {
+    {"result", (PyCFunction)(void (*)(void))pending_result, METH_FASTCALL | METH_KEYWORDS, "The PutResult; TimeoutError when it is not there in time."},
+    {"exception", (PyCFunction)(void (*)(void))pending_exception, METH_FASTCALL | METH_KEYWORDS, "None, once the result is there: refusals are results."},
+    {"done", pending_done, METH_NOARGS, "Whether the result is there."},
+    {"running", pending_running, METH_NOARGS, "Whether the result is still to come."},
+    {"cancel", pending_no, METH_NOARGS, "False: what was submitted is stored."},
+    {"cancelled", pending_no, METH_NOARGS, "False."},
+    {"add_done_callback", pending_add_done_callback, METH_O, "Call it with this future once the result is there, in the thread of answers."},
+    {"_become_future", pending_become_future, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot slots[] = {
+    {Py_tp_new, pending_make},
+    {Py_tp_finalize, pending_finalize},
+    {Py_tp_dealloc, pending_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getters},
+    {Py_tp_doc, "The future of one put_async: takes its answer out of the session when it is asked."},
+    {0, NULL},
+};
+static PyType_Spec spec = {
+    .name = "pyengine._front.PendingPut",
+    .basicsize = sizeof(struct pending_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = slots,
+};
+
+/* use_futures(PutFuture, Future): PutFuture is a subclass of PendingPut and of concurrent.futures.Future. */
+static PyObject *use_futures(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    PyObject *own, *base;
+    if (!PyArg_ParseTuple(arguments, "O!O:use_futures", &PyType_Type, &own, &base))
+        return NULL;
+    if (!PyType_IsSubtype((PyTypeObject *)own, pending_type)) {
+        PyErr_SetString(PyExc_TypeError, "futures are made of a subclass of PendingPut");
+        return NULL;
+    }
+    const struct {
+        PyObject **to;
+        PyObject *of;
+        const char *name;
+    } functions[] = {
+        {&future_result, base, "result"},
+        {&future_exception, base, "exception"},
+        {&future_done, base, "done"},
+        {&future_running, base, "running"},
+        {&future_add_done_callback, base, "add_done_callback"},
+        {&future_settled, own, "_settled"},
+    };
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        PyObject *function = PyObject_GetAttrString(functions[i].of, functions[i].name);
+        if (function == NULL)
+            return NULL;
+        replace(functions[i].to, function);
+    }
+    Py_XDECREF((PyObject *)future_class);
+    future_class = (PyTypeObject *)Py_NewRef(own);
+    Py_RETURN_NONE;
+}
+static PyMethodDef functions[] = {{"use_futures", use_futures, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
+
+int pending_init(PyObject *module)
+{
+    pending_type = add_type(module, &spec, "PendingPut");
+    return pending_type == NULL || PyModule_AddFunctions(module, functions) != 0 ? -1 : 0;
+}

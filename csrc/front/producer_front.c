@@ -1,0 +1,578 @@
+#include "front.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "atomics.h"
+#include "futex.h"
+
+/* So many looks at the answer before other threads of this program may run. */
+#define SPINS 1500
+#define ROOM_SLICE_NS 10000000
+/* Bodies of so many bytes together are copied without the GIL. */
+#define LARGE_COPY_BYTES 65536
+/* Room for so many futures is waited for at once. */
+#define ROOM_BATCH 512
+
+/* SubmitterFront, the base of pyengine.client.submission.Submitter: the session that is put to now. */
+struct submitter_object {
+    PyObject_HEAD PyObject *lock;              /* Lock: held while something is submitted */
+    PyObject *session;           /* SessionFront, or None */
+    PyObject *later;             /* deque: puts that wait for their turn in another thread */
+    long long body_bytes_max;    /* of one message of the short way */
+    long long payload_bytes_max; /* of an entry with many */
+    int how;                     /* what a put waits for: MS_PUT_DURABLE, MS_PUT_CONFIRMED */
+};
+
+struct front_object {
+    PyObject_HEAD PyObject *puts;              /* the Submitter */
+    PyObject *prefixes;          /* dict: (topic, queue_id, tags, flag) -> bytes */
+    /* What was put last: most programs put the same again. */
+    PyObject *topic, *queue, *tags, *prefix;
+    long long queue_id;
+};
+
+static PyTypeObject *submitter_type;
+static PyObject *name_queue_id, *name_tags, *name_put_any, *name_async_any, *name_many_any, *zero;
+
+struct request {
+    PyObject *topic, *body, *queue, *tags;
+    PyObject *prefix;            /* a reference of its own, where this is the short way */
+    long long queue_id;
+};
+
+static struct submitter_object *submitter_of(const struct front_object *front)
+{
+    return (struct submitter_object *)front->puts;
+}
+
+/* 1: the arguments are those of the short way; 0: something else; -1 with an exception. */
+static int read_request(struct front_object *front, PyObject *const *arguments, Py_ssize_t count, PyObject *names,
+                        struct request *request)
+{
+    request->prefix = NULL;
+    if (count != 2 || front->puts == NULL || submitter_of(front)->session == Py_None)
+        return 0;
+    request->topic = arguments[0];
+    request->body = arguments[1];
+    request->queue = zero;
+    request->tags = Py_None;
+    Py_ssize_t named = names != NULL ? PyTuple_Size(names) : 0;
+    for (Py_ssize_t i = 0; i < named; i++) {
+        PyObject *name = PyTuple_GetItem(names, i);
+        if (name == name_queue_id)
+            request->queue = arguments[count + i];
+        else if (name == name_tags)
+            request->tags = arguments[count + i];
+        else
+            return 0;
+    }
+    if (request->topic != front->topic || request->queue != front->queue || request->tags != front->tags) {
+        if (!PyLong_CheckExact(request->queue) || !PyUnicode_CheckExact(request->topic) ||
+            !(request->tags == Py_None || PyUnicode_CheckExact(request->tags)))
+            return 0;
+        PyObject *key = PyTuple_Pack(4, request->topic, request->queue, request->tags, zero);
+        if (key == NULL)
+            return -1;
+        PyObject *prefix = PyDict_GetItemWithError(front->prefixes, key);
+        Py_DECREF(key);
+        if (prefix == NULL)
+            return PyErr_Occurred() ? -1 : 0;
+        front->queue_id = PyLong_AsLongLong(request->queue); /* it was taken for a queue before */
+        replace(&front->prefix, Py_NewRef(prefix));
+        replace(&front->topic, Py_NewRef(request->topic));
+        replace(&front->queue, Py_NewRef(request->queue));
+        replace(&front->tags, Py_NewRef(request->tags));
+    }
+    request->prefix = Py_NewRef(front->prefix);
+    request->queue_id = front->queue_id;
+    return 1;
+}
+
+static PyObject *long_way(PyObject *object, PyObject *name, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
+{
+    PyObject *method = PyObject_GetAttr(object, name);
+    PyObject *given = PyTuple_New(count), *named = NULL, *result = NULL;
+    if (method == NULL || given == NULL)
+        goto out;
+    for (Py_ssize_t i = 0; i < count; i++)
+        PyTuple_SetItem(given, i, Py_NewRef(arguments[i]));
+    if (names != NULL) {
+        named = PyDict_New();
+        for (Py_ssize_t i = 0; named != NULL && i < PyTuple_Size(names); i++)
+            if (PyDict_SetItem(named, PyTuple_GetItem(names, i), arguments[count + i]) != 0)
+                Py_CLEAR(named);
+        if (named == NULL)
+            goto out;
+    }
+    result = PyObject_Call(method, given, named);
+out:
+    Py_XDECREF(method);
+    Py_XDECREF(given);
+    Py_XDECREF(named);
+    return result;
+}
+
+static int may_wait(struct submitter_object *puts)
+{
+    PyObject *may = PyObject_CallMethod((PyObject *)puts, "may_wait", NULL); /* not in an event loop or a callback */
+    const int found = may == NULL ? -1 : may == Py_True;
+    Py_XDECREF(may);
+    return found;
+}
+
+/* 1: the session under the lock, or NULL when there is none any more; the lock is held in either case. 0: another thread has
+ * the lock, and this one is not one that may wait. -1 with an exception. */
+static int take_session(struct submitter_object *puts, int always, PyObject **lock, struct session_object **session)
+{
+    *session = NULL;
+    if (puts->lock == NULL || Py_TYPE(puts->lock) != lock_type) {
+        PyErr_SetString(PyExc_TypeError, "the lock of a Submitter is a Lock");
+        return -1;
+    }
+    *lock = Py_NewRef(puts->lock);
+    int taken = lock_try(*lock);
+    if (!taken) {
+        taken = always ? 1 : may_wait(puts);
+        if (taken > 0 && lock_take(*lock) != 0)
+            taken = -1;
+        if (taken <= 0) {
+            Py_DECREF(*lock);
+            return taken;
+        }
+    }
+    if (puts->session != NULL && Py_TYPE(puts->session) == session_type && ((struct session_object *)puts->session)->producer != NULL)
+        *session = (struct session_object *)Py_NewRef(puts->session);
+    return 1;
+}
+
+static void leave(PyObject *lock, struct session_object *session)
+{
+    lock_release(lock);
+    Py_DECREF(lock);
+    Py_XDECREF((PyObject *)session);
+}
+
+/* A place for an entry, without waiting: where its payload belongs, or NULL and why. The lock is held. */
+static uint8_t *reserve(struct session_object *session, PyObject *prefix, int kind, uint32_t count, uint64_t payload_bytes, int *why)
+{
+    const uint8_t *begin = (const uint8_t *)PyBytes_AsString(prefix);
+    uint8_t *to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, 0, why);
+    if (to == NULL && *why == MS_PRODUCER_AGAIN && session->waiting > 0) { /* answers that are there leave their places */
+        session_harvest(session);
+        to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, 0, why);
+    }
+    return to;
+}
+
+/* The code that the put just submitted ends with; the lock is held. */
+static int wait_for_answer(struct session_object *session, int how)
+{
+    struct ms_producer *producer = session->producer;
+    const struct ms_producer_calls *calls = session->calls;
+    int code;
+    if (how == 0 && calls->is_answered(producer, SPINS))
+        return calls->await(producer, how); /* at once */
+    Py_BEGIN_ALLOW_THREADS
+        code = calls->await(producer, how);
+    Py_END_ALLOW_THREADS return code;
+}
+
+/* What settle_put or settle_many gave: a result, or a tuple that says what to wait for. Takes the reference. */
+static PyObject *waited_for(struct submitter_object *puts, PyObject *settled)
+{
+    if (settled == NULL || !PyTuple_CheckExact(settled))
+        return settled;
+    PyObject *result = PyObject_CallMethod((PyObject *)puts, "wait_settled", "(O)", settled);
+    Py_DECREF(settled);
+    return result;
+}
+
+static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
+{
+    struct front_object *front = (struct front_object *)object;
+    struct request request;
+    int found = read_request(front, arguments, count, names, &request);
+    if (found < 0)
+        return NULL;
+    struct submitter_object *puts = submitter_of(front); /* the producer keeps it as long as it is */
+    char *body;
+    Py_ssize_t body_bytes;
+    if (found == 0 || !PyBytes_CheckExact(request.body) || PyBytes_AsStringAndSize(request.body, &body, &body_bytes) != 0 ||
+        body_bytes > puts->body_bytes_max) {
+        Py_XDECREF(request.prefix);
+        return long_way(object, name_put_any, arguments, count, names);
+    }
+    PyObject *lock, *prefix = request.prefix, *result = NULL;
+    struct session_object *session;
+    if (take_session(puts, 1, &lock, &session) < 0) {
+        Py_DECREF(prefix);
+        return NULL;
+    }
+    int why = MS_PRODUCER_AGAIN, how = puts->how;
+    if (session != NULL && body_bytes <= puts->body_bytes_max) { /* another session may have another limit */
+        struct ms_producer *producer = session->producer;
+        uint8_t *to = reserve(session, prefix, MS_ENTRY_PUT, 1, (uint64_t)body_bytes, &why);
+        if (to != NULL) {
+            memcpy(to, body, (size_t)body_bytes);
+            session->calls->publish(producer);
+            why = wait_for_answer(session, how);
+            if (why == 0 && producer->answer.status == 0) {
+                result = result_of(session->result_type, &producer->answer, request.topic, request.queue_id, session->store_host);
+                leave(lock, session);
+                Py_DECREF(prefix);
+                return result;
+            }
+            /* Under the lock: what was answered is the session's last answer only so long. */
+            result = PyObject_CallMethod((PyObject *)puts, "settle_put", "iOLi", why, request.topic, request.queue_id, how);
+            leave(lock, session);
+            Py_DECREF(prefix);
+            if (result == NULL || result != Py_None)
+                return waited_for(puts, result);
+            Py_DECREF(result);
+            return long_way(object, name_put_any, arguments, count, names);
+        }
+    }
+    leave(lock, session);
+    Py_DECREF(prefix);
+    return long_way(object, name_put_any, arguments, count, names); /* no room at once, or no session: it waits for both */
+}
+
+static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
+{
+    struct front_object *front = (struct front_object *)object;
+    struct request request;
+    int found = read_request(front, arguments, count, names, &request);
+    if (found < 0)
+        return NULL;
+    struct submitter_object *puts = submitter_of(front); /* the producer keeps it as long as it is */
+    char *body;
+    Py_ssize_t body_bytes;
+    if (found == 0 || !PyBytes_CheckExact(request.body) || PyBytes_AsStringAndSize(request.body, &body, &body_bytes) != 0 ||
+        body_bytes > puts->body_bytes_max || PySequence_Size(puts->later) > 0) {
+        Py_XDECREF(request.prefix);
+        return long_way(object, name_async_any, arguments, count, names);
+    }
+    PyObject *prefix = request.prefix, *refused = NULL;
+    struct pending_object *pending = pending_new();
+    if (pending == NULL) {
+        Py_DECREF(prefix);
+        return NULL;
+    }
+    int64_t deadline_ns = 0;
+    for (;;) {
+        PyObject *lock;
+        struct session_object *session;
+        int why = MS_PRODUCER_CLOSED, failed = 0;
+        int taken = take_session(puts, 0, &lock, &session);
+        if (taken < 0)
+            break;
+        if (session != NULL && body_bytes <= puts->body_bytes_max) {
+            struct ms_producer *producer = session->producer;
+            uint8_t *to = reserve(session, prefix, MS_ENTRY_PUT, 1, (uint64_t)body_bytes, &why);
+            if (to != NULL) {
+                memcpy(to, body, (size_t)body_bytes);
+                session->calls->publish(producer);
+                pending_submitted(pending, session, request.topic, request.queue_id, puts->how);
+                leave(lock, session);
+                Py_DECREF(prefix);
+                return (PyObject *)pending;
+            }
+            if (deadline_ns == 0)
+                deadline_ns = ms_monotonic_ns() + producer->timeout_ns;
+            if (why == MS_PRODUCER_AGAIN) {
+                const uint64_t last = producer->sequence, acked = ms_load_acquire(&producer->session->acked);
+                const int may = may_wait(puts);
+                failed = may < 0;
+                if (may == 0 || acked >= last) {
+                    why = MS_PRODUCER_CLOSED; /* the long way: another thread waits, or what has the places is not a put */
+                } else if (may > 0 && ms_monotonic_ns() < deadline_ns) {
+                    const uint64_t until = (session->first > acked ? session->first : acked + 1) + ROOM_BATCH;
+                    failed = session_wait(session, until < last ? until : last, ROOM_SLICE_NS) != 0;
+                } else if (may > 0) {
+                    refused = PyObject_CallMethod((PyObject *)puts, "no_room", "OL", request.topic, request.queue_id);
+                    failed = 1;
+                }
+            }
+        }
+        if (taken)
+            leave(lock, session);
+        if (failed)
+            break;
+        if (why != MS_PRODUCER_AGAIN) {
+            Py_DECREF(prefix);
+            Py_DECREF(pending);
+            return long_way(object, name_async_any, arguments, count, names);
+        }
+    }
+    Py_DECREF(prefix);
+    Py_DECREF(pending);
+    return refused;
+}
+
+struct piece {
+    PyObject *owner;
+    const char *bytes;
+    Py_ssize_t size;
+};
+
+/* The bodies of a list or tuple of bytes; NULL and no exception for anything else. */
+static struct piece *read_bodies(PyObject *bodies, Py_ssize_t *count, uint64_t *sum)
+{
+    int is_list = PyList_CheckExact(bodies);
+    *count = is_list ? PyList_Size(bodies) : PyTuple_Size(bodies);
+    *sum = 0;
+    struct piece *pieces = *count > 0 ? malloc((size_t)*count * sizeof *pieces) : NULL;
+    if (pieces == NULL)
+        return NULL;
+    for (Py_ssize_t i = 0; i < *count; i++) {
+        PyObject *body = is_list ? PyList_GetItem(bodies, i) : PyTuple_GetItem(bodies, i);
+        char *bytes;
+        if (!PyBytes_CheckExact(body) || PyBytes_AsStringAndSize(body, &bytes, &pieces[i].size) != 0) {
+            while (i-- > 0)
+                Py_DECREF(pieces[i].owner);
+            free(pieces);
+            return NULL;
+        }
+        pieces[i].owner = Py_NewRef(body);
+        pieces[i].bytes = bytes;
+        *sum += (uint64_t)pieces[i].size;
+    }
+    return pieces;
+}
+
+static void fill_bodies(uint8_t *to, uint64_t lengths_bytes, const struct piece *pieces, Py_ssize_t count)
+{
+    uint32_t length = 0;
+    memset(to + lengths_bytes - sizeof length, 0, sizeof length); /* the padding, if there is any */
+    for (Py_ssize_t i = 0; i < count; i++) {
+        length = (uint32_t)pieces[i].size;
+        memcpy(to + (size_t)i * sizeof length, &length, sizeof length);
+    }
+    to += lengths_bytes;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        memcpy(to, pieces[i].bytes, (size_t)pieces[i].size);
+        to += pieces[i].size;
+    }
+}
+
+static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
+{
+    struct front_object *front = (struct front_object *)object;
+    struct request request;
+    int found = read_request(front, arguments, count, names, &request);
+    if (found < 0)
+        return NULL;
+    struct submitter_object *puts = submitter_of(front); /* the producer keeps it as long as it is */
+    Py_ssize_t bodies = 0;
+    uint64_t sum = 0;
+    struct piece *pieces = NULL;
+    if (found && (PyList_CheckExact(request.body) || PyTuple_CheckExact(request.body)))
+        pieces = read_bodies(request.body, &bodies, &sum);
+    if (pieces == NULL) {
+        Py_XDECREF(request.prefix);
+        return long_way(object, name_many_any, arguments, count, names);
+    }
+    PyObject *prefix = request.prefix, *lock, *result = NULL;
+    uint64_t lengths_bytes = ((uint64_t)bodies * 4 + 7) & ~(uint64_t)7;
+    int is_done = 0;
+    struct session_object *session = NULL;
+    if ((long long)(lengths_bytes + sum) <= puts->payload_bytes_max) {
+        if (take_session(puts, 1, &lock, &session) < 0) {
+            is_done = 1;
+        } else {
+            int why, how = puts->how;
+            if (session != NULL && (long long)(lengths_bytes + sum) > puts->payload_bytes_max)
+                Py_CLEAR(session); /* it is another one now, with a smaller ring */
+            uint8_t *to = session == NULL ? NULL
+                                          : reserve(session, prefix, MS_ENTRY_MANY, (uint32_t)bodies, lengths_bytes + sum, &why);
+            if (to != NULL) {
+                is_done = 1;
+                if (sum >= LARGE_COPY_BYTES) {
+                    Py_BEGIN_ALLOW_THREADS
+                        fill_bodies(to, lengths_bytes, pieces, bodies);
+                    Py_END_ALLOW_THREADS
+                } else {
+                    fill_bodies(to, lengths_bytes, pieces, bodies);
+                }
+                session->calls->publish(session->producer);
+                why = wait_for_answer(session, how);
+                result = PyObject_CallMethod((PyObject *)puts, "settle_many", "iOLi", why, request.topic, request.queue_id, how);
+            }
+            leave(lock, session);
+            if (result == Py_None) { /* nothing was submitted after all */
+                Py_CLEAR(result);
+                is_done = 0;
+            } else {
+                result = waited_for(puts, result);
+            }
+        }
+    }
+    for (Py_ssize_t i = 0; i < bodies; i++)
+        Py_DECREF(pieces[i].owner);
+    free(pieces);
+    Py_DECREF(prefix);
+    return is_done ? result : long_way(object, name_many_any, arguments, count, names);
+}
+
+#define OPTIONS "queue_id=0, tags=None, keys=None, properties=None, flag=0"
+#define MORE ", delay_level=0, unique_key=None, wait=True, timeout_s=None)\n--\n\n"
+static PyMethodDef methods[] = {
+    {"put", (PyCFunction)(void (*)(void))front_put, METH_FASTCALL | METH_KEYWORDS,
+     "put($self, /, topic, body, *, " OPTIONS MORE "Store one message and return where it is, once it is as durable as the flush "
+     "mode promises."},
+    {"put_async", (PyCFunction)(void (*)(void))front_put_async, METH_FASTCALL | METH_KEYWORDS,
+     "put_async($self, /, topic, body, *, " OPTIONS MORE "Like put(), but return a Future of the PutResult at once. It can be awaited."},
+    {"put_many", (PyCFunction)(void (*)(void))front_put_many, METH_FASTCALL | METH_KEYWORDS,
+     "put_many($self, /, topic, bodies, *, " OPTIONS ", wait=True, timeout_s=None)\n--\n\nStore many messages in one queue, all or "
+     "none, with contiguous queue offsets and one answer."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"_puts", T_OBJECT_EX, offsetof(struct front_object, puts), READONLY, NULL},
+    {"_prefixes", T_OBJECT_EX, offsetof(struct front_object, prefixes), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+/* ProducerFront(submitter) */
+static int front_init(PyObject *object, PyObject *arguments, PyObject *names)
+{
+    (void)names;
+    struct front_object *front = (struct front_object *)object;
+    PyObject *puts;
+    if (!PyArg_ParseTuple(arguments, "O!:ProducerFront", submitter_type, &puts))
+        return -1;
+    if (front->puts != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a producer is made once"); /* a put may be under way in another thread */
+        return -1;
+    }
+    PyObject *prefixes = PyDict_New();
+    if (prefixes == NULL)
+        return -1;
+    replace(&front->prefixes, prefixes);
+    replace(&front->puts, Py_NewRef(puts));
+    return 0;
+}
+
+static int front_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    struct front_object *front = (struct front_object *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(front->puts);
+    Py_VISIT(front->prefixes);
+    return 0;
+}
+
+static int front_clear(PyObject *object)
+{
+    (void)object; /* a put may be under way in a callback: what it uses goes with the producer */
+    return 0;
+}
+
+static void front_dealloc(PyObject *object)
+{
+    struct front_object *front = (struct front_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    Py_CLEAR(front->puts);
+    Py_CLEAR(front->prefixes);
+    Py_CLEAR(front->topic);
+    Py_CLEAR(front->queue);
+    Py_CLEAR(front->tags);
+    Py_CLEAR(front->prefix);
+    FREE(object);
+    Py_DECREF(type);
+}
+
+static PyType_Slot slots[] = {
+    {Py_tp_init, front_init},
+    {Py_tp_dealloc, front_dealloc},
+    {Py_tp_traverse, front_traverse},
+    {Py_tp_clear, front_clear},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {0, NULL},
+};
+static PyType_Spec spec = {
+    .name = "pyengine._front.ProducerFront",
+    .basicsize = sizeof(struct front_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = slots,
+};
+
+/* ---- SubmitterFront */
+#define AT(field) offsetof(struct submitter_object, field)
+static PyMemberDef submitter_members[] = {
+    {"lock", T_OBJECT_EX, AT(lock), 0, NULL},
+    {"front", T_OBJECT_EX, AT(session), 0, NULL},
+    {"later_puts", T_OBJECT_EX, AT(later), 0, NULL},
+    {"body_bytes_max", T_LONGLONG, AT(body_bytes_max), 0, NULL},
+    {"payload_bytes_max", T_LONGLONG, AT(payload_bytes_max), 0, NULL},
+    {"waits", T_INT, AT(how), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyObject *submitter_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
+{
+    (void)arguments;
+    (void)names;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct submitter_object *puts = (struct submitter_object *)allocate(type, 0);
+    if (puts == NULL)
+        return NULL;
+    puts->session = Py_NewRef(Py_None);
+    puts->lock = lock_new();
+    puts->later = PyTuple_New(0);
+    if (puts->lock == NULL || puts->later == NULL)
+        Py_CLEAR(puts);
+    return (PyObject *)puts;
+}
+
+static int submitter_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    struct submitter_object *puts = (struct submitter_object *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(puts->session);
+    Py_VISIT(puts->later);
+    return 0;
+}
+
+static void submitter_dealloc(PyObject *object)
+{
+    struct submitter_object *puts = (struct submitter_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    Py_CLEAR(puts->session);
+    Py_CLEAR(puts->later);
+    Py_CLEAR(puts->lock);
+    FREE(object);
+    Py_DECREF(type);
+}
+
+static PyType_Slot submitter_slots[] = {
+    {Py_tp_new, submitter_new},
+    {Py_tp_dealloc, submitter_dealloc},
+    {Py_tp_traverse, submitter_traverse},
+    {Py_tp_members, submitter_members},
+    {0, NULL},
+};
+static PyType_Spec submitter_spec = {
+    .name = "pyengine._front.SubmitterFront",
+    .basicsize = sizeof(struct submitter_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = submitter_slots,
+};
+
+int producer_init(PyObject *module)
+{
+    name_queue_id = PyUnicode_InternFromString("queue_id");
+    name_tags = PyUnicode_InternFromString("tags");
+    name_put_any = PyUnicode_InternFromString("_put_any");
+    name_async_any = PyUnicode_InternFromString("_put_async_any");
+    name_many_any = PyUnicode_InternFromString("_put_many_any");
+    zero = PyLong_FromLong(0);
+    submitter_type = add_type(module, &submitter_spec, "SubmitterFront");
+    return submitter_type == NULL || add_type(module, &spec, "ProducerFront") == NULL ? -1 : 0;
+}

@@ -1,0 +1,198 @@
+#include "front.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "atomics.h"
+#include "futex.h"
+
+#define END_STEP_NS 1000000
+
+PyTypeObject *session_type;
+
+void session_harvest(struct session_object *session)
+{
+    struct ms_producer *producer = session->producer;
+    if (producer == NULL || session->waiting == 0)
+        return;
+    uint64_t acked = ms_load_acquire(&producer->session->acked);
+    const uint64_t submitted = ms_load_relaxed(&producer->sequence); /* another thread may submit through cffi: see publish() */
+    if (acked > submitted)                                           /* the writer's number is its own business, our slots are ours */
+        acked = submitted;
+    for (; session->first <= acked && session->waiting > 0; session->first++) {
+        struct pending_object **slot = &session->slots[session->first % MS_COMPLETIONS];
+        struct pending_object *pending = *slot;
+        if (pending == NULL || pending->sequence != session->first)
+            continue;
+        const struct ms_completion answer = producer->session->completion[session->first % MS_COMPLETIONS];
+        if (answer.sequence != session->first)
+            continue; /* it stays: the answers' thread says that its fate is unknown */
+        *slot = NULL;
+        session->waiting--;
+        session->calls->finish(producer, session->first);
+        pending_take(pending, &answer);
+    }
+}
+
+int session_wait(struct session_object *session, uint64_t sequence, int64_t slice_ns)
+{
+    struct ms_producer *producer = session->producer;
+    struct ms_completion unused;
+    session->users++;
+    Py_BEGIN_ALLOW_THREADS
+        session->calls->wait_acked(producer, sequence, ms_monotonic_ns() + slice_ns, &unused);
+    Py_END_ALLOW_THREADS
+        session->users--;
+    return PyErr_CheckSignals();
+}
+
+/* SessionFront(producer, calls, keeps, owner, result_type, store_host, flush_timeout_ns, slave_timeout_ns) */
+static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
+{
+    (void)names;
+    unsigned long long producer, calls;
+    long long flush_timeout_ns, slave_timeout_ns;
+    PyObject *keeps, *owner, *result_type, *store_host;
+    if (!PyArg_ParseTuple(arguments, "KKOOO!SLL:SessionFront", &producer, &calls, &keeps, &owner, &PyType_Type, &result_type,
+                          &store_host, &flush_timeout_ns, &slave_timeout_ns))
+        return NULL;
+    if (!PyType_IsSubtype((PyTypeObject *)result_type, result_base)) {
+        PyErr_SetString(PyExc_TypeError, "results are made of a subclass of Result");
+        return NULL;
+    }
+    const struct ms_producer_calls *found = (const struct ms_producer_calls *)(uintptr_t)calls;
+    if (found == NULL || found->bytes != sizeof *found || found->completions != MS_COMPLETIONS) {
+        PyErr_SetString(PyExc_ImportError, "pyengine._front and pyengine._native are of two builds: build both again");
+        return NULL;
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct session_object *session = (struct session_object *)allocate(type, 0);
+    if (session == NULL)
+        return NULL;
+    session->slots = calloc(MS_COMPLETIONS, sizeof *session->slots);
+    if (session->slots == NULL) {
+        Py_DECREF((PyObject *)session);
+        return PyErr_NoMemory();
+    }
+    session->producer = (struct ms_producer *)(uintptr_t)producer;
+    session->calls = found;
+    session->keeps = Py_NewRef(keeps);
+    session->owner = Py_NewRef(owner);
+    session->result_type = Py_NewRef(result_type);
+    session->store_host = Py_NewRef(store_host);
+    session->flush_timeout_ns = flush_timeout_ns;
+    session->slave_timeout_ns = slave_timeout_ns;
+    session->first = session->producer->sequence + 1;
+    session->answered_end = &session->answered;
+    return (PyObject *)session;
+}
+
+static int session_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    struct session_object *session = (struct session_object *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(session->keeps);
+    Py_VISIT(session->owner);
+    Py_VISIT(session->result_type);
+    return 0;
+}
+
+static int session_clear(PyObject *object)
+{
+    struct session_object *session = (struct session_object *)object;
+    Py_CLEAR(session->owner);
+    return 0;
+}
+
+static void session_dealloc(PyObject *object)
+{
+    struct session_object *session = (struct session_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    Py_CLEAR(session->keeps);
+    Py_CLEAR(session->owner);
+    Py_CLEAR(session->result_type);
+    Py_CLEAR(session->store_host);
+    free(session->slots);
+    FREE(object);
+    Py_DECREF(type);
+}
+
+/* The futures that still wait, handed to Python's thread in the order of their submission; then nothing here looks at the
+ * session's memory any more. The caller holds the producer's lock: nothing is submitted meanwhile. */
+static PyObject *session_end(PyObject *object, PyObject *none)
+{
+    (void)none;
+    struct session_object *session = (struct session_object *)object;
+    if (session->producer == NULL)
+        Py_RETURN_NONE;
+    session_harvest(session);
+    int failed = 0;
+    while (session->answered != NULL && !failed)
+        failed = pending_hand_over(session->answered) != 0;
+    const uint64_t last = session->producer->sequence; /* all places, also before `first`: see session_harvest */
+    for (uint64_t sequence = last < MS_COMPLETIONS ? 0 : last - MS_COMPLETIONS + 1; session->waiting > 0 && sequence <= last && !failed; sequence++) {
+        struct pending_object *pending = session->slots[sequence % MS_COMPLETIONS];
+        if (pending != NULL && pending->sequence == sequence)
+            failed = pending_hand_over(pending) != 0;
+    }
+    if (failed)
+        return NULL;
+    session->producer = NULL;
+    while (session->users > 0) { /* they look at `producer` again after their slice */
+        const struct timespec step = {.tv_nsec = END_STEP_NS};
+        Py_BEGIN_ALLOW_THREADS
+            nanosleep(&step, NULL);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *session_forget(PyObject *object, PyObject *none)
+{
+    (void)none;
+    ((struct session_object *)object)->producer = NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *session_take_answers(PyObject *object, PyObject *none)
+{
+    (void)none;
+    session_harvest((struct session_object *)object);
+    Py_RETURN_NONE;
+}
+
+static PyObject *session_count(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromSsize_t(((struct session_object *)object)->waiting);
+}
+
+static PyMethodDef methods[] = {
+    {"end", session_end, METH_NOARGS, "Hand the futures that wait to the thread of answers; nothing here looks at the session any more."},
+    {"take_answers", session_take_answers, METH_NOARGS, "Take the answers that are there, so that their places are free."},
+    {"forget", session_forget, METH_NOARGS, "In a child of the program: the session is the parent's. Futures that wait have an unknown fate."},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef getters[] = {{"waiting", session_count, NULL, "Futures whose answers were not taken.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
+static PyType_Slot slots[] = {
+    {Py_tp_new, session_new},
+    {Py_tp_dealloc, session_dealloc},
+    {Py_tp_traverse, session_traverse},
+    {Py_tp_clear, session_clear},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getters},
+    {0, NULL},
+};
+static PyType_Spec spec = {
+    .name = "pyengine._front.SessionFront",
+    .basicsize = sizeof(struct session_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = slots,
+};
+
+int session_init(PyObject *module)
+{
+    session_type = add_type(module, &spec, "SessionFront");
+    return session_type == NULL ? -1 : 0;
+}
