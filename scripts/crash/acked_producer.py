@@ -16,6 +16,7 @@ carries a hash of itself, so that a torn one shows without any list.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import hashlib
 import json
 import os
@@ -81,7 +82,7 @@ class AckedProducer:
         self._rng = rng
         self._acked = acked
         self._sequence = 0
-        self._kinds = [self._one, self._one, self._many, self._batch, self._async] + [self._delayed] * (delayed > 0)
+        self._kinds = [self._one, self._short, self._many, self._batch, self._async] + [self._delayed] * (delayed > 0)
         self._levels = delayed
 
     def bodies(self, count: int) -> list[bytes]:
@@ -103,6 +104,15 @@ class AckedProducer:
         self._note(topic, queue_id, result, [body])
         return 1
 
+    def _short(self, producer: pyengine.Producer, topic: str, queue_id: int) -> int:
+        """What csrc/front does by itself, once a queue and tags were put to: as _many and _async, without keys."""
+        bodies = self.bodies(self._rng.randrange(1, 4))
+        tags = self._rng.choice((None, self._name))
+        for body in bodies:
+            result = producer.put(topic, body, queue_id=queue_id, tags=tags)
+            self._note(topic, queue_id, result, [body])
+        return len(bodies)
+
     def _many(self, producer: pyengine.Producer, topic: str, queue_id: int) -> int:
         bodies = self.bodies(self._rng.randrange(1, 64))
         result = producer.put_many(topic, bodies, queue_id=queue_id)
@@ -119,8 +129,11 @@ class AckedProducer:
 
     def _async(self, producer: pyengine.Producer, topic: str, queue_id: int) -> int:
         bodies = self.bodies(self._rng.randrange(1, 32))
-        futures = [producer.put_async(topic, body, queue_id=queue_id) for body in bodies]
-        for future, body in zip(futures, bodies):
+        puts = [(producer.put_async(topic, body, queue_id=queue_id), body) for body in bodies]
+        how = self._rng.choice(("in order", "last first", "together"))
+        if how == "together":  # the answers' thread resolves them
+            concurrent.futures.wait([future for future, _ in puts])
+        for future, body in reversed(puts) if how == "last first" else puts:
             self._note(topic, queue_id, future.result(), [body])
         return len(bodies)
 
