@@ -17,6 +17,8 @@ from fix_engine import put_numbers, stored
 from pyengine.engine.children import child_environment
 from pyengine.engine.embedded import start_engine
 from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
 from waiting import eventually
 
 FORK_SERVER = "pyengine.engine.fork_server"
@@ -57,7 +59,10 @@ def restarted(engine, kind: str) -> None:
 
 
 def is_dead(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.fixture
@@ -176,6 +181,7 @@ def test_a_fork_server_ends_with_its_supervisor_and_the_successor_has_its_own(ma
     supervisor, workers = engine.pid("supervisor"), engine.pids()
     os.kill(supervisor, signal.SIGKILL)
     eventually(lambda: is_dead(supervisor) and is_dead(first), "both are gone")
+    eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "its last thread has released the lock")
     assert start_engine(engine.root, engine.settings, timeout_s=60)["adopted"]
     assert engine.pids() == workers | {"supervisor": engine.pid("supervisor")}
     restarted(engine, "writer")
