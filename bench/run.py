@@ -28,9 +28,10 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import pyengine  # noqa: E402
 import raw  # noqa: E402
 from measure import Row, keep, quantile, show  # noqa: E402
-from pyengine.cli.bench import engine_pids, produce, raw_sync_rate, wait_dispatched  # noqa: E402
+from pyengine.cli.bench import engine_pids, produce, visible_lags_us, wait_dispatched  # noqa: E402
 from pyengine.cli.bench_producer import Produced  # noqa: E402
 from pyengine.cli.engine_status import engine_status  # noqa: E402
+from pyengine.cli.prove import measure_disk  # noqa: E402
 from pyengine.engine.kinds import HEALTHY_AFTER_S  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 
@@ -102,11 +103,11 @@ def bench_sync(bench: Bench) -> None:
     limits, ones, fours, sixteens, groups, group_limits = [], [], [], [], [], []
     with engine:
         for _ in range(max(1, int(bench.rounds * seconds))):
-            limits.append(raw_sync_rate(bench.folder, size + RECORD_OVERHEAD_BYTES, 1.0))
+            limits.append(measure_disk(bench.folder, 1.0, size + RECORD_OVERHEAD_BYTES).syncs_per_s)
             ones.append(bench.rate(bench.produce(path, "put", size)))
             fours.append(bench.rate(bench.produce(path, "put", size, 4)))
             sixteens.append(bench.rate(bench.produce(path, "put", size, 16)))
-            group_limits.append(raw_sync_rate(bench.folder, 64 * (size + RECORD_OVERHEAD_BYTES), 1.0) * 64)
+            group_limits.append(measure_disk(bench.folder, 1.0, 64 * (size + RECORD_OVERHEAD_BYTES)).syncs_per_s * 64)
             groups.append(bench.rate(bench.produce(path, "many", size, 1, 64)))
     bench.seconds = seconds
     shares = {"worst second beside raw": min(map(truediv, ones, limits)), "best": max(map(truediv, ones, limits))}
@@ -121,19 +122,11 @@ def bench_sync(bench: Bench) -> None:
 def bench_visible(bench: Bench) -> None:
     for mode, settings in (("async", {}), ("sync", {"flush_disk_type": "SYNC_FLUSH"}), ("pool", {"transient_store_pool_enable": True})):
         engine, path = bench.store(**settings)
-        with engine, pyengine.connect(path) as producer, pyengine.open_store(path) as store:
-            producer.put("bench", b"first")
+        with engine:
+            visible_lags_us(path, b"first", 1)
             rounds = []
             for _ in range(bench.rounds):
-                lags = []
-                for _ in range(200):
-                    wanted = producer.put("bench", b"x" * 100).queue_offset + 1
-                    began = time.perf_counter()
-                    while store.queue_range("bench", 0)[1] < wanted:
-                        if time.perf_counter() - began > 5:
-                            raise SystemExit("not visible within 5 s")
-                    lags.append((time.perf_counter() - began) * 1e6)
-                    time.sleep(0.002)  # an idle store, not a busy one
+                lags = visible_lags_us(path, b"x" * 100, 200)
                 rounds.append(quantile(lags, 0.5))
             bench.rows.append(Row(f"put to visible in its queue, idle, {mode}", "us", rounds, floor=150, aim=50,
                                   higher_is_better=False, notes={"p99 us": quantile(lags, 0.99)}))
@@ -145,7 +138,7 @@ def bench_new_topics(bench: Bench) -> None:
     topics = 10_000 if bench.rounds > 1 else 2_000
     rates, limits, stops = [], [], []
     for _ in range(bench.rounds):
-        limits.append(raw_sync_rate(bench.folder, 4096, bench.seconds))
+        limits.append(measure_disk(bench.folder, bench.seconds, 4096).syncs_per_s)
         engine, path = bench.store()
         with engine:
             with pyengine.connect(path) as producer:

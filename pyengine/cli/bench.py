@@ -26,7 +26,7 @@ from pyengine.cli import output
 from pyengine.cli.bench_producer import TOPIC, Produced
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.options import json_option, set_option
-from pyengine.cli.prove import file_system_of
+from pyengine.cli.prove import file_system_of, measure_disk
 from pyengine.engine.children import child_environment
 from pyengine.engine.embedded import Engine, connect
 from pyengine.errors import DiskError, EngineError, ExitCode, NotAStoreError
@@ -35,7 +35,6 @@ from pyengine.storage.config import load_config
 FREE_BYTES_MIN = 8 << 30
 SIZES = {"mapped_file_size_commit_log_bytes": 1 << 28, "max_hash_slot_num": 100_000, "max_index_num": 400_000}
 RECORD_OVERHEAD_BYTES = 91 + len(TOPIC)
-RAW_FILE_BYTES = 64 << 20
 VISIBLE_PUTS = 200
 VISIBLE_PAUSE_S = 0.002  # between two puts: an idle store, not a busy one
 VISIBLE_TIMEOUT_S = 5.0
@@ -152,7 +151,7 @@ class BenchRun:
         raw_rates, answers, busy_s = [], [], 0.0
         for _ in range(max(1, round(self._seconds))):
             turn_s = min(1.0, self._seconds)
-            raw_rates.append(raw_sync_rate(self._folder, self._size_bytes + RECORD_OVERHEAD_BYTES, turn_s))
+            raw_rates.append(measure_disk(self._folder, turn_s, self._size_bytes + RECORD_OVERHEAD_BYTES).syncs_per_s)
             before_s = engine_cpu_seconds(store)
             answers += produce(store, "put", self._size_bytes, turn_s)
             busy_s += engine_cpu_seconds(store) - before_s
@@ -162,18 +161,7 @@ class BenchRun:
         """From a put's answer until its queue shows the message."""
         what = f"put to visible in its queue, {mode}"
         self._say(what)
-        lags_us = []
-        body = bytes(self._size_bytes)
-        with connect(store) as producer, pyengine.open_store(store) as reader:
-            for _ in range(VISIBLE_PUTS):
-                wanted = producer.put(TOPIC, body).raise_for_status().queue_offset + 1
-                began_s = time.perf_counter()
-                while reader.queue_range(TOPIC, 0)[1] < wanted:
-                    if time.perf_counter() > began_s + VISIBLE_TIMEOUT_S:
-                        raise EngineError(f"a message was not visible in its queue within {VISIBLE_TIMEOUT_S:g} s")
-                lags_us.append((time.perf_counter() - began_s) * 1e6)
-                time.sleep(VISIBLE_PAUSE_S)
-        lags_us.sort()
+        lags_us = visible_lags_us(store, bytes(self._size_bytes), VISIBLE_PUTS)
         total_s = sum(lags_us) / 1e6
         self.rows.append(Measured(what, VISIBLE_PUTS / total_s, VISIBLE_PUTS * self._size_bytes / total_s,
                                   lags_us[VISIBLE_PUTS // 2], lags_us[VISIBLE_PUTS * 99 // 100]))
@@ -192,6 +180,21 @@ class BenchRun:
     def _say(self, what: str) -> None:
         if sys.stderr.isatty():
             print(f"{what} ...", file=sys.stderr)
+
+
+def visible_lags_us(store: Path, body: bytes, puts: int) -> list[float]:
+    """From each put's answer until its queue shows the message, on an idle store; in order of size. EngineError if one is not seen."""
+    lags_us = []
+    with connect(store) as producer, pyengine.open_store(store) as reader:
+        for _ in range(puts):
+            wanted = producer.put(TOPIC, body).raise_for_status().queue_offset + 1
+            began_s = time.perf_counter()
+            while reader.queue_range(TOPIC, 0)[1] < wanted:
+                if time.perf_counter() > began_s + VISIBLE_TIMEOUT_S:
+                    raise EngineError(f"a message was not visible in its queue within {VISIBLE_TIMEOUT_S:g} s")
+            lags_us.append((time.perf_counter() - began_s) * 1e6)
+            time.sleep(VISIBLE_PAUSE_S)
+    return sorted(lags_us)
 
 
 def produce(store: Path, kind: str, size_bytes: int, seconds: float, count: int = 1, producers: int = 1,
@@ -224,22 +227,6 @@ def run_together(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     finally:
         for child in children:
             child.kill()
-
-
-def raw_sync_rate(folder: Path, size_bytes: int, seconds: float) -> float:
-    """pwrite + fdatasync of `size_bytes` at a time into blocks that were written before, per second."""
-    body = bytes(size_bytes)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        descriptor = file.fileno()
-        os.pwrite(descriptor, bytes(RAW_FILE_BYTES), 0)
-        os.fsync(descriptor)
-        done, at, began_s = 0, 0, time.perf_counter()
-        while time.perf_counter() < began_s + seconds:
-            os.pwrite(descriptor, body, at)
-            os.fdatasync(descriptor)
-            at = (at + size_bytes) % (RAW_FILE_BYTES - size_bytes)
-            done += 1
-        return done / (time.perf_counter() - began_s)
 
 
 def engine_pids(store: Path) -> list[int]:

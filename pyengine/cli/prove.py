@@ -165,19 +165,20 @@ class DiskMeasure:
         return f"fdatasync answers after {self.sync_p50_us:.0f} us: it waits for something"
 
 
-def measure_disk(folder: Path, seconds: float) -> DiskMeasure:
-    """Measure for about so long; leaves no file. OSError as the disk gives it."""
+def measure_disk(folder: Path, seconds: float, block_bytes: int = BLOCK_BYTES) -> DiskMeasure:
+    """Measure for about so long; leaves no file. `block_bytes`: written before each sync. OSError as the disk gives it."""
     took_ns: list[int] = []
-    block = os.urandom(BLOCK_BYTES)
+    block = os.urandom(block_bytes)
     with tempfile.TemporaryFile(dir=folder) as file:
         descriptor = file.fileno()
         os.posix_fallocate(descriptor, 0, FILE_BYTES)
-        for at in range(0, FILE_BYTES, BLOCK_BYTES):
-            os.pwrite(descriptor, block, at)
+        places = FILE_BYTES // block_bytes
+        for place in range(places):
+            os.pwrite(descriptor, block, place * block_bytes)
         os.fsync(descriptor)
         began_ns = now_ns = time.monotonic_ns()
         while now_ns < began_ns + seconds * 1e9 or not took_ns:
-            os.pwrite(descriptor, block, len(took_ns) * BLOCK_BYTES % FILE_BYTES)
+            os.pwrite(descriptor, block, len(took_ns) % places * block_bytes)
             os.fdatasync(descriptor)
             before_ns, now_ns = now_ns, time.monotonic_ns()
             took_ns.append(now_ns - before_ns)
