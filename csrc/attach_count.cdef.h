@@ -2,8 +2,8 @@
  *
  * Who: the supervisor makes it (sysv_ipc, IPC_PRIVATE) and puts its id into the
  * control block; each producer adds one with SEM_UNDO and takes it back when it
- * closes; the kernel takes it back for a producer that was killed. Anybody
- * reads it. sysv_ipc opens by key only, hence these two. Blocks on: nothing.
+ * closes; the kernel takes it back for a producer that was killed. Any
+ * process reads it. sysv_ipc opens by key only, hence these two. Blocks on: nothing.
  * After a crash: right, except that a number left by another IPC namespace is
  * not seen; it is shown and waited for, nothing is decided by it alone.
  */

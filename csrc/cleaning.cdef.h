@@ -10,7 +10,7 @@
  *
  * Readers write in here, so nothing in it is believed further than this: a false hold
  * delays a deletion by destroy_mapped_file_interval_forcibly_ms at most, and a hold that
- * somebody scribbled over costs its owner MESSAGE_WAS_REMOVING.
+ * another process scribbled over costs its owner MESSAGE_WAS_REMOVING.
  */
 #define MS_CLEANING_LAYOUT_VERSION 1
 #define MS_HOLDS_MAX 1024
@@ -70,7 +70,7 @@ int ms_cleaning_check(const struct ms_cleaning *cleaning, int64_t mapped_bytes);
 int32_t ms_hold_take(struct ms_cleaning *cleaning, uint64_t owner, int64_t segment);
 /* A reader: give its hold back; nothing happens if it is not its any more. */
 void ms_hold_release(struct ms_cleaning *cleaning, int32_t slot, uint64_t owner);
-/* The cleaner: from now on nobody gets a hold below `end`; never moves back. */
+/* The cleaner: from now on no reader gets a hold below `end`; never moves back. */
 void ms_cleaning_shut(struct ms_cleaning *cleaning, int64_t end);
 /* The cleaner: the first slot from `from` on that is owned, and if `end` is not negative holds a segment below it; -1 none. */
 int32_t ms_hold_find(const struct ms_cleaning *cleaning, int32_t from, int64_t end);

@@ -1,6 +1,6 @@
 /* Entries of many consume queues, gathered and written in runs (docs/formats.md section 8).
  *
- * Who: whoever dispatches: the reputter, or recovery before it; one process, one
+ * Who: the process that dispatches: the reputter, or recovery before it; one process, one
  * thread. Blocks on: pwrite and fallocate of queue files. Entry k of a queue goes
  * to byte 20 k of it, whatever was there before, so writing again is harmless.
  * After a crash: any run of entries may be missing, and the last one may be

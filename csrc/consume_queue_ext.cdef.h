@@ -1,6 +1,6 @@
 /* Units of consume queue extensions, gathered beside the entries that name them (docs/formats.md section 9).
  *
- * Who: whoever dispatches, through consume_queue.c, in a store with
+ * Who: the process that dispatches, through consume_queue.c, in a store with
  * enable_consume_queue_ext. Blocks on: pwrite and fallocate of extension files.
  * A unit is written before the entry that names it; after a crash in between it
  * is an orphan behind the last named one, which the next dispatcher clears.

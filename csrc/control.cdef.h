@@ -108,7 +108,7 @@ struct ms_identity {
 };
 
 struct ms_state {
-    uint32_t state;              /* MS_STATE_*; supervisor, and whoever freezes */
+    uint32_t state;              /* MS_STATE_*; supervisor, and who freezes */
     uint32_t retired;            /* 1: another control block has taken over; supervisor */
     uint32_t frozen;             /* 0, 1 being written, 2 reason readable; first failing worker, by CAS */
     int32_t frozen_errno;
@@ -255,7 +255,7 @@ struct ms_control {
     struct ms_position reput_from;   /* reputter */
     struct ms_position confirm;      /* replicator: enough slaves have it; on a slave, what it reported to have */
     struct ms_position received;     /* replicator, slave role: came from the master, part of a record perhaps */
-    struct ms_sequence flush_seq;    /* flusher after flushed moved; whoever freezes */
+    struct ms_sequence flush_seq;    /* flusher after flushed moved; who freezes */
     struct ms_sequence arrival_seq;  /* reputter after reput_from moved */
     struct ms_sequence session_seq;  /* supervisor after the session table changed */
     struct ms_sequence confirm_seq;  /* replicator after confirm moved */

@@ -24,5 +24,5 @@ void ms_mover_note(struct ms_mover *mover, int same_cpu, int64_t now_ns);
 
 /* How this process is scheduled from now on; 0 or -errno. */
 #define MS_CPU_PROMPT 0             /* short slices: woken, it interrupts who runs with long ones (Linux 6.12) */
-#define MS_CPU_BEHIND 1             /* SCHED_BATCH: woken, it takes an idle CPU but interrupts nobody */
+#define MS_CPU_BEHIND 1             /* SCHED_BATCH: woken, it takes an idle CPU but interrupts none */
 int ms_cpu_schedule(int how);

@@ -1,6 +1,6 @@
 /* From the log to consume queues and index: the loop over the records of one segment.
  *
- * Who: whoever dispatches (reputter, or recovery before it); one process, one
+ * Who: the process that dispatches (reputter, or recovery before it); one process, one
  * thread. Blocks on: writes of queue files, page faults. `reached` is published
  * by the caller after the call; after a crash everything from the published
  * position is dispatched again, which changes nothing that is right.

@@ -19,7 +19,7 @@
 struct ms_group_commit {
     struct ms_control *control;
     void *semaphore;             /* of the flusher's latch */
-    void *writer_semaphore;      /* rung behind a flush in a stream of them: the next put is near. NULL: nobody */
+    void *writer_semaphore;      /* rung behind a flush in a stream of them: the next put is near. NULL: none */
     int64_t segment_bytes;
     uint64_t incarnation;        /* `flushed` moves only once the writer has verified this one */
     int32_t count;               /* open segments */

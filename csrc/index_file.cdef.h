@@ -1,6 +1,6 @@
 /* Keys into one index file (docs/formats.md section 10), each put all or not at all.
  *
- * Who: whoever dispatches (reputter, or recovery before it); one process, one
+ * Who: the process that dispatches (reputter, or recovery before it); one process, one
  * thread. Blocks on: page faults of the mapping, which is allocated, so a full
  * disk cannot hurt; where the disk copies on write what is put is written, and may find no room. After a crash of the process: at most one put is unfinished;
  * its undo stands in ms_index_progress, and the next dispatcher rolls it back.

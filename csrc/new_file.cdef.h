@@ -1,6 +1,6 @@
 /* Give a finished file its name, in one step.
  *
- * Who: whoever creates segments, queue files or index files. Blocks on: the
+ * Who: the process that creates segments, queue files or index files. Blocks on: the
  * disk's directory block at most. After a crash: the name is there, for the
  * finished file, or it is not; the caller syncs the folder. Returns 0, or
  * -errno. Nothing existing is ever replaced: a name that is taken is -EEXIST.

@@ -1,8 +1,8 @@
 /* What keeps each worker from its work just now, for `status`.
  *
  * Who: created by the supervisor at start beside the control block; each worker writes the
- * line of its own kind (the supervisor too: which workers it must start again), anybody
- * reads. Blocks on: nothing. After a crash: what the dead one said last stands there until
+ * line of its own kind (the supervisor too: which workers it must start again), any
+ * process reads. Blocks on: nothing. After a crash: what the dead one said last stands there until
  * its successor is up. Nothing is decided by it.
  */
 #define MS_OBSTACLES_LAYOUT_VERSION 1

@@ -71,7 +71,7 @@ int ms_producer_is_closed(const struct ms_producer *producer)
 }
 
 /* After a sleep that nothing ended. The engine is dead when no process holds a byte of a worker or of the
- * supervisor: then nobody says so in the control block, and the next start does not take the session over. */
+ * supervisor: then no process says so in the control block, and the next start does not take the session over. */
 static void look_for_life(struct ms_producer *producer)
 {
     int64_t now = ms_monotonic_ns();
@@ -99,7 +99,7 @@ int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64
 {
     struct ms_session *session = producer->session;
     for (;;) {
-        if (ms_producer_is_closed(producer)) /* looked at before there is room too: nobody would ever answer */
+        if (ms_producer_is_closed(producer)) /* looked at before there is room too: no answer would ever come */
             return MS_PRODUCER_CLOSED;
         uint64_t used = producer->tail - ms_load_acquire(&session->head);
         if (used + need <= producer->ring_bytes &&

@@ -2,7 +2,7 @@
  *
  * Who: the writer encodes and stamps; every process that scans parses. Blocks
  * on: nothing. Crash states: none here; a writer killed inside an encode leaves
- * a half-written record above its commit slot's position, which nobody reads.
+ * a half-written record above its commit slot's position, which is never read.
  * No length found in the bytes is trusted: parsing looks at nothing outside the
  * room it is given, whatever the bytes say.
  */
@@ -36,13 +36,13 @@
 #define MS_CHECK_TEXT 2
 #define MS_CHECK_OFFSET 4
 
-/* Some bytes of somebody's memory; at NULL: absent. */
+/* Some bytes of the caller's memory; at NULL: absent. */
 struct ms_text {
     const uint8_t *at;
     int64_t bytes;
 };
 
-/* A record found in somebody's bytes. Every pointer and length lies inside its room. */
+/* A record found in the caller's bytes. Every pointer and length lies inside its room. */
 struct ms_record {
     const uint8_t *start;
     const uint8_t *body;

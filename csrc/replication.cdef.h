@@ -59,9 +59,9 @@ void ms_replication_format(struct ms_replication *replication, uint64_t epoch);
 int ms_replication_check(const struct ms_replication *replication, int64_t mapped_bytes);
 /* The replicator, before it makes a link: whatever a dead one left is gone. */
 void ms_replication_clear(struct ms_replication *replication);
-/* The replicator: both texts at once, so that nobody reads one of them half. Longer ones are cut. */
+/* The replicator: both texts at once, so that neither is read half. Longer ones are cut. */
 void ms_replication_write_texts(uint32_t *text_seq, int8_t *address, int8_t *said, const char *new_address,
                                 const char *new_said);
-/* Anybody: copies of both (64 and 192 bytes, NUL-terminated); 0, or -EAGAIN when they were written meanwhile. */
+/* Any process: copies of both (64 and 192 bytes, NUL-terminated); 0, or -EAGAIN when they were written meanwhile. */
 int ms_replication_read_texts(const uint32_t *text_seq, const int8_t *address, const int8_t *said, char *to_address,
                               char *to_said);

@@ -29,7 +29,7 @@ static void on_sigbus(int number, siginfo_t *info, void *context)
     const int saved = errno;
     const uintptr_t address = (uintptr_t)info->si_addr;
     (void)context;
-    if (info->si_code > 0) { /* a fault, not somebody's kill() */
+    if (info->si_code > 0) { /* a fault, not a kill() */
         for (uint32_t slot = 0; slot < MS_SESSION_SLOTS; slot++) {
             struct guarded *const range = &table[slot];
             const uintptr_t bytes = ms_load_acquire(&range->bytes);

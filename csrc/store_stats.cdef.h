@@ -2,7 +2,7 @@
  *
  * Who: created by the supervisor beside the control block; each part below has one
  * writing process, which stores plain values (relaxed, no lock, no atomic add);
- * anybody who may read the folder reads, without the workers noticing. Blocks on:
+ * any process that may read the folder reads, without the workers noticing. Blocks on:
  * nothing. After a crash: the next incarnation counts on where the dead one stood; what
  * the dead one had done but not counted yet (one pass, one batch) is not made up for.
  * Nothing in the engine is decided by these numbers.
@@ -18,7 +18,7 @@
 #define MS_DISTRIBUTE_ROOM 16
 #define MS_STATUS_COUNTS 16
 #define MS_SIZE_BUCKETS 32
-#define MS_STATS_SAMPLES 640     /* one a second; the last 600 s and some to spare for whoever reads meanwhile */
+#define MS_STATS_SAMPLES 640     /* one a second; the last 600 s and some to spare for a reader meanwhile */
 #define MS_STATS_SNAPSHOTS 8     /* one in ten seconds; the last minute and some to spare */
 
 struct ms_latency {

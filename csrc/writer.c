@@ -82,7 +82,7 @@ int ms_writer_roll_back(struct ms_control *control, struct ms_queue_table *queue
     if (count > MS_UNDO_MAX)
         count = MS_UNDO_MAX;
     for (uint32_t i = count; i-- > 0;) {
-        if (undo->table_slot[i] >= queues->slots) /* nobody of ours wrote that */
+        if (undo->table_slot[i] >= queues->slots) /* no process of ours wrote that */
             continue;
         struct ms_queue_slot *slot = &queues->slot[undo->table_slot[i]];
         slot->next_offset = undo->old_offset[i];
@@ -213,7 +213,7 @@ static int refuse(struct ms_writer *writer, struct ms_writer_session *own, uint6
     return 0;
 }
 
-/* The producer broke the protocol: its session ends here, nobody else notices. */
+/* The producer broke the protocol: its session ends here, no other one notices. */
 static int close_session(struct ms_writer *writer, struct ms_writer_session *own, uint32_t why)
 {
     struct ms_session_slot *slot = &writer->control->sessions[own - writer->sessions];
@@ -340,7 +340,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
     return 0;
 }
 
-/* The same for records that come with everything. Queue offsets are the master's: nobody puts here. */
+/* The same for records that come with everything. Queue offsets are the master's: no producer puts here. */
 static int execute_raw(struct ms_writer *writer, struct ms_writer_session *own, const struct ms_taken *taken)
 {
     struct ms_completion what = {.sequence = taken->head.sequence, .queue_offset = -1, .status = PUT_OK};
@@ -680,7 +680,7 @@ static int make_pass(struct ms_writer *writer)
                 writer->turn = i; /* it goes first when Python has done its part */
         }
     }
-    /* A refusal is for the entry whose errand failed. That entry went first; if it did not use it up, nobody may. */
+    /* A refusal is for the entry whose errand failed. That entry went first; if it did not use it up, no other one may. */
     writer->refuse_segment = writer->side_failed = writer->queues_refused = 0;
     if (why == MS_RUN_TIME)
         writer->turn = next_turn < high ? next_turn : 0;

@@ -396,7 +396,7 @@ static void pending_dealloc(PyObject *object)
     struct session_object *session = pending->session;
     int waited = pending->state == PENDING_WAITS && session != NULL && session->producer != NULL;
     leave_session(pending);
-    if (waited) /* nobody will ask any more */
+    if (waited) /* no one will ask any more */
         session->calls->finish(session->producer, pending->sequence);
     Py_CLEAR(pending->session);
     Py_CLEAR(pending->topic);

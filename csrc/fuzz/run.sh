@@ -48,7 +48,7 @@ for target in "${targets[@]}"; do
         kept=$(mktemp "${TMPDIR:-/tmp}/$target-XXXXXX")
         if [ -e "$work/last" ]; then
             size=$(od -An -tu8 -N8 "$work/last" | tr -d ' ')
-            head -c $((size + 8)) "$work/last" | tail -c +9 > "$kept" # in this order: nobody closes a pipe too early
+            head -c $((size + 8)) "$work/last" | tail -c +9 > "$kept" # in this order: no pipe is closed too early
         else
             cat "$work"/crash-* > "$kept"
         fi

@@ -39,7 +39,7 @@ static inline uint64_t dice(uint64_t sides)
     return dice_state % sides;
 }
 
-/* Bytes between two pages that nobody may touch; `at` ends right at the second one. */
+/* Bytes between two pages that no access may touch; `at` ends right at the second one. */
 struct guarded {
     uint8_t *at;
     int64_t bytes;

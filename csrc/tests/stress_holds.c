@@ -1,4 +1,4 @@
-/* Readers and the cleaner at full speed: a segment that somebody holds is never taken for free.
+/* Readers and the cleaner at full speed: a segment that a reader holds is never taken for free.
  *
  * Threads play the processes. Readers hold the newest segment they can get and look whether
  * it was "deleted" under them; the cleaner shuts the oldest one, and deletes it once it
@@ -47,7 +47,7 @@ int main(void)
     pthread_t readers[READERS];
     for (uintptr_t i = 0; i < READERS; i++)
         CHECK(pthread_create(&readers[i], NULL, reader, (void *)i) == 0);
-    while (ms_load_acquire(&started) < READERS) /* or a busy machine deletes all before anybody has looked */
+    while (ms_load_acquire(&started) < READERS) /* or a busy machine deletes all before a reader has looked */
         ms_pause();
     for (int64_t segment = 0; segment < SEGMENTS; segment++) {
         ms_cleaning_shut(&cleaning, segment + 1);

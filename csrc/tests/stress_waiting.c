@@ -1,4 +1,4 @@
-/* Sleepers and wakers at full speed: nobody sleeps through what was announced to him.
+/* Sleepers and wakers at full speed: no sleeper misses what was announced to it.
  *
  * Threads play the processes: a writer commits and rings, a flusher runs group
  * commit, others wait for durability on the flush sequence. Each wait may last

@@ -323,7 +323,7 @@ class Children:
             pass  # its pidfd will tell
 
     def forget(self) -> None:
-        """Let the workers go on by themselves."""
+        """Stop watching the workers, which run on."""
         for child in self._children.values():
             if child.pidfd >= 0:
                 self._selector.unregister(child.pidfd)
