@@ -132,11 +132,6 @@ int ms_memory_lock(const uint8_t *base, int64_t length)
     return mlock(base, (size_t)length) == 0 ? 0 : -errno;
 }
 
-int ms_memory_unlock(const uint8_t *base, int64_t length)
-{
-    return munlock(base, (size_t)length) == 0 ? 0 : -errno;
-}
-
 int ms_current_cpu(void)
 {
     return sched_getcpu();

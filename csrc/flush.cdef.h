@@ -33,7 +33,6 @@ int64_t ms_flush_zero_range(int fd, int64_t offset, int64_t length);
 /* Bring pages of a writable mapping in, ready to be written; falls back to touching nothing (-errno told). */
 int ms_memory_populate(uint8_t *base, int64_t length);
 int ms_memory_lock(const uint8_t *base, int64_t length);
-int ms_memory_unlock(const uint8_t *base, int64_t length);
 /* sched_getcpu */
 int ms_current_cpu(void);
 int64_t ms_clock_monotonic_ns(void);
