@@ -1,7 +1,8 @@
-"""One Spark session for the whole run; it takes some seconds to start."""
+"""One Spark session for the whole run; it takes some seconds to start. And jobs without any."""
 
 from __future__ import annotations
 
+import pickle
 from importlib.metadata import version
 
 import pytest
@@ -24,3 +25,17 @@ def spark():
     running = session("pyengine tests", cores=2)
     yield running
     running.stop()
+
+
+def run_units_here(spark, work, common, *, task_bytes, progress=None):
+    """pyengine.spark.jobs.run_units in this process, as tasks would: pickled in bundles, the last ones first."""
+    from pyengine.spark import jobs
+
+    found = {}
+    for bundle in reversed(list(jobs._bundled(work, task_bytes))):
+        sent_common, sent = pickle.loads(pickle.dumps((common, bundle)))
+        found.update((number, pickle.loads(pickle.dumps(jobs._outcome(unit, sent_common)))) for number, unit in sent)
+    for outcome in found.values():
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [found[number] for number in range(len(work))]

@@ -37,6 +37,24 @@ os._exit(0)
 """
 
 
+def run_hostile(engine, good, program: str, *arguments: int) -> None:
+    """Let a program spoil a session of its own, until that is freed; the `good` producer puts meanwhile."""
+    hostile = subprocess.Popen([sys.executable, "-c", program, str(engine.root), *map(str, arguments)],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        slot = int(hostile.stdout.readline())
+        with engine.memory() as memory:
+            row = memory.control.sessions[slot]
+
+            def is_over() -> bool:
+                assert good.put("G", b"meanwhile").status is PutStatus.PUT_OK
+                return native.load(row, "state") == native.SESSION_FREE
+
+            eventually(is_over, "the hostile session is closed and freed")
+    finally:
+        hostile.communicate("\n")
+
+
 @pytest.mark.parametrize(("size_bytes", "claimed_bytes"), [
     pytest.param(0, 0, id="all of it"),
     pytest.param(RING_AT, 128, id="the ring"),
@@ -48,20 +66,7 @@ def test_cutting_a_session_object_short_costs_that_session_only(make_engine, siz
     writer, incarnation = engine.pid("writer"), engine.incarnation("writer")
     with pyengine.connect(engine.root) as good:
         assert good.put("G", b"before").ok
-        hostile = subprocess.Popen([sys.executable, "-c", HOSTILE, str(engine.root), str(size_bytes), str(claimed_bytes)],
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            slot = int(hostile.stdout.readline())
-            with engine.memory() as memory:
-                row = memory.control.sessions[slot]
-
-                def is_over() -> bool:
-                    assert good.put("G", b"meanwhile").status is PutStatus.PUT_OK
-                    return native.load(row, "state") == native.SESSION_FREE
-
-                eventually(is_over, "the hostile session is closed and freed")
-        finally:
-            hostile.communicate("\n")
+        run_hostile(engine, good, HOSTILE, size_bytes, claimed_bytes)
         assert good.put("G", b"after").ok
     with pyengine.connect(engine.root) as late:
         assert late.put("G", b"the slot can be had again").ok
@@ -108,20 +113,7 @@ def test_bodies_cut_short_under_their_copy_cost_that_session_only(make_engine, m
     writer, incarnation = engine.pid("writer"), engine.incarnation("writer")
     with pyengine.connect(engine.root) as good:
         assert good.put("G", b"before").ok
-        hostile = subprocess.Popen([sys.executable, "-c", CUTS_BODIES, str(engine.root), str(count)],
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            slot = int(hostile.stdout.readline())
-            with engine.memory() as memory:
-                row = memory.control.sessions[slot]
-
-                def is_over() -> bool:
-                    assert good.put("G", b"meanwhile").status is PutStatus.PUT_OK
-                    return native.load(row, "state") == native.SESSION_FREE
-
-                eventually(is_over, "the hostile session is closed and freed")
-        finally:
-            hostile.communicate("\n")
+        run_hostile(engine, good, CUTS_BODIES, count)
         assert good.put_many("G", [b"after"] * 100).ok
     assert (engine.pid("writer"), engine.incarnation("writer")) == (writer, incarnation), "the writer never died"
     engine.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 from pathlib import Path
 
@@ -13,10 +12,10 @@ from damage import flip
 from dying import run_and_die_at
 from fix_cli import run
 from fix_golden import CLEAN, RECIPES, unpack
+from fix_spark import run_units_here
 from pyengine.engine_config import Geometry
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.crashed_engine_memory import rebuild_alone
-from pyengine.spark import jobs as spark_jobs
 from pyengine.spark import store_rebuild
 from pyengine.spark.store_rebuild import rebuild
 from pyengine.storage.check.check import check
@@ -39,18 +38,7 @@ def made(root: Path) -> dict[str, object]:
 @pytest.fixture
 def here(monkeypatch):
     """Units run in this process, as tasks would: pickled in bundles, the last ones first."""
-
-    def run_units(spark, work, common, *, task_bytes, progress=None):
-        found = {}
-        for bundle in reversed(list(spark_jobs._bundled(work, task_bytes))):
-            sent_common, sent = pickle.loads(pickle.dumps((common, bundle)))
-            found.update((number, pickle.loads(pickle.dumps(spark_jobs._outcome(unit, sent_common)))) for number, unit in sent)
-        for outcome in found.values():
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return [found[number] for number in range(len(work))]
-
-    monkeypatch.setattr(store_rebuild, "run_units", run_units)
+    monkeypatch.setattr(store_rebuild, "run_units", run_units_here)
 
 
 def compare(store: Path, task_bytes: int, sizes: dict[str, int], spark=None, by_workers: bool | None = None) -> str:

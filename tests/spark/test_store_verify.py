@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 import shutil
 from pathlib import Path
@@ -12,9 +11,9 @@ import pytest
 
 from fix_cli import run
 from fix_golden import RECIPES, unpack
+from fix_spark import run_units_here
 from pyengine.errors import ConfigError, EngineError
 from pyengine.ipc.live_reader import check_now
-from pyengine.spark import jobs as spark_jobs
 from pyengine.spark import store_verify
 from pyengine.spark.store_verify import verify
 from pyengine.storage.config import load_config
@@ -37,16 +36,8 @@ def here(monkeypatch) -> list[int]:
     jobs = []
 
     def run_units(spark, work, common, *, task_bytes, progress=None):
-        bundles = list(spark_jobs._bundled(work, task_bytes))
         jobs.append(len(work))
-        found = {}
-        for bundle in reversed(bundles):
-            sent_common, sent = pickle.loads(pickle.dumps((common, bundle)))
-            found.update((number, pickle.loads(pickle.dumps(spark_jobs._outcome(unit, sent_common)))) for number, unit in sent)
-        for outcome in found.values():
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return [found[number] for number in range(len(work))]
+        return run_units_here(spark, work, common, task_bytes=task_bytes)
 
     monkeypatch.setattr(store_verify, "run_units", run_units)
     return jobs
