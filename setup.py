@@ -7,7 +7,7 @@ import os
 
 from setuptools import Extension, setup
 
-FRONT = ("module", "result", "lock", "session", "pending", "producer_front")
+FRONT = ("module", "result", "lock", "session", "pending", "producer_front", "message", "read_queue")
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 sanitize = SANITIZE if os.environ.get("PYENGINE_SANITIZE") == "address" else []
 
@@ -22,7 +22,8 @@ setup(
             py_limited_api=True,
             extra_compile_args=["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", *sanitize],
             extra_link_args=sanitize,
-            depends=["csrc/front/front.h", "csrc/producer.cdef.h", "csrc/session.cdef.h", "csrc/control.cdef.h", "csrc/atomics.h"],
+            depends=["csrc/front/front.h", "csrc/producer.cdef.h", "csrc/session.cdef.h", "csrc/control.cdef.h", "csrc/atomics.h",
+                     "csrc/record.h", "csrc/record.cdef.h", "csrc/consume_queue.cdef.h", "csrc/bytes.h"],
         )
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},  # one wheel for every Python from 3.11 on

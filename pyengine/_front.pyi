@@ -1,9 +1,12 @@
 """pyengine._front (csrc/front): what a program calls for each message."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Self
 
+from typing_extensions import Buffer
+
 from pyengine.client.submission import Submitter
+from pyengine.formats.record import Message
 
 class Result:
     """The fields of a PutResult."""
@@ -92,5 +95,23 @@ class ProducerFront:
     def _puts(self) -> Submitter: ...
     @property
     def _prefixes(self) -> dict[tuple[str, int, str | None, int], bytes]: ...
+
+def use_message(message: type[Message], decode_host: Callable[[bytes], str], /) -> None:
+    """Messages that are read are made of a subclass of this class."""
+
+def read_queue(
+    entries: Buffer, first: int, end: int, offset: int, messages_max: int, topic: str, queue_id: int,
+    limits: tuple[int, int, int, int, int, int], codes: Buffer, tags: Collection[str] | None,
+    find_segment: Callable[[int], tuple[int, int, Buffer | None]], find_code: Callable[[int], int | None],
+    belongs: Callable[[Message, str, int], bool], /,
+) -> tuple[int, list[Message], list[int], int]:
+    """The messages of the queue entries in [first, end) of a file, the first of which has the number `offset`.
+
+    (GetStatus, messages, their numbers, entries passed). `limits`: the log's end, how many bytes before it are taken to be
+    in memory, and bytes and messages of one answer from memory and from disk. `tags` are wanted and `codes` their hashes as
+    32-bit numbers; None: all. `find_segment(physical offset)` gives start, end and bytes of a segment, None where it is
+    gone; `find_code` the hash that an address in the extension stands for, None where that is unknown; `belongs` is asked
+    about a record of another topic or queue.
+    """
 
 def use_futures(put_future: type[PendingPut], future: type[Any], /) -> None: ...

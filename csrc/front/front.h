@@ -1,6 +1,6 @@
 /* pyengine._front: what a program calls for each message, in C.
  *
- * Who: the producer's process, under the GIL unless a function says otherwise. Built for the stable ABI of Python 3.11
+ * Who: the processes of producers and readers, under the GIL unless a function says otherwise. Built for the stable ABI of Python 3.11
  * and linked with nothing of pyengine._native: that module hands over ms_producer_calls. Blocks on: room and answers,
  * without the GIL, in slices, between which signal handlers run. After a crash: as csrc/producer.cdef.h says, for
  * everything here is memory of the process. Python is called only where something is out of the ordinary, never while
@@ -95,6 +95,18 @@ int pending_hand_over(struct pending_object *pending);
 
 /* ---- producer.c: ProducerFront, the base of pyengine.client.producer.Producer. */
 int producer_init(PyObject *module);
+
+/* ---- message.c: what a reader makes of a record. */
+struct ms_record;
+extern PyTypeObject *message_type;           /* NULL until use_message() */
+int message_init(PyObject *module);
+/* The message of a whole record; `topic`: its topic as text, NULL to decode it. NULL with an exception. */
+PyObject *message_of(const struct ms_record *record, PyObject *topic);
+/* Its tags or None; NULL with an exception. */
+PyObject *message_tags(PyObject *message);
+
+/* ---- read_queue.c: the messages that a queue's entries lead to. */
+int read_queue_init(PyObject *module);
 
 /* Adds a type to the module; NULL with an exception. */
 PyTypeObject *add_type(PyObject *module, PyType_Spec *spec, const char *name);

@@ -20,7 +20,7 @@ static int execute(PyObject *module)
     }
     is_loaded = 1;
     return result_init(module) != 0 || lock_init(module) != 0 || pending_init(module) != 0 || session_init(module) != 0 ||
-                   producer_init(module) != 0
+                   producer_init(module) != 0 || message_init(module) != 0 || read_queue_init(module) != 0
                ? -1
                : 0;
 }
@@ -29,7 +29,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "pyengine._front",
-    .m_doc = "The producer's front: puts and their results as C types.",
+    .m_doc = "What a program calls for each message: puts, their results, and the messages of a queue as C types.",
     .m_slots = slots,
 };
 

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from pyengine.ipc.group_members import Claim
 
 POLL_INTERVAL_S = BEAT_S       # how soon a member sees that another has come, gone or given a queue back
-FETCH_MESSAGES = 32
+FETCH_MESSAGES = 32            # at least so many are fetched at once, within the store's transfer limits
+FETCH_MESSAGES_MAX = 1024
 NOTES_MAX = 100
 _LOG = logging.getLogger("pyengine.client.consumer")
 _NOTHING_YET = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE)
@@ -333,7 +334,7 @@ class Consumer:
         """Add messages of one queue up to the count; whether its position moved."""
         before = held.position
         while len(messages) < max_messages:
-            if not held.buffer and not self._fetch(held):
+            if not held.buffer and not self._fetch(held, max_messages - len(messages)):
                 break
             given = held.hand_out(max_messages - len(messages))
             if given:
@@ -341,11 +342,12 @@ class Consumer:
                 messages += given
         return held.position != before
 
-    def _fetch(self, held: AssignedQueue) -> bool:
+    def _fetch(self, held: AssignedQueue, wanted: int) -> bool:
         """Fetch the next messages of a queue into its buffer; whether there were any. Passes over what is filtered."""
+        count = max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX))
+        fetch = self._reader.get_message if wanted < FETCH_MESSAGES else self._reader.fetch
         try:
-            found = self._reader.get_message(
-                self.topic, held.queue_id, held.position, FETCH_MESSAGES, self._tags, self._level)
+            found = fetch(self.topic, held.queue_id, held.position, count, self._tags, self._level)
         except StoreBusyError:  # being recovered: it comes back
             return False
         if found.status in _NOTHING_YET:

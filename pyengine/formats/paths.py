@@ -21,6 +21,7 @@ from pyengine.formats.small_file import read_small_file
 
 Root = str | os.PathLike[str]  # of a store
 PATH_SEPARATOR = ","
+LOCK_NAME = "lock"
 _STORE_PATH, _READ_ONLY = "storepathcommitlog", "readonlycommitlogstorepaths"
 
 
@@ -197,7 +198,7 @@ class StorePaths:
 
     @property
     def lock(self) -> Path:
-        return self.root / "lock"
+        return self.root / LOCK_NAME
 
     @property
     def quarantine(self) -> Path:

@@ -357,6 +357,8 @@ class LogEnd:
         index = log.index_of(self._end)
         if index is None:
             return self._end
+        if self._end >= log.verified_from and log.label_at(log.segments[index], self._end) == CaseLabel.ZEROES:
+            return self._end  # nothing was appended
         scan = scan_log(log, index, start=self._end, over_gaps=log.owner is Owner.THEIRS)
         if scan.end_offset > self._end or scan.reason not in _UNFINISHED or not self._may_look_again():
             return scan.end_offset

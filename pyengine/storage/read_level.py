@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pyengine.errors import UsageError
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import LOCK_NAME
 from pyengine.formats.small_file import open_regular
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists
@@ -54,7 +54,7 @@ class StoreUse(enum.Enum):
 def store_use(root: str | os.PathLike[str]) -> StoreUse:
     """What holds byte 0 of `lock`; needs no right but to read it, and takes no lock. CLOSED where it cannot be read."""
     try:
-        descriptor = open_regular(StorePaths(root).lock)
+        descriptor = open_regular(os.path.join(root, LOCK_NAME))
     except OSError:
         return StoreUse.CLOSED
     try:

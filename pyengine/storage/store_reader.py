@@ -29,7 +29,7 @@ from pyengine.storage.config import load_config
 from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, RawHits, query_raw, query_verified
 from pyengine.storage.mapped_file import MappingCache, is_folder, is_plain_file
-from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, parse_subscription
+from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, TransferLimits, parse_subscription
 from pyengine.storage.read_level import FilesWatermark, Watermark
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pyengine.storage.arrow import LogScanner
 
 TIMESTAMP_MAX_MS = (1 << 63) - 1
+FETCH_BYTES_MAX = 4 << 20
 _STORE_NAMES = ("commitlog", "consumequeue", "config", "checkpoint", "lock")
 
 
@@ -129,18 +130,31 @@ class StoreReader:
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
-        began_ns = time.perf_counter_ns()
-        result = self._get_message(topic, queue_id, offset, max_messages, tags, level)
-        self._gets.count(result, time.perf_counter_ns() - began_ns)
-        return result
+        return self._counted_get(topic, queue_id, offset, max_messages, tags, level, None)
+
+    def fetch(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
+              level: ReadLevel | str | None) -> GetResult:
+        """As get_message, for a program that asks for so many: bounded by FETCH_BYTES_MAX and not by the transfer limits."""
+        limits = (FETCH_BYTES_MAX, max_messages, FETCH_BYTES_MAX, max_messages)
+        return self._counted_get(topic, queue_id, offset, max_messages, tags, level, limits)
 
     @property
     def gets(self) -> GetFigures:
         """Counters of this reader's get_message calls since it was opened."""
         return self._gets.figures
 
+    def _counted_get(
+        self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None, level: ReadLevel | str | None,
+        transfer_limits: TransferLimits | None,
+    ) -> GetResult:
+        began_ns = time.perf_counter_ns()
+        result = self._get_message(topic, queue_id, offset, max_messages, tags, level, transfer_limits)
+        self._gets.count(result, time.perf_counter_ns() - began_ns)
+        return result
+
     def _get_message(
-        self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None, level: ReadLevel | str | None
+        self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None, level: ReadLevel | str | None,
+        transfer_limits: TransferLimits | None,
     ) -> GetResult:
         tag_filter = parse_subscription(tags)
         arguments.integer(offset, "offset")
@@ -150,7 +164,7 @@ class StoreReader:
         if queue is None or max_offset == 0:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE)
         min_offset = queue.min_offset(self.commit_log.min_offset, max_offset)
-        return self.getter.get(queue, offset, max_messages, tag_filter, limit, min_offset, max_offset)
+        return self.getter.get(queue, offset, max_messages, tag_filter, limit, min_offset, max_offset, transfer_limits)
 
     def message_at(self, physical_offset: int, level: ReadLevel | str | None = None) -> Message | None:
         """The message that starts at this byte of the log, None when none does."""

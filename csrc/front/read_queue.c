@@ -1,0 +1,220 @@
+/* The messages that entries of a consume queue lead to, in one call: RocketMQ's getMessage between two limits.
+ *
+ * Who: readers, under the GIL. Blocks on: pages that have to be read in. After a crash: nothing is left.
+ * The bytes of both files are judged as if another program had written them: a length is read once and bounded by the
+ * mapping, a record is used only if it is whole, has the entry's size, says this offset and belongs to the queue. Python is
+ * called where a segment begins, and for what is rare: an extension's tags code, a record of several queues.
+ */
+#include "front.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#include "consume_queue.h"
+#include "record.h"
+
+#define EXT_ADDRESS_MAX INT64_C(-2147483649) /* a tags code at or below is an address in the extension */
+
+enum outcome { NOTHING_MATCHED = 1,
+               WAS_REMOVED = 2,
+               FOUND = 0 }; /* values of GetStatus */
+
+struct segment {
+    Py_buffer view;          /* .obj == NULL: the segment is gone */
+    int64_t start, end;
+};
+
+struct reading {
+    struct segment segment;
+    const char *topic;       /* of the queue, UTF-8 */
+    Py_ssize_t topic_bytes;
+    PyObject *topic_text, *tags, *find_segment, *find_code, *belongs;
+    const int32_t *codes;    /* hashes of the wanted tags */
+    Py_ssize_t code_count;
+    int queue_id;
+};
+
+static int enter_segment(struct reading *reading, int64_t offset)
+{
+    struct segment *segment = &reading->segment;
+    PyBuffer_Release(&segment->view);
+    segment->start = segment->end = 0;
+    PyObject *found = PyObject_CallFunction(reading->find_segment, "L", (long long)offset);
+    if (found == NULL)
+        return -1;
+    long long start, end;
+    PyObject *view;
+    int result = PyArg_ParseTuple(found, "LLO", &start, &end, &view) ? 0 : -1;
+    if (result == 0 && view != Py_None)
+        result = PyObject_GetBuffer(view, &segment->view, PyBUF_SIMPLE);
+    if (result == 0) {
+        segment->start = start;
+        segment->end = end;
+    }
+    Py_DECREF(found);
+    return result;
+}
+
+/* 1 or 0: whether the entry may have a wanted tag; -1 with an exception. */
+static int code_matches(const struct reading *reading, int64_t code)
+{
+    if (code <= EXT_ADDRESS_MAX) {
+        PyObject *known = PyObject_CallFunction(reading->find_code, "L", (long long)code);
+        if (known == NULL)
+            return -1;
+        const int is_unknown = known == Py_None;
+        code = is_unknown ? 0 : PyLong_AsLongLong(known);
+        Py_DECREF(known);
+        if (is_unknown)
+            return 1;
+        if (code == -1 && PyErr_Occurred())
+            return -1;
+    }
+    for (Py_ssize_t i = 0; i < reading->code_count; i++)
+        if (reading->codes[i] == (int32_t)(uint32_t)(uint64_t)code)
+            return 1;
+    return 0;
+}
+
+/* The message of an entry, None where there is none, NULL with an exception. */
+static PyObject *read_message(const struct reading *reading, int64_t offset, int32_t size)
+{
+    const struct segment *segment = &reading->segment;
+    const int64_t at = offset - segment->start;
+    struct ms_record record;
+    if (segment->view.obj == NULL || at < 0 || at >= segment->view.len ||
+        ms_record_parse((const uint8_t *)segment->view.buf + at, segment->view.len - at, &record) != MS_CASE_MESSAGE ||
+        record.size_bytes != size || ms_record_physical_offset(&record) != offset)
+        return Py_NewRef(Py_None);
+    const int is_topic =
+        record.topic_bytes == reading->topic_bytes && memcmp(record.topic, reading->topic, (size_t)record.topic_bytes) == 0;
+    const int is_own = is_topic && ms_record_queue_id(&record) == reading->queue_id;
+    PyObject *message = message_of(&record, is_topic ? reading->topic_text : NULL);
+    if (message == NULL || is_own)
+        return message;
+    PyObject *answer = PyObject_CallFunction(reading->belongs, "OOi", message, reading->topic_text, reading->queue_id);
+    const int belongs = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    if (belongs == 1)
+        return message;
+    Py_DECREF(message);
+    return belongs == 0 ? Py_NewRef(Py_None) : NULL;
+}
+
+static int tag_matches(const struct reading *reading, PyObject *message)
+{
+    PyObject *tags = message_tags(message);
+    const int matches = tags == NULL ? -1 : PySequence_Contains(reading->tags, tags);
+    Py_XDECREF(tags);
+    return matches;
+}
+
+static int add(PyObject *messages, PyObject *message, PyObject *numbers, long long number)
+{
+    PyObject *object = PyLong_FromLongLong(number);
+    const int failed = object == NULL || PyList_Append(messages, message) != 0 || PyList_Append(numbers, object) != 0;
+    Py_XDECREF(object);
+    return failed ? -1 : 0;
+}
+
+struct limits {
+    long long log_end, in_memory_bytes;
+    long long bytes_in_memory, count_in_memory, bytes_on_disk, count_on_disk;
+};
+
+/* read_queue(entries, first, end, offset, messages_max, topic, queue_id, limits, codes, tags, find_segment, find_code, belongs)
+ * -> (status, messages, their queue offsets, entries passed). See pyengine/_front.pyi. */
+static PyObject *read_queue(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    struct reading reading = {.segment = {.start = 0}};
+    struct limits limits;
+    Py_buffer entries, codes;
+    Py_ssize_t first, end;
+    long long offset, messages_max;
+    if (!PyArg_ParseTuple(arguments, "y*nnLLUi(LLLLLL)y*OOOO:read_queue", &entries, &first, &end, &offset, &messages_max,
+                          &reading.topic_text, &reading.queue_id, &limits.log_end, &limits.in_memory_bytes,
+                          &limits.bytes_in_memory, &limits.count_in_memory, &limits.bytes_on_disk, &limits.count_on_disk,
+                          &codes, &reading.tags, &reading.find_segment, &reading.find_code, &reading.belongs))
+        return NULL;
+    PyObject *messages = PyList_New(0), *numbers = PyList_New(0), *result = NULL;
+    const uint8_t *const bytes = entries.buf;
+    int64_t skip_below = -1, total_bytes = 0;
+    long long count = 0;
+    enum outcome status = NOTHING_MATCHED;
+    Py_ssize_t at = first;
+    reading.topic = PyUnicode_AsUTF8AndSize(reading.topic_text, &reading.topic_bytes);
+    reading.codes = codes.buf;
+    reading.code_count = codes.len / (Py_ssize_t)sizeof *reading.codes;
+    if (messages == NULL || numbers == NULL || reading.topic == NULL)
+        goto done;
+    if (first < 0 || end > entries.len || codes.len % (Py_ssize_t)sizeof *reading.codes != 0) {
+        PyErr_SetString(PyExc_ValueError, "the entries do not lie in the file");
+        goto done;
+    }
+    for (; end - at >= MS_QUEUE_ENTRY_BYTES; at += MS_QUEUE_ENTRY_BYTES) {
+        const int64_t physical_offset = ms_get_i64(bytes + at);
+        const int32_t size = ms_get_i32(bytes + at + 8);
+        if (physical_offset < skip_below)
+            continue;
+        if (count > 0) {
+            const int is_on_disk = physical_offset < limits.log_end - limits.in_memory_bytes;
+            if (count >= messages_max || count >= (is_on_disk ? limits.count_on_disk : limits.count_in_memory) ||
+                total_bytes + size > (is_on_disk ? limits.bytes_on_disk : limits.bytes_in_memory))
+                break;
+        }
+        if (reading.tags != Py_None) {
+            const int matches = code_matches(&reading, ms_get_i64(bytes + at + 12));
+            if (matches < 0)
+                goto done;
+            if (!matches) {
+                status = count > 0 ? status : NOTHING_MATCHED;
+                continue;
+            }
+        }
+        const int is_offset = physical_offset >= 0;
+        if (is_offset && (physical_offset < reading.segment.start || physical_offset >= reading.segment.end))
+            if (enter_segment(&reading, physical_offset) != 0)
+                goto done;
+        PyObject *message = is_offset ? read_message(&reading, physical_offset, size) : Py_NewRef(Py_None);
+        if (message == NULL)
+            goto done;
+        if (message == Py_None) {
+            Py_DECREF(message);
+            status = count > 0 ? status : WAS_REMOVED;
+            if (is_offset && reading.segment.view.obj == NULL && size != MS_QUEUE_FILLER_SIZE)
+                skip_below = reading.segment.end; /* the whole file is gone: its other messages need no look */
+            continue;
+        }
+        const int matches = reading.tags == Py_None ? 1 : tag_matches(&reading, message);
+        if (matches <= 0) {
+            Py_DECREF(message);
+            if (matches < 0)
+                goto done;
+            status = count > 0 ? status : NOTHING_MATCHED;
+            continue;
+        }
+        const int added = add(messages, message, numbers, offset + (at - first) / MS_QUEUE_ENTRY_BYTES);
+        Py_DECREF(message);
+        if (added != 0)
+            goto done;
+        count++;
+        total_bytes += size;
+        status = FOUND;
+        skip_below = -1;
+    }
+    result = Py_BuildValue("iOOn", (int)status, messages, numbers, (at - first) / MS_QUEUE_ENTRY_BYTES);
+done:
+    Py_XDECREF(messages);
+    Py_XDECREF(numbers);
+    PyBuffer_Release(&reading.segment.view);
+    PyBuffer_Release(&codes);
+    PyBuffer_Release(&entries);
+    return result;
+}
+static PyMethodDef functions[] = {{"read_queue", read_queue, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
+
+int read_queue_init(PyObject *module)
+{
+    return PyModule_AddFunctions(module, functions);
+}
