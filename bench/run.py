@@ -37,6 +37,7 @@ from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 
 IDLE_SECONDS = 20
 RECOVERY_LOG_BYTES = 1_000_000_000
+READ_LOG_BYTES = 400_000_000
 RECORD_OVERHEAD_BYTES = 91 + len("bench")
 SETTINGS = {"mapped_file_size_commit_log_bytes": 1 << 28, "max_hash_slot_num": 100_000, "max_index_num": 400_000,
             "flush_disk_type": "ASYNC_FLUSH"}
@@ -184,10 +185,50 @@ def bench_recovery(bench: Bench) -> None:
             bench.rows.append(Row(f"recovery after {title}", "GB/s", rates, floor=2, aim=8, notes=notes))
 
 
-def _fill(path: Path, log_bytes: int) -> None:
-    """So many bytes of log, 1 KiB messages, as fast as one producer puts them."""
+def bench_reads(bench: Bench) -> None:
+    """What is in the page cache, by queue as Python objects whose body is read, and the whole log as Arrow columns."""
+    for size in (128, 1024):
+        engine, path = bench.store()
+        with engine:
+            _fill(path, READ_LOG_BYTES, size)
+            wait_dispatched(path)
+            for count in (32, 1024):
+                turns = [_pull_all(path, count) for _ in range(bench.rounds)]
+                bench.rows.append(Row(f"Consumer.pull({count}), {size} B", "msg/s", [rate for rate, _ in turns], floor=0.5e6, aim=1e6,
+                                      notes={"CPU us for each message": quantile([busy for _, busy in turns], 0.5)}))
+            if size == 1024:
+                for columns, name in ((None, "all columns"), (["topic", "queueId", "queueOffset", "storeTimestamp", "body"], "5 columns")):
+                    turns = [_scan_all(path, columns) for _ in range(bench.rounds)]
+                    bench.rows.append(Row(f"Arrow, {name}, {size} B", "GB/s", [rate for rate, _ in turns], floor=3, aim=6,
+                                          notes={"GB per second of CPU": quantile([busy for _, busy in turns], 0.5)}))
+        shutil.rmtree(path.parent)
+
+
+def _pull_all(path: Path, count: int) -> tuple[float, float]:
+    """(messages a second, CPU us for each) of a consumer without a group."""
+    with pyengine.consume(path, "bench", from_="first") as consumer:
+        total, began_cpu_s, began_s = 0, time.process_time(), time.perf_counter()
+        while found := consumer.pull(count, timeout_s=0):
+            for message in found:
+                message.body  # noqa: B018 - it is made when it is asked for
+            total += len(found)
+        return total / (time.perf_counter() - began_s), (time.process_time() - began_cpu_s) * 1e6 / total
+
+
+def _scan_all(path: Path, columns: list[str] | None) -> tuple[float, float]:
+    """(GB of log a second, GB per second of CPU)."""
+    with pyengine.open_store(path) as reader:
+        log_bytes = reader.max_physical_offset()
+        began_cpu_s, began_s = time.process_time(), time.perf_counter()
+        for _ in reader.scan(columns=columns):
+            pass
+        return log_bytes / (time.perf_counter() - began_s) / 1e9, log_bytes / (time.process_time() - began_cpu_s) / 1e9
+
+
+def _fill(path: Path, log_bytes: int, size: int = 1024) -> None:
+    """So many bytes of log, messages of one size, as fast as one producer puts them."""
     with pyengine.connect(path) as producer:
-        bodies, end = [os.urandom(1024)] * 256, 0
+        bodies, end = [os.urandom(size)] * 256, 0
         while end < log_bytes:
             result = producer.put_many("bench", bodies)
             if not result.ok:
@@ -313,7 +354,7 @@ def _private_bytes(pid: int) -> int:
 
 BENCHES: tuple[Callable[[Bench], None], ...] = (
     bench_workers, bench_statistics, bench_memory, bench_visible, bench_async_puts, bench_async_many, bench_sync, bench_new_topics,
-    bench_recovery)
+    bench_reads, bench_recovery)
 
 
 def main() -> None:
