@@ -1,6 +1,7 @@
 """Hold the engine against other logs in the same run, in turns. See bench/README.md.
 
-usage: python bench/bench_rivals.py [--quick] [--rounds N] [--folder DIR] [--only TEXT] [--rivals NAME,...] [--json FILE]
+usage: python bench/bench_rivals.py [--quick] [--rounds N] [--share N] [--folder DIR] [--only TEXT] [--rivals NAME,...]
+                                    [--json FILE] [--compare FILE]
 
 Needs Java 17 and Maven for RocketMQ, Chronicle Queue and Aeron Archive (rivals/, built at the first run), the package
 `lmdb` for LMDB; what is not there is left out and named.
@@ -16,9 +17,12 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import psutil
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests")]
@@ -153,8 +157,35 @@ def measure(work: Work, rivals: Rivals, rounds: int, share: int, folder: Path) -
     return outcome
 
 
-def show(outcomes: list[Outcome], rivals: Rivals) -> None:
-    """One line for each work: our rate, then ours beside each rival's."""
+def machine(folder: Path, load: float) -> dict[str, object]:
+    """What the figures depend on. `load`: before the run, which makes load of its own."""
+    kind = max((part for part in psutil.disk_partitions(all=True) if folder.is_relative_to(part.mountpoint)),
+               key=lambda part: len(part.mountpoint)).fstype
+    return {"cpus": os.cpu_count(), "python": sys.version.split()[0], "kernel": os.uname().release, "file_system": kind,
+            "load": round(load, 2), "date": time.strftime("%Y-%m-%d", time.gmtime())}
+
+
+def earlier_outcomes(path: Path) -> dict[str, Outcome]:
+    """What a run kept with --json, by the name of the work."""
+    found = {}
+    for one in json.loads(path.read_text())["outcomes"]:
+        work = Work(**one["work"] | {"rivals": tuple(one["work"]["rivals"])})
+        found[work.name] = Outcome(work, {log: [Turn(**turn) for turn in turns] for log, turns in one["turns"].items()})
+    return found
+
+
+def compared(now: Outcome, then: Outcome | None, rivals: Rivals) -> str:
+    """Our rate then, and for each log of both runs ours beside its, then and now: it moves less than the machine does."""
+    if then is None:
+        return ""
+    both = [name for name in rivals.names if name in now.turns and name in then.turns]
+    return "\n".join([f"{figure(then.median(OURS, lambda turn: turn.rate))}"
+                      f" ({figure(then.median(OURS, lambda turn: turn.busy_us))} us CPU)",
+                      *(f"{name}: {then.ratio(name):.2f} -> {now.ratio(name):.2f}" for name in both)])
+
+
+def show(outcomes: list[Outcome], rivals: Rivals, earlier: dict[str, Outcome] | None) -> None:
+    """One line for each work: our rate, then ours beside each rival's, then what it was in an earlier run."""
     from rich.console import Console
     from rich.table import Table
 
@@ -165,6 +196,8 @@ def show(outcomes: list[Outcome], rivals: Rivals) -> None:
     for name in rivals.names:
         table.add_column(name, justify="right")
     table.add_column("floor, aim beside rocketmq")
+    if earlier is not None:
+        table.add_column("earlier run")
 
     def cell(outcome: Outcome, log: str) -> str:
         if log not in outcome.turns:
@@ -175,7 +208,8 @@ def show(outcomes: list[Outcome], rivals: Rivals) -> None:
 
     for outcome in outcomes:
         table.add_row(outcome.work.name, *(cell(outcome, log) for log in (OURS, *rivals.names)),
-                      f"{figure(outcome.work.floor)}, {figure(outcome.work.aim)}")
+                      f"{figure(outcome.work.floor)}, {figure(outcome.work.aim)}",
+                      *([] if earlier is None else [compared(outcome, earlier.get(outcome.work.name), rivals)]))
     Console(width=None if sys.stdout.isatty() else 200).print(table)
     for name, why in rivals.missing.items():
         print(f"without {name}: {why}")
@@ -185,18 +219,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"one round of a {QUICK_SHARE}th of the messages")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--share", type=int, default=1, help="a Nth of the messages (default: all)")
     parser.add_argument("--folder", type=Path, help="where the logs go (default: a temporary folder beside this one's disk)")
     parser.add_argument("--only", default="", help="only works with this in their name")
     parser.add_argument("--rivals", default=",".join(ALL_ASYNC), help="beside these only (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every turn; bench/figures.py makes README's table of it")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="show what an earlier run kept beside this one's")
     arguments = parser.parse_args()
+    earlier = earlier_outcomes(arguments.compare) if arguments.compare else None
+    load = os.getloadavg()[0]
     rivals = Rivals(tuple(arguments.rivals.split(",")))
-    rounds, share = (1, QUICK_SHARE) if arguments.quick else (arguments.rounds, 1)
+    rounds, share = (1, QUICK_SHARE) if arguments.quick else (arguments.rounds, arguments.share)
     with tempfile.TemporaryDirectory(dir=arguments.folder or Path.cwd(), prefix="bench-") as folder:
         outcomes = [measure(work, rivals, rounds, share, Path(folder)) for work in WORKS if arguments.only in work.name]
-    show(outcomes, rivals)
+        where = machine(Path(folder).resolve(), load)
+    show(outcomes, rivals, earlier)
     if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
+        document = {"machine": where, "outcomes": [asdict(outcome) for outcome in outcomes]}
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

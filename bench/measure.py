@@ -51,14 +51,21 @@ def quantile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def show(rows: list[Row]) -> None:
-    """The table on stdout."""
+def earlier_medians(path: Path) -> dict[str, float]:
+    """What a run kept with --json: by question, the ratio to its limit, or the median where it has none."""
+    return {row["question"]: row["median"] if row["ratio"] is None else row["ratio"] for row in json.loads(path.read_text())}
+
+
+def show(rows: list[Row], earlier: dict[str, float] | None = None) -> None:
+    """The table on stdout, with what an earlier run found in a last column."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{os.cpu_count()} CPUs, Python {sys.version.split()[0]}, load {os.getloadavg()[0]:.1f}")
     for name in ("question", "median", "lowest .. highest", "limit", "ratio", "floor", "aim", ""):
         table.add_column(name)
+    if earlier is not None:
+        table.add_column("earlier ratio or median")
     for row in rows:
         notes = "".join(f"\n  {name} {figure(value)}" for name, value in row.notes.items())
         table.add_row(
@@ -66,7 +73,8 @@ def show(rows: list[Row]) -> None:
             f"{figure(min(row.rounds))} .. {figure(max(row.rounds))}",
             f"{figure(row.limit)} ({row.limit_is})" if row.limit is not None else "",
             f"{row.ratio:.2f}" if row.ratio is not None else "",
-            figure(row.floor), figure(row.aim), row.verdict)
+            figure(row.floor), figure(row.aim), row.verdict,
+            *([] if earlier is None else [figure(earlier.get(row.question))]))
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 

@@ -1,6 +1,6 @@
 """Measure the engine against the machine it runs on. See bench/README.md.
 
-usage: python bench/run.py [--quick] [--rounds N] [--folder DIR] [--json FILE] [--only TEXT]
+usage: python bench/run.py [--quick] [--rounds N] [--folder DIR] [--json FILE] [--compare FILE] [--only TEXT]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import pyengine  # noqa: E402
 import raw  # noqa: E402
-from measure import Row, keep, quantile, show  # noqa: E402
+from measure import Row, earlier_medians, keep, quantile, show  # noqa: E402
 from pyengine.cli.bench import engine_pids, produce, visible_lags_us, wait_dispatched  # noqa: E402
 from pyengine.cli.bench_producer import Produced  # noqa: E402
 from pyengine.cli.engine_status import engine_status  # noqa: E402
@@ -362,16 +362,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one short round of each")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the stores go (default: a temporary folder beside this one's disk)")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every round")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="show what an earlier run kept beside this one's")
     parser.add_argument("--only", default="", help="only benches with this in their name")
     arguments = parser.parse_args()
+    earlier = earlier_medians(arguments.compare) if arguments.compare else None
     with tempfile.TemporaryDirectory(dir=arguments.folder or Path.cwd(), prefix="bench-") as folder:
         bench = Bench(Path(folder), 1 if arguments.quick else arguments.rounds, 1.0 if arguments.quick else 3.0)
         for each in BENCHES:
             if arguments.only in each.__name__:
                 print(f"{each.__name__} ...", file=sys.stderr)
                 each(bench)
-    show(bench.rows)
+    show(bench.rows, earlier)
     if arguments.json:
         keep(bench.rows, arguments.json)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -26,7 +27,9 @@ def run_bench(name: str, tmp_path: Path, *arguments: str) -> list[dict]:
 @pytest.mark.maven
 @pytest.mark.timeout(900)
 def test_the_engine_is_held_against_other_logs(tmp_path):
-    outcomes = run_bench("bench_rivals.py", tmp_path, "--rivals", "rocketmq,chronicle,aeron,sqlite", "--only", "put")
+    document = run_bench("bench_rivals.py", tmp_path, "--rivals", "rocketmq,chronicle,aeron,sqlite", "--only", "put")
+    outcomes = document["outcomes"]
+    assert document["machine"]["cpus"] > 0 and document["machine"]["file_system"]
     assert {outcome["work"]["kind"] for outcome in outcomes} == {"put", "async", "many"}
     for outcome in outcomes:
         assert set(outcome["turns"]) == {"pyengine", *outcome["work"]["rivals"]} - {"lmdb"}
@@ -38,3 +41,78 @@ def test_the_engine_is_held_against_other_logs(tmp_path):
 def test_async_puts_are_measured(tmp_path):
     rows = run_bench("run.py", tmp_path, "--only", "async_puts")
     assert len(rows) == 2 and all(row["median"] > 0 for row in rows)
+
+
+# ---- the table of the README -------------------------------------------------
+
+def turns(rate: float) -> list[dict]:
+    return [{"rate": rate * factor, "busy_us": 1.0, "p50_us": 1.0, "p99_us": 2.0} for factor in (0.5, 1, 2)]
+
+
+DOCUMENT = {
+    "machine": {"cpus": 2, "python": "3.11.2", "kernel": "6.1", "file_system": "ext4", "load": 0.25, "date": "2026-11-23"},
+    "outcomes": [
+        {"work": {"name": "put, 128 B"}, "turns": {"pyengine": turns(865_432), "rocketmq": turns(1_234_567), "sqlite": turns(42_000)}},
+        {"work": {"name": "put, sync"}, "turns": {"pyengine": turns(950), "rocketmq": turns(512)}}]}
+
+
+@pytest.fixture
+def figures(monkeypatch, tmp_path):
+    """bench/figures.py over a README and kept figures of the test's own."""
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "bench" / "figures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "KEPT", tmp_path / "figures.json")
+    monkeypatch.setattr(module, "PAGE", tmp_path / "README.md")
+    module.PAGE.write_text(f"before\n{module.BEGIN}old\n{module.END}after\n")
+    return module
+
+
+def run_figures(figures, monkeypatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["figures.py", *map(str, arguments)])
+    figures.main()
+
+
+def test_the_tables_rates_are_medians_in_three_digits(figures, monkeypatch, tmp_path):
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps(DOCUMENT))
+    run_figures(figures, monkeypatch, run)
+    assert figures.PAGE.read_text() == f"""before
+{figures.BEGIN}Messages a second, medians of 3 rounds in turns, 2 CPUs, ext4, 2026-11-23, load 0.2 before the run:
+
+| work | pyengine | RocketMQ 4.9.8 | SQLite WAL |
+|---|---|---|---|
+| put, 128 B | 865 k | 1.23 M | 42 k |
+| put, sync | 950 | 512 | - |
+{figures.END}after
+"""
+    run_figures(figures, monkeypatch, "--check")
+
+
+def test_a_table_that_is_not_what_was_kept_fails_the_check(figures, monkeypatch):
+    figures.KEPT.write_text(json.dumps(DOCUMENT))
+    with pytest.raises(SystemExit, match="run bench/figures.py"):
+        run_figures(figures, monkeypatch, "--check")
+    assert "old" in figures.PAGE.read_text()
+
+
+def test_a_page_without_the_markers_is_left_alone(figures, monkeypatch):
+    figures.KEPT.write_text(json.dumps(DOCUMENT))
+    figures.PAGE.write_text("nothing")
+    with pytest.raises(SystemExit, match="has no line"):
+        run_figures(figures, monkeypatch)
+    assert figures.PAGE.read_text() == "nothing"
+
+
+def test_an_earlier_run_is_shown_beside_this_one(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import bench_rivals
+
+    def outcome(ours: float, its: float):
+        made = {log: [bench_rivals.Turn(rate, 2.0, 1.0, 2.0)] for log, rate in (("pyengine", ours), ("rocketmq", its))}
+        return bench_rivals.Outcome(bench_rivals.WORKS[0], made)
+
+    rivals = bench_rivals.Rivals(("sqlite",))
+    rivals.names = ("rocketmq",)
+    bench_rivals.show([outcome(300, 100)], rivals, {bench_rivals.WORKS[0].name: outcome(200, 100)})
+    assert "rocketmq: 2.00 -> 3.00" in capsys.readouterr().out
