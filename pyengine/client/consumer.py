@@ -312,7 +312,7 @@ class Consumer:
             for held in self._in_turn():
                 if held.leaving_since_s is not None:
                     continue
-                if held.claim is not None and not self._session.holds(held.claim):
+                if held.claim is not None and not self._group_session.holds(held.claim):
                     self._revoke(held)
                     continue
                 has_moved = self._hand_out(held, max_messages, messages) or has_moved
@@ -441,6 +441,12 @@ class Consumer:
                 self._commit_due_s = time.monotonic() + self._commit_interval_s
                 self._commit_done()
 
+    @property
+    def _group_session(self) -> GroupSession:
+        """Of a consumer with a group."""
+        assert self._session is not None
+        return self._session
+
     def _begin(self) -> None:
         if self._session is None:
             return
@@ -457,7 +463,7 @@ class Consumer:
         wanted = set(self._session.share(queue_ids))
         with self._state:
             for held in list(self._held.values()):
-                if not self._session.holds(held.claim):
+                if not self._group_session.holds(held.grant):
                     self._revoke(held)
                 elif held.queue_id in wanted:
                     held.leaving_since_s = None
@@ -474,13 +480,13 @@ class Consumer:
     def _may_leave(self, held: AssignedQueue) -> bool:
         """Whether a queue may go to its next member: nothing of it is in the program's hands, or, where only
         commit() tells, the program has had a session's time to call it."""
-        waited_s = time.monotonic() - held.leaving_since_s
+        waited_s = 0.0 if held.leaving_since_s is None else time.monotonic() - held.leaving_since_s
         return not held.is_outstanding or (not self._auto_commit and waited_s >= self._session_timeout_s)
 
     def _take(self, queue_ids: Iterable[int]) -> None:
         wanted = list(queue_ids)
         firsts = {queue_id: self._reader.queue_range(self.topic, queue_id)[0] for queue_id in wanted}  # may fail: claim after
-        for queue_id, (claim, stored) in self._session.take(wanted).items():
+        for queue_id, (claim, stored) in self._group_session.take(wanted).items():
             position = firsts[queue_id] if stored is None else stored
             with self._state:
                 self._held[queue_id] = AssignedQueue(queue_id, claim, position, -1 if stored is None else stored)
@@ -497,14 +503,14 @@ class Consumer:
     def _give_back(self, queues: Iterable[AssignedQueue]) -> None:
         """Remember the offsets of these queues and release them."""
         with self._state:
-            offsets = {held.claim: held.done for held in queues}
+            offsets = {held.grant: held.done for held in queues}
         try:
             offsets = self._within_the_log(offsets)
-            self._session.give_back(offsets)
+            self._group_session.give_back(offsets)
         except HistoryChangedError:  # what was read may be gone: the next holder starts from what is remembered
             pass
         for claim in offsets:
-            self._session.drop(claim)
+            self._group_session.drop(claim)
             with self._state:
                 self._held.pop(claim.queue_id, None)
                 self._outstanding.discard(claim.queue_id)
@@ -512,11 +518,11 @@ class Consumer:
     def _commit_done(self) -> None:
         for _ in range(2):
             with self._state:
-                offsets = {held.claim: held.done for held in self._held.values() if held.done != held.committed}
+                offsets = {held.grant: held.done for held in self._held.values() if held.done != held.committed}
             if not offsets:
                 return
             try:
-                kept = self._session.commit(self._within_the_log(offsets))
+                kept = self._group_session.commit(self._within_the_log(offsets))
             except HistoryChangedError:
                 self._follow_history(certain=True)
                 continue
@@ -543,7 +549,7 @@ class Consumer:
     def _revoke(self, held: AssignedQueue) -> None:
         """Another member, or a reset, has ended the hold on a queue."""
         self._note(f"queue {held.queue_id} was taken over: what was not committed comes again where it is held now")
-        self._session.drop(held.claim)
+        self._group_session.drop(held.grant)
         self._held.pop(held.queue_id, None)
         self._outstanding.discard(held.queue_id)
 

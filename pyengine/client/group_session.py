@@ -279,6 +279,12 @@ class AssignedQueue:
         self.done = self.handed_end = self.position
 
     @property
+    def grant(self) -> Claim:
+        """Its claim, where a group shares the queues."""
+        assert self.claim is not None
+        return self.claim
+
+    @property
     def is_outstanding(self) -> bool:
         """Whether the program was given messages and has not said that it is done with them."""
         return self.done < self.handed_end

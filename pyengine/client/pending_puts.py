@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from pyengine._front import PendingPut, use_futures
 from pyengine.native import control as control_native
@@ -35,7 +36,7 @@ from pyengine.results import PutManyResult, PutResult, PutStatus
 LOOK_NS = 250_000_000
 
 
-class PutFuture(PendingPut, Future):
+class PutFuture(PendingPut, Future[Any]):
     """A concurrent.futures.Future that can be awaited as well: `result(timeout)`, `add_done_callback(f)`, `await`.
 
     That of put_async takes its answer out of the session when it is asked. It becomes a Future like any other, which the
@@ -66,7 +67,7 @@ class PutFuture(PendingPut, Future):
     @staticmethod
     def _settled(result: object) -> dict[str, object]:
         """The fields of a Future that has this result."""
-        future: Future = Future()
+        future: Future[object] = Future()
         future.set_result(result)
         return vars(future) | {"_answered": True}
 
@@ -80,7 +81,7 @@ _FUTURE_FIELDS = frozenset(vars(Future()))
 use_futures(PutFuture, Future)
 
 
-class PutAnswer(SimpleQueue):
+class PutAnswer(SimpleQueue[object]):
     """A Future's part for a caller that waits at once."""
 
     is_answered = False  # the writer has answered, durability is still to come
@@ -102,8 +103,8 @@ class _Line:
     """Entries that one thread handles in order, until end(). A program may end without waiting for it."""
 
     def __init__(self) -> None:
-        self._entries: SimpleQueue = SimpleQueue()
-        self._done: SimpleQueue = SimpleQueue()
+        self._entries: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+        self._done: SimpleQueue[None] = SimpleQueue()
         self._running = threading.Lock()  # held while entries are handled in order, by the thread or by end()
         self._starting = threading.Lock()
         self._is_started = False
@@ -111,7 +112,7 @@ class _Line:
         self._ended = False
         self._is_done = False
 
-    def _put(self, entry: tuple) -> None:
+    def _put(self, entry: tuple[object, ...]) -> None:
         self._entries.put(entry)
         if self._ended:
             self._handle_rest()
@@ -159,13 +160,13 @@ class _Line:
                     self._handle_one(entry)
         self._at_end()
 
-    def _handle_one(self, entry: tuple) -> None:
+    def _handle_one(self, entry: tuple[Any, ...]) -> None:
         try:
             self._handle(*entry)
         except BaseException as error:  # noqa: BLE001 - a callback's, which Future lets through: the others go on
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
 
-    def _handle(self, *entry: object) -> None:
+    def _handle(self, *entry: Any) -> None:
         raise NotImplementedError
 
     def _at_end(self) -> None:
@@ -201,12 +202,12 @@ class PendingPuts(_Line):
     once nothing looks at the session's memory any more. `is_replaced()` is asked while no answer comes.
     """
 
-    def __init__(self, session: ProducerSession, finish: Callable[[ProducerSession, int, tuple, object, int], object],
+    def __init__(self, session: ProducerSession, finish: Callable[[ProducerSession, int, tuple[int, ...], Any, int], object],
                  end_session: Callable[[], None], is_replaced: Callable[[], bool]) -> None:
         super().__init__()
         self._session = session
         self._finish = finish
-        self._at_end = end_session
+        self._end_session = end_session
         self._is_replaced = is_replaced
         self._give_up_ns = 0  # once ended: all that is left shares one short patience
 
@@ -222,15 +223,21 @@ class PendingPuts(_Line):
         return None if code == AGAIN else self._finish(self._session, code, found, context, 0)
 
     def to_hand_over(self, sequence: int, context: object, future: PutFuture,
-                     found: tuple[int, ...] | None) -> tuple[Callable[[tuple], None], tuple, dict[str, object]]:
+                     found: tuple[int, ...] | None) -> tuple[Callable[[tuple[Any, ...]], None], tuple[Any, ...], dict[str, object]]:
         """add() in parts, for csrc/front, which does it while nothing else runs: the function that adds, its argument, and
         the fields of a Future, which `future` has then. Dropped, they leave nothing behind."""
         self.start()
-        fields: Future = Future()
+        fields: Future[object] = Future()
         fields.set_running_or_notify_cancel()
         return self._entries.put, (sequence, context, future, found), vars(fields) | {"_answered": found is not None}
 
-    def _handle(self, claim: Claim | int, context: object, answer: PutFuture | PutAnswer, given: tuple[int, ...] | None) -> None:
+    def _at_end(self) -> None:
+        self._end_session()
+
+    def _handle(self, *entry: Any) -> None:
+        self._resolve(*entry)
+
+    def _resolve(self, claim: Claim | int, context: object, answer: PutFuture | PutAnswer, given: tuple[int, ...] | None) -> None:
         if isinstance(claim, int):
             claim = Claim(self._session, claim)
         code, found = 0, given or ()
@@ -270,7 +277,10 @@ class LaterPuts(_Line):
         self._put((submit, future))
         return future
 
-    def _handle(self, submit: Callable[[], object], future: PutFuture) -> None:
+    def _handle(self, *entry: Any) -> None:
+        self._submit(*entry)
+
+    def _submit(self, submit: Callable[[], object], future: PutFuture) -> None:
         try:
             found = submit()
         except BaseException as error:  # noqa: BLE001 - a future must never be left hanging

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyengine import arguments
 from pyengine._front import ProducerFront
@@ -139,7 +139,7 @@ class Producer(ProducerFront):
         except PutRefusedError as refused:
             return refused.result(topic, queue_id)
         self._remember(message, entry)
-        return self._puts.put_and_wait(entry, timeout_s)
+        return cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
 
     def _remember(self, message: OutgoingMessage, entry: PutEntry) -> None:
         """From now on puts of this topic, queue and tags go the short way."""
@@ -172,7 +172,7 @@ class Producer(ProducerFront):
         except PutRefusedError as refused:
             return refused.many_result(topic, queue_id)
         self._remember(message, entry)
-        return self._puts.put_and_wait(entry, timeout_s)
+        return cast(PutManyResult, self._puts.put_and_wait(entry, timeout_s))
 
     def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None,
@@ -223,7 +223,7 @@ class Producer(ProducerFront):
             entry = self._raw_entry(message)
         except PutRefusedError as refused:
             return refused.result(message.topic, message.queue_id)
-        return self._puts.put_and_wait(entry, timeout_s)
+        return cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
 
     def put_raw_async(self, message: RawMessage, *, timeout_s: float | None = None) -> PutFuture:
         """Like put_raw(), but return a Future of the PutResult at once; see put_async()."""
@@ -252,7 +252,7 @@ class Producer(ProducerFront):
 
     # ---- transactions -------------------------------------------------------------
 
-    def put_prepared(self, topic: str, body: bytes, **options: object) -> PutResult:
+    def put_prepared(self, topic: str, body: bytes, **options: Any) -> PutResult:
         """Store a message that consumers do not see before end_transaction() commits it; keep `msg_id` of the result.
 
         Options are put()'s queue_id, tags, keys, properties, flag, unique_key (made if not
@@ -336,7 +336,7 @@ class Producer(ProducerFront):
             joint = bool(shared and own and not member.properties_text.endswith("\x02"))
             sizes.append(record_size(len(member.body), len(entry.topic), own + joint + shared, header.sys_flag))
         entry.payload, context.sizes = payload, tuple(sizes)
-        return self._puts.put_and_wait(entry, timeout_s)
+        return cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
 
     def _raw_entry(self, message: RawMessage) -> PutEntry:
         """A raw message checked and encoded, for the delay schedule if it is to be delivered later; or PutRefusedError."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Empty
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyengine import arguments
 from pyengine._front import Lock, SessionFront, SubmitterFront
@@ -146,7 +146,9 @@ class Submitter(SubmitterFront):
 
     @property
     def _pending(self) -> PendingPuts:
-        return self._lines["pending"]
+        pending = self._lines["pending"]
+        assert isinstance(pending, PendingPuts)
+        return pending
 
     def _set_aside(self) -> None:
         """The session is not used any more; its answers' thread ends it. The lock is held."""
@@ -247,14 +249,14 @@ class Submitter(SubmitterFront):
             result = found(deadline_ns)
             return unknown_fate(context, _not_answered(limit_s)) if result is None else result
         if not isinstance(found, PutAnswer):
-            return found
+            return cast(PutOutcome, found)
         try:
-            return found.result((deadline_ns - monotonic_ns()) / 1e9)
+            return cast(PutOutcome, found.result((deadline_ns - monotonic_ns()) / 1e9))
         except Empty:
             if not found.is_answered:
                 return unknown_fate(context, _not_answered(limit_s))
         try:
-            return found.result(max(self._flush_timeout_s, self._slave_timeout_s) + _GRACE_S)
+            return cast(PutOutcome, found.result(max(self._flush_timeout_s, self._slave_timeout_s) + _GRACE_S))
         except Empty:
             return unknown_fate(context, _not_answered(limit_s))
 
@@ -391,8 +393,10 @@ class Submitter(SubmitterFront):
         """An entry larger than half the ring goes into a file of its own beside the ring; the writer reads it."""
         sequence = entry.header.sequence = self.native.sequence + 1
         image = native.entry_bytes(entry.header, entry.topic, entry.properties, entry.payload, entry.rest)
-        path = self.session.folder.path / side_name(
-            self.session.identity.epoch, self.native.slot, self.native.generation, sequence)
+        session = self.session
+        assert session is not None
+        path = session.folder.path / side_name(
+            session.identity.epoch, self.native.slot, self.native.generation, sequence)
         remove_object(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -422,7 +426,8 @@ class _FrontOwner:
         return outcome(self._session, code, native.ANSWERED, answer, context, self._flush_timeout_s)
 
     def hand_over(self, future: PutFuture, sequence: int, answer: tuple[int, ...] | None, topic: str, queue_id: int, waits: int,
-                  flush_deadline_ns: int, slave_deadline_ns: int) -> tuple[Callable[[tuple], None], tuple, dict[str, object]]:
+                  flush_deadline_ns: int,
+                  slave_deadline_ns: int) -> tuple[Callable[[tuple[Any, ...]], None], tuple[Any, ...], dict[str, object]]:
         """What makes the answers' thread resolve the future, with the answer if the writer has given it: see to_hand_over."""
         context = PutContext(native.PUT, topic, queue_id, self._store_host, waits)
         context.flush_deadline_ns, context.slave_deadline_ns = flush_deadline_ns, slave_deadline_ns

@@ -50,7 +50,7 @@ NEVER_S = float("inf")
 @dataclass
 class _Child:
     kind: Kind
-    process: subprocess.Popen | ForkedWorker | None = None  # None: adopted
+    process: subprocess.Popen[bytes] | ForkedWorker | None = None  # None: adopted
     pid: int = 0                             # 0: not running
     pidfd: int = -1
     born_s: float = 0.0

@@ -145,7 +145,7 @@ class Supervisor:
             memory = self._own(lock)
             if memory is not None:
                 overrides = self._adopt(memory, config)
-                outcome = {"adopted": True}
+                outcome: dict[str, object] = {"adopted": True}
             elif config is None:
                 return ExitCode.OK  # the last of them has ended meanwhile
             else:
@@ -424,8 +424,9 @@ class Supervisor:
 
     def _report(self, line: dict[str, object]) -> None:
         """Tell systemd and the process that started this one how the start goes."""
-        if "ready" in line:
-            notify("READY=1", f"STATUS={line['ready']['state']}")
+        ready = line.get("ready")
+        if isinstance(ready, dict):
+            notify("READY=1", f"STATUS={ready['state']}")
         report(self._arguments.report_descriptor, line)
 
 

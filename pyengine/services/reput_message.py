@@ -27,7 +27,7 @@ from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
 from pyengine.storage.mapped_file import map_read_only
 
 if TYPE_CHECKING:
-    from pyengine._native import ms_position
+    from pyengine._native import ms_position, ms_topic_stats
     from pyengine.native.waiting import Latch
 
 BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
@@ -105,6 +105,7 @@ class ReputMessageService(Service):
         base = start - start % self._segment_bytes
         # A batch may end inside a record: then it is dispatched again, up to all that is there.
         stop = min(end, base + self._segment_bytes)
+        assert self._view is not None, "the loop asks for its segment first"
         reached = self._dispatcher.dispatch(self._view, base, start, min(stop, start + BATCH_BYTES))
         if reached == start:
             reached = self._dispatcher.dispatch(self._view, base, start, stop)
@@ -160,7 +161,7 @@ class ReputMessageService(Service):
         self._close_view()
 
 
-def _topic_stats(memory: EngineMemory) -> object | None:
+def _topic_stats(memory: EngineMemory) -> ms_topic_stats | None:
     """The shared counters by topic; None, so that nothing is counted, where there are none."""
     try:
         return memory.open_topic_stats(writable=True)
