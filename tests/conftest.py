@@ -19,9 +19,6 @@ from waiting import patience
 
 pytest_plugins = sorted(path.stem for path in Path(__file__).parent.glob("fix_*.py"))
 
-left_out_key = pytest.StashKey[Counter]()
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long forms too (also PYENGINE_LONG=1)")
 
@@ -37,8 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell's background job starts with SIGINT ignored, and so would everything that tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.test_seed = int(os.environ.get("PYENGINE_SEED") or random.SystemRandom().randrange(1 << 32))
-    config.stash[left_out_key] = Counter()
+    given = getattr(config, "workerinput", {}).get("test_seed")  # one seed for a run, however many processes it has
+    config.test_seed = given or int(os.environ.get("PYENGINE_SEED") or random.SystemRandom().randrange(1 << 32))
     if "hypothesis" in sys.modules:
         sys.modules["hypothesis"].settings.register_profile("loaded", deadline=None)
         sys.modules["hypothesis"].settings.load_profile("loaded")
@@ -91,23 +88,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
-    """Count what is skipped; a skip of a test with a required need is a failure, wherever it came from;
-    but a long form that was not asked for is left out whatever else it needs."""
+    """A skip of a test with a required need is a failure, wherever it came from; but a long form that was not asked
+    for is left out whatever else it needs."""
     report = yield
     if report.skipped and not hasattr(report, "wasxfail"):
-        reason = report.longrepr[2].removeprefix("Skipped: ")
+        reason = _reason(report)
         wanted = {"long"} if reason.startswith("long: ") else item.config.required_needs
         broken = sorted(name for name in wanted & item.config.required_needs if item.get_closest_marker(name))
         if broken:
             report.outcome = "failed"
             report.longrepr = f"left out although PYENGINE_REQUIRE names {', '.join(broken)}: {reason}"
-        else:
-            item.config.stash[left_out_key][reason] += 1
     return report
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    left_out = config.stash[left_out_key]
+def _reason(report: pytest.TestReport) -> str:
+    return report.longrepr[2].removeprefix("Skipped: ")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    left_out = Counter(map(_reason, terminalreporter.stats.get("skipped", ())))
     terminalreporter.section("left out")
     if not left_out:
         terminalreporter.write_line("nothing: every selected test ran")

@@ -25,7 +25,8 @@ MODES = {
     "pool": {"transient_store_pool_enable": "true", "transient_store_pool_size": "3"},
 }
 SMALL = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 6000,
-         "max_hash_slot_num": 1000, "max_index_num": 4000}
+         "max_hash_slot_num": 1000, "max_index_num": 4000,
+         "os_page_cache_busy_timeout_ms": 60_000}  # a writer that a loaded machine keeps off its processor refuses no put of a test
 
 
 class RunningEngine:

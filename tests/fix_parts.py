@@ -96,6 +96,7 @@ def make_parts(make_owner):
 
     def make(more: tuple[int, ...] = (), environments: Mapping[int, dict[str, str]] | None = None, **identity) -> Parts:
         identity.setdefault("session_ring_bytes_default", 65536)
+        identity.setdefault("os_page_cache_busy_timeout_ms", 60_000)  # the machine may keep a writer off its processor
         made.append(Parts(make_owner(f"store{len(made)}", **identity), more, environments))
         return made[-1]
 

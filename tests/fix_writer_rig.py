@@ -16,6 +16,7 @@ from pyengine.native import producer as producer_native
 from pyengine.native import queue_table, session
 from pyengine.native import writer as writer_native
 from pyengine.native.waiting import Latch
+from waiting import patience
 
 HOST = encode_host("127.0.0.1:10911")
 RING_BYTES = 64 * 1024
@@ -150,12 +151,12 @@ def header(kind: int, *, queue_id: int = 0, payload_bytes: int, topic: bytes, pr
 def submit(producer, kind: int, topic: bytes, properties: bytes, first: bytes, second: bytes = b"", **fields) -> int:
     """Publish an entry; its sequence number."""
     head = header(kind, payload_bytes=len(first) + len(second), topic=topic, properties=properties, **fields)
-    why = producer.submit(head, topic, properties, first, second, lib.ms_clock_monotonic_ns() + 5_000_000_000)
+    why = producer.submit(head, topic, properties, first, second, lib.ms_clock_monotonic_ns() + int(patience(5) * 1e9))
     assert why == 0
     return producer.sequence
 
 
 def answer_of(producer, sequence: int) -> tuple:
-    why, answer = producer.wait_acked(sequence, lib.ms_clock_monotonic_ns() + 5_000_000_000)
+    why, answer = producer.wait_acked(sequence, lib.ms_clock_monotonic_ns() + int(patience(5) * 1e9))
     assert why == 0
     return answer

@@ -123,11 +123,11 @@ def test_a_stopped_store_is_shown_too(owner):
 
 
 class Terminal:
-    """`pyengine top` on a terminal of 40 lines and 120 columns."""
+    """`pyengine top` on a terminal of 80 lines and 120 columns: a reason may take several."""
 
     def __init__(self, *arguments: object) -> None:
         self.master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 80, 120, 0, 0))
         self.child = subprocess.Popen(command_line("top", *arguments), stdin=slave, stdout=slave, stderr=slave,
                                       env=environment(TERM="xterm-256color"), start_new_session=True)
         os.close(slave)
@@ -171,6 +171,7 @@ def test_on_a_terminal_it_has_a_screen_of_its_own_and_gives_it_back(make_engine,
     with pyengine.connect(engine.root) as producer:
         for _ in range(10):
             assert producer.put("orders", b"x").ok
+    engine.wait_noted()  # topics are counted where they are dispatched
     shown = terminal(engine.root, "--interval", "0.05", "--count", "3")
     text = shown.read_until(lambda: LEAVE_SCREEN in shown.text)
     assert shown.child.wait(30) == 0

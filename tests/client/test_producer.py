@@ -245,7 +245,7 @@ def test_a_put_that_no_writer_answers_is_indeterminate(make_parts, ring):
 
 @pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
 def test_while_a_pass_lasts_too_long_puts_are_refused_as_busy(make_parts, ring):
-    parts = make_parts(**ring)
+    parts = make_parts(**ring, os_page_cache_busy_timeout_ms=1000)
     with parts.producer() as producer:
         assert producer.put("T", b"0").ok
         parts.kill(native.WRITER)
@@ -262,13 +262,14 @@ def test_while_a_pass_lasts_too_long_puts_are_refused_as_busy(make_parts, ring):
 
 @pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
 def test_an_engine_that_was_killed_in_a_pass_and_replaced_is_not_busy(make_parts, ring):
-    parts = [make_parts(**ring)]
+    busy = {"os_page_cache_busy_timeout_ms": 1000}
+    parts = [make_parts(**ring, **busy)]
     with Producer(lambda limit_s: open_session(parts[-1].owner.root)) as producer:
         assert producer.put("T", b"0").ok
         parts[0].kill(native.WRITER)
         native.store(parts[0].control.writer, "pass_started_ms", now_ms() - 2000)
         native.store(parts[0].control.state, "retired", 1)
-        parts.append(make_parts(**ring))
+        parts.append(make_parts(**ring, **busy))
         assert producer.put("T", b"1").ok
         assert [message.body for message in messages(parts[1])] == [b"1"]
 

@@ -95,6 +95,7 @@ def test_a_mapped_segment_that_takes_no_stores_costs_one_writer_not_one_after_th
     engine.start()
     with pyengine.connect(engine.root) as producer:
         assert producer.put("topic", b"before").ok
+        engine.wait_noted()  # and so every worker has mapped the segment while it was whole
         incarnation = engine.incarnation("writer")
         segment = engine.root / "commitlog" / f"{0:020d}"
         size = segment.stat().st_size

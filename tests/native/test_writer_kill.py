@@ -20,6 +20,7 @@ from pyengine.formats.record import decode_record
 from pyengine.native import control as control_native
 from pyengine.native import queue_table
 from pyengine.native.producer import MANY, PUT, pack_many
+from waiting import patience
 
 SLOTS = (0, 70, 600)  # so far apart that passes choose among sessions
 PRODUCERS = len(SLOTS)
@@ -90,16 +91,16 @@ def run(kills: int, chance: random.Random) -> dict:
             done += 1
             in_pass += rig.control.writer.intended_pass == control_native.load(rig.control.slot_pass, "value") + 1
         stop[0] = 1
-        pid = writer_process(rig)
+        pids.insert(0, writer_process(rig))
         codes = [os.waitstatus_to_exitcode(os.waitpid(pids.pop(), 0)[1]) for _ in producers]
         assert codes == [0] * PRODUCERS
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience(20)
         views = [view for _, view in rig.sessions.values()]
         while any(view.acked != producer_sequence(view) for view in views):
             assert time.monotonic() < deadline, "the last writer did not finish"
             time.sleep(0.002)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        os.kill(pids[0], signal.SIGKILL)
+        os.waitpid(pids.pop(), 0)
         records = verify(rig, [struct.unpack_from("<q", stop, 8 + 8 * n)[0] for n in range(PRODUCERS)])
         return {"kills": done, "in_pass": in_pass, "records": records}
     finally:
