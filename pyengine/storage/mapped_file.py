@@ -79,7 +79,8 @@ def list_segments(folder: str | os.PathLike[str], size_bytes: int, advice: str =
     (MappedFileQueue.load) or misplace every offset. `advice` ends the sentence about a wrong length.
     """
     found, _ = _inodes(folder, size_bytes, advice)
-    return [MappedFile(Path(folder) / segment_name(start), start) for start in sorted(found)]
+    path = folder if isinstance(folder, Path) else Path(folder)
+    return [MappedFile(path / segment_name(start), start) for start in sorted(found)]
 
 
 def map_read_only(path: str | os.PathLike[str]) -> mmap.mmap:

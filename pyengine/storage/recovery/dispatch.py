@@ -60,7 +60,7 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import FILE_MODE
 from pyengine.storage.recovery.index import IndexPlan, list_index_files, read_index_header
 from pyengine.storage.recovery.log import LogPlan, Work, segments_between
-from pyengine.storage.recovery.queues import QueueCut, list_queues, sync_queue
+from pyengine.storage.recovery.queues import QueueCut, QueueState, list_queues, sync_queue
 from pyengine.storage.recovery.report import RecoveryOptions, RecoveryPath
 
 _SLICE_BYTES = 1 << 20
@@ -151,8 +151,8 @@ class LogDispatch:
         """`index_progress`: the index undo of shared memory that counts, else None."""
         self._work, self._log, self._plan, self._index_progress = work, log, plan, index_progress
 
-    def run(self, start: int) -> int:
-        """Bring queues and index up to the log and make them durable; returns where that began."""
+    def run(self, start: int) -> tuple[int, list[QueueState]]:
+        """Bring queues and index up to the log and make them durable; returns where that began, and the queues as they are then."""
         end = self._plan.end_offset
         if start < end or self._index_progress is not None:
             self._work.on_step("dispatch")
@@ -176,10 +176,10 @@ class LogDispatch:
         failpoint("recovery_dispatched")
         self._work.on_step("sync derived")
         unsynced_from = min(start, self._plan.scan.scan_from)
-        queues = [queue for queue in list_queues(self._work.store)
-                  if queue.max_physical_offset > unsynced_from]
-        is_synced = len(queues) >= MANY_FILES and sync_file_system(self._work.store.consume_queue)
-        for queue in queues:
+        queues = list_queues(self._work.store)
+        unsynced = [queue for queue in queues if queue.max_physical_offset > unsynced_from]
+        is_synced = len(unsynced) >= MANY_FILES and sync_file_system(self._work.store.consume_queue)
+        for queue in unsynced:
             sync_queue(queue, unsynced_from, is_synced=is_synced)
             if self._work.options.enable_consume_queue_ext:
                 sync_ext(self._work.store.queue_ext_folder(queue.topic, queue.queue_id),
@@ -189,7 +189,7 @@ class LogDispatch:
             if read_index_header(path).end_timestamp_ms > synced_ms or start < end:
                 sync_file(path)
         failpoint("recovery_derived_synced")
-        return start
+        return start, queues
 
     def _until_gap(self, start: int) -> QueueGap | None:
         """Dispatch [start, end), or stop before a queue would be left with a gap that the log can fill."""

@@ -221,14 +221,14 @@ class _Recovery:
             self._refuse_misplaced(log, plan, {str(path) for path in misplaced})
         changed = self._carry_out(log, plan, reading.watermark)
         self._progress.finish()
-        if changed:
-            queues = list_queues(self._store)
+        if changed is not None:
+            queues = changed
         next_offsets = self._next_offsets(log, plan, queues)
         ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
         self._notes += clamp_offsets(self._store, ends, before_change=lambda: self._on_step("consumer offsets"))
         self._notes += clamp_delay_offsets(self._store, ends, before_change=lambda: self._on_step("delay offsets"))
         failpoint("recovery_done")
-        report = self._report(log, plan, queues, RecoveryState.RECOVERED, changed)
+        report = self._report(log, plan, queues, RecoveryState.RECOVERED, changed is not None)
         return replace(report, queue_ends={**report.queue_ends, **next_offsets})
 
     def _own_reading(self, reading: WatermarkReading, segments: Sequence[MappedFile]) -> WatermarkReading:
@@ -353,8 +353,8 @@ class _Recovery:
 
     # -- carry out ----------------------------------------------------------------
 
-    def _carry_out(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> bool:
-        """Change the store as planned; returns whether anything but syncing was to be done."""
+    def _carry_out(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> list[QueueState] | None:
+        """Change the store as planned; returns the queues as they are then, None where nothing but syncing was to be done."""
         end = plan.log.end_offset
         has_work = (
             plan.path is RecoveryPath.ABNORMAL
@@ -375,7 +375,7 @@ class _Recovery:
         if not has_work:
             change.sync()
             sweep_unfinished(self._store)
-            return False
+            return None
         failpoint("recovery_planned")
         sweep_unfinished(self._store)
         change.remove_spares()
@@ -388,9 +388,9 @@ class _Recovery:
             failpoint("recovery_loss_accepted")
         change.apply()
         self._change_queues_and_index(plan)
-        self._dispatched_from = LogDispatch(self._work, log, plan.log, plan.index_progress).run(plan.dispatch_from)
+        self._dispatched_from, queues = LogDispatch(self._work, log, plan.log, plan.index_progress).run(plan.dispatch_from)
         self._finish(log, plan, watermark)
-        return True
+        return queues
 
     def _is_unsure(self, log: LogView, plan: _Plan) -> bool:
         """A copy is not: no engine has ever synced it, so no failed sync went unheard."""
