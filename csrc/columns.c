@@ -410,6 +410,28 @@ static uint8_t *put_host(uint8_t *to, const uint8_t *host, int32_t host_bytes)
     return put_number(to, port < 0 ? 0u - (uint32_t)port : (uint32_t)port);
 }
 
+/* The host that was written last, and its text: most rows have the host of the row before. */
+struct last_host {
+    uint8_t host[MS_HOST_BYTES_MAX];
+    int32_t host_bytes;
+    const uint8_t *text;
+    int64_t text_bytes;
+};
+
+static uint8_t *put_host_again(uint8_t *to, const uint8_t *host, int32_t host_bytes, struct last_host *last)
+{
+    if (host_bytes == last->host_bytes && memcmp(host, last->host, (size_t)host_bytes) == 0) {
+        memcpy(to, last->text, (size_t)last->text_bytes);
+        return to + last->text_bytes;
+    }
+    memcpy(last->host, host, (size_t)host_bytes);
+    last->host_bytes = host_bytes;
+    last->text = to;
+    uint8_t *const end = put_host(to, last->host, host_bytes);
+    last->text_bytes = end - to;
+    return end;
+}
+
 static uint8_t *put_hex(uint8_t *to, const uint8_t *from, int64_t bytes)
 {
     static const char digits[] = "0123456789ABCDEF";
@@ -423,16 +445,17 @@ static uint8_t *put_hex(uint8_t *to, const uint8_t *from, int64_t bytes)
 int64_t ms_columns_make(const struct ms_record *rows, int64_t count, int column, int32_t *offsets, uint8_t *data)
 {
     uint8_t *at = data;
+    struct last_host last = {.host_bytes = 0};
     for (int64_t i = 0; i < count; i++) {
         const struct ms_record *const row = &rows[i];
         const uint8_t *const store_host = tail_of(row) - row->store_host_bytes;
         offsets[i] = (int32_t)(at - data);
         switch (column) {
         case MS_COLUMN_BORN_HOST:
-            at = put_host(at, row->start + MS_AT_BORN_HOST, row->born_host_bytes);
+            at = put_host_again(at, row->start + MS_AT_BORN_HOST, row->born_host_bytes, &last);
             break;
         case MS_COLUMN_STORE_HOST:
-            at = put_host(at, store_host, row->store_host_bytes);
+            at = put_host_again(at, store_host, row->store_host_bytes, &last);
             break;
         default:
             at = put_hex(at, store_host, row->store_host_bytes);

@@ -14,7 +14,7 @@ from fix_golden import RECIPES
 from logs import Log, LogBuilder
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry
-from pyengine.formats.record import Message
+from pyengine.formats.record import Message, decode_record
 from pyengine.formats.record_case import iter_records
 from pyengine.native.columns import ColumnScanner
 from pyengine.native.scan import sync
@@ -98,6 +98,19 @@ def test_all_columns_of_all_messages(tmp_path, rng):
     batches = list(scan_segments(paths, limit=builder.end))
     assert rows(batches) == [row_of(message) for message in builder.messages]
     assert all(batch.schema == schema() for batch in batches)
+
+
+def test_hosts_that_repeat_and_change_within_a_batch(rng):
+    hosts = ["1.2.3.4:10911", "1.2.3.4:10912", "255.0.0.1:2147483647", "[2001:db8::1]:1", "[::]:0", "0.0.0.0:0"]
+    data, messages = bytearray(), []
+    for _ in range(200):
+        born, store = ((messages[-1].born_host, messages[-1].store_host) if messages and rng.random() < 0.5
+                       else (rng.choice(hosts), rng.choice(hosts)))
+        record = encode_record(topic="T", body=b"b", physical_offset=len(data), born_host=born, store_host=store)
+        messages.append(decode_record(record))
+        data += record
+    found = rows(LogScanner(["bornHost", "storeHost", "msgId"], batch_rows=64).scan(bytes(data), 0, 0, len(data)))
+    assert [tuple(row.values()) for row in found] == [(one.born_host, one.store_host, one.msg_id) for one in messages]
 
 
 def test_the_schema_is_what_spark_expects():
