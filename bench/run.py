@@ -185,6 +185,27 @@ def bench_recovery(bench: Bench) -> None:
             bench.rows.append(Row(f"recovery after {title}", "GB/s", rates, floor=2, aim=8, notes=notes))
 
 
+def bench_recovery_topics(bench: Bench) -> None:
+    """What `recover` takes for many queues of one message each, after kill -9 without what shared memory remembers."""
+    topics = 5_000 if bench.rounds > 1 else 1_000
+    seconds, cpu_us = [], []
+    for _ in range(bench.rounds):
+        engine, path = bench.store()
+        with engine:
+            with pyengine.connect(path) as producer:
+                for number in range(topics):
+                    producer.put(f"topic-{number}", b"x" * 100)
+            wait_dispatched(path)
+            _kill_all(path)
+            shutil.rmtree(find_folder(path).path)
+            report, _, cpu = _recover(path)
+        seconds.append(report["seconds"])
+        cpu_us.append(cpu * 1e6 / topics)
+        shutil.rmtree(path.parent)
+    bench.rows.append(Row(f"recovery of {topics:,} topics after kill -9, shared memory deleted", "s", seconds, higher_is_better=False,
+                          notes={"CPU us for each topic, command and all": quantile(cpu_us, 0.5)}))
+
+
 def bench_reads(bench: Bench) -> None:
     """What is in the page cache, by queue as Python objects whose body is read, and the whole log as Arrow columns."""
     for size in (128, 1024):
@@ -354,7 +375,7 @@ def _private_bytes(pid: int) -> int:
 
 BENCHES: tuple[Callable[[Bench], None], ...] = (
     bench_workers, bench_statistics, bench_memory, bench_visible, bench_async_puts, bench_async_many, bench_sync, bench_new_topics,
-    bench_reads, bench_recovery)
+    bench_reads, bench_recovery, bench_recovery_topics)
 
 
 def main() -> None:
