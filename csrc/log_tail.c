@@ -8,6 +8,8 @@
 #include "failpoint.h"
 #include "flush.h"
 
+#define MS_PAGE_BYTES 4096
+
 /* Allocated blocks that were never written cost a change of the file's map with the sync that
  * follows their first write. So once in a window that change is made for all of it. The zeros
  * stand above everything acknowledged and change no byte that is read. */
@@ -24,14 +26,26 @@ static int write_zeros_ahead(struct ms_writer *writer, int64_t end)
     return ms_flush_pwrite_all(writer->current.fd, writer->zeros, bytes, end - writer->current.base);
 }
 
+/* Zeros after what is gathered, to the end of its last page: the kernel takes whole fresh pages a sixth cheaper. They
+ * are above everything acknowledged and change no byte that is read. */
+static int64_t fill_page(struct ms_writer *writer)
+{
+    int64_t end = writer->stage_from + writer->stage_bytes - writer->current.base;
+    int64_t filled = (end + MS_PAGE_BYTES - 1) & ~(int64_t)(MS_PAGE_BYTES - 1);
+    if (filled > writer->segment_bytes)
+        filled = writer->segment_bytes;
+    memset(writer->stage + writer->stage_bytes, 0, (size_t)(filled - end));
+    return writer->stage_bytes + filled - end;
+}
+
 /* The first gathered byte goes to stage_from. */
 int ms_tail_write(struct ms_writer *writer)
 {
     if (writer->stage_bytes == 0)
         return 0;
     MS_FAILPOINT("tail_gathered");
-    int why = ms_flush_pwrite_all(writer->current.fd, writer->stage, writer->stage_bytes,
-                                  writer->stage_from - writer->current.base);
+    int64_t bytes = writer->current.memory != NULL ? fill_page(writer) : writer->stage_bytes;
+    int why = ms_flush_pwrite_all(writer->current.fd, writer->stage, bytes, writer->stage_from - writer->current.base);
     if (why == 0)
         why = write_zeros_ahead(writer, writer->stage_from + writer->stage_bytes);
     if (why == -ENOSPC || why == -EDQUOT) { /* nothing is lost: the pass is taken back and comes again */
@@ -52,10 +66,16 @@ int ms_tail_write(struct ms_writer *writer)
     return 0;
 }
 
+/* Whether the pass being made is written to its segment, not stored into it. */
+static int is_written(const struct ms_writer *writer)
+{
+    return writer->is_gathering || writer->current.memory == NULL;
+}
+
 /* Where `bytes` more bytes at the write position are to be put; NULL when a write failed. */
 static uint8_t *take_place(struct ms_writer *writer, int64_t bytes)
 {
-    if (writer->current.memory != NULL) {
+    if (!is_written(writer)) {
         ms_store_release(&writer->control->writer.intent_end, writer->position + bytes);
         ms_compiler_fence(); /* intent first, bytes after */
         MS_FAILPOINT("tail_intended");
@@ -88,11 +108,11 @@ int ms_tail_roll(struct ms_writer *writer)
             return -EIO;
         ms_record_encode_blank(place, (int32_t)room);
         MS_FAILPOINT("tail_blank_encoded");
-        if (writer->current.memory == NULL && ms_tail_write(writer) != 0)
+        if (is_written(writer) && ms_tail_write(writer) != 0)
             return -EIO;
         writer->position += room;
         writer->stage_from = writer->position;
-    } else if (writer->current.memory == NULL && ms_tail_write(writer) != 0) {
+    } else if (is_written(writer) && ms_tail_write(writer) != 0) {
         return -EIO;
     }
     if (writer->current.base >= 0)
@@ -122,7 +142,7 @@ int ms_tail_copy(struct ms_writer *writer, const uint8_t *from, int64_t bytes)
 {
     while (bytes > 0) {
         /* A blank may be as long as a segment; what is gathered is not. */
-        int64_t piece = writer->current.memory == NULL && bytes > writer->stage_bytes_max ? writer->stage_bytes_max : bytes;
+        int64_t piece = is_written(writer) && bytes > writer->stage_bytes_max ? writer->stage_bytes_max : bytes;
         uint8_t *place = take_place(writer, piece);
         if (place == NULL)
             return -EIO;

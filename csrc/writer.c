@@ -45,6 +45,7 @@ void ms_writer_open(struct ms_writer *writer)
     writer->entries = 0;
     writer->stage_bytes = 0;
     writer->stage_from = slot->wrote;
+    writer->is_gathering = 0;
     writer->side_loaded = 0;
     writer->zeroed_end = slot->wrote;
     if (writer->sessions_high < slot->sessions_high)
@@ -661,6 +662,17 @@ static int take_turn(struct ms_writer *writer, uint32_t i, int64_t from)
     return MS_RUN_TIME;
 }
 
+/* What waits in the rings of active sessions, and the side object at hand. */
+static int64_t waiting_bytes(const struct ms_writer *writer)
+{
+    uint32_t high = writer->sessions_high;
+    uint64_t bytes = writer->side_loaded != 0 ? writer->side_bytes : 0;
+    for (uint32_t i = next_active(writer, 0); i < high; i = next_active(writer, i + 1))
+        if (has_work(&writer->sessions[i]))
+            bytes += ms_load_relaxed(&writer->sessions[i].session->tail) - writer->sessions[i].head;
+    return (int64_t)bytes;
+}
+
 /* One round over the active sessions. MS_RUN_TIME when it went through. */
 static int make_pass(struct ms_writer *writer)
 {
@@ -670,6 +682,7 @@ static int make_pass(struct ms_writer *writer)
     uint32_t next_turn = 0;
     int64_t from = writer->position;
     begin_pass(writer);
+    writer->is_gathering = writer->gather_bytes_min > 0 && waiting_bytes(writer) >= writer->gather_bytes_min;
     for (uint32_t n = 0, i = turn; n < 2 && why == MS_RUN_TIME; n++, i = 0) { /* from `turn` on, then what stands before it */
         uint32_t end = n == 0 ? high : turn;
         for (i = next_active(writer, i); i < end && why == MS_RUN_TIME; i = next_active(writer, i + 1)) {

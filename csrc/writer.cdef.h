@@ -1,7 +1,7 @@
 /* The writer's pass: drain submission rings, append records, commit, answer.
  *
  * Who: the writer process only, from workers/writer.py, one thread. Blocks on:
- * pwrite where segments are not mapped; ms_writer_run sleeps on the writer's latch, at most
+ * pwrite of what is gathered; ms_writer_run sleeps on the writer's latch, at most
  * until its deadline. After a crash anywhere in here: the commit slot says what
  * happened; the next writer calls ms_writer_roll_back, zeroes
  * [wrote, intent_end) and goes on, so no record is lost or doubled.
@@ -16,9 +16,12 @@
  *     the copy; undo entry for its queue before the queue's offset changes; intent_end
  *     before the bytes; bodies go from the ring into the record, their CRC is of the copy
  *   3 answers into the sessions (not valid until acked moves)
- *   4 where the segment is written: pwrite of the gathered bytes
+ *   4 where the pass is written: pwrite of the gathered bytes
  *   5 fill the other commit slot, then slot_pass with release: the commit point
  *   6 wrote (and committed), heads, acked, wake-ups: all derived from the slot
+ *
+ * Where segments are mapped, a pass over little is stored into them, and a pass over `gather_bytes_min` or more is
+ * gathered and written: a write makes and fills fresh pages at a third to a tenth of the CPU of storing to them.
  *
  * A pass costs what came, not what is open: it looks at the active sessions only (those that
  * put lately), and fills into its commit slot the accounts of the sessions that this pass and
@@ -27,6 +30,8 @@
 #define MS_AHEAD_MAX 64
 #define MS_SESSION_WORDS 16      /* a bit for each of MS_SESSION_SLOTS */
 #define MS_PASS_BYTES 4194304
+/* Where a write becomes cheaper than stores and the populating of their pages (docs/performance.md). */
+#define MS_GATHER_BYTES_MIN 16384
 
 /* Why ms_writer_run returned. */
 #define MS_RUN_TIME 0            /* the deadline: do the housekeeping, call again */
@@ -53,8 +58,8 @@ struct ms_writer_session {
 
 struct ms_segment {
     int64_t base;                /* physical offset of its first byte; -1: none */
-    uint8_t *memory;             /* mapping or pool buffer; NULL: the segment is written, not stored into */
-    int32_t fd;                  /* to write to; -1 with a memory */
+    uint8_t *memory;             /* mapping or pool buffer; NULL: every pass is written, none stored into it */
+    int32_t fd;                  /* to write to; -1: every pass is stored into the memory */
     int32_t pool_buffer;         /* -1 without a pool */
 };
 
@@ -83,7 +88,9 @@ struct ms_writer {
     uint32_t refuse_segment;     /* in: answer the entry at hand CREATE_MAPEDFILE_FAILED */
     uint32_t rolled;             /* segments finished since Python looked */
     struct ms_segment finished[MS_AHEAD_MAX]; /* out: with MS_RUN_ROLLED, `rolled` of them */
-    uint8_t *stage;              /* gathers the pass for a segment that is written */
+    int64_t gather_bytes_min;    /* in: a pass over so much is written where segments are mapped, too; 0: none */
+    uint32_t is_gathering;       /* the pass being made is gathered and written, whatever memory its segments have */
+    uint8_t *stage;              /* gathers the pass that is written; a page longer than stage_bytes_max */
     int64_t stage_bytes_max;
     int64_t stage_bytes;
     int64_t stage_from;          /* physical offset of stage[0] */

@@ -814,6 +814,8 @@ class ms_writer(Struct):
     refuse_segment: int
     rolled: int
     finished: Array[ms_segment]
+    gather_bytes_min: int
+    is_gathering: int
     stage: Array[int]
     stage_bytes_max: int
     stage_bytes: int
@@ -950,6 +952,7 @@ class _Lib:
     MS_FAILPOINT_PROCESS_BYTES: int
     MS_FAILPOINT_STRUCK: int
     MS_FLUSHER: int
+    MS_GATHER_BYTES_MIN: int
     MS_GROUP_FAILED: int
     MS_GROUP_SEGMENT: int
     MS_GROUP_SEGMENTS_MAX: int

@@ -12,8 +12,8 @@ import posix_ipc
 from pyengine._native import ffi, lib
 from pyengine.formats.record import encode_host
 from pyengine.native import control as control_native
+from pyengine.native import flush, queue_table, session
 from pyengine.native import producer as producer_native
-from pyengine.native import queue_table, session
 from pyengine.native import writer as writer_native
 from pyengine.native.waiting import Latch
 from waiting import patience
@@ -46,20 +46,31 @@ class WriterRig:
         self.name = f"/pyengine-test-{uuid.uuid4().hex[:12]}"
         self._semaphore = posix_ipc.Semaphore(self.name, posix_ipc.O_CREX, mode=0o600)
         self.latch = Latch(self.control.latch[control_native.WRITER], self.name)
-        self.folder: Path | None = None  # sync mode: one file a segment
+        self.folder: Path | None = None  # sync mode, or with gather_bytes_min: one file a segment
         self.open_flags = os.O_RDWR | os.O_CREAT
         self.zero_ahead_bytes = 0
+        self.gather_bytes_min = 0
         self.fds: dict[int, int] = {}
+        self.mapped: list[object] = []
         self.sessions: dict[int, tuple[mmap.mmap, object]] = {}
         self.writer: writer_native.Writer | None = None
 
+    @property
+    def has_files(self) -> bool:
+        return self.gather_bytes_min > 0 or self.control.identity.mode == control_native.MODE_SYNC
+
     def segment(self, base: int) -> writer_native.Segment:
-        if self.control.identity.mode == control_native.MODE_SYNC:
+        if self.has_files:
             if base not in self.fds:
                 path = self.folder / f"{base:020d}"
                 path.touch()
                 self.fds[base] = os.open(path, self.open_flags)
-            return writer_native.Segment(base, None, self.fds[base], -1)
+            if not self.gather_bytes_min:
+                return writer_native.Segment(base, None, self.fds[base], -1)
+            os.ftruncate(self.fds[base], self.segment_bytes)
+            memory = ffi.from_buffer(mmap.mmap(self.fds[base], self.segment_bytes))
+            self.mapped.append(memory)
+            return writer_native.Segment(base, ffi.cast("uint8_t *", memory), self.fds[base], -1)
         return writer_native.Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(self.log)) + base, -1, -1)
 
     def open_session(self, slot: int = 0, generation: int = 1) -> producer_native.ProducerSession:
@@ -82,11 +93,11 @@ class WriterRig:
         """A writer as workers/writer.py would start it, also behind a killed one."""
         if writer_native.roll_back(self.control, self.table):
             start, end = control_native.committed_slot(self.control)[0], self.control.writer.intent_end
-            self.log[start:end] = bytes(end - start)
+            self._clear(start, end)
         writer_native.rolled_back(self.control)
         self.writer = writer = writer_native.Writer(
             self.control, self.table, {control_native.WRITER: self.latch.semaphore}, spin_us=0,
-            zero_ahead_bytes=self.zero_ahead_bytes)
+            zero_ahead_bytes=self.zero_ahead_bytes, gather_bytes_min=self.gather_bytes_min)
         writer.open()
         position = writer.position
         base = position - position % self.segment_bytes
@@ -96,6 +107,21 @@ class WriterRig:
             writer.add_ahead(self.segment(writer.next_base))
         self.attach_sessions()
         return writer
+
+    def _clear(self, start: int, end: int) -> None:
+        if not self.has_files:
+            self.log[start:end] = bytes(end - start)
+            return
+        size = self.segment_bytes
+        for base in range(start - start % size, end, size):
+            first = max(start, base)
+            flush.zero_range(self.segment(base).fd, first - base, min(end, base + size) - first)
+
+    def load_files(self) -> None:
+        """What is in files, to where tests look."""
+        for path in self.folder.iterdir() if self.has_files else ():
+            data, base = path.read_bytes(), int(path.name)
+            self.log[base:base + len(data)] = data
 
     def attach_sessions(self) -> None:
         self.writer.pointer.session_seq_seen = control_native.load(self.control.session_seq, "value")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,12 +23,16 @@ RUN_FAILED: int = lib.MS_RUN_FAILED
 RUN_CUT_SHORT: int = lib.MS_RUN_CUT_SHORT
 
 AHEAD_MAX: int = lib.MS_AHEAD_MAX
+GATHER_BYTES_MIN: int = lib.MS_GATHER_BYTES_MIN
 SCRATCH_BYTES_MIN = 2 * 1024 * 1024
 STAGE_BYTES = 8 * 1024 * 1024  # of a writer that gathers: at least, and the largest record fits: none is written in pieces
 RECORD_ALLOWANCE_BYTES: int = lib.MS_RECORD_ALLOWANCE_BYTES
+PAGE_BYTES = mmap.PAGESIZE
 
 REFUSED_OFFSET: int = lib.MS_REFUSED_OFFSET
 REFUSED_RAW: int = lib.MS_REFUSED_RAW
+
+_new_without_pages = ffi.new_allocator(should_clear_after_alloc=False)  # not touched until it is used
 
 # What each refusal says to the user (MS_REFUSED_*): the sentence tells what to change.
 REFUSALS: dict[int, str] = {
@@ -65,11 +70,11 @@ REFUSALS: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment as the writer holds it: memory to store into (mapping or pool buffer), or a descriptor to write to."""
+    """A segment as the writer holds it: memory to store into (mapping or pool buffer), a descriptor to write to, or both."""
 
     base: int
-    memory: Array[int] | None  # None: written by the descriptor
-    fd: int
+    memory: Array[int] | None  # None: all is written by the descriptor
+    fd: int  # -1: all is stored into the memory
     pool_buffer: int
 
 
@@ -92,10 +97,11 @@ class Writer:
 
     `semaphores` maps kind -> latch semaphore for the workers to be woken (those that
     run in this mode) and for the writer itself. All views must outlive the object.
+    `gather_bytes_min`: passes over so many bytes are written, not stored, where segments have both; 0: none.
     """
 
     def __init__(self, control: ms_control, queues: ms_queue_table, semaphores: Mapping[int, CData], spin_us: int,
-                 zero_ahead_bytes: int = 0) -> None:
+                 zero_ahead_bytes: int = 0, gather_bytes_min: int = 0) -> None:
         writer = self.pointer = ffi.new("struct ms_writer *")
         writer.control = control
         writer.queues = queues
@@ -113,6 +119,9 @@ class Writer:
             self._zeros = ffi.new("uint8_t[]", max(1, zero_ahead_bytes))
             writer.zeros = self._zeros
             writer.zero_ahead_bytes = zero_ahead_bytes
+        if gather_bytes_min:
+            self._need_stage()
+            writer.gather_bytes_min = gather_bytes_min
 
     def _need_stage(self) -> None:
         """Room to gather a pass for a segment that is written."""
@@ -120,7 +129,7 @@ class Writer:
             writer = self.pointer
             record_bytes_max = min(writer.max_message_bytes + RECORD_ALLOWANCE_BYTES, writer.segment_bytes)
             writer.stage_bytes_max = max(STAGE_BYTES, record_bytes_max)
-            self._stage = ffi.new("uint8_t[]", writer.stage_bytes_max)
+            self._stage = _new_without_pages("uint8_t[]", writer.stage_bytes_max + PAGE_BYTES)
             writer.stage = self._stage
 
     def _grow_scratch(self, size: int) -> None:

@@ -13,7 +13,8 @@ as RocketMQ's shutdown does.
 
 In async mapped mode PageWarmer populates the pages ahead of the writer. A store to an absent page
 costs a fault of 0.8 us and, on memory that the machine's host has taken back, up to 9 us; populating
-whole pieces ahead makes appends 2-5 times faster. Never in sync mode: a store into a populated
+whole pieces ahead makes appends 2-5 times faster. Not ahead of large passes, which the writer writes: a write makes
+its pages itself, for less than populating them costs. Never in sync mode: a store into a populated
 mapping dirties its whole large folio, a megabyte to the device per small put (measured).
 """
 
@@ -31,6 +32,7 @@ from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import lock_memory, monotonic_ns, populate
+from pyengine.native.writer import GATHER_BYTES_MIN
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.commit_log import new_segment_folder
 from pyengine.storage.file_system import copies_on_write, reserve_dispatch_space
@@ -65,6 +67,8 @@ class AllocateMappedFileService(Service):
                                       populated_end=native.load(self._allocator, "populated_end"))
         self._retry_ns = 0
         self._wrote = -1
+        self._pass = native.load_position(self._control.slot_pass)
+        self._passes_are_large = False
         waiting.schedule_batch()
         self._moved_ns = 0
         self._paused = 0, 0  # when, and where the log ended then
@@ -74,12 +78,20 @@ class AllocateMappedFileService(Service):
         now_ns = monotonic_ns()
         wrote = native.load_position(self._control.wrote)
         if wrote != self._wrote:
+            self._look_at_passes(wrote)
             self._wrote, self._moved_ns = wrote, now_ns
         if native.load(self._allocator, "ready_end") < self._target(wrote):
             if now_ns < self._retry_ns or self._is_frozen:
                 return False
             return self._make_one(now_ns)
         return self._warm(wrote)
+
+    def _look_at_passes(self, wrote: int) -> None:
+        """Whether the writer gathers: what it writes whole needs no page ahead of it."""
+        number = native.load_position(self._control.slot_pass)
+        if self._wrote >= 0 and number > self._pass:
+            self._passes_are_large = wrote - self._wrote >= GATHER_BYTES_MIN * (number - self._pass)
+        self._pass = number
 
     def _target(self, wrote: int) -> int:
         """Segments must be ready up to here: what the writer wants, and one after the one it writes to."""
@@ -129,7 +141,10 @@ class AllocateMappedFileService(Service):
     def _warm(self, wrote: int) -> bool:
         if self._warmer is None:
             return False
-        more = self._warmer.advance(wrote, native.load(self._allocator, "ready_end"))
+        if self._passes_are_large and monotonic_ns() - self._moved_ns < BUSY_NS:
+            return False
+        more = self._warmer.advance(wrote, native.load(self._allocator, "ready_end"),
+                                    window_bytes=PIECE_BYTES if self._passes_are_large else WINDOW_BYTES)
         native.store(self._allocator, "populated_end", self._warmer.populated_end)
         if self._warmer.lock_refused and not self._warned:
             self._warned = True
@@ -231,15 +246,15 @@ class PageWarmer:
         self.refused = 0  # errno of the last populate or lock that did not work; harmless
         self.lock_refused = 0  # of the last lock
 
-    def advance(self, wrote: int, ready_end: int) -> bool:
+    def advance(self, wrote: int, ready_end: int, window_bytes: int = WINDOW_BYTES) -> bool:
         """Populate one piece if a step's worth is missing; whether there is more to do now."""
         size = self._segment_bytes
         for start in [start for start in self._windows if start + size <= wrote]:
             self._windows.pop(start).close()
-        window = max(WINDOW_BYTES, 2 * size) if self._whole else WINDOW_BYTES
+        window = max(window_bytes, 2 * size) if self._whole else window_bytes
         end = min(wrote + window, ready_end)
         at = max(self.populated_end, wrote)
-        if at >= end or end - at < min(STEP_BYTES, size) and not self._filling:
+        if at >= end or end - at < min(STEP_BYTES, window_bytes, size) and not self._filling:
             return False
         start = at - at % size
         stop = min(end, at + PIECE_BYTES, start + size)

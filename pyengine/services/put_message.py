@@ -9,9 +9,9 @@ After a crash of this process the commit slot says what happened. The next write
 the queue offsets of the uncommitted pass and zeroes what that pass may have written: records
 of equal size would otherwise line up and be read as whole ones again.
 
-In async mode records are stored into mapped segments, unless their file system copies on
-write (storage/file_system.py) or a store was a bus error since the engine started: then
-passes are written, as in sync mode. A write that finds no room is no failure: the pass is
+In async mode the records of a small pass are stored into mapped segments, and those of a large one
+(GATHER_BYTES_MIN) are gathered and written, as in sync mode; all are written where the file system copies on
+write (storage/file_system.py) or a store was a bus error since the engine started. A write that finds no room is no failure: the pass is
 rolled back in the same way, puts are refused, and each half second zeros are written where
 the next record belongs, until the disk takes them.
 """
@@ -82,7 +82,8 @@ class PutMessageService(Service):
         if self._identity.replicates and self._identity.role != native.SLAVE and self._identity.mode != native.MODE_POOL:
             semaphores[native.REPLICATOR] = memory.latch(native.REPLICATOR).semaphore
         self._writer = Writer(self._control, self._table, semaphores, self._identity.spin_writer_us,
-                              config.zero_ahead_bytes)
+                              config.zero_ahead_bytes,
+                              gather_bytes_min=pass_.GATHER_BYTES_MIN if self._identity.mode == native.MODE_MAPPED else 0)
         store_stats.count_puts(self._writer.pointer, memory.counters)
         if config.enable_multi_dispatch:
             self._writer.enable_multi_dispatch(lmq=config.enable_lmq, lmq_max=config.max_lmq_consume_queue_num)
@@ -155,7 +156,7 @@ class PutMessageService(Service):
         mapping = self._mappings.get(base)
         if mapping is None:
             mapping = self._mappings[base] = mmap.mmap(descriptor, self._segment_bytes)
-        return Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(mapping)), -1, -1)
+        return Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(mapping)), descriptor, -1)
 
     def _take_buffer(self, base: int) -> int | None:
         number = self._pool.find(NO_SEGMENT)
@@ -413,7 +414,7 @@ class PutMessageService(Service):
             return not self._to_roll_back
         segment = self._writer.current
         try:
-            if segment is not None and segment.memory is None:
+            if segment is not None and segment.fd >= 0:
                 at = self._writer.position - segment.base
                 probe = bytes(min(ROOM_PROBE_BYTES, self._segment_bytes - at))
                 flush.pwrite_all(segment.fd, probe, at, self._unflushed.path(segment.base))

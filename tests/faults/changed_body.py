@@ -45,7 +45,7 @@ def writer_process(rig: WriterRig, board: Board) -> int:
 def change(mode: str, step: str, kind: int, folder: Path) -> None:
     """One entry, whose first body is changed while the writer is at `step`."""
     rig = WriterRig(segment_bytes=1 << 16, segments=4, mode=MODES[mode])
-    rig.folder = folder
+    rig.folder, rig.gather_bytes_min = folder, int(mode == "gathered")
     board = Board(folder / "board")
     board.arm(step, 1, "stop")
     producer = rig.open_session()
@@ -61,7 +61,7 @@ def change(mode: str, step: str, kind: int, folder: Path) -> None:
         memory[at:at + len(AFTER)] = AFTER
         os.kill(pid, signal.SIGCONT)
         start = answer_of(producer, sequence)[PHYSICAL]
-        log = rig.log if mode != "sync" else (folder / f"{0:020d}").read_bytes()
+        log = (folder / f"{0:020d}").read_bytes() if rig.has_files else rig.log
         body = decode_record(log, start).body
         assert body == STORED[step], (mode, step, body[:10])
         assert int.from_bytes(log[start + CRC_AT:start + CRC_AT + 4], "big") == zlib.crc32(body) & 0x7FFFFFFF, (mode, step)

@@ -67,6 +67,7 @@ SHORT = -1
 TOPICS = ("disk-a", "disk-b")
 LATE_TOPIC = "disk-late"
 TIMEOUT_S = 30.0
+MANY_SHARE = 0.1
 TRAFFIC_S = 1.5     # so long a call is waited for that does not come (--traffic)
 BEHIND = 5          # puts after the call has failed
 
@@ -107,7 +108,9 @@ class Traffic:
         self.last = ""
 
     def put(self) -> bool:
-        """One put of any size, now and then a delayed one; whether it was acknowledged. `last` tells the rest."""
+        """One put of any size, now and then a delayed one or many at once; whether it was acknowledged. `last` tells the rest."""
+        if self._rng.random() < MANY_SHARE:
+            return self._put_many()
         self._sequence += 1
         body = make_body("d", self._sequence, self._rng.randbytes(self._rng.randrange(1500)))
         late = self._rng.random() < self._late_share
@@ -127,6 +130,29 @@ class Traffic:
         elif result.status is PutStatus.PUT_OK:
             self.acked.append({"topic": topic, "queue_id": queue_id, "queue_offset": result.queue_offset,
                                "physical_offset": result.physical_offset, "body_sha256": sha256(body).hexdigest()})
+        return result.status is PutStatus.PUT_OK
+
+    def _put_many(self) -> bool:
+        """As many bytes as a writer gathers in async mode, or fewer."""
+        bodies = []
+        for _ in range(self._rng.randrange(2, 30)):
+            self._sequence += 1
+            bodies.append(make_body("d", self._sequence, self._rng.randbytes(self._rng.randrange(1500))))
+        topic, queue_id = self._rng.choice(TOPICS), self._rng.randrange(2)
+        try:
+            if self._producer is None:
+                self._producer = pyengine.connect(self._root, timeout_s=2.0)
+            result = self._producer.put_many(topic, bodies, queue_id=queue_id)
+        except EngineError as error:
+            self.last = f"{type(error).__name__}: {error}"
+            self.close()
+            return False
+        self.last = f"{result.status.name}: {result.reason}"
+        if result.status is PutStatus.PUT_OK:
+            offsets = [result.first_physical_offset] + [None] * (len(bodies) - 1)
+            self.acked += [{"topic": topic, "queue_id": queue_id, "queue_offset": result.first_queue_offset + number,
+                            "physical_offset": offset, "begins_at": offsets[0], "body_sha256": sha256(body).hexdigest()}
+                           for number, (body, offset) in enumerate(zip(bodies, offsets, strict=True))]
         return result.status is PutStatus.PUT_OK
 
     def read(self) -> None:
@@ -313,7 +339,7 @@ class Rig:
         rows = self.traffic.acked
         if self.mode != "sync":
             end = self.status()["positions"]["wrote"]
-            rows = [row for row in rows if row["physical_offset"] < end]
+            rows = [row for row in rows if row.get("begins_at", row["physical_offset"]) < end]
         found = audit_kept(self.root, rows, topics=TOPICS)[0] if self.cleaning else audit(self.root, rows, topics=TOPICS)
         self.bad += found.failures
         if not self.cleaning and self.mode == "sync" and (missing := self.traffic.late - self.delivered()):

@@ -33,7 +33,7 @@ def steps(mode: str) -> set[str]:
     return {point.name for point in steps(mode)}
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", ["async", "gathered", "sync"])
 def test_each_step_of_a_pass_survives_a_kill(broken_build, mode):
     done = run(broken_build, "faults.writer_failpoints", mode, 2)
     assert done.returncode == 0

@@ -23,7 +23,6 @@ from pathlib import Path
 from fix_writer_rig import WriterRig, submit
 from native.test_writer_kill import PRODUCERS, QUEUES, SLOTS, producer_sequence, verify
 from pyengine.native import control as control_native
-from pyengine.native import flush
 from pyengine.native import writer as writer_native
 from pyengine.native.failpoint import Board
 from pyengine.native.failpoints import FAILPOINTS, PUTS, Failpoint
@@ -35,7 +34,9 @@ TIMEOUT_S = 20.0
 STEP_S = 0.0003
 RIG_FILES = ("csrc/writer.c", "csrc/undo.h", "csrc/log_tail.c", "csrc/record.c", "csrc/queue_table.c", "csrc/latch.c")
 NOBODY_ELSE = ("latch_taken",)  # a writer alone wakes no other worker
-MODES = {"async": control_native.MODE_MAPPED, "sync": control_native.MODE_SYNC}
+MODES = {"async": control_native.MODE_MAPPED, "gathered": control_native.MODE_MAPPED, "sync": control_native.MODE_SYNC}
+STORED_ONLY = ("tail_intended",)  # async mode has both: small passes are stored, large ones gathered
+GATHERED_ONLY = ("tail_stage_intended", "tail_gathered", "tail_written")
 
 
 class Case:
@@ -47,6 +48,7 @@ class Case:
         self.rig = WriterRig(segment_bytes=4096, segments=64, mode=MODES[mode])
         self.rig.folder = folder
         self.rig.zero_ahead_bytes = 1024
+        self.rig.gather_bytes_min = int(mode == "gathered")
         self.board = board
         self.deaths = 0
         self.sent = [0] * PRODUCERS
@@ -58,7 +60,6 @@ class Case:
             return pid
         try:
             self.board.use("writer")
-            self.zero_files()
             self.started(self.rig.start_writer())
             while True:
                 self.rig.drain(deadline_s=0.05)
@@ -69,16 +70,6 @@ class Case:
 
     def started(self, writer: writer_native.Writer) -> None:
         """What a rare case adds to a writer, in its own process."""
-
-    def zero_files(self) -> None:
-        """Sync mode's part of what a writer does behind a dead one; WriterRig knows memory only."""
-        if self.rig.control.identity.mode != MODES["sync"]:
-            return
-        if writer_native.roll_back(self.rig.control, self.rig.table):
-            start, end = control_native.committed_slot(self.rig.control)[0], self.rig.control.writer.intent_end
-            for base in range(start - start % 4096, end, 4096):
-                first = max(start, base)
-                flush.zero_range(self.rig.segment(base).fd, first - base, min(end, base + 4096) - first)
 
     def run(self, arms: list[tuple[str, int]]) -> bool:
         """Whether the last step struck."""
@@ -93,7 +84,7 @@ class Case:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             pid = 0
-            self.load_files()
+            self.rig.load_files()
             self.verify()
             return self.deaths == len(arms)
         finally:
@@ -137,17 +128,12 @@ class Case:
     def verify(self) -> None:
         verify(self.rig, self.sent)
 
-    def load_files(self) -> None:
-        """What sync mode wrote, to where verify looks."""
-        for path in self.rig.folder.iterdir():
-            data, base = path.read_bytes(), int(path.name)
-            self.rig.log[base: base + len(data)] = data
-
 
 def steps(mode: str) -> list[Failpoint]:
     """The steps that a writer passes here."""
     return [point for point in FAILPOINTS.values() if point.where in RIG_FILES and point.scene == PUTS and
-            mode in point.modes.split() and point.name not in NOBODY_ELSE]
+            mode.replace("gathered", "async") in point.modes.split() and
+            point.name not in (*NOBODY_ELSE, *{"async": GATHERED_ONLY, "gathered": STORED_ONLY}.get(mode, ()))]
 
 
 def main() -> int:

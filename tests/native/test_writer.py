@@ -453,6 +453,47 @@ def test_a_record_longer_than_what_is_gathered_by_default_is_synced_whole(rig, t
     assert decode_record(log, answer[PHYSICAL]).body == body
 
 
+@pytest.mark.parametrize("gather_bytes_min", [1, 600, 2000])
+def test_passes_that_are_gathered_leave_the_log_that_stored_ones_leave(rig, tmp_path, gather_bytes_min):
+    """Gathered and stored ones in turns, over segments, past blanks and beside what the last pass left of a page."""
+    logs, written = [], []
+    for name, least in (("stored", 0), ("gathered", gather_bytes_min)):
+        chance = random.Random(7)
+        each = rig(segment_bytes=10_000, segments=24)
+        each.folder, each.gather_bytes_min = tmp_path / name, least
+        each.folder.mkdir()
+        producer = each.open_session()
+        writer = each.start_writer()
+        for n in range(60):
+            for _ in range(chance.randrange(1, 4)):
+                bodies = [chance.randbytes(chance.randrange(700)) for _ in range(chance.randrange(1, 6))]
+                submit(producer, MANY, b"T", b"", *pack_many(bodies), count=len(bodies), clock_ms=1_700_000_000_000 + n)
+            each.drain()
+            written.append(writer.pointer.is_gathering)
+        each.load_files()
+        logs.append(bytes(each.log))
+        assert not any(each.log[each.wrote():])
+    assert logs[0] == logs[1]
+    assert not any(written[:60]) and any(written[60:]) and all(written[60:]) == (gather_bytes_min == 1)
+
+
+def test_a_large_body_of_a_side_object_is_gathered(rig, tmp_path):
+    rig = rig(segment_bytes=1 << 20, segments=8)
+    rig.folder, rig.gather_bytes_min = tmp_path, 10_000
+    producer = rig.open_session()
+    writer = rig.start_writer()
+    body = random.Random(1).randbytes(200_000)
+    large = header(PUT, payload_bytes=len(body), topic=b"T", properties=b"")
+    large.sequence = 1
+    image = entry_bytes(large, b"T", b"", body, b"")
+    assert producer.submit_side(header(SIDE, payload_bytes=len(image), topic=b"", properties=b""), monotonic_ns() + 5_000_000_000) == 0
+    assert writer.run(monotonic_ns() + 1_000_000) == RUN_SIDE and not writer.pointer.is_gathering
+    writer.load_side(image)
+    assert writer.run(monotonic_ns() + 1_000_000) == RUN_TIME and writer.pointer.is_gathering
+    rig.load_files()
+    assert decode_record(rig.log, answer_of(producer, 1)[PHYSICAL]).body == body
+
+
 def test_the_place_of_an_answer_is_kept_as_long_as_its_claim(rig, monkeypatch):
     monkeypatch.setattr("fix_writer_rig.RING_BYTES", 1 << 20)
     rig = rig(segment_bytes=1 << 20)

@@ -14,6 +14,7 @@ from pyengine.engine_config import Geometry
 from pyengine.errors import DiskError, DiskFullError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native import control as native
+from pyengine.native.writer import GATHER_BYTES_MIN
 from pyengine.services import allocate_mapped_file
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService, PageWarmer
 from pyengine.storage.config import EngineConfig
@@ -299,6 +300,34 @@ def test_no_page_is_brought_in_where_the_disk_copies_on_write(tmp_path, monkeypa
     warmer = PageWarmer(MessageStore(tmp_path, Geometry(SEGMENT)), whole=True)
     assert not warmer.advance(0, SEGMENT) and warmer.populated_end == SEGMENT
     warmer.close()
+
+
+def test_no_page_is_brought_in_ahead_of_large_passes(make_owner, monkeypatch):
+    owner = make_owner(mode=native.MODE_MAPPED, segment_bytes=128 << 20)
+    owner.position(0)
+    owner.publish()
+    service = AllocateMappedFileService(owner.context(EngineConfig()))
+    now_ns, wrote = 10**12, 0
+    monkeypatch.setattr(allocate_mapped_file, "monotonic_ns", lambda: now_ns)
+
+    def populated_after(passes: int, pass_bytes: int, pause_ns: int) -> int:
+        """How far beyond the log's end, once so many passes came and it has rested."""
+        nonlocal wrote, now_ns
+        wrote += passes * pass_bytes
+        native.store_position(owner.control.wrote, wrote)
+        native.store_position(owner.control.slot_pass, native.load_position(owner.control.slot_pass) + passes)
+        service.work()
+        now_ns += pause_ns
+        settle(service)
+        return max(0, native.load(owner.control.allocator, "populated_end") - wrote)
+
+    settle(service)
+    window = allocate_mapped_file.WINDOW_BYTES
+    assert populated_after(10, GATHER_BYTES_MIN - 1, 0) == window - 10 * (GATHER_BYTES_MIN - 1), "a window, each of whose steps is large"
+    assert populated_after(5000, GATHER_BYTES_MIN, 0) == 0, "the writer writes"
+    assert populated_after(5, GATHER_BYTES_MIN, allocate_mapped_file.BUSY_NS) == allocate_mapped_file.PIECE_BYTES, "it is over for now"
+    assert populated_after(5, 1000, 0) == window, "it is over"
+    service.close()
 
 
 def test_a_slow_stream_is_looked_at_less_often_than_a_fast_one(make_owner, monkeypatch):

@@ -15,7 +15,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
 from pyengine.native import flush, queue_table
-from pyengine.native.writer import Segment
+from pyengine.native.writer import GATHER_BYTES_MIN, Segment
 from pyengine.results import PutStatus
 from pyengine.services.put_message import WAKES, PutMessageService
 from waiting import eventually
@@ -179,16 +179,19 @@ def test_a_new_flusher_is_vouched_for_once_each_unflushed_segment_is_synced(make
     service.close()
 
 
-def test_a_pass_without_room_is_taken_back_once_its_bytes_can_be_cleared_and_then_puts_are_refused(make_parts, monkeypatch):
-    parts = make_parts(mode=native.MODE_SYNC)
+@pytest.mark.parametrize("mode, size_bytes", [("sync", 100), ("async", GATHER_BYTES_MIN)])
+def test_a_pass_without_room_is_taken_back_once_its_bytes_can_be_cleared_and_then_puts_are_refused(
+        make_parts, monkeypatch, mode, size_bytes):
+    parts = make_parts(**MODES[mode])
     with parts.producer() as producer:
         assert producer.put("T", b"before").ok
         wrote = native.load_position(parts.control.wrote)
         parts.kill(native.WRITER)
-        refused = producer.put_async("T", b"x" * 100)
+        refused = producer.put_async("T", b"x" * size_bytes)
         service = service_of(parts)
         full = os.open("/dev/full", os.O_RDWR)
-        service._writer.set_current(Segment(0, None, full, -1))
+        current = service._writer.current
+        service._writer.set_current(Segment(0, current.memory, full, -1))
         really_clear, room = flush.zero_range, False
 
         def clear(*arguments):
