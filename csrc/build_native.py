@@ -42,6 +42,8 @@ CONCEPTS = (
     "nap",
     "entry",
     "producer",
+    "ha_links",
+    "ha_follow",
     "cpu",
     "stream",
     "pool_commit",

@@ -254,6 +254,61 @@ class ms_group_commit(Struct):
     base: Array[int]
     fd: Array[int]
 
+class ms_ha_follow(Struct):
+    control: ms_control
+    producer: ms_producer
+    row: ms_link
+    buffer: Array[int]
+    buffer_bytes: int
+    segment_bytes: int
+    end: int
+    acked: int
+    got: int
+    sequence: int
+    fd: int
+    acks_flushed: int
+    has_heard: int
+    has_appended: int
+    has_reported: int
+    unsent_bytes: int
+    header: ms_entry
+
+class ms_ha_link(Struct):
+    row: ms_link
+    frame: Array[int]
+    next: int
+    start: int
+    reported: int
+    acked: int
+    read_ns: int
+    written_ns: int
+    fd: int
+    turn: int
+    frame_bytes: int
+    frame_sent: int
+    has_input: int
+    input_bytes: int
+    input: Array[int]
+
+class ms_ha_links(Struct):
+    control: ms_control
+    semaphore: CData
+    reputter_semaphore: CData
+    segment_bytes: int
+    batch_bytes: int
+    segment_base: int
+    all_sent: int
+    now_ns: int
+    segment_fd: int
+    epoll_fd: int
+    counts_one: int
+    count: int
+    ticket: int
+    serving: int
+    event_fd: Array[int]
+    event_mask: Array[int]
+    link: Array[ms_ha_link]
+
 class ms_hold(Struct):
     owner: int
     segment: int
@@ -953,11 +1008,27 @@ class _Lib:
     MS_FAILPOINT_STRUCK: int
     MS_FLUSHER: int
     MS_GATHER_BYTES_MIN: int
+    MS_FOLLOW_IDLE: int
+    MS_FOLLOW_LOST: int
+    MS_FOLLOW_REPORT: int
+    MS_FOLLOW_TAKE: int
+    MS_FOLLOW_UNDER_WAY: int
     MS_GROUP_FAILED: int
     MS_GROUP_SEGMENT: int
     MS_GROUP_SEGMENTS_MAX: int
     MS_GROUP_STREAM_NS: int
     MS_GROUP_TIME: int
+    MS_HA_ANSWER_NS: int
+    MS_HA_CONFIRMS: int
+    MS_HA_HEADER_BYTES: int
+    MS_HA_INPUT_BYTES: int
+    MS_HA_PLAIN: int
+    MS_HA_PYTHON: int
+    MS_HA_QUIET: int
+    MS_HA_REPORT_BYTES: int
+    MS_HA_SAYS_NOTHING: int
+    MS_HA_SHORTER: int
+    MS_HA_UNSENT: int
     MS_HOLDS_MAX: int
     MS_HOST_BYTES_MAX: int
     MS_INDEX_ENTRY_BYTES: int
@@ -1167,6 +1238,13 @@ class _Lib:
     def ms_flush_zero_range(self, a0: int, a1: int, a2: int, /) -> int: ...
     def ms_group_commit_once(self, a0: ms_group_commit, /) -> int: ...
     def ms_group_commit_run(self, a0: ms_group_commit, a1: int, /) -> int: ...
+    def ms_ha_confirm(self, a0: ms_ha_links, a1: int, /) -> None: ...
+    def ms_ha_follow_run(self, a0: ms_ha_follow, a1: int, /) -> int: ...
+    def ms_ha_links_listen(self, a0: ms_ha_links, a1: int, /) -> int: ...
+    def ms_ha_links_lock(self, a0: ms_ha_links, /) -> None: ...
+    def ms_ha_links_send(self, a0: ms_ha_links, a1: int, a2: int, /) -> int: ...
+    def ms_ha_links_unlock(self, a0: ms_ha_links, /) -> None: ...
+    def ms_ha_take_report(self, a0: ms_ha_link, a1: int, a2: int, /) -> int: ...
     def ms_hold_find(self, a0: ms_cleaning, a1: int, a2: int, /) -> int: ...
     def ms_hold_reap(self, a0: ms_cleaning, a1: int, a2: int, /) -> int: ...
     def ms_hold_release(self, a0: ms_cleaning, a1: int, a2: int, /) -> None: ...
@@ -1328,6 +1406,12 @@ class _New:
     @overload
     def __call__(self, cdecl: Literal["struct ms_group_commit *", "struct ms_group_commit[]"], init: object = ...) -> ms_group_commit: ...
     @overload
+    def __call__(self, cdecl: Literal["struct ms_ha_follow *", "struct ms_ha_follow[]"], init: object = ...) -> ms_ha_follow: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_ha_link *", "struct ms_ha_link[]"], init: object = ...) -> ms_ha_link: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_ha_links *", "struct ms_ha_links[]"], init: object = ...) -> ms_ha_links: ...
+    @overload
     def __call__(self, cdecl: Literal["struct ms_hold *", "struct ms_hold[]"], init: object = ...) -> ms_hold: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_identity *", "struct ms_identity[]"], init: object = ...) -> ms_identity: ...
@@ -1483,6 +1567,12 @@ class _FFI:
     def cast(self, cdecl: Literal["struct ms_flusher_lines *", "struct ms_flusher_lines[]"], value: object) -> ms_flusher_lines: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_group_commit *", "struct ms_group_commit[]"], value: object) -> ms_group_commit: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_ha_follow *", "struct ms_ha_follow[]"], value: object) -> ms_ha_follow: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_ha_link *", "struct ms_ha_link[]"], value: object) -> ms_ha_link: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_ha_links *", "struct ms_ha_links[]"], value: object) -> ms_ha_links: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_hold *", "struct ms_hold[]"], value: object) -> ms_hold: ...
     @overload

@@ -82,13 +82,15 @@ class Link:
         for field, value in (("since_ms", _now_ms()), ("start", -1), ("sent", -1), ("acked", -1), ("acked_ms", 0),
                              ("bytes", 0), ("frames", 0)):
             native_control.store(block, field, value)
-        self._bytes = self._frames = 0
         self._store_sent = native_control.storer(block, "sent")
-        self._store_bytes = native_control.storer(block, "bytes")
-        self._store_frames = native_control.storer(block, "frames")
         self._store_acked = native_control.storer(block, "acked")
         self._store_acked_ms = native_control.storer(block, "acked_ms")
         native_control.store(block, "state", state)
+
+    @property
+    def row(self) -> ms_link:
+        """For C code that keeps the link up to date."""
+        return self._block
 
     def state(self, state: int, said: str = "") -> None:
         """A new state, and a sentence for `status`."""
@@ -102,11 +104,9 @@ class Link:
 
     def sent(self, offset: int, size_bytes: int, frames: int) -> None:
         """Sent (or received) up to `offset`; `size_bytes` and `frames` more than before."""
-        self._bytes += size_bytes
-        self._frames += frames
         self._store_sent(offset)
-        self._store_bytes(self._bytes)
-        self._store_frames(self._frames)
+        native_control.store(self._block, "bytes", native_control.load(self._block, "bytes") + size_bytes)
+        native_control.store(self._block, "frames", native_control.load(self._block, "frames") + frames)
 
     def acked(self, offset: int) -> None:
         """The last report."""

@@ -93,6 +93,35 @@ def assert_whole(slave):
     assert report.exit_code == 0 and not report.findings, report.sentence
 
 
+@pytest.mark.parametrize("ack_level", ["written", "flushed"])
+def test_records_that_come_singly_are_each_reported_and_a_bad_one_is_not(make_engine, scripted, rng, ack_level):
+    source = Growing(rng.random())
+    spoil = []
+
+    def spoiling(master, connected, offset, body):
+        if not spoil or len(body) < 200:
+            return False
+        spoil.pop()
+        wrong = bytearray(body)
+        wrong[len(body) // 2] ^= 4
+        connected.sendall(offset.to_bytes(8, "big") + len(body).to_bytes(4, "big") + wrong)
+        return True
+
+    master = scripted(source.more(5), OURS, frame_bytes=30_000, script=spoiling)
+    slave = slave_of(make_engine, master, ack_level=ack_level)
+    slave.start()
+    wait_equal(slave, master)
+    for number in range(150):
+        if number in (50, 100):
+            spoil.append(number)
+        grow(master, source, 1)
+        eventually(lambda: master.last_report == master.end, "each record is reported by itself", 60)
+    assert set(reports := [report for each in master.reports for report in each]) <= source.borders
+    assert master.end > SEGMENT and len(set(reports)) > 150
+    wait_equal(slave, master)
+    assert_whole(slave)
+
+
 @pytest.mark.parametrize("mode", ["async", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("sync", "pool"))])
 def test_it_follows_through_cuts_corruption_and_kills(make_engine, scripted, rng, mode):
     source = Growing(rng.random())

@@ -40,7 +40,7 @@ def test_a_worker_dies_at_a_step_and_alone_or_with_all_others_loses_nothing(brok
 
 
 def test_a_slave_dies_between_its_append_and_its_report_in_part_or_whole_and_both_logs_are_equal(broken_build, rng):
-    assert rounds(broken_build, rng, REPLICATED, "async", ("raw_answered",), "--way", "restart", "--way", "crash")["kills"] == 2
+    assert rounds(broken_build, rng, REPLICATED, "async", ("run_answered",), "--way", "restart", "--way", "crash")["kills"] == 2
 
 
 def test_wrong_arguments_are_explained(broken_build):

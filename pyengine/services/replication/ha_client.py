@@ -22,13 +22,15 @@ from pyengine.errors import EngineError
 from pyengine.ipc.replication import Link, Replication
 from pyengine.ipc.session_client import ProducerSession
 from pyengine.native import control as native
-from pyengine.native import producer
+from pyengine.native import ha_follow, producer
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
+from pyengine.native.ha_follow import FollowLoop
 from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER
 from pyengine.native.writer import REFUSALS, REFUSED_OFFSET, REFUSED_RAW
 from pyengine.results import PutStatus
 from pyengine.services.replication.ha_stream import (
+    READ_BYTES,
     RUN_BYTES,
     BadStreamError,
     FrameCutter,
@@ -46,6 +48,7 @@ ENTRY_HEAD_BYTES = 4096
 BACKLOG_BYTES = 2 << 20        # with so much waiting for the writer nothing more is read: the master's socket fills
 PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)  # before each try to connect, the last one from then on
 READ_STEP_S = 0.2              # so long at most one round waits
+READ_STEP_NS = 200_000_000
 ANSWER_STEP_NS = 5_000_000     # the writer or the flusher is waited for in such steps when nothing comes
 REFUSED_PAUSE_NS = 200_000_000
 ANSWER_NS_MAX = 1_000_000_000  # an orderly stop waits so long for the entry under way
@@ -112,6 +115,7 @@ class HAClient(Service):
         self._known_boundary: int | None = None
         self._served_from = 0          # the master has deleted what is below
         self._differs_at = -1
+        self._follow: FollowLoop | None = None
         self._has_appended = False     # on this connection
         self._linked_ns = NEVER_NS     # since when it has been equal
         self._link: MasterLink | None = None
@@ -129,6 +133,8 @@ class HAClient(Service):
                 if now_ns < self._retry_ns or not self._is_settled():
                     return False
                 self._connect()
+            elif self._follow is not None and self._is_plain(self._link):
+                self._follow_in_c(self._link, self._writer, self._follow)
             else:
                 self._go_round(self._link, self._writer)
         except _ReconnectError:
@@ -278,6 +284,37 @@ class HAClient(Service):
 
     # ---- one round ------------------------------------------------------------------
 
+    def _is_plain(self, link: MasterLink) -> bool:
+        """Whether nothing is half received, under way or to be reported: then C can follow."""
+        return (bool(self._load_linked()) and not self._sequence and not self._stream.waiting_bytes and self._cutter.is_between_frames
+                and self._acked == self._stream.own_end and not link.has_unsent)
+
+    def _follow_in_c(self, link: MasterLink, writer: producer.ProducerSession, follow: FollowLoop) -> None:
+        """Receive, append and report until something is not ordinary, or for a step; then go on with what C leaves."""
+        due_ns = self._sent_ns + self._heartbeat_ns - self._clock_ns()
+        row = self._look.row if self._look is not None else None
+        before = self._stream.own_end
+        why = follow.run(link.descriptor, row, before, monotonic_ns() + max(0, min(READ_STEP_NS, due_ns)))
+        now_ns = self._clock_ns()
+        done = follow.fields
+        if done.end > before:
+            self._stream.skip_to(done.end)
+            self._has_appended = True
+        if done.has_heard:
+            self._heard_ns = now_ns
+        if done.has_reported:
+            self._acked, self._sent_ns = done.acked, now_ns
+            link.was_reported(done.acked, done.unsent_bytes)
+        if why == ha_follow.LOST:
+            link.lost(-done.got)
+        if why in (ha_follow.TAKE, ha_follow.UNDER_WAY):
+            self._take(follow.received)
+        if why == ha_follow.UNDER_WAY:
+            self._sequence, self._under_way = done.sequence, (done.end, self._stream.position)
+            self._collect(writer, now_ns)
+        self._acknowledge(link, now_ns)
+        self._look_for_silence(now_ns)
+
     def _go_round(self, link: MasterLink, writer: producer.ProducerSession) -> None:
         """Read, submit, take the answer, report: whatever of it can be done now."""
         now_ns = self._clock_ns()
@@ -307,6 +344,9 @@ class HAClient(Service):
                 link.wait(READ_STEP_S)  # nothing will be flushed any more
         now_ns = self._clock_ns()
         self._acknowledge(link, now_ns)
+        self._look_for_silence(now_ns)
+
+    def _look_for_silence(self, now_ns: int) -> None:
         if now_ns - self._heard_ns > self._silence_ns and not self._is_held_up():
             raise LinkLostError(f"the master was silent for {self._silence_ns / 1e9:g} s")
 
@@ -389,10 +429,12 @@ class HAClient(Service):
         failpoint("slave_session_opened")
         self._writer = producer.ProducerSession(session.control, session.session,
                                                 session.writer_latch.semaphore, session.slot, session.generation)
+        self._follow = FollowLoop(self._control, self._writer, segment_bytes=self._segment_bytes, buffer_bytes=READ_BYTES,
+                                  acks_flushed=self._acks_flushed)
         self._sequence = 0
 
     def _end_session(self) -> None:
-        session, self._session, self._writer = self._session, None, None
+        session, self._session, self._writer, self._follow = self._session, None, None, None
         self._sequence = 0
         if session is not None:
             session.close()

@@ -8,7 +8,9 @@ and saying it again does not either: a report confirms once it lies beyond the p
 connection began (docs/decisions/0102). Only a whole report is a sign of life.
 
 The object owns a socket that never blocks and does nothing by itself: its owner calls
-`on_readable`, `transfer` and `tick`, and closes it once `ended` says why.
+`on_readable`, `transfer` and `tick`, and closes it once `ended` says why. `native` is what C
+has of it (csrc/ha_links.cdef.h): while nothing is half sent or half received C sends and
+receives by itself, and its owner need not be called for that.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pyengine.formats import ha_wire
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Link
 from pyengine.native import control as native
+from pyengine.native import ha_links
 from pyengine.native.failpoint import failpoint
 from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER
 from pyengine.storage.message_store import MessageStore
@@ -61,8 +64,8 @@ class HAConnection:
         self.socket = connected
         self.address = address
         self.host = host
-        self.acked = -1
-        self.reported = -1
+        self.native = ha_links.HALink(link.row, connected.fileno(), limits.batch_bytes, now_ns)
+        self._fields = self.native.fields
         self.has_reported = False  # a whole report came, whatever it said
         self.positioned = False
         self.blocked = False
@@ -70,23 +73,59 @@ class HAConnection:
         self._source = source
         self._link = link
         self._limits = limits
-        self._read_ns = self._written_ns = now_ns
         self._refused_until_ns = 0
         self._half_report = b""
-        self._start = -1          # where the transfer on this connection began
-        self._next = -1           # everything below is in the buffer or beyond it
+        self._fields.next = -1    # everything below is in the buffer or beyond it
         self._buffer = memoryview(b"")
         self._buffer_start = 0    # place in the log of the buffer's first body
         self._pushed = self._filled = self._frames = 0
         self._refusal = ""
         self._greeted = False     # was told once where this log ends
+        self._take_turn()
+
+    @property
+    def acked(self) -> int:
+        """The last report that confirms, -1 before there is one."""
+        return self._fields.acked
+
+    @property
+    def reported(self) -> int:
+        """The last report of all, -1 before the first."""
+        return self._fields.reported
+
+    def _take_turn(self) -> None:
+        """Whose turn it is from now on: C's where the next thing may be ordinary."""
+        if self.ended or not self.positioned or self._refused_until_ns or self.blocked:
+            self._fields.turn = ha_links.QUIET
+        elif self._pushed == self._filled and self._greeted and not self._half_report:
+            self._fields.turn = ha_links.PLAIN
+        else:
+            self._fields.turn = ha_links.PYTHON
+
+    def _take_half_frame(self) -> None:
+        """Go on with a frame of which C could send a part only."""
+        frame, sent = self.native.take_half_frame()
+        if frame:
+            size = len(frame) - ha_wire.HEADER_BYTES
+            self._buffer = memoryview(bytearray(frame))
+            self._buffer_start = self._fields.next - size
+            self._pushed, self._filled, self._frames = sent, len(frame), 1
 
     # ---- reports ----------------------------------------------------------------
 
     def on_readable(self, now_ns: int) -> None:
         """Take the reports that have come; `acked` and `ended` say what they mean."""
+        self._take_half_frame()
+        self._receive(now_ns)
+        self._take_turn()
+
+    def _receive(self, now_ns: int) -> None:
+        data = self.native.take_input()
         try:
-            data = self.socket.recv(_READ_BYTES)
+            if isinstance(data, int):
+                raise OSError(data, os.strerror(data))
+            if data is None:
+                data = self.socket.recv(_READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -101,7 +140,7 @@ class HAConnection:
         whole = len(data) - len(data) % ha_wire.REPORT_BYTES
         self._half_report = data[whole:]
         if whole:
-            self._read_ns = now_ns
+            self._fields.read_ns = now_ns
             self.has_reported = True
         try:
             for at in range(0, whole, ha_wire.REPORT_BYTES):
@@ -114,16 +153,12 @@ class HAConnection:
     def _take(self, report: int, now_ns: int) -> None:
         if not self.positioned:
             self._position(report, now_ns)
-        elif report < self.reported:
+            return
+        what = self.native.take_report(report, self.sent)
+        if what == ha_links.SHORTER:
             self._end(f"the slave has {report} after {self.reported}: its log became shorter")
-        elif report > self.sent:
+        elif what == ha_links.UNSENT:
             self._end(f"the slave has {report}, but only {self.sent} was sent")
-        else:
-            self.reported = report
-            if report > self._start:
-                self.acked = report
-                self._link.acked(report)
-                failpoint("report_taken")
 
     def _position(self, report: int, now_ns: int) -> None:
         """HAConnection.slaveRequestOffset; what this log cannot serve is answered with where it could be."""
@@ -137,8 +172,8 @@ class HAConnection:
             self._refuse(low, now_ns, f"the slave has {report} bytes, this log begins at {low}: what lies between is deleted")
         else:
             self.positioned = True
-            self.reported = min(report, start)
-            self._start = self._next = self._buffer_start = start
+            self._fields.reported = min(report, start)
+            self._fields.start = self._fields.next = self._buffer_start = start
             failpoint("link_positioned")
             self._link.start(start)
             self._link.state(LINK_TRANSFER)
@@ -160,22 +195,28 @@ class HAConnection:
     def sent(self) -> int:
         """The log was handed to the kernel up to here, exactly; -1 before it is positioned."""
         if self._pushed == self._filled:
-            return self._next
+            return self._fields.next
         step = self._limits.batch_bytes + ha_wire.HEADER_BYTES
         frames, rest = divmod(self._pushed, step)
         return self._buffer_start + frames * self._limits.batch_bytes + max(0, rest - ha_wire.HEADER_BYTES)
 
     def transfer(self, end: int, now_ns: int) -> bool:
         """Send what is committed, one buffer at most; True when there is more and the socket may take it."""
+        self._take_half_frame()
+        more = self._transfer(end, now_ns)
+        self._take_turn()
+        return more
+
+    def _transfer(self, end: int, now_ns: int) -> bool:
         if not self.positioned or self.ended or self._refused_until_ns:
             return False
         if self._pushed < self._filled and not self._push(now_ns):
             return False
-        if self._next < end:
+        if self._fields.next < end:
             self._fill(end)
             if self.ended or not self._push(now_ns):
                 return False
-        if self._next < end:
+        if self._fields.next < end:
             return True
         if not self._greeted:
             self._greeted = True
@@ -185,7 +226,7 @@ class HAConnection:
     def _fill(self, end: int) -> None:
         """Frames of the next bytes, all of one segment, into the buffer."""
         batch, segment = self._limits.batch_bytes, self._source.segment_bytes
-        position = self._buffer_start = self._next
+        position = self._buffer_start = self._fields.next
         stop = min(end, position - position % segment + segment)
         buffer = self._room_for(stop - position)
         room = len(buffer)
@@ -205,7 +246,7 @@ class HAConnection:
         except DiskError as error:
             self._end(str(error))
         failpoint("frames_filled")
-        self._next = position
+        self._fields.next = position
         self._pushed, self._filled, self._frames = 0, at, len(views)
 
     def _room_for(self, size_bytes: int) -> memoryview:
@@ -228,18 +269,18 @@ class HAConnection:
             except OSError as error:
                 self._end(f"the connection broke: {error.strerror}")
                 return False
-            self._written_ns = now_ns
+            self._fields.written_ns = now_ns
         self.blocked = False
         failpoint("frames_sent")
         if self._frames:
-            self._link.sent(self._next, self._next - self._buffer_start, self._frames)
+            self._link.sent(self._fields.next, self._fields.next - self._buffer_start, self._frames)
             self._frames = 0
         return True
 
     def _heartbeat(self, now_ns: int) -> None:
-        self._buffer_start = self._next
+        self._buffer_start = self._fields.next
         frame = self._room_for(0)
-        ha_wire.pack_header_into(frame, 0, self._next, 0)
+        ha_wire.pack_header_into(frame, 0, self._fields.next, 0)
         self._pushed, self._filled = 0, ha_wire.HEADER_BYTES
         self._push(now_ns)
 
@@ -247,22 +288,27 @@ class HAConnection:
 
     def tick(self, now_ns: int) -> None:
         """Heartbeats and silence."""
+        self._take_half_frame()
+        self._look_at_time(now_ns)
+        self._take_turn()
+
+    def _look_at_time(self, now_ns: int) -> None:
         if self._refused_until_ns:
             if now_ns >= self._refused_until_ns:
                 self._end(self._refusal)
-        elif now_ns - self._read_ns > self._limits.housekeeping_ns:
-            self._end(f"the slave said nothing for {(now_ns - self._read_ns) / 1e9:.0f} s")
+        elif now_ns - self._fields.read_ns > self._limits.housekeeping_ns:
+            self._end(f"the slave said nothing for {(now_ns - self._fields.read_ns) / 1e9:.0f} s")
         elif (self.positioned and self._pushed == self._filled
-              and now_ns - self._written_ns >= self._limits.heartbeat_ns):
+              and now_ns - self._fields.written_ns >= self._limits.heartbeat_ns):
             self._heartbeat(now_ns)
 
     def due_ns(self) -> int:
         """When tick() has something to do, as far as can be told now."""
         if self._refused_until_ns:
             return self._refused_until_ns
-        silence_ns = self._read_ns + self._limits.housekeeping_ns + 1
+        silence_ns = self._fields.read_ns + self._limits.housekeeping_ns + 1
         if self.positioned and self._pushed == self._filled:
-            return min(silence_ns, self._written_ns + self._limits.heartbeat_ns)
+            return min(silence_ns, self._fields.written_ns + self._limits.heartbeat_ns)
         return silence_ns
 
     # ---- end --------------------------------------------------------------------

@@ -7,7 +7,8 @@ them, under one lock:
     "slaves"       sleeps in epoll; takes connections and reports, resumes where a socket was full
 
 so neither a put on its way out nor an acknowledgement on its way in passes through
-another thread. `confirm` is the position that min_in_sync_replicas connected slaves have
+another thread. Both stay in C while what they do is ordinary (csrc/ha_links.cdef.h), and return
+here for everything else. `confirm` is the position that min_in_sync_replicas connected slaves have
 reported (each after its first report, which only positions); it never falls. Where that is two
 or more, the links from one address count as one slave, the best of them, or a slave that came
 back before its old link was noticed to be dead would count twice.
@@ -39,7 +40,9 @@ from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
+from pyengine.native.ha_links import HALinks
 from pyengine.native.replication import LINKS_MAX
+from pyengine.native.waiting import Latch
 from pyengine.services.replication.ha_connection import HAConnection, LinkLimits, TransferSource
 from pyengine.services.replication.replication_notes import ReplicationNotes
 from pyengine.services.service import Service, ServiceContext
@@ -50,7 +53,6 @@ BACKLOG = 64
 DRAIN_STEP_S = 0.005
 RETRY_NS = 1_000_000_000   # listening, and taking slaves when there are no descriptors
 FORGET_NS = 1_000_000_000  # how often the descriptors of deleted segments are closed
-NOT_ALL = -1
 _DISPATCH_AT_REPLICATED = 1
 _GONE_ALREADY = (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO)  # of accept(): the peer has closed it
 _WATCHED = select.EPOLLIN | select.EPOLLRDHUP
@@ -64,11 +66,15 @@ _OTHERS = "other hosts"
 class ConfirmedPosition:
     """Moves `confirm` to what enough slaves have."""
 
-    def __init__(self, memory: EngineMemory) -> None:
-        self._memory = memory
+    def __init__(self, memory: EngineMemory, links: HALinks) -> None:
+        self._confirm = memory.control.confirm
+        self._links = links
         self._replicas = max(1, memory.identity.min_in_sync_replicas)
-        self._wakes_reputter = memory.identity.dispatch_at == _DISPATCH_AT_REPLICATED
-        self.value = native.load_position(memory.control.confirm)
+
+    @property
+    def value(self) -> int:
+        """`confirm` now."""
+        return native.load_position(self._confirm)
 
     def move(self, acked: list[int]) -> bool:
         """From the last reports of all connected slaves; whether it moved."""
@@ -77,11 +83,7 @@ class ConfirmedPosition:
         confirmed = max(acked) if self._replicas == 1 else sorted(acked, reverse=True)[self._replicas - 1]
         if confirmed <= self.value:
             return False
-        self.value = confirmed
-        native.publish_confirm(self._memory.control, confirmed)
-        failpoint("confirm_published")
-        if self._wakes_reputter:
-            self._memory.wake(native.REPUTTER)
+        self._links.confirm(confirmed)
         return True
 
 
@@ -115,12 +117,9 @@ class HAService(Service):
         self._connections_max = min(config.ha_connections_max, LINKS_MAX)
         self._drain_ns = config.slave_timeout_ms * 1_000_000
         self._drain_until_ns = 0
-        self._confirm = ConfirmedPosition(memory)
         self._by_host = memory.identity.min_in_sync_replicas > 1 and not config.ha_slaves_share_hosts
         self._source = TransferSource(memory, context.store)
         self._by_descriptor: dict[int, HAConnection] = {}
-        self._all_sent = NOT_ALL  # every slave that can take bytes has been given all below this
-        self._lock = FairLock()
         self._failure: BaseException | None = None
         self._going = True
         self._host = config.ha_listen_host
@@ -130,6 +129,13 @@ class HAService(Service):
         self._take_ns = 0         # when to try again, where it is not
         self._forget_ns = 0
         self._epoll = select.epoll()
+        waits_for_confirm = memory.identity.dispatch_at == _DISPATCH_AT_REPLICATED
+        self._links = HALinks(
+            self._control, memory.latch(native.REPLICATOR), memory.latch(native.REPUTTER) if waits_for_confirm else None,
+            segment_bytes=self._segment_bytes, batch_bytes=config.ha_transfer_batch_size_bytes,
+            counts_one=memory.identity.min_in_sync_replicas <= 1, epoll_fd=self._epoll.fileno())
+        self._segment = -1        # the descriptor that C reads; the source has its own
+        self._confirm = ConfirmedPosition(memory, self._links)
         try:
             self._listen()
         except EngineUnavailableError as error:
@@ -157,22 +163,51 @@ class HAService(Service):
         """Send what is committed to every slave that takes it; True when there is more to send."""
         if self._failure is not None:
             raise self._failure
-        end = self._source.end()
-        if end == self._all_sent:
+        return self._links.send() and self._send_rest()
+
+    def wait(self, latch: Latch, timeout_s: float) -> bool:
+        """Sleep, and send what comes meanwhile."""
+        if not self._links.send(monotonic_ns() + int(timeout_s * 1e9), may_sleep=True):
             return False
+        self._send_rest()
+        return True
+
+    def _send_rest(self) -> bool:
+        """What C does not send: True when there is more."""
         more = False
-        with self._lock:
+        with self._links:
+            end = self._source.end()
             if self._by_descriptor:
                 now_ns = self._clock_ns()
                 for connection in list(self._by_descriptor.values()):
                     if not connection.blocked:
                         more = self._transfer(connection, end, now_ns) or more
-            self._all_sent = NOT_ALL if more else end
+                self._open_segment(end)
+            if more:
+                self._links.send_again()
+            else:
+                self._links.sent(end)
         return more
+
+    def _open_segment(self, end: int) -> None:
+        """Let C read the segment that has the byte before `end`; the log's last one, which is not deleted."""
+        base = max(0, end - 1) - max(0, end - 1) % self._segment_bytes
+        if base == self._links.segment_base:
+            return
+        self._close_segment()
+        with contextlib.suppress(OSError):  # then C asks for each frame
+            self._segment = os.open(self._store.commit_log_segment(base), os.O_RDONLY | os.O_CLOEXEC)
+            self._links.use_segment(base, self._segment)
+
+    def _close_segment(self) -> None:
+        self._links.use_segment(-1, -1)
+        if self._segment >= 0:
+            os.close(self._segment)
+            self._segment = -1
 
     def _send_again(self) -> None:
         """From the slaves' thread, under the lock: a slave takes bytes again that did not when all was sent."""
-        self._all_sent = NOT_ALL
+        self._links.send_again()
         self._memory.wake(native.REPLICATOR)
 
     @property
@@ -191,7 +226,7 @@ class HAService(Service):
         if now_ns >= self._drain_until_ns:
             return False
         self.work()
-        with self._lock:
+        with self._links:
             end = self._source.end()
             waits = any(connection.positioned and connection.reported < end for connection in self._by_descriptor.values())
         if waits:
@@ -211,6 +246,7 @@ class HAService(Service):
         self._epoll.close()
         os.close(self._waker)
         self._source.close()
+        self._close_segment()
         self._notes.close()
         self._replication.close()
 
@@ -227,7 +263,7 @@ class HAService(Service):
             self._memory.wake(native.REPLICATOR)
 
     def _wait_s(self) -> float:
-        with self._lock:
+        with self._links:
             due_ns = [connection.due_ns() for connection in self._by_descriptor.values()]
         if not due_ns:
             return TICK_S_MAX
@@ -237,8 +273,10 @@ class HAService(Service):
         """Wait for slaves, do what they ask for; timers."""
         if not self._takes and self._clock_ns() >= self._take_ns:
             self._listen_again()
-        events = self._epoll.poll(wait_s)
-        with self._lock:
+        if self._clock_ns is not monotonic_ns:
+            self._links.use_clock(self._clock_ns())
+        events = self._links.listen(monotonic_ns() + int(wait_s * 1e9))
+        with self._links:
             now_ns = self._clock_ns()
             for descriptor, event in events:
                 if descriptor == self._waker:
@@ -292,7 +330,7 @@ class HAService(Service):
             else:
                 self._epoll.register(self._listener, select.EPOLLIN)
                 self._takes = True
-                with self._lock:
+                with self._links:
                     self._accept(self._listener, self._clock_ns())
         except (EngineUnavailableError, OSError) as error:
             self._retry_later(str(error), self._clock_ns())
@@ -324,6 +362,7 @@ class HAService(Service):
         self._replication.count("connections")
         connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host)
         self._by_descriptor[connected.fileno()] = connection
+        self._links.add(connection.native)
         self._epoll.register(connected, _WATCHED)
 
     # ---- both, under the lock ---------------------------------------------------
@@ -347,6 +386,7 @@ class HAService(Service):
         descriptor = connection.socket.fileno()
         if self._by_descriptor.pop(descriptor, None) is None:
             return
+        self._links.remove(descriptor)
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(descriptor)
         if connection.ended and connection.has_reported:  # those that only test whether the port answers are counted
@@ -387,21 +427,6 @@ def _host_texts(address: tuple[str, int, *tuple[int, ...]]) -> tuple[str, str]:
     """(host, host:port) of a peer."""
     host, port = address[:2]
     return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-class FairLock:
-    """A lock that a thread which releases it cannot take again before one that waits for it."""
-
-    def __init__(self) -> None:
-        self._next = threading.Lock()
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._next:
-            self._lock.acquire()
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.release()
 
 
 @dataclass(slots=True)

@@ -14,13 +14,14 @@ Whatever else comes is an error that says what it was; nothing of it was let thr
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from pyengine.errors import EngineError, FormatError, os_error_sentence
-from pyengine.formats.ha_wire import HEADER_BYTES, pack_report, unpack_header
+from pyengine.formats.ha_wire import HEADER_BYTES, REPORT_BYTES, pack_report, unpack_header
 from pyengine.formats.record import BEGIN
 from pyengine.formats.record_case import CaseLabel
 from pyengine.native.scan import walk
@@ -60,6 +61,11 @@ class FrameCutter:
         self._head = bytearray()
         self._offset = 0
         self._left = 0  # bytes of the body that are still to come
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether what has come ends where a frame does."""
+        return not self._left and not self._head
 
     def feed(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
         """(offset, bytes) of each piece of a body, in order; an empty piece is a heartbeat.
@@ -171,6 +177,12 @@ class RecordStream:
         if end == self._checked:
             self._closed = False
 
+    def skip_to(self, end: int) -> None:
+        """What comes up to `end`, the end of a record, is appended already. Nothing was waiting here."""
+        assert not self.waiting_bytes
+        self.position = self.own_end = self._base = self._checked = self._filled = end
+        self._closed = False
+
     # ---- below the own end ------------------------------------------------------
 
     def _compare(self, offset: int, piece: memoryview) -> None:
@@ -264,6 +276,20 @@ class MasterLink:
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._unsent = b""
 
+    @property
+    def descriptor(self) -> int:
+        """The socket's; it never blocks."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether part of a report did not go."""
+        return bool(self._unsent)
+
+    def was_reported(self, offset: int, unsent_bytes: int) -> None:
+        """C has sent the report of `offset` but for its last bytes."""
+        self._unsent = pack_report(offset)[REPORT_BYTES - unsent_bytes :]
+
     def report(self, offset: int) -> None:
         """Send one report. One that went out half is finished first, so that the next is not torn."""
         self._unsent += pack_report(offset)
@@ -291,8 +317,14 @@ class MasterLink:
         except OSError as error:
             raise LinkLostError(f"the connection broke: {os_error_sentence(error)}") from None
         if count == 0:
-            raise LinkLostError("the master closed the connection")
+            self.lost(0)
         return self._buffer[:count]
+
+    def lost(self, error_number: int) -> NoReturn:
+        """The connection broke, or ended (0): LinkLostError."""
+        if error_number:
+            raise LinkLostError(f"the connection broke: {os.strerror(error_number)}")
+        raise LinkLostError("the master closed the connection")
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

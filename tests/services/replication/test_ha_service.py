@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import struct
 
 import pytest
 
@@ -17,7 +18,7 @@ from pyengine.engine.kinds import WorkerExit
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import replication
 from pyengine.native import control as native
-from pyengine.native import obstacles
+from pyengine.native import ha_links, obstacles
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.replication.ha_service import HAService, HostLines, count_slaves
 from pyengine.storage.config import EngineConfig
@@ -334,6 +335,89 @@ def test_a_segment_that_vanishes_under_a_slave_sends_no_zeros(make_rig):
     rig.until(lambda: not slave.take(), "closed")
     assert slave.log == b""
     assert "deleted before it was sent" in rig.said[-1]
+
+
+def followed(rig, **named) -> tuple[WireSlave, ha_links.HALink]:
+    """A slave that has everything, served by C from now on, and what C has of it."""
+    rig.fill(2000)
+    slave = WireSlave(rig.service.port, **named)
+    rig.slaves.append(slave)
+    slave.say(1)
+    rig.until(lambda: slave.heartbeats and slave.end == rig.writer.end, "it follows")
+    rig.writer.put(b"through Python, which opens the segment for C")
+    rig.until(lambda: slave.end == rig.writer.end, "one more")
+    ((_, connection),) = rig.service._by_descriptor.items()
+    assert connection.native.fields.turn == ha_links.PLAIN
+    return slave, connection.native
+
+
+def test_single_records_need_no_python(make_rig, monkeypatch):
+    rig = make_rig()
+    slave, _ = followed(rig)
+    monkeypatch.setattr(HAService, "_send_rest", lambda self: pytest.fail("called for an ordinary frame"))
+    monkeypatch.setattr(HAService, "_on_event", lambda self, *event: pytest.fail("called for an ordinary report"))
+    for number in range(20):
+        rig.writer.put(b"x" * number)
+        rig.until(lambda: slave.end == rig.writer.end, "the record")
+        slave.say(slave.end)
+        rig.until(lambda: rig.confirm == rig.writer.end, "its report")
+    (look,) = rig.service._replication.links()
+    assert (look.sent, look.acked) == (rig.writer.end, rig.writer.end) and look.bytes == rig.writer.end - 1
+    assert bytes(slave.log) == bytes(rig.writer.log[1:])
+
+
+def test_what_is_deleted_before_c_sends_it_does_not_leave(make_rig):
+    rig = make_rig()
+    slave, _ = followed(rig)
+    before = len(slave.log)
+    rig.writer.put(b"too late")
+    native.store_position(rig.owner.control.min_offset, rig.writer.end)
+    rig.until(lambda: not slave.take(), "closed")
+    assert len(slave.log) == before
+    assert "deleted before it was sent" in rig.said[-1]
+
+
+def test_a_full_socket_in_the_middle_of_a_frame_loses_nothing(make_rig, rng):
+    rig = make_rig(segments=160)
+    slave, link = followed(rig, receive_buffer_bytes=4096)
+    rig.service._by_descriptor[link.fields.fd].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    slave.take = lambda: True
+    while link.fields.turn == ha_links.PLAIN:
+        rig.writer.put(rng.randbytes(rng.randrange(30_000)))
+        rig.turn()
+    for _ in range(3):
+        rig.writer.put(b"while it is full")
+        rig.turn()
+    del slave.take
+    rig.until(lambda: slave.end == rig.writer.end, "it catches up")
+    rig.until(lambda: link.fields.turn == ha_links.PLAIN, "C serves it again")
+    rig.writer.put(b"one more")
+    rig.until(lambda: slave.end == rig.writer.end, "one more")
+    assert bytes(slave.log) == bytes(rig.writer.log[1:])
+
+
+@pytest.mark.parametrize("offset, said", [(-1, "no slave's log ends there"), (5, "its log became shorter"), (1 << 40, "was sent")])
+def test_a_report_that_cannot_be_ends_a_connection_that_c_serves(make_rig, offset, said):
+    rig = make_rig()
+    slave, _ = followed(rig)
+    end = rig.writer.end
+    slave.socket.sendall(struct.pack(">qqq", end - 10, end - 5, offset))
+    rig.until(lambda: not slave.take(), "closed")
+    assert said in rig.said[-1]
+    assert rig.confirm == end - 5, "what came before it counts"
+
+
+def test_reports_that_come_in_pieces_count_when_they_are_whole(make_rig):
+    rig = make_rig()
+    slave, _ = followed(rig)
+    end = rig.writer.end
+    text = struct.pack(">qq", end - 10, end)
+    slave.socket.sendall(text[:11])
+    rig.until(lambda: rig.confirm == end - 10, "the first")
+    slave.socket.sendall(text[11:])
+    rig.until(lambda: rig.confirm == end, "the second")
+    rig.writer.put(b"and so on")
+    rig.until(lambda: slave.end == rig.writer.end, "served as before")
 
 
 def test_what_is_confirmed_and_the_role_are_noted(make_rig):

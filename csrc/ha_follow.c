@@ -1,0 +1,148 @@
+#define _GNU_SOURCE
+#include "ha_follow.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "atomics.h"
+#include "bytes.h"
+#include "entry.h"
+#include "failpoint.h"
+#include "futex.h"
+#include "ha_links.h"
+#include "record.h"
+#include "scan.h"
+
+/* The bodies of the frames in `buffer`, end to end from the own end on: their bytes and how many frames; 0 if these are no
+ * whole frames, or heartbeats are among them. */
+static int64_t measure(const struct ms_ha_follow *follow, uint64_t *frames)
+{
+    const uint8_t *const data = follow->buffer;
+    int64_t at = 0, sum = 0;
+    for (*frames = 0; at < follow->got; ++*frames) {
+        if (follow->got - at < MS_HA_HEADER_BYTES)
+            return 0;
+        const int64_t offset = ms_get_i64(data + at), size = ms_get_i32(data + at + 8);
+        at += MS_HA_HEADER_BYTES;
+        if (size <= 0 || size > follow->got - at || offset != follow->end + sum)
+            return 0;
+        at += size;
+        sum += size;
+    }
+    return sum;
+}
+
+static void copy_bodies(const struct ms_ha_follow *follow, uint8_t *to)
+{
+    for (int64_t at = 0; at < follow->got;) {
+        const int32_t size = ms_get_i32(follow->buffer + at + 8);
+        memcpy(to, follow->buffer + at + MS_HA_HEADER_BYTES, (size_t)size);
+        to += size;
+        at += MS_HA_HEADER_BYTES + size;
+    }
+}
+
+/* Whether these are whole records that the writer can append as they are; no blank. */
+static int is_whole(const struct ms_ha_follow *follow, const uint8_t *records, int64_t bytes)
+{
+    struct ms_walk walk;
+    const int64_t from = follow->end, end = from + bytes;
+    ms_scan_walk(records, from, from, end, end, MS_CHECK_CRC | MS_CHECK_OFFSET, &walk);
+    return walk.reason == MS_CASE_RANGE_END && walk.end_offset == end;
+}
+
+/* Report the own end, if it may be reported; MS_FOLLOW_IDLE, or REPORT. */
+static int report(struct ms_ha_follow *follow)
+{
+    struct ms_control *const control = follow->control;
+    const int64_t end = follow->end;
+    if (follow->acks_flushed &&
+        ms_producer_wait_kept(follow->producer, end, MS_PUT_DURABLE, ms_monotonic_ns() + MS_HA_ANSWER_NS, 0) != 0)
+        return MS_FOLLOW_REPORT;
+    uint8_t text[MS_HA_REPORT_BYTES];
+    ms_put_64(text, (uint64_t)end);
+    const ssize_t sent = send(follow->fd, text, sizeof text, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent <= 0)
+        return MS_FOLLOW_REPORT;
+    MS_FAILPOINT("run_reported");
+    follow->acked = end;
+    follow->has_reported = 1;
+    follow->unsent_bytes = (int32_t)(sizeof text - (size_t)sent);
+    if (end > ms_load_relaxed(&control->confirm.value))
+        ms_control_publish_confirm(control, end);
+    MS_FAILPOINT("run_confirmed");
+    if (follow->row != NULL) {
+        ms_store_relaxed(&follow->row->acked, end);
+        ms_store_relaxed(&follow->row->acked_ms, ms_wall_ms());
+    }
+    return follow->unsent_bytes != 0 ? MS_FOLLOW_REPORT : MS_FOLLOW_IDLE;
+}
+
+/* What has come, if it is ordinary; MS_FOLLOW_*. */
+static int take(struct ms_ha_follow *follow)
+{
+    struct ms_control *const control = follow->control;
+    struct ms_producer *const producer = follow->producer;
+    uint64_t frames;
+    const int64_t bytes = measure(follow, &frames);
+    const int64_t end = follow->end + bytes;
+    if (bytes == 0 || follow->end % follow->segment_bytes + bytes > follow->segment_bytes - MS_BLANK_BYTES)
+        return MS_FOLLOW_TAKE;
+    int why;
+    follow->header.prepared_transaction_offset = follow->end;
+    uint8_t *const records = ms_producer_reserve(producer, (const uint8_t *)&follow->header, MS_ENTRY_RAW, 0, (uint64_t)bytes, 0, &why);
+    if (records == NULL)
+        return MS_FOLLOW_TAKE;
+    copy_bodies(follow, records);
+    if (!is_whole(follow, records, bytes))
+        return MS_FOLLOW_TAKE; /* the next entry is written over it */
+    ms_store_release(&control->received.value, end);
+    if (end > ms_load_relaxed(&control->replicator.master_end))
+        ms_store_relaxed(&control->replicator.master_end, end);
+    MS_FAILPOINT("run_received");
+    ms_producer_publish(producer);
+    MS_FAILPOINT("run_submitted");
+    struct ms_completion answer;
+    follow->sequence = producer->sequence;
+    if (ms_producer_wait_acked(producer, follow->sequence, ms_monotonic_ns() + MS_HA_ANSWER_NS, &answer) != 0 ||
+        answer.status != PUT_OK || answer.physical_offset != follow->end || answer.end_offset != end)
+        return MS_FOLLOW_UNDER_WAY;
+    ms_producer_finish(producer, follow->sequence);
+    producer->unclaimed = 0;
+    MS_FAILPOINT("run_answered");
+    follow->end = end;
+    follow->has_appended = 1;
+    if (follow->row != NULL) {
+        ms_store_relaxed(&follow->row->sent, end);
+        ms_store_relaxed(&follow->row->bytes, follow->row->bytes + (uint64_t)follow->got);
+        ms_store_relaxed(&follow->row->frames, follow->row->frames + frames);
+    }
+    return report(follow);
+}
+
+int ms_ha_follow_run(struct ms_ha_follow *follow, int64_t until_ns)
+{
+    for (;;) {
+        const int64_t left_ns = until_ns - ms_monotonic_ns();
+        if (left_ns <= 0)
+            return MS_FOLLOW_IDLE;
+        const struct timespec left = {.tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000};
+        struct pollfd socket = {.fd = follow->fd, .events = POLLIN};
+        if (ppoll(&socket, 1, &left, NULL) <= 0)
+            return MS_FOLLOW_IDLE;
+        follow->got = recv(follow->fd, follow->buffer, (size_t)follow->buffer_bytes, MSG_DONTWAIT);
+        if (follow->got < 0 && (errno == EAGAIN || errno == EINTR))
+            continue;
+        if (follow->got <= 0) {
+            follow->got = follow->got < 0 ? -errno : 0;
+            return MS_FOLLOW_LOST;
+        }
+        follow->has_heard = 1;
+        const int what = take(follow);
+        if (what != MS_FOLLOW_IDLE)
+            return what;
+    }
+}

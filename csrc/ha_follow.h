@@ -1,0 +1,9 @@
+#ifndef MS_HA_FOLLOW_H
+#define MS_HA_FOLLOW_H
+
+#include "control.h"
+#include "producer.h"
+#include "replication.h"
+#include "ha_follow.cdef.h"
+
+#endif

@@ -1,0 +1,8 @@
+#ifndef MS_HA_LINKS_H
+#define MS_HA_LINKS_H
+
+#include "control.h"
+#include "replication.h"
+#include "ha_links.cdef.h"
+
+#endif
