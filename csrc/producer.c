@@ -17,6 +17,7 @@
 #define LIFE_NS 200000000
 #define FULL_RING_NAP_NS 200000
 #define SPINS_BETWEEN_CLOCK 64
+#define UNANSWERED_NS 1000000 /* so long a put sleeps on `confirm` before it asks for its answer */
 #define BUSY_MS_MAX 10000000
 
 void ms_producer_attach(struct ms_producer *producer)
@@ -303,10 +304,24 @@ static int64_t earlier(int64_t a_ns, int64_t b_ns)
     return a_ns < b_ns ? a_ns : b_ns;
 }
 
+/* A put that waits for slaves only: its answer comes first, and alone wakes it for nothing. So it sleeps on `confirm`
+ * once; refused, or not confirmed by then, it waits as any other. */
+static void sleep_until_confirmed(const struct ms_producer *producer, int64_t deadline_ns)
+{
+    const struct ms_control *control = producer->control;
+    const int64_t left_ns = deadline_ns - ms_monotonic_ns();
+    const uint32_t seen = ms_load_acquire(&control->confirm_seq.value);
+    if (left_ns > 0 && slaves_may_confirm(control, ms_load_acquire(&control->wrote.value)) &&
+        ms_load_acquire(&producer->session->acked) < producer->sequence)
+        ms_futex_wait(&control->confirm_seq.value, seen, earlier(UNANSWERED_NS, left_ns));
+}
+
 /* From the submission on: the answer, then durability and confirmation if they are asked for. */
 static int wait_for_put(struct ms_producer *producer, int64_t slice_end_ns, int64_t deadline_ns, int how)
 {
     producer->stage = MS_STAGE_SUBMITTED;
+    if ((how & (MS_PUT_DURABLE | MS_PUT_CONFIRMED)) == MS_PUT_CONFIRMED)
+        sleep_until_confirmed(producer, earlier(slice_end_ns, deadline_ns));
     int why = ms_producer_wait_acked(producer, producer->sequence, earlier(slice_end_ns, deadline_ns), &producer->answer);
     if (why == MS_PRODUCER_AGAIN && slice_end_ns < deadline_ns)
         return MS_PRODUCER_UNFINISHED;
