@@ -53,6 +53,7 @@ from pyengine.storage.recovery.report import RecoveryOptions, RecoveryReport, Re
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
+REPLICATED_CPUS = 4  # producer, writer and the replicator's two threads, which a put of a SYNC_MASTER passes through
 ROLES = {"ASYNC_MASTER": native.ASYNC_MASTER, "SYNC_MASTER": native.SYNC_MASTER, "SLAVE": native.SLAVE}
 FIRST_GENERATION = 1
 QUEUE_SLOTS_MIN = 4096
@@ -183,7 +184,7 @@ def _make_first_segment(root: Path, config: EngineConfig, origin: int) -> None:
 
 
 def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_id: int) -> Identity:
-    spin_writer_us, spin_producer_us = spin_us(config.spin)
+    spin_writer_us, spin_producer_us = spin_us(config.spin, 2 if config.broker_role == "ASYNC_MASTER" else REPLICATED_CPUS)
     pool_buffers = min(config.transient_store_pool_size, native.POOL_BUFFERS_MAX) if config.mode == "pool" else 0
     return Identity(
         store_uuid=engine_id.uuid, boot_id=read_boot_id(), epoch=read_epoch(root),

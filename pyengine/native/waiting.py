@@ -138,15 +138,16 @@ def wake_up_us(rounds: int = ROUNDS, percent: int = PERCENT) -> float:
     return answer / 1000
 
 
-def spin_us(setting: int) -> tuple[int, int]:
+def spin_us(setting: int, processes: int = 2) -> tuple[int, int]:
     """(writer's, producers') spin for the setting: as given, or measured for -1 (auto).
 
     Auto: longer than a wake-up takes, since a shorter spin is the worst choice of all;
-    0 where there is one CPU, where a spinner only keeps its partner from running.
+    0 where there are fewer CPUs than `processes`, those that a put passes through: a spinner only keeps the others from
+    running.
     """
     if setting >= 0:
         return setting, setting
-    if len(os.sched_getaffinity(0)) < 2:
+    if len(os.sched_getaffinity(0)) < processes:
         return 0, 0
     try:
         wake_us = wake_up_us()
