@@ -249,8 +249,9 @@ def bench_sync(folder: Path, pairs: list[str], rounds: int, count: int) -> list[
         for pair, told in found.items():
             notes = {"p99, us": statistics.median(one["p99Us"] for one in told)} if name == "p50" else {
                 "CPU us a put, both sides": statistics.median(one["cpuUs"] for one in told)}
+            floor, aim = (1, 2) if (name, pair) == ("rate", "ours+ours") else (None, None)
             rows.append(Row(f"SYNC_MASTER, one producer, 1 KiB: {name}, {pair}", unit, list(map(of, told)), limit, "real+real",
-                            higher_is_better=better, notes=notes))
+                            floor=floor, aim=aim, higher_is_better=better, notes=notes))
     return rows
 
 
