@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -116,3 +117,38 @@ def test_an_earlier_run_is_shown_beside_this_one(monkeypatch, capsys):
     rivals.names = ("rocketmq",)
     bench_rivals.show([outcome(300, 100)], rivals, {bench_rivals.WORKS[0].name: outcome(200, 100)})
     assert "rocketmq: 2.00 -> 3.00" in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_each_stall_of_single_puts_gets_a_cause(tmp_path):
+    told = run_bench("jitter.py", tmp_path, "--stall-ms", "0.05")
+    assert told["puts"] > 0 and told["p99.9_us"] <= told["longest_ms"] * 1000
+    assert told["stalls"] and all(stall["cause"] and stall["ms"] > 0 for stall in told["stalls"])
+
+
+def test_a_stall_has_the_cause_that_covers_half_of_it(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    jitter = importlib.import_module("jitter")
+    ms, segment = 1_000_000, jitter.SEGMENT_BYTES
+    quiet = jitter.Counters(0, 0, 0, 0, 2 * segment, 1, 0, 0)
+    late = quiet._replace(at_ns=30 * ms)
+
+    def cause(after=late, looks=(), before=quiet, stall=None):
+        stall = stall or jitter.Stall(10 * ms, 20 * ms, 1000, 2000)
+        return jitter.cause_of(stall, jitter.Watched([before, after], list(looks)))
+
+    assert cause() == (jitter.NOT_KNOWN, {})
+    assert cause(late._replace(writer_wait_ns=6 * ms)) == (jitter.WRITER_WAITS, {jitter.WRITER_WAITS: 6.0})
+    assert cause(late._replace(producer_wait_ns=90 * ms))[1] == {jitter.PRODUCER_WAITS: 10.0}, "no more than the stall"
+    assert cause(late._replace(writer_wait_ns=4 * ms))[0] == jitter.NOT_KNOWN
+    asleep = [jitter.Look(at * ms, "D", "folio_wait_writeback") for at in range(10, 18, 2)]
+    assert cause(looks=asleep)[0] == jitter.PAGES
+    assert cause(looks=[look._replace(state="S", where="pipe_read") for look in asleep])[0] == jitter.BLOCKED
+    assert cause(looks=[look._replace(state="R") for look in asleep])[0] == jitter.NOT_KNOWN
+    rolled = jitter.Stall(10 * ms, 20 * ms, segment - 10, segment + 10)
+    assert cause(stall=rolled)[0] == jitter.ROLL
+    assert cause(stall=rolled, before=quiet._replace(ready_end=segment))[0] == jitter.NOT_READY
+    assert cause(late._replace(checkpoint_ns=1))[0] == jitter.CHECKPOINT
+    assert cause(late._replace(min_offset=segment))[0] == jitter.CLEANING
+    assert cause(late._replace(writer_incarnation=2, min_offset=segment))[0] == jitter.RESTARTED
