@@ -51,6 +51,7 @@ WRITEBACK = ("writeback", "dirty_pages", "jbd2", "transaction", "folio_wait", "w
 
 PRODUCER_WAITS = "the producer waits for a CPU"
 WRITER_WAITS = "the writer waits for a CPU"
+BOTH_WAIT = "producer and writer wait for a CPU in turns"
 STOLEN = "the host takes the CPU"
 PAGES = "page writeback or file system"
 BLOCKED = "the writer sleeps in a pass"
@@ -116,6 +117,8 @@ def cause_of(stall: Stall, watched: Watched) -> tuple[str, dict[str, float]]:
     cause = max(evidence_ns, key=lambda name: evidence_ns[name])
     if evidence_ns[cause] * 2 >= length_ns:
         return cause, evidence
+    if (evidence_ns[PRODUCER_WAITS] + evidence_ns[WRITER_WAITS]) * 2 >= length_ns:
+        return BOTH_WAIT, evidence
     if stall.end_after // SEGMENT_BYTES != stall.end_before // SEGMENT_BYTES:
         rolled_to = (stall.end_after // SEGMENT_BYTES + 1) * SEGMENT_BYTES
         return (ROLL if before.ready_end >= rolled_to else NOT_READY), evidence
@@ -256,24 +259,25 @@ def measure(folder: Path, seconds: float, arguments: argparse.Namespace) -> dict
     store = folder / "store"
     with pyengine.Engine(store, **SETTINGS):
         put_for(store, 0.2, 0, arguments.body_bytes, 1 << 62)  # queues and index exist
-        ours, theirs = multiprocessing.Pipe()
-        watcher = multiprocessing.get_context("fork").Process(target=watch, args=(store, os.getpid(), theirs), daemon=True)
-        watcher.start()
-        ours.recv()
         reader = None
         if arguments.spark:
             reader = subprocess.Popen([sys.executable, __file__, "--read-with-spark", str(store)], stdout=subprocess.PIPE, text=True)
-            reader.stdout.readline()  # its first read is done
         try:
+            if reader is not None:
+                reader.stdout.readline()  # its first read is done
+            ours, theirs = multiprocessing.Pipe()
+            watcher = multiprocessing.get_context("fork").Process(target=watch, args=(store, os.getpid(), theirs), daemon=True)
+            watcher.start()
+            ours.recv()
             latencies, stalls, took_s = put_for(store, seconds, arguments.rate, arguments.body_bytes,
                                                 int(arguments.stall_ms * 1e6))
+            ours.send("stop")
+            watched = ours.recv()
+            watcher.join()
         finally:
             if reader is not None:
                 reader.terminate()
                 reader.communicate()
-        ours.send("stop")
-        watched = ours.recv()
-        watcher.join()
     found = []
     for stall in stalls:
         cause, evidence = cause_of(stall, watched)

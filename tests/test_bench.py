@@ -142,6 +142,7 @@ def test_a_stall_has_the_cause_that_covers_half_of_it(monkeypatch):
     assert cause(late._replace(writer_wait_ns=6 * ms)) == (jitter.WRITER_WAITS, {jitter.WRITER_WAITS: 6.0})
     assert cause(late._replace(producer_wait_ns=90 * ms))[1] == {jitter.PRODUCER_WAITS: 10.0}, "no more than the stall"
     assert cause(late._replace(writer_wait_ns=4 * ms))[0] == jitter.NOT_KNOWN
+    assert cause(late._replace(writer_wait_ns=4 * ms, producer_wait_ns=2 * ms))[0] == jitter.BOTH_WAIT
     asleep = [jitter.Look(at * ms, "D", "folio_wait_writeback") for at in range(10, 18, 2)]
     assert cause(looks=asleep)[0] == jitter.PAGES
     assert cause(looks=[look._replace(state="S", where="pipe_read") for look in asleep])[0] == jitter.BLOCKED
