@@ -96,9 +96,10 @@ def test_a_slave_that_does_not_confirm_costs_the_deadline_and_no_more(make_parts
 
 
 def test_a_slave_has_its_own_time_however_little_the_disk_has(make_parts):
-    parts = make_parts(**MASTER, mode=native.MODE_SYNC, sync_flush_timeout_ms=50)
+    parts = make_parts(**MASTER, mode=native.MODE_SYNC, sync_flush_timeout_ms=5)  # less than one native call waits
     native.store(parts.control.replicator, "slaves_connected", 1)
     with parts.producer() as producer, ThreadPoolExecutor() as pool:
+        assert producer.put("T", b"first", wait=False).physical_offset == 0  # the next answer comes at once
         waiting = pool.submit(producer.put, "T", b"x")
         with pytest.raises(TimeoutError):
             waiting.result(0.5)
