@@ -67,7 +67,7 @@ SHORT = -1
 TOPICS = ("disk-a", "disk-b")
 LATE_TOPIC = "disk-late"
 TIMEOUT_S = 30.0
-MANY_SHARE = 0.1
+MANY_SHARE = 0.2
 TRAFFIC_S = 1.5     # so long a call is waited for that does not come (--traffic)
 BEHIND = 5          # puts after the call has failed
 
@@ -135,7 +135,7 @@ class Traffic:
     def _put_many(self) -> bool:
         """As many bytes as a writer gathers in async mode, or fewer."""
         bodies = []
-        for _ in range(self._rng.randrange(2, 30)):
+        for _ in range(self._rng.randrange(2, 45)):
             self._sequence += 1
             bodies.append(make_body("d", self._sequence, self._rng.randbytes(self._rng.randrange(1500))))
         topic, queue_id = self._rng.choice(TOPICS), self._rng.randrange(2)
