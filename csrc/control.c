@@ -100,7 +100,7 @@ void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, i
     }
 }
 
-void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms)
+static void publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms)
 {
     uint64_t pass = control->flusher.slot_pass;
     struct ms_flush_slot *slot = &control->flusher.slot[(pass + 1) & 1];
@@ -112,7 +112,27 @@ void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int
     MS_FAILPOINT("flush_pair_published");
     ms_store_release(&control->flushed.value, flushed);
     MS_FAILPOINT("flushed_published");
+}
+
+void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms)
+{
+    publish_flushed(control, flushed, store_timestamp_ms);
     ms_sequence_raise(&control->flush_seq);
+}
+
+void ms_control_publish_synced(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms)
+{
+    publish_flushed(control, flushed, store_timestamp_ms);
+    ms_sequence_raise_for_next(&control->flush_seq);
+}
+
+void ms_control_wait_synced(const struct ms_control *control, uint32_t seen, int64_t under_way, int is_later, int64_t timeout_ns)
+{
+    /* Each sync raises the number by one. Where it was raised since `seen`, by whomever, the kernel does not let us sleep:
+     * so `under_way` is the sync that the next raise ends, or it is over and none has been announced. */
+    int lasts = under_way > ms_load_acquire(&control->flushed.value);
+    uint32_t wanted = seen + 1 + (uint32_t)(lasts && is_later);
+    ms_futex_wait_for(&control->flush_seq.value, seen, ms_sequence_bit(wanted), timeout_ns);
 }
 
 void ms_control_publish_confirm(struct ms_control *control, int64_t confirm)

@@ -12,7 +12,7 @@
  * line prefetcher pairs them).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 6
+#define MS_CONTROL_LAYOUT_VERSION 7
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -179,7 +179,8 @@ struct ms_writer_lines {
     uint64_t pool_waits;         /* rolls that had to wait for a pool buffer */
     uint64_t intended_pass;      /* pass that intent_end belongs to */
     uint64_t bus_errors;         /* stores that a mapped segment did not take: while not 0 the writer writes instead */
-    int8_t pad[48];
+    uint32_t is_beside_producer; /* 1: the last pass was made on its producer's CPU */
+    int8_t pad[44];
 };
 
 struct ms_allocator_line {
@@ -203,7 +204,8 @@ struct ms_flusher_lines {
     uint64_t syncs;
     uint64_t sync_ns_total;
     uint64_t sync_ns_max;
-    int8_t pad[56];
+    int64_t sync_target;         /* group commit: what the sync under way makes durable; up to `flushed`: none is under way */
+    int8_t pad[48];
 };
 
 /* How the replicator stands; which slaves there are stands in an object of its own (replication.cdef.h). */
@@ -255,7 +257,7 @@ struct ms_control {
     struct ms_position reput_from;   /* reputter */
     struct ms_position confirm;      /* replicator: enough slaves have it; on a slave, what it reported to have */
     struct ms_position received;     /* replicator, slave role: came from the master, part of a record perhaps */
-    struct ms_sequence flush_seq;    /* flusher after flushed moved; who freezes */
+    struct ms_sequence flush_seq;    /* flusher after flushed moved; who freezes; the writer after a refusal, in sync mode */
     struct ms_sequence arrival_seq;  /* reputter after reput_from moved */
     struct ms_sequence session_seq;  /* supervisor after the session table changed */
     struct ms_sequence confirm_seq;  /* replicator after confirm moved */
@@ -297,5 +299,11 @@ void ms_control_committed_slot(const struct ms_control *control, int64_t *wrote,
 void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, int64_t *store_timestamp_ms);
 /* The flusher: publish the pair, then `flushed`, then raise flush_seq and wake. */
 void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms);
+/* The same for group commit, which announced the sync in flusher.sync_target: those are not woken that wait for the
+ * sync after this one. */
+void ms_control_publish_synced(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms);
+/* Sleep until a sync may have made something durable, flush_seq is raised for another reason, or the timeout. What was read
+ * before: `seen` of flush_seq, then `under_way` of flusher.sync_target. `is_later`: what is waited for is no part of that. */
+void ms_control_wait_synced(const struct ms_control *control, uint32_t seen, int64_t under_way, int is_later, int64_t timeout_ns);
 /* The replicator: publish `confirm`, then raise confirm_seq and wake. */
 void ms_control_publish_confirm(struct ms_control *control, int64_t confirm);

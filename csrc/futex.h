@@ -9,22 +9,37 @@
 #include <time.h>
 #include <unistd.h>
 
-static inline void ms_futex_wait(const uint32_t *address, uint32_t seen, int64_t timeout_ns)
-{
-    struct timespec timeout = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
-    syscall(SYS_futex, address, FUTEX_WAIT, seen, &timeout, NULL, 0);
-}
-
-static inline void ms_futex_wake_all(const uint32_t *address)
-{
-    syscall(SYS_futex, address, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
-}
+#define MS_FUTEX_ALL 0xffffffffu
 
 static inline int64_t ms_monotonic_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Sleep until a wake-up for one of `bits`. */
+static inline void ms_futex_wait_for(const uint32_t *address, uint32_t seen, uint32_t bits, int64_t timeout_ns)
+{
+    int64_t until_ns = ms_monotonic_ns() + timeout_ns;
+    struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
+    syscall(SYS_futex, address, FUTEX_WAIT_BITSET, seen, &until, NULL, bits);
+}
+
+static inline void ms_futex_wait(const uint32_t *address, uint32_t seen, int64_t timeout_ns)
+{
+    ms_futex_wait_for(address, seen, MS_FUTEX_ALL, timeout_ns);
+}
+
+/* Wake who sleeps for one of `bits`. */
+static inline void ms_futex_wake(const uint32_t *address, uint32_t bits)
+{
+    syscall(SYS_futex, address, FUTEX_WAKE_BITSET, 0x7fffffff, NULL, NULL, bits);
+}
+
+static inline void ms_futex_wake_all(const uint32_t *address)
+{
+    ms_futex_wake(address, MS_FUTEX_ALL);
 }
 
 static inline int64_t ms_wall_ms(void)

@@ -60,13 +60,19 @@ int ms_group_commit_once(struct ms_group_commit *group)
     ms_control_flush_pair(control, &old_flushed, &time);
     if (slot_wrote == target)
         time = slot_time;
+    ms_store_release(&control->flusher.sync_target, target);
+    MS_FAILPOINT("group_sync_announced");
     for (int64_t base = flushed - flushed % group->segment_bytes; base < target; base += group->segment_bytes) {
         int failed = sync_segment(group, base);
         if (failed != 0)
             return -failed;
     }
     MS_FAILPOINT("group_synced");
-    ms_control_publish_flushed(control, target, time);
+    if (group->has_published)
+        ms_control_publish_synced(control, target, time);
+    else
+        ms_control_publish_flushed(control, target, time);
+    group->has_published = 1;
     MS_FAILPOINT("group_published");
     /* Behind the producers, who have waited long enough. In a stream the writer wakes up while they do. */
     int64_t now_ns = ms_monotonic_ns();

@@ -21,6 +21,7 @@ struct ms_group_commit {
     void *semaphore;             /* of the flusher's latch */
     void *writer_semaphore;      /* rung behind a flush in a stream of them: the next put is near. NULL: none */
     int64_t segment_bytes;
+    uint32_t has_published;      /* its first round wakes all: a dead flusher may have woken none of its own */
     uint64_t incarnation;        /* `flushed` moves only once the writer has verified this one */
     int32_t count;               /* open segments */
     int32_t error_number;

@@ -178,6 +178,7 @@ static void publish(struct ms_producer *producer, uint64_t bytes)
     int32_t cpu = sched_getcpu();
     if (producer->session->producer_cpu != cpu) /* the writer reads that line in each pass */
         ms_store_relaxed(&producer->session->producer_cpu, cpu);
+    producer->synced_before = ms_load_acquire(&producer->control->flusher.sync_target);
     MS_FAILPOINT("producer_entry_filled");
     ms_store_release(&producer->session->tail, producer->tail);
     MS_FAILPOINT("producer_entry_published");
@@ -249,23 +250,46 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
     }
 }
 
-/* Sleep until `position` reached end_offset; 0, AGAIN, CLOSED, or FROZEN where that ends it. */
-static int wait_for_position(struct ms_producer *producer, const struct ms_position *position,
-                             const struct ms_sequence *moved, int frozen_ends_it, int64_t end_offset, int64_t deadline_ns)
+static int64_t earlier(int64_t a_ns, int64_t b_ns)
+{
+    return a_ns < b_ns ? a_ns : b_ns;
+}
+
+/* Sleep until `flushed` reached end_offset; 0, AGAIN, CLOSED, FROZEN. */
+static int wait_for_flush(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns)
 {
     const struct ms_control *control = producer->control;
     for (;;) {
-        uint32_t seen = ms_load_acquire(&moved->value);
-        if (ms_load_acquire(&position->value) >= end_offset)
+        uint32_t seen = ms_load_acquire(&control->flush_seq.value);
+        int64_t under_way = ms_load_acquire(&control->flusher.sync_target);
+        if (ms_load_acquire(&control->flushed.value) >= end_offset)
             return 0;
-        if (frozen_ends_it && ms_load_acquire(&control->state.frozen) != 0)
+        if (ms_load_acquire(&control->state.frozen) != 0)
             return MS_PRODUCER_FROZEN;
         if (ms_producer_is_closed(producer))
             return MS_PRODUCER_CLOSED;
         int64_t left = deadline_ns - ms_monotonic_ns();
         if (left <= 0)
             return MS_PRODUCER_AGAIN;
-        ms_futex_wait(&moved->value, seen, left < LOOK_NS ? left : LOOK_NS);
+        ms_control_wait_synced(control, seen, under_way, under_way < end_offset, earlier(left, LOOK_NS));
+        look_for_life(producer);
+    }
+}
+
+/* Sleep until `confirm` reached end_offset; 0, AGAIN, CLOSED. */
+static int wait_for_confirm(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns)
+{
+    const struct ms_control *control = producer->control;
+    for (;;) {
+        uint32_t seen = ms_load_acquire(&control->confirm_seq.value);
+        if (ms_load_acquire(&control->confirm.value) >= end_offset)
+            return 0;
+        if (ms_producer_is_closed(producer))
+            return MS_PRODUCER_CLOSED;
+        int64_t left = deadline_ns - ms_monotonic_ns();
+        if (left <= 0)
+            return MS_PRODUCER_AGAIN;
+        ms_futex_wait(&control->confirm_seq.value, seen, left < LOOK_NS ? left : LOOK_NS);
         look_for_life(producer);
     }
 }
@@ -285,23 +309,33 @@ int ms_producer_wait_kept(struct ms_producer *producer, int64_t end_offset, int 
                    !slaves_may_confirm(control, end_offset);
     int late = 0;
     if (how & MS_PUT_DURABLE) {
-        late = wait_for_position(producer, &control->flushed, &control->flush_seq, 1, end_offset, flush_deadline_ns);
+        late = wait_for_flush(producer, end_offset, flush_deadline_ns);
         if (late != 0 && late != MS_PRODUCER_AGAIN)
             return late;
     }
     if (no_slave)
         return MS_PRODUCER_NO_SLAVE;
     if (how & MS_PUT_CONFIRMED) {
-        int why = wait_for_position(producer, &control->confirm, &control->confirm_seq, 0, end_offset, slave_deadline_ns);
+        int why = wait_for_confirm(producer, end_offset, slave_deadline_ns);
         if (why != 0)
             return why == MS_PRODUCER_AGAIN ? MS_PRODUCER_UNCONFIRMED : why;
     }
     return late;
 }
 
-static int64_t earlier(int64_t a_ns, int64_t b_ns)
+/* A put of sync mode is answered long before its sync is over, so one sleep does for both: on the flush sequence. The
+ * writer raises it too after an answer that no sync follows. Woken without an answer, or too late to sleep, the caller
+ * waits for the answer itself. */
+static void sleep_until_flush(const struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns)
 {
-    return a_ns < b_ns ? a_ns : b_ns;
+    const struct ms_control *control = producer->control;
+    if (control->identity.mode != MS_MODE_SYNC)
+        return;
+    uint32_t seen = ms_load_acquire(&control->flush_seq.value);
+    int64_t under_way = ms_load_acquire(&control->flusher.sync_target);
+    int64_t left = deadline_ns - ms_monotonic_ns();
+    if (left > 0 && ms_load_acquire(&producer->session->acked) < sequence)
+        ms_control_wait_synced(control, seen, under_way, under_way == producer->synced_before, earlier(left, LOOK_NS));
 }
 
 /* A put that waits for slaves only: its answer comes first, and alone wakes it for nothing. So it sleeps on `confirm`
@@ -320,7 +354,9 @@ static void sleep_until_confirmed(const struct ms_producer *producer, int64_t de
 static int wait_for_put(struct ms_producer *producer, int64_t slice_end_ns, int64_t deadline_ns, int how)
 {
     producer->stage = MS_STAGE_SUBMITTED;
-    if ((how & (MS_PUT_DURABLE | MS_PUT_CONFIRMED)) == MS_PUT_CONFIRMED)
+    if (how & MS_PUT_DURABLE)
+        sleep_until_flush(producer, producer->sequence, earlier(slice_end_ns, deadline_ns));
+    else if (how & MS_PUT_CONFIRMED)
         sleep_until_confirmed(producer, earlier(slice_end_ns, deadline_ns));
     int why = ms_producer_wait_acked(producer, producer->sequence, earlier(slice_end_ns, deadline_ns), &producer->answer);
     if (why == MS_PRODUCER_AGAIN && slice_end_ns < deadline_ns)

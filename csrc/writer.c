@@ -13,6 +13,7 @@
 #include "log_tail.h"
 #include "raw_append.h"
 #include "record.h"
+#include "sequence.h"
 #include "session_guard.h"
 #include "undo.h"
 
@@ -43,6 +44,7 @@ void ms_writer_open(struct ms_writer *writer)
     writer->put_messages = slot->put_messages;
     writer->put_bytes = slot->put_bytes;
     writer->entries = 0;
+    writer->unsynced_answers = 0;
     writer->stage_bytes = 0;
     writer->stage_from = slot->wrote;
     writer->is_gathering = 0;
@@ -209,6 +211,7 @@ static int refuse(struct ms_writer *writer, struct ms_writer_session *own, uint6
         .detail = detail,
     };
     answer(writer, own, &what);
+    writer->unsynced_answers = 1;
     ms_store_relaxed(&writer->control->writer.refused, writer->control->writer.refused + 1);
     ms_put_meter_refuse(&writer->meter, status);
     return 0;
@@ -221,6 +224,7 @@ static int close_session(struct ms_writer *writer, struct ms_writer_session *own
     uint32_t open = MS_SESSION_OPEN;
     own->broken = 1;
     touch(writer, own);
+    writer->unsynced_answers = 1;
     ms_store_relaxed(&slot->bad_entry, why);
     MS_FAILPOINT("session_accused");
     ms_store_release(&own->session->closed, why);
@@ -557,6 +561,9 @@ static int commit_pass(struct ms_writer *writer)
             wake_session(own->session);
         own->touched = 0;
     }
+    if (writer->unsynced_answers && writer->mode == MS_MODE_SYNC)
+        ms_sequence_raise(&control->flush_seq); /* their producers sleep there */
+    writer->unsynced_answers = 0;
     memcpy(writer->touched_before, writer->touched, writer->touched_count * sizeof writer->touched[0]);
     writer->touched_before_count = writer->touched_count;
     writer->touched_count = 0;

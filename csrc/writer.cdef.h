@@ -111,6 +111,7 @@ struct ms_writer {
     uint64_t put_messages;
     uint64_t put_bytes;
     uint32_t entries;            /* in the pass being made */
+    uint32_t unsynced_answers;   /* it gave one that no sync follows */
     int32_t spin_us;
     int32_t error_number;        /* out: with MS_RUN_FAILED */
     uint32_t last_producer_same_cpu;

@@ -54,6 +54,28 @@ static void wait_for_flushed(int64_t target)
     }
 }
 
+/* As wait_for_flushed, woken only by the sync that it waits for. */
+static void wait_for_synced(int64_t target)
+{
+    int64_t patience_ends_ns = ms_monotonic_ns() + PATIENCE_NS;
+    for (;;) {
+        uint32_t seen = ms_sequence_load(&control.flush_seq);
+        int64_t under_way = ms_load_acquire(&control.flusher.sync_target);
+        if (ms_load_acquire(&control.flushed.value) >= target)
+            return;
+        CHECK(ms_monotonic_ns() < patience_ends_ns);
+        ms_control_wait_synced(&control, seen, under_way, under_way < target, PATIENCE_NS);
+    }
+}
+
+static void *sync_waiter(void *unused)
+{
+    (void)unused;
+    for (int64_t target = 1; target <= ROUNDS; target++)
+        wait_for_synced(target);
+    return NULL;
+}
+
 static void *waiter(void *unused)
 {
     (void)unused;
@@ -78,26 +100,32 @@ int main(void)
     fd = mkstemp(path);
     CHECK(fd >= 0);
     unlink(path);
-    pthread_t threads[WAITERS + 2];
+    pthread_t threads[2 * WAITERS + 2];
     pthread_create(&threads[0], NULL, flusher, NULL);
     for (int i = 0; i < WAITERS; i++)
         pthread_create(&threads[i + 1], NULL, waiter, NULL);
     pthread_create(&threads[WAITERS + 1], NULL, napper, NULL);
+    for (int i = 0; i < WAITERS; i++)
+        pthread_create(&threads[i + WAITERS + 2], NULL, sync_waiter, NULL);
     for (int64_t wrote = 1; wrote <= ROUNDS; wrote++) {
         int64_t pass = ms_load_relaxed(&control.slot_pass.value) + 1;
         ms_store_relaxed(&control.slots[pass & 1].wrote, wrote);
         ms_store_relaxed(&control.slots[pass & 1].store_timestamp_ms, wrote);
         ms_store_release(&control.slot_pass.value, pass);
         ms_store_release(&control.committed.value, wrote);
+        if (dice(8) == 0) /* as the writer that refused a put: the number is one ahead of the syncs' */
+            ms_sequence_raise(&control.flush_seq);
         if (dice(2)) /* as a worker, or as a producer */
             ms_latch_wakeup(&control.latch[MS_FLUSHER], &semaphore);
         else
             ms_latch_wakeup_unmarked(&control.latch[MS_FLUSHER], &semaphore);
         if (dice(4) == 0)
             wait_for_flushed(wrote);
+        else if (dice(4) == 0)
+            wait_for_synced(wrote);
     }
     wait_for_flushed(ROUNDS);
-    for (int i = 1; i < WAITERS + 2; i++)
+    for (int i = 1; i < 2 * WAITERS + 2; i++)
         pthread_join(threads[i], NULL);
     int64_t flushed, time_ms;
     ms_control_flush_pair(&control, &flushed, &time_ms);

@@ -51,7 +51,7 @@ int main(void)
     control.writer.verified_flusher = 7;
     uint32_t seen = control.flush_seq.value;
     CHECK(ms_group_commit_once(&group) == 1);
-    CHECK(control.flushed.value == 100 && control.flush_seq.value != seen);
+    CHECK(control.flushed.value == 100 && control.flush_seq.value != seen && control.flusher.sync_target == 100);
     int64_t flushed, time_ms;
     ms_control_flush_pair(&control, &flushed, &time_ms);
     CHECK(flushed == 100 && time_ms == 1000);

@@ -144,6 +144,7 @@ _TABLE = (
         _("freeze_complete", "frozen; no process is woken", scene=OWN),
     ),
     *_steps("csrc/group_commit.c", "flusher",
+        _("group_sync_announced", "sync mode: waiting producers see how far the next sync will go; it has not begun", modes="sync"),
         _("group_sync_begins", "sync mode: about to sync", modes="sync"),
         _("group_sync_done", "one segment is synced", modes="sync"),
         _("group_synced", "all is synced, nothing published", modes="sync"),

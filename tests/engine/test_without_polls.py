@@ -94,6 +94,16 @@ def test_nothing_waits_for_ever_for_a_wake_up(make_sleepers, request, mode, how)
     assert native.load_position(parts.control.wrote) > 3 * 65536
 
 
+def test_each_of_many_producers_is_woken_by_the_sync_that_it_waits_for(make_sleepers, request):
+    """One puts while the others' sync is under way: it sleeps until the one after it, and nothing else may wake it."""
+    parts = make_sleepers("sync")
+    puts = PUTS_LONG if request.config.run_long else PUTS
+    children = [run(parts, puts, 500, "stream") for _ in range(4)]
+    for child in children:
+        _, said = child.communicate(timeout=120 if puts == PUTS else 1800)
+        assert (child.returncode, said) == (0, "")
+
+
 def test_what_comes_between_the_last_look_and_the_arming_of_a_latch_is_seen(make_parts, broken_build, tmp_path):
     board = Board(tmp_path / "board")
     environ = environment(broken_build, *WITHOUT_POLLS) | {VARIABLE: str(tmp_path / "board")}

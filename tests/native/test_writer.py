@@ -362,6 +362,21 @@ def test_sync_mode_writes_the_same_bytes_through_descriptors(rig, tmp_path):
     assert written == mapped.log[: mapped.wrote()]
 
 
+def test_a_refusal_in_sync_mode_wakes_who_sleeps_until_a_sync(rig, tmp_path):
+    rig = rig(segment_bytes=4096, mode=control_native.MODE_SYNC)
+    rig.folder = tmp_path
+    producer = rig.open_session()
+    rig.start_writer()
+    seen = rig.control.flush_seq.value
+    submit(producer, PUT, b"T", b"", b"x")
+    rig.drain()
+    assert rig.control.flush_seq.value == seen
+    refused = submit(producer, PUT, b"T", b"", bytes(5000))
+    rig.drain()
+    assert answer_of(producer, refused)[STATUS] != PutStatus.PUT_OK
+    assert rig.control.flush_seq.value == seen + 1
+
+
 def test_a_failed_write_in_sync_mode_freezes_the_store_and_acknowledges_nothing(rig, tmp_path):
     rig = rig(segment_bytes=4096, mode=control_native.MODE_SYNC)
     rig.folder = tmp_path
