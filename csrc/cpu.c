@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -58,4 +59,64 @@ void ms_mover_note(struct ms_mover *mover, int same_cpu, int64_t now_ns)
     mover->next_ns = now_ns + mover->pause_ns;
     if (mover->pause_ns < MS_MOVE_PAUSE_NS_MAX)
         mover->pause_ns *= 2;
+}
+
+_Static_assert(sizeof(cpu_set_t) == sizeof(((struct ms_home *)0)->allowed), "as many CPUs as sched_setaffinity knows");
+
+void ms_home_begin(struct ms_home *home)
+{
+    home->cpu = -1;
+    home->is_kept = 1;
+}
+
+/* Whether the mask is still the one that was set here. */
+static int is_own_mask(const struct ms_home *home, const cpu_set_t *mask)
+{
+    return home->is_bound && CPU_COUNT(mask) == 1 && CPU_ISSET((size_t)home->cpu, mask);
+}
+
+static void bind(struct ms_home *home, int cpu)
+{
+    cpu_set_t mask, only;
+    if (sched_getaffinity(0, sizeof mask, &mask) != 0)
+        return;
+    if (is_own_mask(home, &mask))
+        memcpy(&mask, home->allowed, sizeof mask);
+    home->is_bound = 0;
+    home->cpu = cpu;
+    if (cpu < 0 || cpu >= CPU_SETSIZE || CPU_COUNT(&mask) < 2 || !CPU_ISSET((size_t)cpu, &mask))
+        return;
+    CPU_ZERO(&only);
+    CPU_SET((size_t)cpu, &only);
+    memcpy(home->allowed, &mask, sizeof mask);
+    home->is_bound = sched_setaffinity(0, sizeof only, &only) == 0;
+}
+
+static void leave(struct ms_home *home)
+{
+    cpu_set_t mask;
+    if (sched_getaffinity(0, sizeof mask, &mask) == 0 && is_own_mask(home, &mask)) {
+        memcpy(&mask, home->allowed, sizeof mask);
+        sched_setaffinity(0, sizeof mask, &mask);
+    }
+    home->is_bound = 0;
+    home->cpu = -1;
+}
+
+void ms_home_note(struct ms_home *home, int cpu, int64_t now_ns)
+{
+    if (!home->is_kept)
+        return;
+    if (home->cpu < 0) {
+        bind(home, cpu);
+        home->until_ns = now_ns + MS_HOME_NS;
+    } else if (now_ns >= home->until_ns) {
+        leave(home);
+    }
+}
+
+void ms_home_follow(struct ms_home *home, int cpu)
+{
+    if (home->is_kept && cpu != home->cpu)
+        bind(home, cpu);
 }

@@ -74,11 +74,12 @@ int ms_group_commit_once(struct ms_group_commit *group)
         ms_control_publish_flushed(control, target, time);
     group->has_published = 1;
     MS_FAILPOINT("group_published");
-    /* Behind the producers, who have waited long enough. In a stream the writer wakes up while they do. */
+    /* Behind the producers, who have waited long enough. In a stream the writer wakes up while they do, except on
+     * their CPU, where it could only wait for them. */
     int64_t now_ns = ms_monotonic_ns();
     int stream = now_ns - group->last_ns < MS_GROUP_STREAM_NS;
     group->last_ns = now_ns;
-    if (stream && group->writer_semaphore != NULL)
+    if (stream && group->writer_semaphore != NULL && !ms_load_relaxed(&control->writer.is_beside_producer))
         ms_latch_wakeup(&group->control->latch[MS_WRITER], group->writer_semaphore);
     return 1;
 }
@@ -100,8 +101,10 @@ int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns)
             ms_latch_disarm(latch);
             return MS_GROUP_TIME;
         }
-        if (moved)
+        if (moved) {
+            ms_home_follow(&group->home, ms_load_relaxed(&group->control->workers[MS_WRITER].cpu));
             continue;
+        }
         if (ms_latch_wait(latch, group->semaphore, deadline_ns - now_ns) == -EINTR)
             return MS_GROUP_TIME;
     }

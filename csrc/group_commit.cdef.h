@@ -27,6 +27,7 @@ struct ms_group_commit {
     int32_t error_number;
     int64_t failed_base;
     int64_t last_ns;             /* when `flushed` moved last */
+    struct ms_home home;         /* beside the writer */
     struct ms_latency *latency;  /* where each fdatasync is counted; NULL: nowhere */
     int64_t base[MS_GROUP_SEGMENTS_MAX];
     int32_t fd[MS_GROUP_SEGMENTS_MAX];

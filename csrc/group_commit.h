@@ -2,6 +2,7 @@
 #define MS_GROUP_COMMIT_H
 
 #include "control.h"
+#include "cpu.h"
 #include "store_stats.h"
 #include "group_commit.cdef.h"
 

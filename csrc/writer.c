@@ -729,6 +729,14 @@ static void publish_cpu(struct ms_control *control)
         ms_store_relaxed(&control->workers[MS_WRITER].cpu, cpu);
 }
 
+/* The flusher reads it after each sync. */
+static void publish_beside_producer(const struct ms_writer *writer)
+{
+    struct ms_writer_lines *lines = &writer->control->writer;
+    if (ms_load_relaxed(&lines->is_beside_producer) != writer->last_producer_same_cpu)
+        ms_store_relaxed(&lines->is_beside_producer, writer->last_producer_same_cpu);
+}
+
 int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
 {
     struct ms_control *control = writer->control;
@@ -753,9 +761,11 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
                 return why;
             if (writer->rolled)
                 return MS_RUN_ROLLED;
-            if (writer->mode == MS_MODE_SYNC)
+            if (writer->mode == MS_MODE_SYNC) {
                 writer->spinning = 0; /* the next one comes behind the disk */
-            if (writer->spin_us > 0)
+                publish_beside_producer(writer);
+                ms_home_note(&writer->home, ms_load_relaxed(&control->workers[MS_WRITER].cpu), writer->last_work_ns);
+            } else if (writer->spin_us > 0)
                 ms_mover_note(&writer->mover, writer->last_producer_same_cpu, writer->last_work_ns);
             if (writer->last_work_ns >= deadline_ns)
                 return MS_RUN_TIME;

@@ -119,6 +119,7 @@ struct ms_writer {
     uint32_t spinning;           /* entries come so close that spinning for the next one pays */
     uint32_t no_room;            /* in: the disk takes no bytes of the log: refuse each put */
     struct ms_mover mover;
+    struct ms_home home;         /* sync mode */
     uint64_t skip_verify_incarnation; /* flusher incarnation already reported to Python */
     struct ms_light_queues light; /* places in further queues; off until Python sets light.enabled */
     struct ms_put_meter meter;   /* counts into shared memory once Python has set meter.stats */

@@ -238,6 +238,7 @@ class ms_flusher_lines(Struct):
     syncs: int
     sync_ns_total: int
     sync_ns_max: int
+    sync_target: int
     pad: Array[int]
 
 class ms_group_commit(Struct):
@@ -245,11 +246,13 @@ class ms_group_commit(Struct):
     semaphore: CData
     writer_semaphore: CData
     segment_bytes: int
+    has_published: int
     incarnation: int
     count: int
     error_number: int
     failed_base: int
     last_ns: int
+    home: ms_home
     latency: ms_latency
     base: Array[int]
     fd: Array[int]
@@ -313,6 +316,14 @@ class ms_hold(Struct):
     owner: int
     segment: int
     pad: Array[int]
+
+class ms_home(Struct):
+    is_kept: int
+    cpu: int
+    until_ns: int
+    is_bound: int
+    reserved: int
+    allowed: Array[int]
 
 class ms_identity(Struct):
     magic: int
@@ -472,6 +483,7 @@ class ms_producer(Struct):
     flush_timeout_ns: int
     slave_timeout_ns: int
     submitted_ns: int
+    synced_before: int
     reserved_bytes: int
     spin_us: int
     slot: int
@@ -891,6 +903,7 @@ class ms_writer(Struct):
     put_messages: int
     put_bytes: int
     entries: int
+    unsynced_answers: int
     spin_us: int
     error_number: int
     last_producer_same_cpu: int
@@ -898,6 +911,7 @@ class ms_writer(Struct):
     spinning: int
     no_room: int
     mover: ms_mover
+    home: ms_home
     skip_verify_incarnation: int
     light: ms_light_queues
     meter: ms_put_meter
@@ -913,6 +927,7 @@ class ms_writer_lines(Struct):
     pool_waits: int
     intended_pass: int
     bus_errors: int
+    is_beside_producer: int
     pad: Array[int]
 
 class ms_writer_session(Struct):
@@ -1030,6 +1045,7 @@ class _Lib:
     MS_HA_SHORTER: int
     MS_HA_UNSENT: int
     MS_HOLDS_MAX: int
+    MS_HOME_NS: int
     MS_HOST_BYTES_MAX: int
     MS_INDEX_ENTRY_BYTES: int
     MS_INDEX_FULL: int
@@ -1205,6 +1221,8 @@ class _Lib:
     def ms_control_publish(self, a0: ms_control, /) -> None: ...
     def ms_control_publish_confirm(self, a0: ms_control, a1: int, /) -> None: ...
     def ms_control_publish_flushed(self, a0: ms_control, a1: int, a2: int, /) -> None: ...
+    def ms_control_publish_synced(self, a0: ms_control, a1: int, a2: int, /) -> None: ...
+    def ms_control_wait_synced(self, a0: ms_control, a1: int, a2: int, a3: int, a4: int, /) -> None: ...
     def ms_cpu_schedule(self, a0: int, /) -> int: ...
     def ms_crc32(self, a0: int, a1: CData | bytes, a2: int, /) -> int: ...
     def ms_crc32_can_fold(self, /) -> int: ...
@@ -1249,6 +1267,9 @@ class _Lib:
     def ms_hold_reap(self, a0: ms_cleaning, a1: int, a2: int, /) -> int: ...
     def ms_hold_release(self, a0: ms_cleaning, a1: int, a2: int, /) -> None: ...
     def ms_hold_take(self, a0: ms_cleaning, a1: int, a2: int, /) -> int: ...
+    def ms_home_begin(self, a0: ms_home, /) -> None: ...
+    def ms_home_follow(self, a0: ms_home, a1: int, /) -> None: ...
+    def ms_home_note(self, a0: ms_home, a1: int, a2: int, /) -> None: ...
     def ms_index_count_tail(self, a0: ms_index_file, a1: int, /) -> int: ...
     def ms_index_inherit(self, a0: ms_index_file, a1: ms_index_header, /) -> int: ...
     def ms_index_key_hash(self, a0: CData | bytes, a1: int, a2: CData | bytes, a3: int, /) -> int: ...
@@ -1340,6 +1361,7 @@ class _Lib:
     def ms_scan_walk(self, a0: CData | bytes, a1: int, a2: int, a3: int, a4: int, a5: int, a6: ms_walk, /) -> None: ...
     def ms_sequence_load(self, a0: ms_sequence, /) -> int: ...
     def ms_sequence_raise(self, a0: ms_sequence, /) -> None: ...
+    def ms_sequence_raise_for_next(self, a0: ms_sequence, /) -> None: ...
     def ms_sequence_wait(self, a0: ms_sequence, a1: int, a2: int, /) -> int: ...
     def ms_session_bytes(self, a0: int, /) -> int: ...
     def ms_session_check(self, a0: ms_session, a1: int, /) -> int: ...
@@ -1413,6 +1435,8 @@ class _New:
     def __call__(self, cdecl: Literal["struct ms_ha_links *", "struct ms_ha_links[]"], init: object = ...) -> ms_ha_links: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_hold *", "struct ms_hold[]"], init: object = ...) -> ms_hold: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_home *", "struct ms_home[]"], init: object = ...) -> ms_home: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_identity *", "struct ms_identity[]"], init: object = ...) -> ms_identity: ...
     @overload
@@ -1575,6 +1599,8 @@ class _FFI:
     def cast(self, cdecl: Literal["struct ms_ha_links *", "struct ms_ha_links[]"], value: object) -> ms_ha_links: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_hold *", "struct ms_hold[]"], value: object) -> ms_hold: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_home *", "struct ms_home[]"], value: object) -> ms_home: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_identity *", "struct ms_identity[]"], value: object) -> ms_identity: ...
     @overload

@@ -19,8 +19,11 @@ from pyengine.services.flush_commit_log import FlushRealTimeService, FlushServic
 def make_service(attached: worker.Worker) -> FlushService:
     """Group commit in sync mode, timed flushing otherwise."""
     sync = attached.memory.identity.mode == native.MODE_SYNC
-    service = GroupCommitService if sync else FlushRealTimeService
-    return service(attached.context)
+    if not sync:
+        return FlushRealTimeService(attached.context)
+    service = GroupCommitService(attached.context)
+    service.share_cpu()
+    return service
 
 
 def main() -> int:

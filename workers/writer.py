@@ -23,6 +23,7 @@ def serve(attached: worker.Worker) -> None:
     except EngineError as error:
         raise worker.BootFailedError(str(error)) from error
     try:
+        service.share_cpu()
         attached.ready()
         while not attached.stopping:
             attached.beat(worked=service.work())

@@ -166,6 +166,10 @@ class GroupCommit:
         self._state.incarnation = incarnation
         count_syncs(self._state, stats)
 
+    def follow_writer(self) -> None:
+        """From here on this thread runs on the writer's CPU (csrc/cpu.cdef.h)."""
+        lib.ms_home_begin(ffi.addressof(self._state, "home"))
+
     def use(self, descriptors: Mapping[int, int]) -> None:
         """The open segments from here on: start offset -> descriptor; of very many, the oldest GROUP_SEGMENTS_MAX."""
         oldest = sorted(descriptors)[:GROUP_SEGMENTS_MAX]

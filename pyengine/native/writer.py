@@ -123,6 +123,10 @@ class Writer:
             self._need_stage()
             writer.gather_bytes_min = gather_bytes_min
 
+    def share_cpu(self) -> None:
+        """From here on this thread stays on a CPU for a second at a time, so that the flusher can be there too (csrc/cpu.cdef.h)."""
+        lib.ms_home_begin(ffi.addressof(self.pointer, "home"))
+
     def _need_stage(self) -> None:
         """Room to gather a pass for a segment that is written."""
         if self._stage is None:

@@ -159,6 +159,10 @@ class GroupCommitService(FlushService):
         self._group.use(self._segments.descriptors)
         waiting.schedule_interactive()
 
+    def share_cpu(self) -> None:
+        """Be on the writer's CPU from here on."""
+        self._group.follow_writer()
+
     def work(self) -> bool:
         """A tenth of a second of group commits."""
         self._follow()

@@ -472,6 +472,11 @@ class PutMessageService(Service):
         if self._table.used > self._table.slots * QUEUE_TABLE_GROW_AT and not self._adopt_table():
             self._ask_for_table()
 
+    def share_cpu(self) -> None:
+        """Stay where the flusher can be beside this thread, in sync mode."""
+        if self._identity.mode == native.MODE_SYNC:
+            self._writer.share_cpu()
+
     @property
     def drained(self) -> bool:
         """Whether everything published in any session is executed, and no new flusher waits for this writer's word."""
