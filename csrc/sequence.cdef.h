@@ -1,6 +1,6 @@
 /* A number that many processes sleep on until it moves (a futex, not a latch).
  *
- * Who: one process raises it after it published what the sleepers wait for; any
+ * Who: a process raises it after it published what the sleepers wait for; any
  * process waits, its mapping of the number may be read-only. Each raise is a system
  * call: counting the sleepers would need memory that all of them can write and cut
  * short (docs/decisions/0111). Blocks on: ms_sequence_wait, always timed. After a

@@ -18,7 +18,8 @@
  *   3 answers into the sessions (not valid until acked moves)
  *   4 where the pass is written: pwrite of the gathered bytes
  *   5 fill the other commit slot, then slot_pass with release: the commit point
- *   6 wrote (and committed), heads, acked, wake-ups: all derived from the slot
+ *   6 wrote (and committed), heads, acked, wake-ups: all derived from the slot. In sync mode producers sleep on the
+ *     flush sequence, which is raised here for answers that no sync follows
  *
  * Where segments are mapped, a pass over little is stored into them, and a pass over `gather_bytes_min` or more is
  * gathered and written: a write makes and fills fresh pages at a third to a tenth of the CPU of storing to them.

@@ -47,7 +47,7 @@ OWNERS = {
     "reput_from": "reputter",
     "confirm": "replicator",
     "received": "replicator",
-    "flush_seq": "flusher; the worker that fails first",
+    "flush_seq": "flusher; the worker that fails first; the writer after a refusal, in sync mode",
     "arrival_seq": "reputter",
     "session_seq": "supervisor",
     "confirm_seq": "replicator",
