@@ -73,6 +73,7 @@ class EngineWatch:
     """Looks into the control block of the engine that runs at `store`; changes nothing."""
 
     def __init__(self, store: Path) -> None:
+        self.store = store
         self._memory = EngineMemory.attach(find_folder(store), writable=False)
 
     def __enter__(self) -> EngineWatch:
@@ -179,6 +180,8 @@ def kill_all(watch: EngineWatch, others: Sequence[int] = (), rng: random.Random 
             rng.shuffle(victims)
         for pid in (*victims, supervisor):
             kill(pid)
+    for pid in processes_of(watch.store, b"pyengine.workers."):  # one that was being started has published no pid yet
+        kill(pid)
     return len(victims) + 1
 
 
