@@ -154,6 +154,18 @@ static int resolve_lost(struct pending_object *pending)
     return result == NULL ? -1 : 0;
 }
 
+/* Nothing looks at the session any more. An answer that another thread took before that is all that a put needs which waits
+ * for nothing else. */
+static int resolve_without_session(struct pending_object *pending)
+{
+    if (pending->state != PENDING_ANSWERED || (pending->how != 0 && pending->answer.status == 0))
+        return resolve_lost(pending);
+    PyObject *session = Py_NewRef((PyObject *)pending->session);
+    int failed = resolve_answered(pending, 0);
+    Py_DECREF(session);
+    return failed;
+}
+
 /* Once for the state that it has: what Python makes of it is used only if it still has it then, for another thread, or a
  * signal handler, may have moved it on meanwhile. Until then nothing of the future has changed, whatever is raised. */
 static int hand_over_once(struct pending_object *pending)
@@ -190,7 +202,7 @@ int pending_hand_over(struct pending_object *pending)
     int failed = 0;
     Py_INCREF((PyObject *)pending); /* the answers' thread may be done with it before this returns */
     while (!failed && (pending->state == PENDING_WAITS || pending->state == PENDING_ANSWERED))
-        failed = (pending->session->producer == NULL ? resolve_lost(pending) : hand_over_once(pending)) != 0;
+        failed = (pending->session->producer == NULL ? resolve_without_session(pending) : hand_over_once(pending)) != 0;
     Py_DECREF((PyObject *)pending);
     return failed ? -1 : 0;
 }
@@ -243,7 +255,7 @@ static int advance(struct pending_object *pending, int64_t slice_ns)
             failed = PyErr_CheckSignals() != 0;
     }
     if (!failed && session->producer == NULL && (pending->state == PENDING_WAITS || pending->state == PENDING_ANSWERED))
-        failed = resolve_lost(pending) != 0;
+        failed = resolve_without_session(pending) != 0;
     Py_DECREF((PyObject *)session);
     return failed ? -1 : 0;
 }

@@ -336,7 +336,7 @@ def test_two_builds_do_not_work_together(producer):
 in_async_mode = pytest.mark.parametrize("parts", ["async"], indirect=True)
 
 
-@pytest.mark.parametrize("moment", ["while it waits", "once it is answered"])
+@pytest.mark.parametrize("moment", ["while it waits", "once it is answered", "once the producer is closed too"])
 @in_async_mode
 def test_a_future_that_two_threads_make_a_future_of_is_handed_over_once(parts, producer, stopped_writer, monkeypatch, moment):
     """As a switch of threads within the first hand-over does it."""
@@ -355,6 +355,9 @@ def test_a_future_that_two_threads_make_a_future_of_is_handed_over_once(parts, p
                 writer.send_signal(signal.SIGCONT)
                 front = producer._puts.front
                 eventually(lambda: front.take_answers() or not front.waiting, "the answer was taken")
+                if "closed" in moment:
+                    producer.close()
+                    return ready
                 for _ in range(PLACES + 10):  # its place has another answer now
                     assert producer.put("T", b"y").ok
         return ready
@@ -826,7 +829,7 @@ def test_threads_that_ask_drop_and_hand_over_while_the_producer_closes(parts, pr
             future = chance.choice(futures)
             match chance.randrange(4):
                 case 0:
-                    assert future.result(60).ok
+                    assert future.result(60).ok, future.result(0).reason
                 case 1:
                     future.done()
                 case 2:
@@ -853,7 +856,8 @@ def test_threads_that_ask_drop_and_hand_over_while_the_producer_closes(parts, pr
             thread.join()
     finally:
         sys.setswitchinterval(before)
-    assert not failed
+    assert not [str(error) for error in failed]
+    assert not [(number, future.result(60).reason) for number, future in enumerate(futures) if not future.result(60).ok]
     assert sorted(future.result(60).queue_offset for future in futures) == list(range(1, 3001))
 
 
