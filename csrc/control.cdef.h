@@ -257,7 +257,7 @@ struct ms_control {
     struct ms_position reput_from;   /* reputter */
     struct ms_position confirm;      /* replicator: enough slaves have it; on a slave, what it reported to have */
     struct ms_position received;     /* replicator, slave role: came from the master, part of a record perhaps */
-    struct ms_sequence flush_seq;    /* flusher after flushed moved; who freezes; the writer after a refusal, in sync mode */
+    struct ms_sequence flush_seq;    /* flusher after flushed moved; who freezes; the writer after answers that no sync follows, in sync mode */
     struct ms_sequence arrival_seq;  /* reputter after reput_from moved */
     struct ms_sequence session_seq;  /* supervisor after the session table changed */
     struct ms_sequence confirm_seq;  /* replicator after confirm moved */

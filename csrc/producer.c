@@ -178,7 +178,7 @@ static void publish(struct ms_producer *producer, uint64_t bytes)
     int32_t cpu = sched_getcpu();
     if (producer->session->producer_cpu != cpu) /* the writer reads that line in each pass */
         ms_store_relaxed(&producer->session->producer_cpu, cpu);
-    producer->synced_before = ms_load_acquire(&producer->control->flusher.sync_target);
+    producer->target_before = ms_load_acquire(&producer->control->flusher.sync_target);
     MS_FAILPOINT("producer_entry_filled");
     ms_store_release(&producer->session->tail, producer->tail);
     MS_FAILPOINT("producer_entry_published");
@@ -333,9 +333,11 @@ static void sleep_until_flush(const struct ms_producer *producer, uint64_t seque
         return;
     uint32_t seen = ms_load_acquire(&control->flush_seq.value);
     int64_t under_way = ms_load_acquire(&control->flusher.sync_target);
+    if (under_way != producer->target_before && under_way <= ms_load_acquire(&control->flushed.value))
+        return; /* the sync for this entry may be over, before its answer was published: nobody raises the number again */
     int64_t left = deadline_ns - ms_monotonic_ns();
     if (left > 0 && ms_load_acquire(&producer->session->acked) < sequence)
-        ms_control_wait_synced(control, seen, under_way, under_way == producer->synced_before, earlier(left, LOOK_NS));
+        ms_control_wait_synced(control, seen, under_way, under_way == producer->target_before, earlier(left, LOOK_NS));
 }
 
 /* A put that waits for slaves only: its answer comes first, and alone wakes it for nothing. So it sleeps on `confirm`

@@ -46,7 +46,7 @@ struct ms_producer {
     int64_t flush_timeout_ns;    /* from the answer to durability */
     int64_t slave_timeout_ns;    /* from the answer to confirmation */
     int64_t submitted_ns;        /* when the last put began */
-    int64_t synced_before;       /* what the sync made durable that was under way, or the last one, before the last entry */
+    int64_t target_before;       /* flusher.sync_target as it stood before the last entry was published */
     uint64_t reserved_bytes;     /* of the entry that is being filled */
     int32_t spin_us;
     uint32_t slot;

@@ -561,8 +561,8 @@ static int commit_pass(struct ms_writer *writer)
             wake_session(own->session);
         own->touched = 0;
     }
-    if (writer->unsynced_answers && writer->mode == MS_MODE_SYNC)
-        ms_sequence_raise(&control->flush_seq); /* their producers sleep there */
+    if (writer->mode == MS_MODE_SYNC && (writer->unsynced_answers || ms_load_acquire(&control->state.frozen) != 0))
+        ms_sequence_raise(&control->flush_seq); /* their producers sleep there; no sync follows in a frozen store either */
     writer->unsynced_answers = 0;
     memcpy(writer->touched_before, writer->touched, writer->touched_count * sizeof writer->touched[0]);
     writer->touched_before_count = writer->touched_count;

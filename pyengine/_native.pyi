@@ -483,7 +483,7 @@ class ms_producer(Struct):
     flush_timeout_ns: int
     slave_timeout_ns: int
     submitted_ns: int
-    synced_before: int
+    target_before: int
     reserved_bytes: int
     spin_us: int
     slot: int

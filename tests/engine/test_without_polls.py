@@ -60,7 +60,7 @@ with Producer(lambda limit_s: open_session(root)) as producer:
 ARM = """
 import sys
 from pyengine.native.failpoint import Board
-Board(sys.argv[1]).arm("latch_arming", 1, "stop", "writer")
+Board(sys.argv[1]).arm(sys.argv[2], 1, "stop", sys.argv[3])
 """
 
 
@@ -76,6 +76,21 @@ def make_sleepers(make_parts, broken_build):
         return parts
 
     return make
+
+
+def arm(board: Board, environ: dict[str, str], name: str, kind: str) -> None:
+    subprocess.run([sys.executable, "-P", "-c", ARM, board.path, name, kind], env=environ, check=True)
+
+
+def wait_asleep(pid: int, what: str) -> None:
+    """Until it sleeps at 30 looks on end: it has looked at all that it looks at before, and waits."""
+    looks = [False] * 30
+
+    def is_asleep() -> bool:
+        looks.append(psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
+        return all(looks[-30:])
+
+    eventually(is_asleep, what)
 
 
 def run(parts, puts: int, body_bytes: int, how: str) -> subprocess.Popen[str]:
@@ -110,7 +125,7 @@ def test_what_comes_between_the_last_look_and_the_arming_of_a_latch_is_seen(make
     parts = make_parts(environments={native.WRITER: environ})
     with parts.producer() as producer:
         assert producer.put("T", b"1").ok
-        subprocess.run([sys.executable, "-P", "-c", ARM, board.path], env=environ, check=True)
+        arm(board, environ, "latch_arming", "writer")
         assert producer.put("T", b"2").ok
         eventually(lambda: board.struck_pid == parts.workers[native.WRITER].pid, "stopped before it arms")
         future = producer.put_async("T", b"3")
@@ -118,18 +133,36 @@ def test_what_comes_between_the_last_look_and_the_arming_of_a_latch_is_seen(make
         assert future.result(60).ok
 
 
+def test_an_answer_that_comes_after_its_sync_is_over_is_waited_for_itself(make_parts, broken_build, tmp_path):
+    """The flusher may be done before the writer, which woke it, goes on: no sync follows, and nobody raises its number again."""
+    environ = environment(broken_build, *WITHOUT_POLLS)
+    boards = {kind: Board(tmp_path / kind) for kind in ("writer", "producer")}
+    theirs = {kind: environ | {VARIABLE: str(board.path)} for kind, board in boards.items()}
+    arm(boards["writer"], environ, "pass_published", "writer")
+    arm(boards["producer"], environ, "producer_entry_published", "")
+    parts = make_parts(more=(native.REPUTTER,), mode=native.MODE_SYNC,
+                       environments=dict.fromkeys(ALL, environ) | {native.WRITER: theirs["writer"]})
+    control = parts.control
+    parts.owner.environment = theirs["producer"]
+    child = run(parts, 1, 100, "stream")
+    eventually(lambda: boards["producer"].struck_pid == child.pid, "its entry is published")
+    parts.owner.memory.latch(native.WRITER).wakeup()
+    eventually(lambda: boards["writer"].struck_pid == parts.workers[native.WRITER].pid, "the flusher was woken")
+    eventually(lambda: native.load_position(control.flushed) == native.load_position(control.wrote) > 0, "synced")
+    wait_asleep(parts.workers[native.FLUSHER].pid, "the flusher has raised its number")
+    os.kill(child.pid, signal.SIGCONT)
+    wait_asleep(child.pid, "the put waits")
+    os.kill(parts.workers[native.WRITER].pid, signal.SIGCONT)
+    _, said = child.communicate(timeout=120)
+    assert (child.returncode, said) == (0, "")
+
+
 def test_a_freeze_ends_every_wait_for_a_sync(make_sleepers):
     parts = make_sleepers("sync")
     parts.kill(native.FLUSHER)
     child = run(parts, 1, 100, "stream")
     eventually(lambda: native.load_position(parts.control.wrote) > 0, "appended")
-    asleep = [False] * 30  # at 30 looks on end: it has looked at `frozen` before, and waits
-
-    def is_asleep() -> bool:
-        asleep.append(psutil.Process(child.pid).status() == psutil.STATUS_SLEEPING)
-        return all(asleep[-30:])
-
-    eventually(is_asleep, "the put waits for the sync")
+    wait_asleep(child.pid, "the put waits for the sync")
     freeze(parts.owner.memory, parts.owner.root, native.SUPERVISOR, DiskError("the disk failed", errno=5))
     _, said = child.communicate(timeout=120)
     assert child.returncode == 1 and PutStatus.PUT_OK.name not in said and "nput/output" in said, said
