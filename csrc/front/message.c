@@ -104,8 +104,13 @@ static PyObject *get_properties(PyObject *message, void *unused)
         PyObject *table = decoded(fields->raw_properties);
         if (table == NULL)
             return NULL;
-        fields->properties = table;
-        PyObject_GC_Track(message); /* a program may put anything into a table */
+        if (fields->properties != NULL) { /* by another thread, while the collector ran in the making of the table (Python 3.11) */
+            Py_DECREF(table);
+        } else {
+            fields->properties = table;
+            if (!PyObject_GC_IsTracked(message))
+                PyObject_GC_Track(message); /* a program may put anything into a table */
+        }
     }
     return Py_NewRef(fields->properties);
 }

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 TIMESTAMP_MAX_MS = (1 << 63) - 1
 FETCH_BYTES_MAX = 4 << 20
+_COUNT_MAX = (1 << 31) - 1
 _STORE_NAMES = ("commitlog", "consumequeue", "config", "checkpoint", "lock")
 
 
@@ -130,11 +131,11 @@ class StoreReader:
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
-        return self._counted_get(topic, queue_id, offset, max_messages, tags, level, None)
+        return self._counted_get(topic, queue_id, offset, min(max_messages, _COUNT_MAX), tags, level, None)
 
     def fetch(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
               level: ReadLevel | str | None) -> GetResult:
-        """As get_message, for a program that asks for so many: bounded by FETCH_BYTES_MAX and not by the transfer limits."""
+        """As get_message, for a Consumer that is asked for so many: bounded by FETCH_BYTES_MAX, not by the transfer limits."""
         limits = (FETCH_BYTES_MAX, max_messages, FETCH_BYTES_MAX, max_messages)
         return self._counted_get(topic, queue_id, offset, max_messages, tags, level, limits)
 
