@@ -174,6 +174,7 @@ class RecordStream:
         rest = self._filled - end
         self._buffer[:rest] = self._buffer[size : size + rest]
         self._base = self.own_end = end
+        self._checked = max(self._checked, end)  # whole() has not looked at what C gave to the writer
         if end == self._checked:
             self._closed = False
 

@@ -94,6 +94,25 @@ def test_half_a_record_is_kept_back_until_its_last_byte(tmp_path, rng):
     assert stream.whole().end == log.end
 
 
+def test_a_run_that_was_appended_before_anyone_looked_for_it_is_dropped_and_the_next_one_is_whole(tmp_path, rng):
+    """As C does, which gives records to the writer itself and leaves the answer, when it is late, to Python."""
+    log = make_log(rng)
+    content = bytes_of(log)
+    border = log.messages[20].physical_offset
+    stream = new_stream(tmp_path)
+    stream.take(0, memoryview(content)[:border])
+    stream.take(border, memoryview(content)[border : border + 5])
+    stream.drop(border)
+    assert stream.own_end == border and stream.whole() is None
+    stream.take(border + 5, memoryview(content)[border + 5 :])
+    rest = b""
+    while run := stream.whole():
+        assert run.offset == border + len(rest)
+        rest += bytes(run.records)
+        stream.drop(run.end)
+    assert rest == content[border:]
+
+
 def test_filler_after_a_blank_is_kept_byte_for_byte(tmp_path, rng):
     log = make_log(rng, 40)
     content = bytearray(bytes_of(log))
