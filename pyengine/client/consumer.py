@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyengine.ipc.group_members import Claim
 
 POLL_INTERVAL_S = BEAT_S       # how soon a member sees that another has come, gone or given a queue back
-FETCH_MESSAGES = 32            # at least so many are fetched at once, within the store's transfer limits
+FETCH_MESSAGES = 32            # at least so many are fetched at once; asked for fewer, within the store's transfer limits
 FETCH_MESSAGES_MAX = 1024
 NOTES_MAX = 100
 _LOG = logging.getLogger("pyengine.client.consumer")
@@ -309,15 +309,22 @@ class Consumer:
                 self._finish(None)
             messages: list[Message] = []
             has_moved = False
-            for held in self._in_turn():
-                if held.leaving_since_s is not None:
-                    continue
-                if held.claim is not None and not self._group_session.holds(held.claim):
-                    self._revoke(held)
-                    continue
-                has_moved = self._hand_out(held, max_messages, messages) or has_moved
-                if len(messages) >= max_messages:
-                    break
+            queues = self._in_turn()
+            before = [(held, held.next_offset, held.handed_end, held.done) for held in queues]
+            try:
+                for held in queues:
+                    if held.leaving_since_s is not None:
+                        continue
+                    if held.claim is not None and not self._group_session.holds(held.claim):
+                        self._revoke(held)
+                        continue
+                    has_moved = self._hand_out(held, max_messages, messages) or has_moved
+                    if len(messages) >= max_messages:
+                        break
+            except BaseException:  # a disk, or a signal handler: the program gets none of what is in `messages`
+                for held, *was in before:
+                    held.go_back(*was)
+                raise
             return messages, has_moved
 
     def _in_turn(self) -> list[AssignedQueue]:
@@ -361,8 +368,8 @@ class Consumer:
                        f"before the group came to them")
         elif self._tags is None and len(found.messages) < following - held.position:
             self._pass_over(held, set(range(held.position, following)).difference(found.queue_offsets))
-        held.position = following
         messages = found.placed(held.queue_id)
+        held.position = following
         held.buffer.extend(messages)
         if messages:
             held.last = messages[-1]

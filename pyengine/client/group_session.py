@@ -317,6 +317,11 @@ class AssignedQueue:
         self.buffer.clear()
         self.settle()
 
+    def go_back(self, next_offset: int, handed_end: int, done: int) -> None:
+        """As before a hand-out that failed: what was taken since is fetched again."""
+        self.buffer.clear()
+        self.position, self.handed_end, self.done = next_offset, handed_end, done
+
     def go_to(self, offset: int) -> None:
         """Go on at `offset`, whatever was handed out."""
         self.buffer.clear()

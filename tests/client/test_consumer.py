@@ -270,6 +270,31 @@ def test_what_was_committed_stays_when_the_rest_is_dropped(builder, consume):
     assert stored(builder) == {0: 4}
 
 
+@pytest.mark.parametrize("auto_commit", [True, False])
+@pytest.mark.parametrize("error", [DiskError("no more files"), KeyboardInterrupt()], ids=["disk", "signal"])
+def test_a_pull_that_fails_half_way_gives_and_commits_nothing(builder, consume, monkeypatch, error, auto_commit):
+    expected = fill(builder, 60, 0) + fill(builder, 60, 1)
+    consumer = consume(auto_commit=auto_commit)
+    first = consumer.pull(10, timeout_s=5)
+    fetch, calls = consumer._reader.fetch, []
+
+    def failing(topic, queue_id, *rest):
+        calls.append(queue_id)
+        if len(calls) == 2:
+            raise error
+        return fetch(topic, queue_id, *rest)
+
+    monkeypatch.setattr(consumer._reader, "fetch", failing)
+    with pytest.raises(type(error)):
+        consumer.pull(1000, timeout_s=5)
+    consumer.commit()
+    assert sum(stored(builder).values()) == 10, "what was given alone is done"
+    got = list(first)
+    while found := consumer.pull(1000, timeout_s=0):
+        got += found
+    assert sorted(bodies(got)) == sorted(expected)
+
+
 def test_seek_goes_forward_and_back(builder, consume):
     expected = fill(builder, 10)
     consumer = consume()
