@@ -31,9 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.run_long = (
         config.getoption("--long") or os.environ.get("PYENGINE_LONG", "0") != "0" or "long" in config.required_needs
     )
-    # A shell's background job starts with SIGINT ignored, and so would everything that tests start.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell's background job starts with SIGINT ignored, nohup's with SIGHUP, and so would everything that tests start.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     given = getattr(config, "workerinput", {}).get("test_seed")  # one seed for a run, however many processes it has
     config.test_seed = given or int(os.environ.get("PYENGINE_SEED") or random.SystemRandom().randrange(1 << 32))
     if "hypothesis" in sys.modules:

@@ -41,8 +41,9 @@ def run(*arguments: object, stdin: str | bytes | None = None) -> Ran:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a subprocess that imports pyengine from these sources, free of PYENGINE_ settings."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYENGINE_")}
+    """The environment of a subprocess that imports pyengine from these sources, free of PYENGINE_ settings, and of the size
+    of a terminal, which would go before that of the test's own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYENGINE_") and name not in ("LINES", "COLUMNS")}
     return kept | {"PYTHONPATH": str(SOURCES)} | extra
 
 

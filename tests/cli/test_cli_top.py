@@ -123,11 +123,11 @@ def test_a_stopped_store_is_shown_too(owner):
 
 
 class Terminal:
-    """`pyengine top` on a terminal of 80 lines and 120 columns: a reason may take several."""
+    """`pyengine top` on a terminal of 40 lines and 120 columns."""
 
     def __init__(self, *arguments: object) -> None:
         self.master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 80, 120, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         self.child = subprocess.Popen(command_line("top", *arguments), stdin=slave, stdout=slave, stderr=slave,
                                       env=environment(TERM="xterm-256color"), start_new_session=True)
         os.close(slave)
