@@ -46,11 +46,10 @@ rounds_main() {
 }
 
 run_part() {
-  local child code=0
+  local before=${!:-} code=0 # the trap is set first: a signal that comes as soon as the run has begun ends it too
+  trap 'if [ "${!:-}" != "$before" ]; then kill -TERM "$!" 2>/dev/null || true; wait "$!" || true; fi; exit 130' INT TERM
   "$@" &
-  child=$!
-  trap 'kill -TERM "$child" 2>/dev/null || true; wait "$child" || true; exit 130' INT TERM
-  wait "$child" || code=$?
+  wait "$!" || code=$?
   trap - INT TERM
   case $code in 2 | 130) exit "$code" ;; esac
   return "$code"
