@@ -309,7 +309,7 @@ class HAClient(Service):
             link.lost(-done.got)
         if why in (ha_follow.TAKE, ha_follow.UNDER_WAY):
             self._take(follow.received)
-        if why == ha_follow.UNDER_WAY:
+        if why == ha_follow.UNDER_WAY:  # `done.end` is where the entry begins
             self._sequence, self._under_way = done.sequence, (done.end, self._stream.position)
             self._collect(writer, now_ns)
         self._acknowledge(link, now_ns)
