@@ -334,7 +334,7 @@ static void sleep_until_flush(const struct ms_producer *producer, uint64_t seque
     uint32_t seen = ms_load_acquire(&control->flush_seq.value);
     int64_t under_way = ms_load_acquire(&control->flusher.sync_target);
     if (under_way != producer->target_before && under_way <= ms_load_acquire(&control->flushed.value))
-        return; /* the sync for this entry may be over, before its answer was published: nobody raises the number again */
+        return; /* the sync for this entry may be over, before its answer was published: no raise follows */
     int64_t left = deadline_ns - ms_monotonic_ns();
     if (left > 0 && ms_load_acquire(&producer->session->acked) < sequence)
         ms_control_wait_synced(control, seen, under_way, under_way == producer->target_before, earlier(left, LOOK_NS));

@@ -102,6 +102,8 @@ class PutAnswer(SimpleQueue[object]):
 class _Line:
     """Entries that one thread handles in order, until end(). A program may end without waiting for it."""
 
+    _handle: Callable[..., None]  # of a subclass: what is done with the fields of one entry
+
     def __init__(self) -> None:
         self._entries: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self._done: SimpleQueue[None] = SimpleQueue()
@@ -165,9 +167,6 @@ class _Line:
             self._handle(*entry)
         except BaseException as error:  # noqa: BLE001 - a callback's, which Future lets through: the others go on
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
-
-    def _handle(self, *entry: Any) -> None:
-        raise NotImplementedError
 
     def _at_end(self) -> None:
         """After the last entry. May be called again."""
@@ -234,10 +233,7 @@ class PendingPuts(_Line):
     def _at_end(self) -> None:
         self._end_session()
 
-    def _handle(self, *entry: Any) -> None:
-        self._resolve(*entry)
-
-    def _resolve(self, claim: Claim | int, context: object, answer: PutFuture | PutAnswer, given: tuple[int, ...] | None) -> None:
+    def _handle(self, claim: Claim | int, context: object, answer: PutFuture | PutAnswer, given: tuple[int, ...] | None) -> None:
         if isinstance(claim, int):
             claim = Claim(self._session, claim)
         code, found = 0, given or ()
@@ -277,10 +273,7 @@ class LaterPuts(_Line):
         self._put((submit, future))
         return future
 
-    def _handle(self, *entry: Any) -> None:
-        self._submit(*entry)
-
-    def _submit(self, submit: Callable[[], object], future: PutFuture) -> None:
+    def _handle(self, submit: Callable[[], object], future: PutFuture) -> None:
         try:
             found = submit()
         except BaseException as error:  # noqa: BLE001 - a future must never be left hanging
