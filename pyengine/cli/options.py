@@ -26,6 +26,7 @@ level_option = click.option(
     help="How far to read; flushed for a store in sync mode, else committed, if not given.")
 topic_option = click.option("--topic", required=True, help="The topic.")
 queue_id_option = click.option("--queue-id", type=click.IntRange(min=0), required=True, help="The queue's number.")
+raw_option = click.option("--raw", is_flag=True, help="Bodies as they are stored: compressed where the producer compressed them.")
 master_option = click.option(
     "--master", default=None, metavar="URL",
     help="Spark's master: local[N], or a cluster's that sees the store's files under the same path. "

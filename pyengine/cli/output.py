@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pyengine.errors import ExitCode
+from pyengine.errors import ExitCode, FormatError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -169,8 +169,27 @@ def time_text(timestamp_ms: int | None) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{timestamp_ms % 1000:03d}Z"
 
 
-def message_document(message: Message) -> dict[str, Any]:
-    """All of a message. `body` is its text; a body that is not UTF-8 is in `body_base64` instead."""
+def shown_body(message: Message, raw: bool = False) -> tuple[bytes, str]:
+    """The body that a command shows, decompressed unless `raw`; and why it is the stored one although it is compressed."""
+    from pyengine.formats.record import decompress_body
+
+    if not raw:
+        try:
+            return decompress_body(message.body, message.sys_flag), ""
+        except FormatError as error:
+            return message.body, str(error)
+    return message.body, ""
+
+
+def message_document(message: Message, raw: bool = False) -> dict[str, Any]:
+    """All of a message. `body` is its text; a body that is not UTF-8 is in `body_base64` instead.
+
+    A compressed body is shown decompressed unless `raw`: `compression` names how it is stored, in `stored_body_bytes`;
+    where it cannot be, the stored one is shown and `body_error` says why.
+    """
+    from pyengine.formats.record import compression_of
+
+    body, error = shown_body(message, raw)
     document: dict[str, Any] = {
         "topic": message.topic,
         "queue_id": message.queue_id,
@@ -189,27 +208,33 @@ def message_document(message: Message) -> dict[str, Any]:
         "sys_flag": message.sys_flag,
         "reconsume_times": message.reconsume_times,
         "prepared_transaction_offset": message.prepared_transaction_offset,
-        "body_bytes": len(message.body),
+        "body_bytes": len(body),
     }
+    compression = compression_of(message.sys_flag)
+    if compression:
+        document |= {"compression": compression, "stored_body_bytes": len(message.body)}
+    if error:
+        document["body_error"] = error
     try:
-        document["body"] = message.body.decode("utf-8")
+        document["body"] = body.decode("utf-8")
     except UnicodeDecodeError:
-        document["body_base64"] = base64.b64encode(message.body).decode("ascii")
+        document["body_base64"] = base64.b64encode(body).decode("ascii")
     return document
 
 
-def write_message_table(messages: Iterable[Message]) -> None:
+def write_message_table(messages: Sequence[Message], raw: bool = False) -> None:
     """One row a message, bodies cut to a line."""
+    bodies = [shown_body(message, raw)[0] for message in messages]
     write_table(
         ("topic", "queue", "offset", "position", "stored", "tags", "keys", "bytes", "body"),
         [(message.topic, message.queue_id, message.queue_offset, message.physical_offset,
-          time_text(message.store_timestamp_ms), message.tags, message.keys, len(message.body),
-          body_text(message.body, BODY_COLUMN_MOST)) for message in messages])
+          time_text(message.store_timestamp_ms), message.tags, message.keys, len(body),
+          body_text(body, BODY_COLUMN_MOST)) for message, body in zip(messages, bodies, strict=True)])
 
 
-def write_message(message: Message) -> None:
+def write_message(message: Message, raw: bool = False) -> None:
     """One message in full, its body last."""
-    document = message_document(message)
+    document = message_document(message, raw)
     properties = document.pop("properties")
     document.pop("body", None)
     document.pop("body_base64", None)
@@ -217,7 +242,7 @@ def write_message(message: Message) -> None:
         document[name] = f"{document[name]} ({time_text(document[name])})"
     write_facts([*document.items(), *((f"property {name}", value) for name, value in properties.items())])
     print()
-    print(body_text(message.body))
+    print(body_text(shown_body(message, raw)[0]))
 
 
 @contextlib.contextmanager

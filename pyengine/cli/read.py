@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import level_option, queue_id_option, reading, store_command, topic_option
+from pyengine.cli.options import level_option, queue_id_option, raw_option, reading, store_command, topic_option
 from pyengine.errors import ExitCode, FormatError, UsageError
-from pyengine.formats.record import decode_message_id
+from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
 from pyengine.results import GetStatus
+
+if TYPE_CHECKING:
+    from pyengine.formats.record import Message
+    from pyengine.ipc.live_reader import LiveStoreReader
 
 _WHY_NOTHING = {
     GetStatus.NO_MATCHED_MESSAGE: "no message with these tags from there on",
@@ -33,9 +38,10 @@ _WHY_NOTHING = {
 @click.option("--max-messages", type=click.IntRange(min=1), default=32, show_default=True, help="At most this many.")
 @click.option("--tags", default=None, help="Only messages with one of these tags: 'A' or 'A || B'.")
 @level_option
+@raw_option
 def get(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, offset: int, max_messages: int,
-    tags: str | None, level: str | None,
+    tags: str | None, level: str | None, raw: bool,
 ) -> None:
     """Read messages of one queue from an offset on.
 
@@ -53,10 +59,10 @@ def get(
     if as_json:
         output.write_json({
             "status": found.status.name, "next_begin_offset": found.next_begin_offset, "min_offset": found.min_offset,
-            "max_offset": found.max_offset, "messages": [output.message_document(one) for one in found.messages]})
+            "max_offset": found.max_offset, "messages": [output.message_document(one, raw) for one in found.messages]})
         return
     if found.messages:
-        output.write_message_table(found.messages)
+        output.write_message_table(found.messages, raw)
     why = _WHY_NOTHING.get(found.status, "")
     print(f"{found.status.name}{': ' + why if why else ''}; queue {found.min_offset} to {found.max_offset}, "
           f"next {found.next_begin_offset}")
@@ -69,9 +75,10 @@ def get(
 @click.option("--begin", "begin_ms", type=click.IntRange(min=0), default=0, help="Stored at or after this time (ms).")
 @click.option("--end", "end_ms", type=click.IntRange(min=0), default=None, help="Stored at or before this time (ms).")
 @click.option("--max-messages", type=click.IntRange(min=1), default=64, show_default=True, help="At most this many.")
+@raw_option
 def query(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, key: str, begin_ms: int, end_ms: int | None,
-    max_messages: int,
+    max_messages: int, raw: bool,
 ) -> None:
     """Find the messages that carry a key.
 
@@ -85,52 +92,67 @@ def query(
     with reading(store, settings) as reader:
         found = reader.query_message(topic, key, begin_ms=begin_ms, end_ms=end_ms, max_messages=max_messages)
     if as_json:
-        output.write_json({"topic": topic, "key": key, "messages": [output.message_document(one) for one in found]})
+        output.write_json({"topic": topic, "key": key, "messages": [output.message_document(one, raw) for one in found]})
         return
     if found:
-        output.write_message_table(found)
+        output.write_message_table(found, raw)
     print(f"{len(found)} message{'' if len(found) == 1 else 's'} with key {output.printable(key)}")
 
 
 @click.command()
 @store_command
 @click.argument("msg_id")
-def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str) -> int:
+@click.option("--topic", default=None, help="Look for a client's id in this topic only; in all topics if not given.")
+@raw_option
+def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str, topic: str | None, raw: bool) -> int:
     """Show one message in full.
 
-    MSG_ID is the id that a put answered with (32 or 56 hexadecimal characters), or the
-    message's position in the commit log as a plain number. Exit code 1 if there is no
-    message.
+    MSG_ID is the id that a put answered with (32 or 56 hexadecimal characters), the id that a
+    RocketMQ client shows (the property UNIQ_KEY, which the index finds), or the message's position
+    in the commit log as a plain number. Of several messages with the same UNIQ_KEY (a retry, or the
+    delayed and the delivered one) the oldest of an ordinary topic is shown. Exit code 1 if there is
+    no message.
 
     \b
     Examples:
       pyengine message STORE 7F00000100002A9F0000000000000000
+      pyengine message STORE AC11000100002A9F5C7A2D3B00010000 --topic orders
       pyengine message STORE 0
     """
-    position = _position(msg_id)
     with reading(store, settings) as reader:
-        found = reader.message(msg_id) if position is None else reader.message_at(position)
+        found, others = _find_message(reader, msg_id, topic)
     if found is None:
         print(f"no message {output.printable(msg_id)} in {store}", file=sys.stderr)
         if as_json:
             output.write_json(None)
         return ExitCode.FAILED
+    if others:
+        print(f"note: {others} more message{'' if others == 1 else 's'} with this UNIQ_KEY: `pyengine query STORE --topic TOPIC "
+              f"--key {output.printable(msg_id)}` shows them", file=sys.stderr)
     if as_json:
-        output.write_json(output.message_document(found))
+        output.write_json(output.message_document(found, raw))
     else:
-        output.write_message(found)
+        output.write_message(found, raw)
     return ExitCode.OK
 
 
-def _position(text: str) -> int | None:
-    """A position in the log, None for a message id; UsageError for what is neither."""
-    if len(text) < 20 and text.isascii() and text.isdecimal():
-        return int(text)
+def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tuple[Message | None, int]:
+    """The message, and how many others have the same UNIQ_KEY; UsageError for a text that is no id of any kind."""
+    if len(msg_id) < 20 and msg_id.isascii() and msg_id.isdecimal():
+        return reader.message_at(int(msg_id)), 0
+    wrong: FormatError | None = None
     try:
-        decode_message_id(text)
+        found = reader.message(msg_id) if topic is None else None
     except FormatError as error:
-        raise UsageError(f"{error}; or give a position in the log, a plain number") from error
-    return None
+        found, wrong = None, error
+    if found is not None:
+        return found, 0
+    topics = reader.topics() if topic is None else [topic]
+    hits = [one for name in topics for one in reader.query_message(name, msg_id) if one.uniq_key == msg_id]
+    if not hits and wrong is not None:
+        raise UsageError(f"{wrong}, and no message has it as its UNIQ_KEY; or give a position in the log, a plain number") from wrong
+    hits.sort(key=lambda one: (one.topic in (SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC), one.physical_offset))
+    return (hits[0], len(hits) - 1) if hits else (None, 0)
 
 
 @click.command("offset-at")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import level_option, reading, set_option, store_argument, topic_option
+from pyengine.cli.options import level_option, raw_option, reading, set_option, store_argument, topic_option
 from pyengine.client.consumer import consume
 from pyengine.client.consumer_groups import AtOffset, Start
 from pyengine.errors import EngineError
@@ -103,9 +103,10 @@ class Follower:
 @click.option("--max-messages", type=click.IntRange(min=1), default=None, help="Stop after this many.")
 @click.option("--tags", default=None, help="Only messages with one of these tags: 'A' or 'A || B'.")
 @level_option
+@raw_option
 def tail(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_ids: tuple[int, ...], start: str,
-    group: str | None, follow: bool, max_messages: int | None, tags: str | None, level: str | None,
+    group: str | None, follow: bool, max_messages: int | None, tags: str | None, level: str | None, raw: bool,
 ) -> None:
     """Print the messages of a topic as they come; Ctrl-C ends it.
 
@@ -131,21 +132,21 @@ def tail(
         if group is None:
             follower = Follower(reader, topic, queue_ids, start=start, tags=tags, level=level)
             for message in follower.messages(follow=follow, max_messages=max_messages, idle=sys.stdout.flush):
-                _print(message, as_json)
+                _print(message, as_json, raw)
             return
     from_: Start = "first" if start == "first" else "last" if start == "last" else AtOffset(int(start))
     with consume(store, topic, group=group, tags=tags, from_=from_,
                  queues=queue_ids or None, level=level, auto_commit=False, **cast(dict[str, Any], settings)) as consumer:
-        _Printer(consumer, as_json).run(follow, max_messages)
+        _Printer(consumer, as_json, raw).run(follow, max_messages)
 
 
 class _Printer:
     """Prints what a member of a group is given; remembers at most once a COMMIT_INTERVAL_S and at the end, and only
     what was printed."""
 
-    def __init__(self, consumer: Consumer, as_json: bool) -> None:
+    def __init__(self, consumer: Consumer, as_json: bool, raw: bool) -> None:
         self._consumer = consumer
-        self._as_json = as_json
+        self._as_json, self._raw = as_json, raw
         self._printed: dict[int, Message] = {}
         self._due_s = 0.0
         self._said: set[str] = set()
@@ -156,7 +157,7 @@ class _Printer:
             while left > 0:
                 found = self._consumer.pull(min(left, PULL_MESSAGES), timeout_s=COMMIT_INTERVAL_S if follow else 0)
                 for message in found:
-                    _print(message, self._as_json)
+                    _print(message, self._as_json, self._raw)
                     self._printed[message.queue_id] = message
                 left -= len(found)
                 if time.monotonic() >= self._due_s:
@@ -180,11 +181,11 @@ class _Printer:
                 print(f"note: {note}", file=sys.stderr)
 
 
-def _print(message: Message, as_json: bool) -> None:
+def _print(message: Message, as_json: bool, raw: bool) -> None:
     if as_json:
-        output.write_json(output.message_document(message))
+        output.write_json(output.message_document(message, raw))
         return
     marks = [output.time_text(message.store_timestamp_ms), f"queue {message.queue_id}", f"offset {message.queue_offset}"]
     marks += [f"tags {output.printable(message.tags)}"] if message.tags else []
     marks += [f"keys {output.printable(message.keys)}"] if message.keys else []
-    print(" ".join(marks), "|", output.body_text(message.body))
+    print(" ".join(marks), "|", output.body_text(output.shown_body(message, raw)[0]))

@@ -13,6 +13,7 @@ from pyengine.cli.options import existing_store, reading, store_command
 from pyengine.errors import UsageError
 
 if TYPE_CHECKING:
+    from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.storage.topic_config import TopicConfig
 
 PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
@@ -27,20 +28,23 @@ PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 @click.option("--write-queues", type=click.IntRange(min=1), default=None, help="Queues to write.")
 @click.option("--perm", type=click.Choice(list(PERMS)), default=None, help="What clients may do; rw for a new topic.")
 @click.option("--order/--no-order", default=None, help="Whether it is an ordered topic.")
+@click.option("--sizes", is_flag=True, help="List what the messages take in the log too, the largest topic first.")
 def topics(
     store: Path, settings: dict[str, str], as_json: bool, action: str, topic: str | None, queues: int | None,
-    read_queues: int | None, write_queues: int | None, perm: str | None, order: bool | None,
+    read_queues: int | None, write_queues: int | None, perm: str | None, order: bool | None, sizes: bool,
 ) -> None:
     """List a store's topics; create, update or delete one in config/topics.json.
 
     The list shows the topics that have messages and those that topics.json names. The
     engine itself needs no entry: a put makes its topic. The file is RocketMQ's, for brokers
     and tools that plan by it. Works with and without a running engine, not while a broker
-    has the store open. `delete` takes the entry away, not the messages.
+    has the store open. `delete` takes the entry away, not the messages. --sizes adds up the
+    sizes that the queues name: the whole records of messages that can still be read.
 
     \b
     Examples:
       pyengine topics STORE
+      pyengine topics STORE --sizes
       pyengine topics STORE create orders --queues 4
       pyengine topics STORE update orders --write-queues 8 --perm r
     """
@@ -51,9 +55,11 @@ def topics(
     changes = {name: value for name, value in changes.items() if value is not None}
     if action == "list":
         if topic is not None or changes:
-            raise UsageError("list takes no topic and no options: give create, update or delete before the topic")
-        _list(store, settings, as_json)
+            raise UsageError("list takes no topic and no options but --sizes: give create, update or delete before the topic")
+        _list(store, settings, as_json, sizes)
         return
+    if sizes:
+        raise UsageError("--sizes belongs to the list")
     if topic is None:
         raise UsageError(f"{action} what? name the topic: pyengine topics STORE {action} TOPIC")
     _change(store, action, topic, changes, as_json)
@@ -87,7 +93,7 @@ def _change(store: Path, action: str, topic: str, changes: dict[str, Any], as_js
         print(f"{action}d {output.printable(topic)}{what}")
 
 
-def _list(store: Path, settings: dict[str, str], as_json: bool) -> None:
+def _list(store: Path, settings: dict[str, str], as_json: bool, sizes: bool) -> None:
     from pyengine.storage.topic_config import TopicConfigs
 
     table = TopicConfigs(store).read()
@@ -96,18 +102,26 @@ def _list(store: Path, settings: dict[str, str], as_json: bool) -> None:
     with reading(store, settings) as reader:
         found = reader.topics()
         for topic in sorted(found.keys() | table.topics.keys()):
-            ranges = [reader.queue_range(topic, queue_id) for queue_id in found.get(topic, ())]
+            ranges = {queue_id: reader.queue_range(topic, queue_id) for queue_id in found.get(topic, ())}
             config = table.topics.get(topic)
-            rows.append({"topic": topic, "queues": found.get(topic, []), "messages": sum(end - first for first, end in ranges),
-                         "configured": config is not None} | (_document(config) if config else {}))
+            size = {"bytes": sum(_record_bytes(reader, topic, queue_id, *span) for queue_id, span in ranges.items())} if sizes else {}
+            rows.append({"topic": topic, "queues": found.get(topic, []), "messages": sum(end - first for first, end in ranges.values()),
+                         **size, "configured": config is not None} | (_document(config) if config else {}))
+    if sizes:
+        rows.sort(key=lambda row: -row["bytes"])
     if as_json:
         output.write_json({"topics": rows, "data_version": {"counter": table.counter, "timestamp_ms": table.timestamp_ms},
                            "said": table.said})
         return
     output.write_table(
-        ("topic", "queues", "messages", "to read", "to write", "perm", "ordered"),
-        [(row["topic"], len(row["queues"]), row["messages"], row.get("read_queue_nums"), row.get("write_queue_nums"),
-          row.get("perm_text"), row.get("order")) for row in rows])
+        ("topic", "queues", "messages", *(["bytes"] if sizes else []), "to read", "to write", "perm", "ordered"),
+        [(row["topic"], len(row["queues"]), row["messages"], *([row["bytes"]] if sizes else []), row.get("read_queue_nums"),
+          row.get("write_queue_nums"), row.get("perm_text"), row.get("order")) for row in rows])
+
+
+def _record_bytes(reader: LiveStoreReader, topic: str, queue_id: int, first: int, end: int) -> int:
+    queue = reader.queue(topic, queue_id)
+    return 0 if queue is None else queue.record_bytes(first, end)
 
 
 def _document(config: TopicConfig) -> dict[str, Any]:

@@ -21,6 +21,9 @@ SYS_FLAG_TRANSACTION_COMMIT = 0x8
 SYS_FLAG_TRANSACTION_ROLLBACK = 0xC
 SYS_FLAG_BORN_HOST_V6 = 0x10
 SYS_FLAG_STORE_HOST_V6 = 0x20
+SYS_FLAG_COMPRESSION_SHIFT = 8  # three bits: how a body with SYS_FLAG_COMPRESSED was compressed
+SYS_FLAG_COMPRESSION_MASK = 0x7
+COMPRESSION_NAMES = ("zlib", "LZ4", "ZSTD", "zlib")  # by that number; 0 is what clients before 4.9.4 wrote
 
 # Limits of the record's own length fields, which Java reads as signed.
 TOPIC_BYTES_MAX = 127

@@ -23,12 +23,16 @@ from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import (
     BLANK_HEADER_BYTES,
     BLANK_MAGIC,
+    COMPRESSION_NAMES,
     MESSAGE_MAGIC,
     PROPERTIES_BYTES_MAX,
     PROPERTY_KEYS,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
     SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_COMPRESSION_MASK,
+    SYS_FLAG_COMPRESSION_SHIFT,
     SYS_FLAG_STORE_HOST_V6,
     SYS_FLAG_TRANSACTION_MASK,
     TOPIC_BYTES_MAX,
@@ -104,6 +108,39 @@ def store_timestamp_at(sys_flag: int) -> int:
 def body_crc(body: bytes) -> int:
     """CRC-32 of the body without its sign bit; 0 for an empty body (section 3)."""
     return zlib.crc32(body) & 0x7FFFFFFF
+
+
+DECOMPRESSED_BYTES_MAX = 256 << 20  # a body that grows beyond this is refused before it takes the memory
+
+
+def compression_of(sys_flag: int) -> str | None:
+    """How a body with this sysFlag is compressed: zlib, LZ4, ZSTD or a number that no RocketMQ writes; None for as it is."""
+    if not sys_flag & SYS_FLAG_COMPRESSED:
+        return None
+    number = sys_flag >> SYS_FLAG_COMPRESSION_SHIFT & SYS_FLAG_COMPRESSION_MASK
+    return COMPRESSION_NAMES[number] if number < len(COMPRESSION_NAMES) else f"compression {number}"
+
+
+def decompress_body(body: bytes | memoryview, sys_flag: int) -> bytes:
+    """The body as the producer had it, whatever its client compressed it with; as it is without SYS_FLAG_COMPRESSED.
+
+    zlib only, as every client up to 4.9.3 and by default. FormatError for another compression, for bytes that are
+    none, and for a body over DECOMPRESSED_BYTES_MAX.
+    """
+    kind = compression_of(sys_flag)
+    if kind is None:
+        return bytes(body)
+    if kind != "zlib":
+        raise FormatError(f"the body is compressed by {kind}, which pyengine does not decompress; read the stored bytes")
+    stream = zlib.decompressobj()
+    try:
+        text = stream.decompress(body, DECOMPRESSED_BYTES_MAX)
+    except zlib.error as error:
+        raise FormatError(f"the body is no zlib stream ({error}), though sysFlag says so; read the stored bytes") from error
+    if not stream.eof:
+        why = f"has more than {DECOMPRESSED_BYTES_MAX} bytes" if stream.unconsumed_tail else "ends within its zlib stream"
+        raise FormatError(f"the body {why}; read the stored bytes")
+    return text
 
 
 def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, sys_flag: int = 0) -> int:

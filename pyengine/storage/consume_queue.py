@@ -135,6 +135,21 @@ class ConsumeQueue:
         span = self.span(offset, max_offset) if 0 <= offset < max_offset else None
         return None if span is None else ConsumeQueueEntry._make(ENTRY.unpack_from(span[0], span[1]))
 
+    def record_bytes(self, offset: int, end: int) -> int:
+        """What the records of the entries [offset, end) take in the log, in bytes, by the entries alone; filler takes none."""
+        total = 0
+        while offset < end:
+            span = self.span(offset, end)
+            if span is not None:
+                view, at, stop = span
+                data = view[at:stop]
+                if FILLER_BYTES in data:  # else the four bytes of all sizes are summed by slices
+                    total += sum(entry[1] for entry in ENTRY.iter_unpack(data) if not is_filler(entry))
+                else:
+                    total += sum(sum(data[8 + byte::CQ_ENTRY_BYTES]) << 8 * (3 - byte) for byte in range(4))
+            offset = self.next_file_offset(offset)
+        return total
+
     def ext_unit(self, tags_code: int) -> ConsumeQueueExtUnit | None:
         """The extension unit that a tags code names, None when it is not there."""
         offset = decode_ext_address(tags_code)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import signal
 import subprocess
+import zlib
 
 import pytest
 
@@ -17,8 +19,6 @@ from pyengine.formats.record import Message
 
 def sha256(document: dict) -> str:
     """SHA-256 of the body in a message document."""
-    import base64
-
     body = document["body"].encode() if "body" in document else base64.b64decode(document["body_base64"])
     return hashlib.sha256(body).hexdigest()
 
@@ -250,3 +250,54 @@ def test_tail_with_a_group_remembers_what_it_printed_when_interrupted(golden):
     kept = json.loads((store.root / "config" / "consumerOffset.json").read_text())
     # the one being printed when the signal came may come again
     assert kept["offsetTable"][f"{queue['topic']}@billing"][str(queue["queueId"])] in (queue["max"] - 1, queue["max"])
+
+
+PLAIN = b"a body that was long enough " * 50
+COMPRESSED = 0x1
+
+
+@pytest.fixture
+def compressed(builder):
+    """A store with a compressed body, one that only says so, and a plain one."""
+    builder.put("T", zlib.compress(PLAIN), sys_flag=COMPRESSED, keys="k")
+    builder.put("T", b"no stream", sys_flag=COMPRESSED)
+    builder.put("T", b"plain")
+    return builder.root
+
+
+@pytest.mark.parametrize("command", [
+    ("get", "--topic", "T", "--queue-id", 0, "--offset", 0), ("query", "--topic", "T", "--key", "k"), ("message", 0),
+    ("tail", "--topic", "T", "--from", "first", "--max-messages", 1), ("tail", "--topic", "T", "--group", "g", "--from", "first",
+                                                                      "--max-messages", 1),
+], ids=["get", "query", "message", "tail", "tail of a group"])
+def test_a_compressed_body_is_shown_as_the_producer_had_it_unless_raw(compressed, command):
+    name, *arguments = command
+    shown = first_message(run(name, compressed, *arguments, "--json").document)
+    assert shown["body"] == PLAIN.decode() and shown["body_bytes"] == len(PLAIN)
+    assert shown["compression"] == "zlib" and shown["stored_body_bytes"] == len(zlib.compress(PLAIN))
+    assert PLAIN[:40].decode() in run(name, compressed, *arguments, *(["--group", "h"] if "g" in arguments else [])).stdout
+    raw = first_message(run(name, compressed, *arguments, *(["--group", "i"] if "g" in arguments else []), "--raw", "--json").document)
+    assert base64.b64decode(raw["body_base64"]) == zlib.compress(PLAIN) and raw["body_bytes"] == len(zlib.compress(PLAIN))
+
+
+def first_message(document: dict) -> dict:
+    return document["messages"][0] if "messages" in document else document
+
+
+def test_a_body_that_cannot_be_decompressed_is_shown_as_stored_with_the_reason(compressed):
+    _, broken, plain = run("get", compressed, "--topic", "T", "--queue-id", 0, "--offset", 0, "--json").document["messages"]
+    assert broken["body"] == "no stream" and "no zlib stream" in broken["body_error"]
+    assert plain["body"] == "plain" and "compression" not in plain and "body_error" not in plain
+
+
+def test_a_message_is_found_by_the_id_of_its_client(builder):
+    unique = "AC11000100002A9F5C7A2D3B00010000"  # as long as an offset id
+    builder.put("SCHEDULE_TOPIC_XXXX", b"delayed", properties={"UNIQ_KEY": unique})
+    builder.put("orders", b"delivered", properties={"UNIQ_KEY": unique})
+    builder.put("orders", b"another", keys=unique)
+    ran = run("message", builder.root, unique, "--json")
+    assert ran.code == 0 and ran.document["body"] == "delivered" and "1 more message with this UNIQ_KEY" in ran.stderr
+    assert run("message", builder.root, unique, "--topic", "SCHEDULE_TOPIC_XXXX", "--json").document["body"] == "delayed"
+    assert run("message", builder.root, unique, "--topic", "other").code == 1
+    builder.put("orders", b"odd", properties={"UNIQ_KEY": "mine-17"})
+    assert run("message", builder.root, "mine-17", "--json").document["body"] == "odd"

@@ -29,6 +29,16 @@ def test_topics_with_messages_and_topics_of_the_file_are_listed(builder):
     assert rows(builder.root)["orders"] == {"topic": "orders", "queues": [0, 2], "messages": 2, "configured": False}
 
 
+def test_sizes_are_those_of_the_records_that_the_queues_name(builder):
+    small = builder.put("small", b"1").size_bytes
+    builder.fill_queue("large", 3, 7)  # a queue that begins with filler
+    large = sum(builder.put("large", bytes(100), queue_id=3).size_bytes for _ in range(25))  # in several files
+    document = run("topics", builder.root, "--sizes", "--json").document
+    assert [(row["topic"], row["messages"], row["bytes"]) for row in document["topics"]] == [("large", 25, large), ("small", 1, small)]
+    assert f"{large:,}" in run("topics", builder.root, "--sizes").stdout
+    assert "bytes" not in run("topics", builder.root, "--json").document["topics"][0]
+
+
 @pytest.mark.parametrize(("arguments", "says"), [
     (("create",), "name the topic"),
     (("update", "orders"), "update what?"),
@@ -36,6 +46,7 @@ def test_topics_with_messages_and_topics_of_the_file_are_listed(builder):
     (("delete", "orders", "--order"), "takes no options"),
     (("create", "a/b"), "cannot be a folder's name"),
     (("list", "orders"), "list takes no topic"),
+    (("delete", "orders", "--sizes"), "belongs to the list"),
     (("create", "x", "--queues", "99999"), "give 1 to 65536"),
 ])
 def test_what_is_wrong_is_said(builder, arguments, says):

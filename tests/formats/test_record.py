@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,10 @@ from pyengine.formats import constants
 from pyengine.formats.record import (
     BatchMember,
     body_crc,
+    compression_of,
     decode_batch,
     decode_record,
+    decompress_body,
     encode_batch,
     encode_blank,
     encode_message,
@@ -248,3 +251,32 @@ def test_lengths_that_do_not_fit_are_refused(at, value):
 def test_properties_that_the_length_field_cannot_hold_are_refused():
     with pytest.raises(UsageError, match="take 32768 bytes; at most 32767 fit"):
         encode_batch([BatchMember(b"", 0, "p" * 32768)])
+
+
+ZLIB = zlib.compress(b"a body " * 1000, 5)
+
+
+@pytest.mark.parametrize("sys_flag", [0x1, 0x1 | 0x10 | 0x4, 0x301], ids=["first clients", "other flags", "zlib named"])
+def test_a_compressed_body_is_what_the_producer_had(sys_flag):
+    assert decompress_body(ZLIB, sys_flag) == decompress_body(memoryview(ZLIB), sys_flag) == b"a body " * 1000
+
+
+def test_a_body_without_the_flag_is_left_as_it_is():
+    assert decompress_body(ZLIB, 0x300) == ZLIB and compression_of(0x300) is None
+
+
+@pytest.mark.parametrize(("body", "sys_flag", "why"), [
+    (b"no stream", 0x1, "no zlib stream"), (b"", 0x1, "ends within"), (ZLIB[:-5], 0x1, "ends within"),
+    (ZLIB, 0x101, "LZ4"), (ZLIB, 0x201, "ZSTD"), (ZLIB, 0x701, "compression 7"),
+], ids=["other bytes", "nothing", "cut short", "LZ4", "ZSTD", "unknown"])
+def test_a_body_that_cannot_be_decompressed_is_refused_with_the_reason(body, sys_flag, why):
+    with pytest.raises(FormatError, match=why):
+        decompress_body(body, sys_flag)
+
+
+def test_a_body_that_grows_too_large_is_refused(monkeypatch):
+    monkeypatch.setattr("pyengine.formats.record.DECOMPRESSED_BYTES_MAX", 6999)
+    with pytest.raises(FormatError, match="more than 6999 bytes"):
+        decompress_body(ZLIB, 0x1)
+    monkeypatch.setattr("pyengine.formats.record.DECOMPRESSED_BYTES_MAX", 7000)
+    assert len(decompress_body(ZLIB, 0x1)) == 7000
