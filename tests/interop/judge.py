@@ -159,6 +159,10 @@ class Judge:
         more = {} if commit is None else {"commit": commit}
         return self._ask("offsets", path.parent.parent, {}, path=str(path), **more)
 
+    def filter(self, cases: Sequence[tuple[str, Sequence[Mapping[str, str]]]]) -> Future[dict[str, Any]]:
+        """`verdicts`: for each (condition, property sets) what a broker's SQL92 filter says of each set; None: refused."""
+        return self._ask("filter", self._scratch, {}, cases=[{"sql": sql, "sets": list(sets)} for sql, sets in cases])
+
     def ha_open(self, store: Path, settings: Mapping[str, Any], master: str = "") -> Future[dict[str, Any]]:
         """Opens `store` itself in the role of its settings and lets it run; a SLAVE follows `master` (host:port).
 

@@ -70,6 +70,8 @@ public final class Judge {
                 return Writing.of(request);
             case "offsets":
                 return GroupOffsets.of(request);
+            case "filter":
+                return Filtering.of(request);
             case "ha_open":
             case "ha_put":
             case "ha_look":

@@ -1,0 +1,75 @@
+"""SQL92 conditions: a table of verdicts, and what is refused. tests/interop/test_sql_filter.py asks RocketMQ itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyengine.errors import UsageError
+from pyengine.formats.sql_filter import DEPTH_MAX, TEXT_MAX_CHARS, SqlFilter
+
+ORDER = {"price": "12", "weight": "0.5", "region": "eu", "note": "it's", "big": "3000000000", "flag": "true", "TAGS": "paid"}
+
+MATCHES = [
+    "price > 5 AND region = 'eu'", "price = 12", "price >= 12.0", "12 = price", "-price IS NULL", "price <> 13",
+    "region IN ('us', 'eu')", "region NOT IN ('us')", "nosuch IS NULL", "region IS NOT NULL", "note = 'it''s'", "weight BETWEEN 0.1 AND 1.0",
+    "price NOT BETWEEN 1 AND 11", "NOT (price < 5)", "price > 5 OR nosuch > 1", "nosuch > 1 or PRICE is null", "flag = TRUE", "price > -1",
+    "weight > .25 -- half\n AND price /* pieces */ < 1E2", "TAGS = 'paid'", "price > weight", "TRUE", "big = 3000000000", "price = +12",
+]
+DOES_NOT_MATCH = [
+    "price > 12", "nosuch > 1", "NOT (nosuch > 1)", "nosuch = 'x'", "nosuch <> 'x'", "region > 5", "region > 5 OR price = 12", "flag", "NULL",
+    "weight = 1", "weight > 1", "price = 12.5", "big > 5", "FALSE", "weight BETWEEN 0.1 AND 1", "Region = 'eu'", "nosuch IN ('a')", "nosuch NOT IN ('a')",
+    "(price > 5) = 'x'", "weight > 0", "region > weight",
+]
+REFUSED = {
+    "": "a property, a text or a number is expected",
+    "price >": "character 8: a property, a text or a number is expected, not 'the end'",
+    "price > 5 garbage": "'garbage' cannot follow a whole condition",
+    "5": "a condition is expected, such as `price > 5`",
+    "price = NULL": "write IS NULL",
+    "region > 'a'": "compares numbers",
+    "price BETWEEN 9 AND 1": "the smaller value comes first",
+    "5 IN ('a')": "IN needs the name of a property",
+    "price IN (1)": "a text in single quotes is expected",
+    "price NOT 5": "BETWEEN or IN is expected after NOT",
+    "price IS 5": "NULL is expected",
+    "TRUE = 5": "cannot be compared with a number",
+    "price > 9223372036854775808": "is more than 9223372036854775807",
+    "price > 0.0": "write 0 without a point",
+    "a || b": "'|' is not part of SQL92",
+    "(" * (DEPTH_MAX + 1) + "a = 1" + ")" * (DEPTH_MAX + 1): "within each other",
+    "a = '" + "x" * TEXT_MAX_CHARS + "'": "characters; at most",
+}
+
+
+@pytest.mark.parametrize("sql", MATCHES)
+def test_a_condition_that_is_true_matches(sql):
+    assert SqlFilter(sql).matches(ORDER)
+
+
+@pytest.mark.parametrize("sql", DOES_NOT_MATCH)
+def test_what_is_false_unknown_or_cannot_be_compared_does_not_match(sql):
+    assert not SqlFilter(sql).matches(ORDER)
+
+
+@pytest.mark.parametrize(("sql", "problem"), REFUSED.items(), ids=range(len(REFUSED)))
+def test_a_text_that_is_no_condition_is_refused_with_its_place(sql, problem):
+    with pytest.raises(UsageError) as refused:
+        SqlFilter(sql)
+    assert problem in str(refused.value)
+
+
+def test_the_rest_of_a_text_is_ignored_only_where_that_is_asked_for():
+    lenient = SqlFilter("price > 5 garbage here", ignores_rest=True)
+    assert lenient.matches({"price": "6"}) and not lenient.matches({"price": "4"})
+
+
+@pytest.mark.parametrize(
+    ("text", "matches"), [("NaN", True), (" 1e3 ", True), ("7d", True), ("0x1p4", True), ("1_0", False), ("٣", False), ("5.", False), ("", False)]
+)
+def test_a_text_is_a_double_as_java_reads_it(text, matches):
+    assert SqlFilter("n > 5.5").matches({"n": text}) is matches
+
+
+@pytest.mark.parametrize(("text", "matches"), [("+6", True), ("٦", True), ("6.0", False), (" 6", False), ("6_0", False), ("2147483648", False)])
+def test_a_text_is_an_integer_as_java_reads_it(text, matches):
+    assert SqlFilter("n > 5").matches({"n": text}) is matches
