@@ -24,6 +24,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON doc
 level_option = click.option(
     "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
     help="How far to read; flushed for a store in sync mode, else committed, if not given.")
+sql_option = click.option(
+    "--sql", default=None, help="Only messages whose properties meet this SQL92 condition: \"price > 5 AND region = 'eu'\".")
 topic_option = click.option("--topic", required=True, help="The topic.")
 queue_id_option = click.option("--queue-id", type=click.IntRange(min=0), required=True, help="The queue's number.")
 raw_option = click.option("--raw", is_flag=True, help="Bodies as they are stored: compressed where the producer compressed them.")

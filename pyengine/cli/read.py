@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import level_option, queue_id_option, raw_option, reading, store_command, topic_option
+from pyengine.cli.options import level_option, queue_id_option, raw_option, reading, sql_option, store_command, topic_option
 from pyengine.errors import ExitCode, FormatError, UsageError
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
 from pyengine.results import GetStatus
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
 
 _WHY_NOTHING = {
-    GetStatus.NO_MATCHED_MESSAGE: "no message with these tags from there on",
+    GetStatus.NO_MATCHED_MESSAGE: "no message that was asked for from there on",
     GetStatus.MESSAGE_WAS_REMOVING: "the messages there have just been deleted",
     GetStatus.OFFSET_FOUND_NULL: "there is no message at this offset",
     GetStatus.OFFSET_OVERFLOW_BADLY: "the offset is beyond the queue's end",
@@ -37,11 +37,12 @@ _WHY_NOTHING = {
 @click.option("--offset", type=click.IntRange(min=0), required=True, help="The queue offset of the first message.")
 @click.option("--max-messages", type=click.IntRange(min=1), default=32, show_default=True, help="At most this many.")
 @click.option("--tags", default=None, help="Only messages with one of these tags: 'A' or 'A || B'.")
+@sql_option
 @level_option
 @raw_option
 def get(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, offset: int, max_messages: int,
-    tags: str | None, level: str | None, raw: bool,
+    tags: str | None, sql: str | None, level: str | None, raw: bool,
 ) -> None:
     """Read messages of one queue from an offset on.
 
@@ -55,7 +56,7 @@ def get(
       pyengine get STORE --topic orders --queue-id 0 --offset 100 --max-messages 8 --tags "paid || sent" --json
     """
     with reading(store, settings) as reader:
-        found = reader.get_message(topic, queue_id, offset, max_messages, tags=tags, level=level)
+        found = reader.get_message(topic, queue_id, offset, max_messages, tags=tags, level=level, sql=sql)
     if as_json:
         output.write_json({
             "status": found.status.name, "next_begin_offset": found.next_begin_offset, "min_offset": found.min_offset,

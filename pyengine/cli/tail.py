@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import level_option, raw_option, reading, set_option, store_argument, topic_option
+from pyengine.cli.options import level_option, raw_option, reading, set_option, sql_option, store_argument, topic_option
 from pyengine.client.consumer import consume
 from pyengine.client.consumer_groups import AtOffset, Start
 from pyengine.errors import EngineError
@@ -37,13 +37,14 @@ class Follower:
 
     def __init__(
         self, reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...] = (), *, start: str = "last",
-        tags: str | None = None, level: str | None = None,
+        tags: str | None = None, sql: str | None = None, level: str | None = None,
     ) -> None:
         self._reader = reader
         self._topic = topic
         self._queue_ids = queue_ids
         self._start = start
         self._tags = tags
+        self._sql = sql
         self._level = level
         self._first_look = True
         self.next_offsets: dict[int, int] = {}
@@ -59,7 +60,7 @@ class Follower:
             moved = False
             for queue_id in self._queue_ids or self._reader.topics().get(self._topic, []):
                 before = self._next_offset(queue_id)
-                found = self._reader.get_message(self._topic, queue_id, before, tags=self._tags, level=self._level)
+                found = self._reader.get_message(self._topic, queue_id, before, tags=self._tags, level=self._level, sql=self._sql)
                 for message in found.placed(queue_id):
                     yield message
                     self.next_offsets[queue_id] = message.queue_offset + 1
@@ -102,11 +103,12 @@ class Follower:
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more, or stop at the end.")
 @click.option("--max-messages", type=click.IntRange(min=1), default=None, help="Stop after this many.")
 @click.option("--tags", default=None, help="Only messages with one of these tags: 'A' or 'A || B'.")
+@sql_option
 @level_option
 @raw_option
 def tail(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_ids: tuple[int, ...], start: str,
-    group: str | None, follow: bool, max_messages: int | None, tags: str | None, level: str | None, raw: bool,
+    group: str | None, follow: bool, max_messages: int | None, tags: str | None, sql: str | None, level: str | None, raw: bool,
 ) -> None:
     """Print the messages of a topic as they come; Ctrl-C ends it.
 
@@ -130,12 +132,12 @@ def tail(
         if not follow and topic not in reader.topics():
             raise EngineError(f"{store} has no topic {topic}")
         if group is None:
-            follower = Follower(reader, topic, queue_ids, start=start, tags=tags, level=level)
+            follower = Follower(reader, topic, queue_ids, start=start, tags=tags, sql=sql, level=level)
             for message in follower.messages(follow=follow, max_messages=max_messages, idle=sys.stdout.flush):
                 _print(message, as_json, raw)
             return
     from_: Start = "first" if start == "first" else "last" if start == "last" else AtOffset(int(start))
-    with consume(store, topic, group=group, tags=tags, from_=from_,
+    with consume(store, topic, group=group, tags=tags, sql=sql, from_=from_,
                  queues=queue_ids or None, level=level, auto_commit=False, **cast(dict[str, Any], settings)) as consumer:
         _Printer(consumer, as_json, raw).run(follow, max_messages)
 

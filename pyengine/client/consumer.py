@@ -29,7 +29,7 @@ from pyengine.ipc.live_reader import FLUSH_STEP_S, open_store
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.storage.config import check_keywords
 from pyengine.storage.engine_id import read_epoch
-from pyengine.storage.message_getter import parse_subscription
+from pyengine.storage.message_getter import Wanted
 from pyengine.storage.read_level import StoreUse, store_use
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def consume(
     *,
     group: str | None = None,
     tags: str | None = None,
+    sql: str | None = None,
     from_: Start = "last",
     queues: Sequence[int] | None = None,
     level: ReadLevel | str | None = None,
@@ -61,7 +62,8 @@ def consume(
 
     `group` names a consumer group: config/consumerOffset.json has its offsets, and its living members, in any number of
     processes, share the topic's queues. Without a group all queues are read and no offset is stored. `tags` is a
-    subscription (`a || b`, `*` or None for all), the same for all members of a group. `from_` is where a group that is new
+    subscription (`a || b`, `*` or None for all), `sql` a condition on the properties in SQL92 (`price > 5 AND region = 'eu'`);
+    both are the same for all members of a group. `from_` is where a group that is new
     to the topic starts: "last" (only what comes from now on), "first", or a time (a datetime, or ms since 1970).
     `queues` reads these queues only and takes no part in the sharing. `level` is a ReadLevel or its name.
 
@@ -73,7 +75,7 @@ def consume(
     config folder cannot be written.
     """
     check_keywords(consume, settings)
-    return Consumer(path, topic, group=group, tags=tags, from_=from_, queues=queues, level=level,
+    return Consumer(path, topic, group=group, tags=tags, sql=sql, from_=from_, queues=queues, level=level,
                     auto_commit=auto_commit, commit_interval_s=commit_interval_s,
                     session_timeout_s=session_timeout_s, **settings)
 
@@ -87,11 +89,12 @@ class Consumer:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], topic: str, *, group: str | None, tags: str | None, from_: Start,
+        self, path: str | os.PathLike[str], topic: str, *, group: str | None, tags: str | None,
+        sql: str | None, from_: Start,
         queues: Sequence[int] | None, level: ReadLevel | str | None, auto_commit: bool, commit_interval_s: float,
         session_timeout_s: float, **settings: object,
     ) -> None:
-        parse_subscription(tags)
+        Wanted.of(tags, sql)
         arguments.topic_name(topic)
         if group is not None:
             arguments.text(group, "group")
@@ -105,6 +108,7 @@ class Consumer:
         self.missed = 0
         self._from = check_start(from_)
         self._tags = tags
+        self._sql = sql
         self._level = None if level is None else ReadLevel.of(level)
         self._auto_commit = auto_commit
         self._commit_interval_s = commit_interval_s
@@ -354,7 +358,7 @@ class Consumer:
         count = max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX))
         fetch = self._reader.get_message if wanted < FETCH_MESSAGES else self._reader.fetch
         try:
-            found = fetch(self.topic, held.queue_id, held.position, count, self._tags, self._level)
+            found = fetch(self.topic, held.queue_id, held.position, count, self._tags, self._level, self._sql)
         except StoreBusyError:  # being recovered: it comes back
             return False
         if found.status in _NOTHING_YET:
@@ -366,7 +370,7 @@ class Consumer:
             self.missed += following - held.position
             self._note(f"queue {held.queue_id}: messages {held.position} to {following - 1} were removed "
                        f"before the group came to them")
-        elif self._tags is None and len(found.messages) < following - held.position:
+        elif self._tags is None and self._sql is None and len(found.messages) < following - held.position:
             self._pass_over(held, set(range(held.position, following)).difference(found.queue_offsets))
         messages = found.placed(held.queue_id)
         held.position = following

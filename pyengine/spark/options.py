@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeGuard
 from urllib.parse import unquote
 
 from pyengine.errors import UsageError
+from pyengine.formats.sql_filter import SqlFilter
 from pyengine.results import ReadLevel
 from pyengine.settings import BYTE_UNITS
 from pyengine.storage.config import FIXED_NAMES, SETTINGS, fold
@@ -62,6 +63,7 @@ class ReadOptions:
     starting_physical_offset: int | None = None
     ending_physical_offset: int | None = None
     tags: tuple[str, ...] = ()
+    sql: str | None = None
     columns: tuple[str, ...] = ()
     schema_mode: str = "default"
     include_body: bool = True
@@ -149,6 +151,11 @@ def _tags(value: str) -> tuple[str, ...]:
 
     wanted = parse_subscription(value)
     return tuple(sorted(wanted.tags)) if wanted else ()
+
+
+def _sql(value: str) -> str | None:
+    SqlFilter(value)
+    return value
 
 
 def _boolean(value: str) -> bool:
@@ -312,6 +319,7 @@ OPTIONS = (
     Option("endingPhysicalOffset", "ending_physical_offset", _physical, "latest",
            "Only records that begin before this byte of the log."),
     Option("tags", "tags", _tags, "*", "Only messages with one of these tags: `paid || sent`."),
+    Option("sql", "sql", _sql, "", "Only messages whose properties meet this SQL92 condition: `price > 5 AND region = 'eu'`."),
     Option("columns", "columns", _names, "the default columns",
            "The columns to read, in this order; `*` stands for all. Spark does not tell a source which columns a query uses, "
            "so this (or `.schema(...)`) is what makes a narrow query fast."),

@@ -32,7 +32,9 @@ from pyengine.errors import CorruptionError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from pyengine.formats.consume_queue import further_offset
 from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.properties import decode_properties
 from pyengine.formats.record import decode_record
+from pyengine.formats.sql_filter import SqlFilter
 from pyengine.native.columns import ChooseQueue, ColumnScanner, QueueBounds, RawBatch, RowFilter
 from pyengine.spark.file_access import (
     LOG,
@@ -90,7 +92,9 @@ class TaskReader(ABC):
         self.selection = selection
         self.paths = StorePaths(options.path)
         self._columns = columns
-        self._scanned = list(dict.fromkeys(column.scanned for column in columns if column.scanned))
+        self._condition = None if options.sql is None else SqlFilter(options.sql)
+        of_condition = [] if options.sql is None else ["properties"]
+        self._scanned = list(dict.fromkeys([*(column.scanned for column in columns if column.scanned), *of_condition]))
         self._place = {name: at for at, name in enumerate(self._scanned)}
         self.skipped: list[Skipped] = []
         self._tree: FileTree | None = open_tree(options.path, options.file_system) if options.is_remote else None
@@ -173,7 +177,7 @@ class TaskReader(ABC):
                                "or another store?")
 
     def to_batch(self, raw: RawBatch, schema: pa.Schema) -> pa.RecordBatch:
-        """The scanned columns as those that were asked for."""
+        """The scanned columns as those that were asked for, of the rows that meet the condition."""
         arrays = [to_array(column, raw.rows) for column in raw.columns]
         chosen = []
         for column in self._columns:
@@ -185,7 +189,11 @@ class TaskReader(ABC):
             if column.type == HEADERS_TYPE:
                 array = header_column(array, wanted)
             chosen.append(array if array.type == wanted else array.view(wanted))
-        return pa.RecordBatch.from_arrays(chosen, schema=schema)
+        batch = pa.RecordBatch.from_arrays(chosen, schema=schema)
+        if self._condition is None:
+            return batch
+        texts = arrays[self._place["properties"]].to_pylist()
+        return batch.filter(pa.array([self._condition.matches(decode_properties(text or "")) for text in texts], pa.bool_()))
 
 
 def sentence(reason: str) -> str:

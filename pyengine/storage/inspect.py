@@ -31,6 +31,7 @@ from pyengine.results import GetResult, GetStatus, ReadLevel
 from pyengine.storage.checkpoint import read_checkpoint
 from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, query_raw
+from pyengine.storage.message_getter import Wanted
 from pyengine.storage.store_reader import TIMESTAMP_MAX_MS, StoreReader
 
 MESSAGES_PER_GET = 32
@@ -233,7 +234,7 @@ class _StoreView:
         return self._reader.message_below(physical_offset, self._max_phy)
 
     def _get(self, queue: ConsumeQueue, offset: int, min_offset: int, max_offset: int) -> GetResult:
-        return self._reader.getter.get(queue, offset, MESSAGES_PER_GET, None, self._max_phy, min_offset, max_offset)
+        return self._reader.getter.get(queue, offset, MESSAGES_PER_GET, Wanted(), self._max_phy, min_offset, max_offset)
 
     def _edge(self, queue: ConsumeQueue, at: int, min_offset: int, max_offset: int) -> dict[str, Any]:
         result = self._get(queue, at, min_offset, max_offset)

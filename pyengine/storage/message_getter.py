@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import belongs_to
 from pyengine.formats.properties import string_hash
 from pyengine.formats.record import Message, decode_host
+from pyengine.formats.sql_filter import SqlFilter
 from pyengine.results import GetResult, GetStatus
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.mapped_file import MappedFileQueue
@@ -49,6 +51,28 @@ def parse_subscription(text: str | None) -> TagFilter | None:
     if "" in tags:
         raise UsageError(f"no tag in a part of {text!r}: write tags like 'a || b', or '*' for all")
     return TagFilter(tags, struct.pack(f"={len(tags)}i", *map(string_hash, tags)))
+
+
+@functools.lru_cache(maxsize=64)
+def _condition(text: str) -> SqlFilter:
+    return SqlFilter(text)
+
+
+def parse_condition(sql: str | None) -> SqlFilter | None:
+    """The SQL92 condition, None for none or an empty text. UsageError says where the text is wrong."""
+    return _condition(sql) if sql is not None and arguments.text(sql, "sql").strip() else None
+
+
+class Wanted(NamedTuple):
+    """Which messages of a queue a get gives: those that have one of the tags and meet the condition."""
+
+    tags: TagFilter | None = None
+    condition: SqlFilter | None = None
+
+    @classmethod
+    def of(cls, tags: str | None, sql: str | None) -> Wanted:
+        """From a subscription and an SQL92 condition, each None for all messages. UsageError for a wrong one."""
+        return cls(parse_subscription(tags), parse_condition(sql))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +135,7 @@ class MessageGetter:
         queue: ConsumeQueue,
         offset: int,
         messages_max: int,
-        tag_filter: TagFilter | None,
+        wanted: Wanted,
         limit: int,
         min_offset: int,
         max_offset: int,
@@ -132,12 +156,14 @@ class MessageGetter:
             next_offset = queue.next_file_offset(offset)
             return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, min_offset, max_offset)
         status, messages, numbers, walked = self._read(
-            queue, span, offset, messages_max, tag_filter, (limit, self._in_memory_bytes, *(transfer_limits or self.transfer_limits)))
+            queue, span, offset, messages_max, wanted.tags, (limit, self._in_memory_bytes, *(transfer_limits or self.transfer_limits)))
         if messages and messages[0].physical_offset < (log_min := self._log.min_offset):
             # Deleted while it was read: the file was unlinked first, then emptied.
-            kept = [pair for pair in zip(messages, numbers) if pair[0].physical_offset >= log_min]
-            messages, numbers = [message for message, _ in kept], [number for _, number in kept]
+            messages, numbers = _kept(messages, numbers, lambda message: message.physical_offset >= log_min)
             status = GetStatus.FOUND if messages else GetStatus.MESSAGE_WAS_REMOVING
+        if messages and (condition := wanted.condition):
+            messages, numbers = _kept(messages, numbers, lambda message: condition.matches(message.properties))
+            status = GetStatus.FOUND if messages else GetStatus.NO_MATCHED_MESSAGE
         return GetResult(status, messages, offset + walked, min_offset, max_offset, numbers)
 
     def _read(
@@ -159,6 +185,11 @@ class MessageGetter:
         start = physical_offset - physical_offset % size_bytes
         view = self._log.view(start) if self._log.start_of(physical_offset) is not None else None
         return start, min(start + size_bytes, OFFSET_MAX), view
+
+
+def _kept(messages: list[Message], numbers: list[int], keep: Callable[[Message], bool]) -> tuple[list[Message], list[int]]:
+    pairs = [pair for pair in zip(messages, numbers, strict=True) if keep(pair[0])]
+    return [message for message, _ in pairs], [number for _, number in pairs]
 
 
 def _tags_code(queue: ConsumeQueue, address: int) -> int | None:

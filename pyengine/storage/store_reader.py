@@ -29,7 +29,7 @@ from pyengine.storage.config import load_config
 from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, RawHits, query_raw, query_verified
 from pyengine.storage.mapped_file import MappingCache, is_folder, is_plain_file
-from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, TransferLimits, parse_subscription
+from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, TransferLimits, Wanted
 from pyengine.storage.read_level import FilesWatermark, Watermark
 
 if TYPE_CHECKING:
@@ -122,22 +122,24 @@ class StoreReader:
         max_messages: int = 32,
         tags: str | None = None,
         level: ReadLevel | str | None = None,
+        sql: str | None = None,
     ) -> GetResult:
         """Messages of one queue from `offset` on. RocketMQ: getMessage.
 
-        `tags` is a subscription: `a || b`, `*` or None for all. A call gives up to `max_messages` within the configured
+        `tags` is a subscription: `a || b`, `*` or None for all. `sql` is a condition on the properties in SQL92
+        (docs/consumers.md); what does not meet it is passed over. A call gives up to `max_messages` within the configured
         transfer limits (32 messages and 256 KiB from memory; the first message whatever its size), of one queue file.
         Continue at `next_begin_offset`, whatever the status. UsageError for a wrong argument.
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
-        return self._counted_get(topic, queue_id, offset, min(max_messages, _COUNT_MAX), tags, level, None)
+        return self._counted_get(topic, queue_id, offset, min(max_messages, _COUNT_MAX), Wanted.of(tags, sql), level, None)
 
     def fetch(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
-              level: ReadLevel | str | None) -> GetResult:
+              level: ReadLevel | str | None, sql: str | None = None) -> GetResult:
         """As get_message, for a Consumer that is asked for so many: bounded by FETCH_BYTES_MAX, not by the transfer limits."""
         limits = (FETCH_BYTES_MAX, max_messages, FETCH_BYTES_MAX, max_messages)
-        return self._counted_get(topic, queue_id, offset, max_messages, tags, level, limits)
+        return self._counted_get(topic, queue_id, offset, max_messages, Wanted.of(tags, sql), level, limits)
 
     @property
     def gets(self) -> GetFigures:
@@ -145,19 +147,18 @@ class StoreReader:
         return self._gets.figures
 
     def _counted_get(
-        self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None, level: ReadLevel | str | None,
+        self, topic: str, queue_id: int, offset: int, max_messages: int, wanted: Wanted, level: ReadLevel | str | None,
         transfer_limits: TransferLimits | None,
     ) -> GetResult:
         began_ns = time.perf_counter_ns()
-        result = self._get_message(topic, queue_id, offset, max_messages, tags, level, transfer_limits)
+        result = self._get_message(topic, queue_id, offset, max_messages, wanted, level, transfer_limits)
         self._gets.count(result, time.perf_counter_ns() - began_ns)
         return result
 
     def _get_message(
-        self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None, level: ReadLevel | str | None,
+        self, topic: str, queue_id: int, offset: int, max_messages: int, wanted: Wanted, level: ReadLevel | str | None,
         transfer_limits: TransferLimits | None,
     ) -> GetResult:
-        tag_filter = parse_subscription(tags)
         arguments.integer(offset, "offset")
         limit = self._queue_limit(level)
         queue = self.queue(topic, queue_id)
@@ -165,7 +166,7 @@ class StoreReader:
         if queue is None or max_offset == 0:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE)
         min_offset = queue.min_offset(self.commit_log.min_offset, max_offset)
-        return self.getter.get(queue, offset, max_messages, tag_filter, limit, min_offset, max_offset, transfer_limits)
+        return self.getter.get(queue, offset, max_messages, wanted, limit, min_offset, max_offset, transfer_limits)
 
     def message_at(self, physical_offset: int, level: ReadLevel | str | None = None) -> Message | None:
         """The message that starts at this byte of the log, None when none does."""

@@ -88,6 +88,21 @@ def test_get_filters_by_tags(basic):
     assert some and [one["queue_offset"] for one in some] == [one["queue_offset"] for one in every if one["tags"] == tag]
 
 
+def test_get_and_tail_take_an_sql_condition(basic):
+    queue = max(queues(basic), key=lambda one: one["max"])
+    where = ("--topic", queue["topic"], "--queue-id", queue["queueId"])
+    every = run("get", basic.root, *where, "--offset", 0, "--json").document["messages"]
+    tag = next(message["tags"] for message in every if message["tags"] and "'" not in message["tags"])
+    condition = ("--sql", f"TAGS = '{tag}' OR TAGS = 'no such'")
+    some = run("get", basic.root, *where, "--offset", 0, "--json", *condition).document["messages"]
+    expected = [one["queue_offset"] for one in every if one["tags"] == tag]
+    assert expected and [one["queue_offset"] for one in some] == expected
+    lines = run("tail", basic.root, *where, "--from", "first", "--no-follow", "--json", *condition).stdout.splitlines()
+    assert [json.loads(line)["queue_offset"] for line in lines][: len(expected)] == expected
+    refused = run("get", basic.root, *where, "--offset", 0, "--sql", "price >")
+    assert refused.code == 2 and "SQL condition 'price >', character 8: a property" in refused.stderr
+
+
 def test_message_by_id_and_by_position(basic):
     record = basic.verify["messages"][0]
     by_position = run("message", basic.root, record["phy"], "--json").document

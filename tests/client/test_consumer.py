@@ -129,6 +129,19 @@ def test_tags_choose_messages_and_the_offset_moves_over_the_others(builder, cons
     assert len(consume(group="all", tags="*").pull(100)) == 30
 
 
+def test_an_sql_condition_chooses_messages_and_the_offset_moves_over_the_others(builder, consume):
+    for number in range(30):
+        fill(builder, 1, properties={"price": str(number), "region": "eu" if number % 2 else "us"}, tags="paid" if number < 20 else "sent")
+    consumer = consume(sql="price >= 10 AND region = 'eu'", tags="paid")
+    assert [message.queue_offset for message in consumer.pull(100)] == [11, 13, 15, 17, 19]
+    assert consumer.pull(timeout_s=0) == []
+    consumer.commit()
+    assert stored(builder) == {0: 30}
+    assert consumer.notes == [] and consumer.missed == 0
+    with pytest.raises(UsageError, match="SQL condition 'price >', character 8"):
+        consume(sql="price >")
+
+
 def test_without_a_group_everything_is_read_and_nothing_written(builder, consume):
     fill(builder, 5, 0), fill(builder, 5, 1)
     before = sorted(path.name for path in builder.root.rglob("*"))

@@ -74,11 +74,12 @@ def test_filters_hold_through_queues_too(golden, given):
     assert by_scan or given == {"subscribe": "nobody"}
 
 
-def test_tags_hold_through_queues_too(golden):
+def test_tags_and_conditions_hold_through_queues_too(golden):
     root = golden("basic").root
     message = next(m for m in oracle.log_messages(root) if m.tags)
-    by_queue, by_scan = both(root, subscribe=message.topic, tags=message.tags)
-    assert by_queue == by_scan and by_queue
+    for given in ({"tags": message.tags}, {"sql": "TAGS IS NOT NULL AND TAGS <> 'x'"}):
+        by_queue, by_scan = both(root, subscribe=message.topic, **given)
+        assert by_queue == by_scan and by_queue
 
 
 @pytest.mark.parametrize("recipe", [name for name in HALTED if name != "abnormal-shortfile"])

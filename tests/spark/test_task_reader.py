@@ -153,6 +153,16 @@ def test_tags_and_times_choose_rows(golden):
     assert found == [m.physical_offset for m in messages if start <= m.store_timestamp_ms < end] and found
 
 
+@pytest.mark.parametrize("columns", ["physicalOffset", "physicalOffset,properties,value"])
+def test_an_sql_condition_chooses_rows(golden, columns):
+    root = golden("basic").root
+    messages = oracle.log_messages(root)
+    tag = next(m.tags for m in messages if m.tags and "'" not in m.tags)
+    found = offsets_of(rows(root, columns=columns, sql=f"TAGS = '{tag}' AND nosuch IS NULL", batchRows="7"))
+    assert found == [m.physical_offset for m in messages if m.tags == tag] and found
+    assert rows(root, columns=columns, sql="nosuch > 5") == []
+
+
 def test_queues_may_each_have_times_of_their_own(golden):
     root = golden("roll").root
     messages = oracle.log_messages(root)

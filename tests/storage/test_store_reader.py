@@ -156,6 +156,14 @@ def test_nothing_that_matches_still_moves_on(builder):
         assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10)
 
 
+def test_a_condition_that_nothing_meets_still_moves_on(builder):
+    put_all(builder, 10, tags="a", properties={"n": "1"})
+    with open_store(builder.root) as store:
+        result = store.get_message("T", 0, 2, sql="n > 1")
+        assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10)
+        assert len(store.get_message("T", 0, 2, sql="n > 0").messages) == len(store.get_message("T", 0, 2, sql="  ").messages) == 8
+
+
 def test_tags_with_equal_hashes_are_told_apart_by_text(builder):
     assert string_hash("Aa") == string_hash("BB")
     builder.put("T", b"1", tags="Aa")
