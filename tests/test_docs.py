@@ -232,7 +232,8 @@ def test_the_blocks_of_the_readme_run(reader):
 
 @pytest.mark.timeout(600)
 def test_the_blocks_of_the_consumers_page_run(reader):
-    _, first, second, shell = [reader.run(block) for block in blocks_of("docs/consumers.md")]
+    _, first, second, condition, shell = [reader.run(block) for block in blocks_of("docs/consumers.md")]
+    assert condition == "[b'7']\n"
     assert sorted(re.findall(r"order \d", first)) == [f"order {number}" for number in range(1, 5)]
     assert "order 4" in second and "billing" in shell and "forgotten" in shell
     assert len(re.findall(r"\| order \d", shell)) == 4, "after the reset everything came again"

@@ -398,7 +398,7 @@ def _compare(first: Value, second: Value) -> int:
     elif isinstance(second, str) and not isinstance(first, str):
         second = _like(second, first)
     if isinstance(first, str):
-        return (first > second) - (first < second)
+        return int(first > second) - int(first < second)
     if isinstance(first, float) or isinstance(second, float):
         return _order_of_doubles(float(first), float(second))
     return int(first > second) - int(first < second)

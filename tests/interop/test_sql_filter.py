@@ -16,23 +16,24 @@ pytestmark = [pytest.mark.java, pytest.mark.maven]
 NAMES = ("a", "b", "$c", "_d", "TAGS", "nosuch")
 TEXTS = ("5", "-5", "+7", "5.5", "eu", "true", "TRUE", "", " 5 ", "NaN", "Infinity", "-0.0", "0", "1e3", "7d", "0x1p4", "2147483648",
          "-9223372036854775808", "9223372036854775808", "٣", "5_0", "it's", "a'b", "0.0", "1.", ".5", "5L")
-LITERALS = ("5", "0", "7", "5.5", ".5", "1e3", "2147483647", "2147483648", "9223372036854775807", "5l", "'5'", "'eu'", "''", "'it''s'", "TRUE",
-            "FALSE", "NULL", "true", "-5", "+5", "- -5", "-2147483648", "1.", "0.0", "05", "9223372036854775808")
+LITERALS = ("5", "0", "7", "5.5", ".5", "1e3", "2147483647", "2147483648", "9223372036854775807", "5l", "'5'", "'eu'", "''",
+            "'it''s'", "TRUE", "FALSE", "NULL", "true", "-5", "+5", "- -5", "-2147483648", "1.", "0.0", "05", "9223372036854775808")
 ODD = ("--x\n", "/* c */", "--", "|", ";", "NOT", "AND", "x y", "(", ")", ",", "'", "IS", "\f", "<", "%")
 
 
 def random_condition(rng: random.Random, depth: int = 0) -> str:
     if depth < 3 and rng.random() < 0.45:
         left, right = random_condition(rng, depth + 1), random_condition(rng, depth + 1)
-        return rng.choice((f"{left} AND {right}", f"{left} or {right}", f"({left}) OR ({right})", f"NOT ({left})", f"NOT {left}", f"({left}) = {right}"))
+        return rng.choice((f"{left} AND {right}", f"{left} or {right}", f"({left}) OR ({right})", f"NOT ({left})", f"NOT {left}",
+                           f"({left}) = {right}"))
     name, value, other = rng.choice(NAMES), rng.choice(LITERALS + NAMES), rng.choice(LITERALS + NAMES)
     if rng.random() < 0.15:
         name = rng.choice(LITERALS)
     symbol = rng.choice(("=", "<>", "<", "<=", ">", ">=", "="))
     return rng.choice((
-        f"{name} {symbol} {value}", f"{name}{symbol}{value}", f"{name} BETWEEN {value} AND {other}", f"{name} NOT BETWEEN {value} AND {other}",
-        f"{name} IN ('5', 'eu')", f"{name} NOT IN ('true','a','b','c','d','5')", f"{name} IS NULL", f"{name} IS NOT NULL", f"-{name} {symbol} {value}",
-        name, f"{name} {symbol} {value} {symbol} {other}"))
+        f"{name} {symbol} {value}", f"{name}{symbol}{value}", f"{name} BETWEEN {value} AND {other}",
+        f"{name} NOT BETWEEN {value} AND {other}", f"{name} IN ('5', 'eu')", f"{name} NOT IN ('true','a','b','c','d','5')",
+        f"{name} IS NULL", f"{name} IS NOT NULL", f"-{name} {symbol} {value}", name, f"{name} {symbol} {value} {symbol} {other}"))
 
 
 def spoilt(rng: random.Random, text: str) -> str:
