@@ -12,7 +12,7 @@
  * line prefetcher pairs them).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 7
+#define MS_CONTROL_LAYOUT_VERSION 8
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -131,7 +131,9 @@ struct ms_worker {
     int64_t error_count;
     int64_t position;            /* the worker's note to its next incarnation; checkpointer: queues are durable up to here */
     int32_t error_number;        /* committer: why it cannot write just now, 0 for nothing */
-    int8_t pad[68];
+    uint32_t reserved;
+    uint64_t build_id;           /* of the code that this worker runs (ipc/heartbeat.py) */
+    int8_t pad[56];
     uint32_t restarts;           /* supervisor */
     int8_t pad2[124];
 };

@@ -852,6 +852,8 @@ class ms_worker(Struct):
     error_count: int
     position: int
     error_number: int
+    reserved: int
+    build_id: int
     pad: Array[int]
     restarts: int
     pad2: Array[int]

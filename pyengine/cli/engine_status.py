@@ -1,31 +1,42 @@
 """The status of a store as one document: from the shared counters if an engine runs, else from the files.
 
-Read-only: nothing is created or changed. The fields that every document has: state, role, mode,
-read_only, reason, positions, workers, sessions. `replication` has one shape for both roles: its
+Read-only: nothing is created or changed. The fields that every document has: verdict and summary (pyengine/cli/verdict.py),
+state, role, mode, read_only, takes_puts, reason, positions, workers, sessions. `replication` has one shape for both roles: its
 `links` are a master's slaves, or a slave's one link to its master (docs/replication.md).
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyengine.engine_config import DAY_MS
+from pyengine.cli.verdict import (
+    Finding,
+    Verdict,
+    all_is_well,
+    conclude,
+    conclude_unseen,
+    judge,
+    slaves_that_stay,
+    why_lost,
+    why_otherwise,
+)
 from pyengine.errors import DiskError, EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.formats.consume_queue import is_filler
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.cleaning import Cleaning, held_segments
-from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, Identity, boot_ns, now_ms
+from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, now_ms, read_run_settings
 from pyengine.ipc.crashed_engine_memory import left_memory
-from pyengine.ipc.heartbeat import is_alive, is_stopped
+from pyengine.ipc.heartbeat import build_id, is_alive
 from pyengine.ipc.live_reader import LiveWatermark
 from pyengine.ipc.replication import LinkLook, Replication, ReplicationLook
 from pyengine.ipc.sessions import producers_attached
-from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, find_folder, removed_names
+from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, find_folder
 from pyengine.ipc.statistics import Statistics, put_totals, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
-from pyengine.ipc.store_lock import living_kinds, look, name_processes
+from pyengine.ipc.store_lock import living_kinds, look
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.native import obstacles as native_obstacles
@@ -47,11 +58,6 @@ WORKER_STATES = {
     native.WORKER_ABSENT: "absent", native.WORKER_STARTING: "starting", native.WORKER_READY: "ready",
     native.WORKER_STOPPING: "stopping", native.WORKER_FAILED: "failed",
 }
-STILL_MS = 10_000      # workers go round every five seconds at least (pyengine/engine/worker.py)
-MOVES = {"flusher": ("flushed", "committed"), "committer": ("committed", "wrote"), "reputter": ("reput_from", "committed")}
-CLOCK_AHEAD_MS = 60_000
-CLOCK_SET_MS = DAY_MS
-CLOCK_IDLE_MS = 180 * DAY_MS  # a store may be idle for long; after half a year the clock is as likely to be wrong
 POSITIONS = ("wrote", "committed", "flushed", "reput_from", "confirm")
 SLAVE = "SLAVE"
 
@@ -63,7 +69,9 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
     if living:
         try:
             with EngineMemory.attach(find_folder(root), writable=False) as memory:
-                document = _live(root, memory, living)[0]
+                more = slaves_that_stay(memory.identity.role, lambda: live_replication(memory))
+                more.append(Finding(Verdict.WARNING, _why_otherwise(root, memory)))
+                document = _live(root, memory, living, more)[0]
                 return document | {"verified": _verified(read_watermark(root).watermark, document["positions"]["min"])}
         except EngineUnavailableError as error:  # not published yet, or of another user
             why_unseen = str(error)
@@ -84,7 +92,16 @@ def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
         return None
 
 
-def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str, Any], Statistics | None]:
+def _why_otherwise(root: Path, memory: EngineMemory) -> str:
+    try:
+        return why_otherwise(root, read_run_settings(memory.folder))
+    except EngineUnavailableError:  # of an engine that is told to be in trouble already
+        return ""
+
+
+def _live(root: Path, memory: EngineMemory, living: list[int],
+          more: Sequence[Finding] = ()) -> tuple[dict[str, Any], Statistics | None]:
+    """`more`: what was found beside that which can be seen here."""
     control, identity = memory.control, memory.identity
     state = memory.state
     obstacles = _obstacles(memory)
@@ -108,9 +125,8 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
         "role": ROLE_NAMES[identity.role],
         "mode": MODE_NAMES[identity.mode],
         "read_only": read_only,
-        "reason": (is_final and native.reason(control) or _why_lost(root, memory.missing_names(), living)
-                   or _why(refused, living, disk) or _why_still(control, identity, workers, positions) or _first(obstacles)
-                   or why_unlinked(replication) or native.reason(control) or _why_clock(identity, store_timestamp_ms)),
+        "takes_puts": state == native.STATE_RUNNING and not frozen and not refused and _is_ready(workers[native.WRITER]),
+        "build": build_id(),
         "positions": positions,
         "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
         "sessions": len(sessions),
@@ -136,7 +152,12 @@ def _live(root: Path, memory: EngineMemory, living: list[int]) -> tuple[dict[str
         "schedule_message_offset": _schedule(root, memory),
         "replication": replication,
     }
-    return document, figures
+    findings = [*judge(root, memory, living, obstacles, document), *more]
+    return conclude(findings, all_is_well(document)) | document, figures
+
+
+def _is_ready(worker: dict[str, Any]) -> bool:
+    return bool(worker["state"] == "ready")
 
 
 def _puts(control: ms_control) -> dict[str, int]:
@@ -183,68 +204,6 @@ def _disk(memory: EngineMemory) -> dict[str, Any]:
         return {}
 
 
-def _why_lost(root: Path, missing: list[str], living: list[int]) -> str:
-    """What happens, and what to do, where no process can attach to an engine any more."""
-    if not missing:
-        return ""
-    processes = name_processes(root, living)
-    if native.SUPERVISOR in living:
-        then = f"the engine stops in order and starts again by itself; if it does not: `pyengine stop {root}`, then start"
-    else:
-        then = f"its workers end in order by themselves, then `pyengine start {root}` recovers the store"
-    return f"{removed_names(missing)}: {then}. Alive: {processes}; kill -9 what does not end"
-
-
-def _why(refused: int, living: list[int], disk: dict[str, Any]) -> str:
-    if refused & (native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE):
-        return disk.get("reason") or "the disk is full: the store takes puts again once there is room"
-    if refused & native.REFUSE_STOPPING:
-        return "the engine is stopping"
-    if native.SUPERVISOR not in living:
-        return "no supervisor is running: dead workers are not restarted; `pyengine start` takes over"
-    return ""
-
-
-def _why_still(control: ms_control, identity: Identity, workers: list[dict[str, Any]], positions: dict[str, int]) -> str:
-    """Which workers are in one round, or the writer in one pass, for longer than a disk that answers would take."""
-    told = []
-    pass_ms = native.load(control.writer, "pass_started_ms")
-    pass_age_ms = max(0, now_ms() - pass_ms) if pass_ms else 0
-    for one in workers:
-        alive = one["state"] in ("ready", "stopping")
-        age_ms = one["heartbeat_age_ms"] or 0
-        refuses = one["kind"] == "writer" and pass_age_ms > identity.os_page_cache_busy_timeout_ms
-        if not alive or age_ms < STILL_MS and not refuses:
-            continue
-        text = f"the {one['kind']} (pid {one['pid']}) has not finished a round for {max(age_ms, pass_age_ms * refuses) / 1000:.0f} s"
-        text += ", and puts are refused (OS_PAGECACHE_BUSY)" if refuses else ""
-        moved, until = MOVES.get(one["kind"], ("", ""))
-        if moved and (waiting := positions[until] - positions[moved]) > 0:
-            text += f", {moved} stays at {positions[moved]} and {waiting} bytes wait"
-        told.append(text + (": a signal has stopped it (kill -CONT)" if is_stopped(one["pid"]) else ""))
-    return "; ".join(told) + ": look for a disk that does not answer (dmesg, df)" if told else ""
-
-
-def _why_clock(identity: Identity, store_timestamp_ms: int) -> str:
-    """Where this machine's clock and the store's times cannot both be right."""
-    now = now_ms()
-    if store_timestamp_ms - now > CLOCK_AHEAD_MS:
-        return (f"the last message was stored {_days(store_timestamp_ms - now)} ahead of this machine's clock: store times do not advance "
-                "until the clock reaches it; set the clock right if it is behind")
-    set_ms = (now - identity.created_ms) - (boot_ns() - identity.created_boot_ns) // 1_000_000 if identity.created_boot_ns else 0
-    if set_ms > CLOCK_SET_MS:
-        return (f"this machine's clock was set forward by {_days(set_ms)} since the engine started: if that is wrong, set it back, "
-                "or messages count as expired and new ones are stored in the future")
-    if 0 < store_timestamp_ms < now - CLOCK_IDLE_MS and not identity.replay_clock:
-        return (f"this machine's clock is {_days(now - store_timestamp_ms)} ahead of the last message: if that is wrong, set it right, "
-                "or messages count as expired and new ones are stored in the future")
-    return ""
-
-
-def _days(ms: int) -> str:
-    return f"{ms / DAY_MS:.0f} days" if ms >= 2 * DAY_MS else f"{ms / 60_000:.0f} min"
-
-
 def _obstacles(memory: EngineMemory) -> list[str]:
     """By kind: what keeps that worker from its work."""
     try:
@@ -252,10 +211,6 @@ def _obstacles(memory: EngineMemory) -> list[str]:
     except EngineUnavailableError:
         return [""] * len(KIND_NAMES)
     return [native_obstacles.read(block, kind) for kind in range(len(KIND_NAMES))]
-
-
-def _first(obstacles: list[str]) -> str:
-    return next((f"{KIND_NAMES[kind]}: {text}" for kind, text in enumerate(obstacles) if text), "")
 
 
 def _mean_ms(total_ns: int, count: int) -> float:
@@ -270,6 +225,7 @@ def _worker(line: ms_worker, kind: int, holds_its_byte: bool) -> dict[str, Any]:
     return {
         "kind": KIND_NAMES[kind], "pid": pid, "state": state, "restarts": native.load(line, "restarts"),
         "heartbeat_age_ms": max(0, (monotonic_ns() - native.load(line, "heartbeat_ns")) // 1_000_000) if pid else None,
+        "build": f"{build:016x}" if (build := native.load(line, "build_id")) else "",
         "incarnation": native.load(line, "incarnation"), "passes": native.load(line, "passes"),
         "errors": native.load(line, "error_count"),
     }
@@ -300,7 +256,7 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
         state, reason = "running", f"its counters cannot be seen: {why_unseen}"
         with contextlib.suppress(EngineUnavailableError, PermissionError):  # another user's may not be listed
             if CONTROL not in (folder := find_folder(root)).names():
-                reason = _why_lost(root, [str(folder.path / CONTROL)], living)
+                reason = why_lost(root, [str(folder.path / CONTROL)], living)
     elif holder.kind == "owner" or living:
         state, reason = "recovering", "its owner is recovering it or starting"
     elif unclean:
@@ -317,8 +273,9 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
     positions = _positions_from_files(root, settings, unclean, noted)
     if watermark.is_copied and watermark.watermark is not None:
         reason = copy_note(positions["wrote"], watermark.watermark.flushed) + (f"; {reason}" if reason else "")
-    return {
-        "state": state, "stopping": False, "role": _role(config, noted), "mode": config.mode, "read_only": False,
+    document = {
+        "state": state, "stopping": False, "role": _role(config, noted), "mode": config.mode, "read_only": False, "takes_puts": False,
+        "build": build_id(),
         "reason": reason or watermark.damage, "positions": positions,
         "workers": [], "sessions": 0, "producers_attached": 0, "session_list": [], "store": str(root),
         "undrained_bytes": undrained_bytes, "unclean": unclean,
@@ -327,6 +284,7 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
         "durable_watermark": watermark.watermark.flushed if watermark.watermark else None,
         "verified": _verified(watermark.watermark, positions["min"]),
     }
+    return conclude_unseen(document) | document
 
 
 def _verified(watermark: DurableWatermark | None, min_offset: int) -> dict[str, Any] | None:
@@ -409,16 +367,6 @@ def noted_replication(root: Path) -> dict[str, Any] | None:
         return {"said": said} if said else None
     return {"role": state.role, "confirm": state.confirm, "dispatch_at": state.dispatch_at,
             "master_end": state.master_end or None, "said": said}
-
-
-def why_unlinked(replication: dict[str, Any] | None) -> str:
-    """A slave without its master, as a reason; "" where nothing is wrong."""
-    if replication is None or replication["linked"] is not False:
-        return ""
-    said = [link["said"] for link in replication["links"] if link["said"]]
-    if any(link["state"] == "handshake" for link in replication["links"]):
-        return "it compares its log with its master's"
-    return "it is not linked to its master" + (f": {said[0]}" if said else "")
 
 
 def _link(look: LinkLook, committed: int) -> dict[str, Any]:

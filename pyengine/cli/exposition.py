@@ -1,4 +1,5 @@
-"""A store's figures in Prometheus' shape. The only module that imports prometheus_client.
+"""A store's figures in Prometheus' shape, and whether its engine is alive and takes puts. The only module that imports
+prometheus_client.
 
 Each scrape attaches to the engine's shared memory read-only, copies, and detaches. Names
 follow that ecosystem's rules: base units (seconds, bytes), `_total` for what only grows,
@@ -8,12 +9,12 @@ one name for one thing with labels for its kinds. docs/statistics.md says what e
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -25,10 +26,12 @@ from prometheus_client.metrics_core import (
 
 import pyengine
 from pyengine.cli.engine_status import live_status
-from pyengine.errors import EngineError
+from pyengine.cli.verdict import Verdict
+from pyengine.errors import DiskError, EngineError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.statistics import Statistics
+from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import store_stats
 from pyengine.native.store_stats import Latency
 from pyengine.results import PutStatus
@@ -37,7 +40,9 @@ from pyengine.storage.file_system import used_ratio
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+VERDICTS = [str(verdict) for verdict in Verdict if verdict not in (Verdict.STOPPED, Verdict.RECOVERING)]  # of an engine that is seen
 STATES = ("stopped", "recovering", "running", "read_only", "degraded")
 # Powers of two of 1.024 us up to 17 s: each is the bound of a bucket in shared memory, so nothing is estimated.
 DURATION_BUCKETS = range(15, 400, 16)
@@ -78,6 +83,31 @@ class Exposition:
             yield from _figures(figures)
             yield from _topics(figures)
 
+    def health(self) -> tuple[bool, str]:
+        """Whether a process of an engine lives on the store; one that recovers or is in trouble does. And a sentence."""
+        live = live_status(self._root)
+        if live is not None:
+            return True, _told(live[0])
+        try:
+            living = living_kinds(self._root)
+        except DiskError as error:
+            return False, str(error)
+        if not living:
+            return False, "stopped: no engine runs"
+        return True, "its counters cannot be seen: it recovers, starts or stops"
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether a put would be taken and find all that it needs; and a sentence, which names what is in the way."""
+        live = live_status(self._root)
+        if live is None:
+            return False, self.health()[1]
+        document = live[0]
+        if Verdict(document["verdict"]).is_trouble or document["takes_puts"]:
+            return document["takes_puts"] and not Verdict(document["verdict"]).is_trouble, _told(document)
+        if document["role"] == "SLAVE":
+            return False, f"a SLAVE takes no puts; {_told(document)}"
+        return False, f"it takes no puts now; {_told(document)}"
+
     def _groups(self) -> Iterator[Metric]:
         """How far each consumer group is, and how much lies before it."""
         labels = ("group", "topic", "queue_id")
@@ -116,9 +146,36 @@ class Exposition:
 
 
 def serve(exposition: Exposition, host: str, port: int) -> WSGIServer:
-    """Answer scrapes in threads; the server, which has `server_port`, shutdown() and server_close(). OSError: not there."""
+    """Answer `/metrics`, `/healthz` and `/readyz` in threads, 404 elsewhere; the server, which has `server_port`, shutdown() and
+    server_close(). OSError: not there."""
     server, _ = start_http_server(port, host, exposition.registry)
+    server.set_app(_application(exposition))
     return server
+
+
+def _application(exposition: Exposition) -> WSGIApplication:
+    scrape: WSGIApplication = make_wsgi_app(exposition.registry)
+    looks = {"/healthz": exposition.health, "/readyz": exposition.readiness}
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return scrape(environ, start_response)
+        if path not in looks:
+            status, text = "404 Not Found", f"nothing is here: ask for /metrics, {' or '.join(looks)}"
+        elif environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            status, text = "405 Method Not Allowed", "use GET or HEAD"
+        else:
+            good, text = looks[path]()
+            status = "200 OK" if good else "503 Service Unavailable"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [f"{text}\n".encode()]
+
+    return answer
+
+
+def _told(document: dict[str, Any]) -> str:
+    return f"{document['verdict']}: {document['summary']}"
 
 
 def _counter(name: str, text: str, value: float) -> Metric:
@@ -148,6 +205,10 @@ def _engine(document: dict[str, Any]) -> Iterator[Metric]:
     for state in STATES:
         now.add_metric((state,), int(state == document["state"]))
     yield now
+    verdict = GaugeMetricFamily("pyengine_verdict", "1 for the word that `pyengine status` leads with.", labels=("verdict",))
+    for word in VERDICTS:
+        verdict.add_metric((word,), int(word == document["verdict"]))
+    yield verdict
     yield _gauge("pyengine_read_only", "1 while puts are refused because the store or its disk is in trouble.",
                  int(document["read_only"]))
     yield _gauge("pyengine_start_time_seconds", "When the engine came up, since the epoch.", document["created_ms"] / 1000)

@@ -1,4 +1,4 @@
-"""`pyengine metrics`: the figures of a store for Prometheus, over HTTP or once."""
+"""`pyengine metrics`: the figures of a store for Prometheus, over HTTP or once, and its health."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> tuple[st
 @click.option("--once", is_flag=True, help="Print the figures to stdout and end.")
 def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[str, int], once: bool) -> None:
     """Give an engine's figures to Prometheus: names, types and units by its rules.
+
+    GET /metrics answers with the figures; /healthz with 200 while the engine is alive, /readyz
+    while it takes puts, else with 503 and the reason; any other path with 404.
 
     Reads shared memory and asks no worker anything. Goes on while the engine is stopped
     or started again: pyengine_up tells. Answers this machine alone unless --listen says

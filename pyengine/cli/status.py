@@ -17,10 +17,11 @@ LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "behind", "said")
 @click.command()
 @store_command
 def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
-    """Show a store's state, positions, workers and producers.
+    """Show a store's state, positions, workers and producers; first one word and one sentence.
 
-    Works on a stopped store too; then the positions come from the files. Exit code 6
-    if the engine runs but is read-only or degraded.
+    The word is ok, warning, stopping, stopped, recovering, or one of stuck, read-only and
+    degraded, for which the exit code is 6 (else 0). Works on a stopped store too; then the
+    positions come from the files.
 
     \b
     Examples:
@@ -28,18 +29,22 @@ def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
       pyengine status STORE --json
     """
     from pyengine.cli.engine_status import engine_status
+    from pyengine.cli.verdict import Verdict
 
     document = engine_status(existing_store(store), settings)
     if as_json:
         output.write_json(document)
     else:
         _print(document)
-    return ExitCode.DEGRADED if document["state"] in ("read_only", "degraded") else ExitCode.OK
+    return ExitCode.DEGRADED if Verdict(document["verdict"]).is_trouble else ExitCode.OK
 
 
 def _print(document: dict[str, Any]) -> None:
+    click.echo(output.printable(f"{document['verdict']}: {document['summary']}"))
+    for finding in document["findings"][1:]:
+        click.echo(output.printable(f"also {finding['verdict']}: {finding['sentence']}"))
+    click.echo()
     facts = [("store", document["store"]), ("state", document["state"] + (", stopping" if document["stopping"] else ""))]
-    facts += [("reason", document["reason"])] if document["reason"] else []
     facts += [("mode", f"{document['mode']}, {document['role']}{', read-only' if document['read_only'] else ''}")]
     verified = document.get("verified")
     if verified is not None and not verified["whole"]:

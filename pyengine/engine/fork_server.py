@@ -34,6 +34,7 @@ from typing import NoReturn
 
 from pyengine.engine.children import child_environment, silent
 from pyengine.engine.kinds import HEALTHY_AFTER_S, KINDS
+from pyengine.ipc.heartbeat import build_id
 from pyengine.native import failpoint, process
 
 LOAD_TIMEOUT_S = 30.0   # for the first worker: until then its fork server may still load modules
@@ -206,6 +207,7 @@ def _serve(root: Path, channel: socket.socket) -> int:
         importlib.import_module(kind.module)
     for name in _LOADED_LATER:
         importlib.import_module(name)
+    build_id()  # of these modules, whatever is installed while they serve
     gc.freeze()
     while True:
         request, descriptors, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 1)

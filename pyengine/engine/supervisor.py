@@ -47,7 +47,7 @@ from pyengine.ipc.control_block import (
     overrides_of,
     read_run_settings,
 )
-from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
+from pyengine.ipc.heartbeat import Heartbeat, build_id, process_start_ms
 from pyengine.ipc.sessions import Sessions, SessionServer
 from pyengine.ipc.shared_objects import SOCKET, find_folder, removed_names
 from pyengine.ipc.statistics import StoreStatsService
@@ -129,6 +129,7 @@ class Supervisor:
     def run(self) -> ExitCode:
         """Own the store until asked to stop. Raises EngineError when it cannot be owned or recovered."""
         raise_descriptors()  # before the fork server is forked: workers have its limit
+        build_id()           # and what it found
         if not self._arguments.no_children and not self._arguments.stop:
             self._fork_server = ForkServer(self._root)
         try:

@@ -20,13 +20,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pyengine
 from fix_cli import command_line, environment, run
-from pyengine.cli.exposition import Exposition, _replication
+from pyengine.cli.exposition import Exposition, _replication, serve
 from pyengine.cli.metrics import _serve
 from pyengine.errors import EngineError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import store_stats
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "statistics.md"
 
@@ -205,6 +206,76 @@ def test_the_endpoint_answers_scrape_after_scrape_while_engines_come_and_go(make
         assert len(os.listdir(f"/proc/{child.pid}/fd")) <= held + 2
         child.send_signal(signal.SIGTERM)
         assert child.wait(30) == 0
+
+
+def ask(url: str, path: str, method: str = "GET") -> tuple[int, str]:
+    """(status, text) of another path of the endpoint."""
+    request = urllib.request.Request(url.removesuffix("/metrics") + path, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@contextlib.contextmanager
+def answering(root):
+    """URL of an endpoint in this process."""
+    with Exposition(root, {}) as exposition:
+        server = serve(exposition, "127.0.0.1", 0)
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/metrics"
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+def test_an_engine_is_alive_until_it_stops_and_ready_while_it_takes_puts(make_engine):
+    engine = make_engine()
+    engine.start()
+    with answering(engine.root) as url:
+        assert ask(url, "/healthz")[0] == 200
+        eventually(lambda: ask(url, "/readyz")[1].startswith("ok: it takes puts; 8 processes are ready; "), "it is ready")
+        assert ask(url, "/readyz")[0] == 200
+        writer = engine.kill("writer", signal.SIGSTOP)
+        eventually(lambda: ask(url, "/readyz")[0] == 503, "a stopped writer takes no puts")
+        code, text = ask(url, "/readyz")
+        assert code == 503 and text.startswith(f"stuck: the writer (pid {writer})") and f"kill -CONT {writer}" in text
+        assert ask(url, "/healthz")[0] == 200
+        os.kill(writer, signal.SIGCONT)
+        eventually(lambda: ask(url, "/readyz")[0] == 200, "it is ready again")
+        engine.stop()
+        assert ask(url, "/healthz") == ask(url, "/readyz") == (503, "stopped: no engine runs\n")
+
+
+def test_readiness_names_what_is_in_the_way(make_owner):
+    owner = make_owner(role=2)
+    owner.make_rest()
+    (owner.root / "commitlog").mkdir()
+    with answering(owner.root) as url:
+        assert ask(url, "/healthz")[0] == 200
+        assert ask(url, "/readyz") == (503, "its counters cannot be seen: it recovers, starts or stops\n")
+        owner.publish()
+        native.refuse_puts(owner.control, native.REFUSE_SLAVE)
+        code, text = ask(url, "/readyz")
+        assert code == 503 and text.startswith("a SLAVE takes no puts; ok: it follows its master")
+        native.refuse_puts(owner.control, native.REFUSE_DISK_FULL)
+        code, text = ask(url, "/readyz")
+        assert code == 503 and text.startswith("read-only: the disk is full")
+
+
+def test_other_paths_are_not_found(owner):
+    with answering(owner.root) as url:
+        for path in ("/", "/metric", "/metrics/", "/healthz/x", "/favicon.ico"):
+            assert ask(url, path)[0] == 404, path
+        assert ask(url, "/healthz", "HEAD") == (200, "") and ask(url, "/readyz", "POST")[0] == 405
+        assert value(families(get(f"{url}?from=here")), "pyengine_up") == 1
+
+
+def test_the_verdict_is_a_figure(owner):
+    native.refuse_puts(owner.control, native.REFUSE_DISK_FULL)
+    found = scrape(owner.root)
+    assert value(found, "pyengine_verdict", verdict="read-only") == 1 and value(found, "pyengine_verdict", verdict="ok") == 0
 
 
 def test_scraping_wakes_no_worker_and_needs_no_write(make_owner):

@@ -1,8 +1,12 @@
-"""`pyengine status` of a store whose owner is alive: what the shared counters say."""
+"""`pyengine status` of a store whose owner is alive: what the shared counters say, and what they come to."""
 
 from __future__ import annotations
 
 import errno
+import os
+import signal
+import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -10,13 +14,15 @@ from broker_lock import held_by_a_broker
 from fix_cli import changes, picture, run, spawn
 from pyengine.engine_config import DAY_MS
 from pyengine.ipc import store_lock
-from pyengine.ipc.control_block import now_ms
+from pyengine.ipc.control_block import now_ms, write_run_settings
+from pyengine.ipc.heartbeat import build_id, is_stopped, process_start_ms
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.storage.ofd_lock import EXCLUSIVE, ByteLock
+from waiting import eventually
 
-FIXED_FIELDS = {"state", "role", "read_only", "reason", "positions", "workers", "sessions"}
+FIXED_FIELDS = {"verdict", "summary", "state", "role", "read_only", "reason", "positions", "workers", "sessions"}
 
 
 @pytest.fixture
@@ -44,6 +50,8 @@ def test_a_running_engine_shows_its_counters(owner):
     document = status(owner)
     assert (document["state"], document["role"], document["mode"], document["read_only"], document["reason"]) == (
         "running", "ASYNC_MASTER", "async", False, "")
+    assert (document["verdict"], document["findings"], document["takes_puts"]) == ("ok", [], False)
+    assert document["summary"].startswith("it takes no puts yet; 0 processes are ready; 3,072 bytes wait for the disk")
     assert document["positions"] == {"min": 0, "wrote": 4096, "committed": 4096, "flushed": 1024, "reput_from": 2048,
                                      "confirm": 0}
     assert (document["unflushed_bytes"], document["behind_bytes"], document["undrained_bytes"]) == (3072, 2048, 0)
@@ -78,16 +86,17 @@ def test_a_frozen_store_is_read_only_names_the_cause_and_exits_with_6(owner):
 def test_a_full_disk_is_told(owner):
     owner.publish()
     native.store(owner.control.state, "refuse_puts", native.REFUSE_DISK_FULL)
-    document = status(owner)
-    assert document["read_only"] and "disk is full" in document["reason"]
+    document = status(owner, code=6)
+    assert document["read_only"] and "disk is full" in document["reason"] and document["verdict"] == "read-only"
+    assert run("status", owner.root).stdout.startswith("read-only: the disk is full")
 
 
-def ready(owner, kind, *, heartbeat_age_s):
-    """The test's own process as a living worker that went round so long ago."""
+def ready(owner, kind, *, heartbeat_age_s, pid=None):
+    """A process, else the test's own, as a living worker that went round so long ago."""
     owner.lock.take_kind(kind)
-    line, mine = owner.worker(kind), owner.worker(native.SUPERVISOR)
-    for field in ("pid", "start_time_ms"):
-        native.store(line, field, native.load(mine, field))
+    line = owner.worker(kind)
+    native.store(line, "pid", pid or os.getpid())
+    native.store(line, "start_time_ms", process_start_ms(pid or os.getpid()))
     native.store(line, "heartbeat_ns", monotonic_ns() - heartbeat_age_s * 10**9)
     native.store(line, "state", native.WORKER_READY)
 
@@ -96,7 +105,9 @@ def test_a_disk_that_hangs_is_told_with_what_waits_for_it(owner):
     owner.publish()
     ready(owner, native.FLUSHER, heartbeat_age_s=138)
     native.store_position(owner.control.flushed, 1024)
-    reason = status(owner)["reason"]
+    document = status(owner, code=6)
+    reason = document["reason"]
+    assert (document["verdict"], document["summary"]) == ("stuck", reason)
     assert "the flusher" in reason and "has not finished a round for 1" in reason and "disk that does not answer" in reason
     assert "flushed stays at 1024 and 3072 bytes wait" in reason and "writer" not in reason
 
@@ -105,7 +116,7 @@ def test_a_pass_that_takes_so_long_that_puts_are_refused_is_told(owner):
     owner.publish()
     ready(owner, native.WRITER, heartbeat_age_s=0)
     native.store(owner.control.writer, "pass_started_ms", now_ms() - 138_000)
-    reason = status(owner)["reason"]
+    reason = status(owner, code=6)["reason"]
     assert "the writer" in reason and "puts are refused (OS_PAGECACHE_BUSY)" in reason and "for 1" in reason
 
 
@@ -132,13 +143,79 @@ def test_a_clock_that_cannot_be_right_is_told(make_owner, last_days, created_day
     assert says in status(owner)["reason"] and bool(says) == bool(status(owner)["reason"])
 
 
+def test_a_worker_that_a_signal_has_stopped_is_told_at_once(owner):
+    owner.publish()
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            ready(owner, native.REPUTTER, heartbeat_age_s=0, pid=child.pid)
+            native.store_position(owner.control.reput_from, 4000)
+            assert status(owner)["verdict"] == "ok"
+            child.send_signal(signal.SIGSTOP)
+            eventually(lambda: is_stopped(child.pid), "it is stopped")
+            document = status(owner, code=6)
+            assert (document["verdict"], document["summary"]) == (
+                "stuck", f"the reputter (pid {child.pid}) goes no rounds, reput_from stays at 4000 and 96 bytes wait: a signal has "
+                         f"stopped it: kill -CONT {child.pid}")
+        finally:
+            child.kill()
+
+
+def test_processes_of_two_builds_are_told(owner):
+    owner.publish()
+    ready(owner, native.FLUSHER, heartbeat_age_s=0)
+    native.store(owner.worker(native.FLUSHER), "build_id", native.load(owner.worker(native.SUPERVISOR), "build_id"))
+    assert status(owner)["verdict"] == "ok"
+    native.store(owner.worker(native.FLUSHER), "build_id", 0xABC)
+    document = status(owner)
+    assert document["verdict"] == "warning" and "its processes run 2 builds of pyengine (0000000000000abc: flusher; " in document["summary"]
+    assert next(one for one in document["workers"] if one["kind"] == "supervisor")["build"] == document["build"] == build_id()
+
+
+def test_settings_that_differ_from_the_file_are_told(owner):
+    owner.publish()
+    path = owner.root / "config" / "engine.toml"
+    was = path.read_text()
+    path.write_text(was + "put_timeout_ms = 7000\n")
+    document = status(owner)
+    assert document["verdict"] == "warning" and "put_timeout_ms = 7000 in the file, 10000 runs" in document["summary"]
+    path.write_text("put_timeout_ms = \n")
+    assert "the next start will be refused" in status(owner)["summary"]
+    path.write_text(was)
+    assert status(owner)["verdict"] == "ok"
+
+
+def test_settings_of_the_command_line_go_before_the_file(owner):
+    config = replace(owner.config, put_timeout_ms=9000, origins={"put_timeout_ms": "--set"})
+    owner.folder.unlink("settings")
+    write_run_settings(owner.folder, config)
+    owner.publish()
+    path = owner.root / "config" / "engine.toml"
+    path.write_text(path.read_text() + "put_timeout_ms = 7000\n")
+    assert status(owner)["verdict"] == "ok"
+
+
+def test_the_worst_is_the_word_and_the_rest_follows(owner):
+    owner.publish()
+    native.store(owner.control.state, "refuse_puts", native.REFUSE_DISK_FULL)
+    ready(owner, native.FLUSHER, heartbeat_age_s=138)
+    for slot in owner.control.slots:
+        slot.store_timestamp_ms = now_ms() + DAY_MS
+    document = status(owner, code=6)
+    assert [finding["verdict"] for finding in document["findings"]] == ["read-only", "stuck", "warning"]
+    first, second, third, *_ = run("status", owner.root).stdout.splitlines()
+    assert first.startswith("read-only: the disk is full") and second.startswith("also stuck: the flusher")
+    assert third.startswith("also warning: the last message was stored")
+
+
 def test_an_engine_that_stops_is_still_running(owner):
     owner.publish(native.STATE_STOPPING)
-    assert (status(owner)["state"], status(owner)["stopping"]) == ("running", True)
+    assert (status(owner)["state"], status(owner)["stopping"], status(owner)["verdict"]) == ("running", True, "stopping")
 
 
 def test_an_owner_that_has_not_published_is_recovering(owner):
-    assert status(owner)["state"] == "recovering"
+    document = status(owner)
+    assert (document["state"], document["verdict"], document["summary"]) == (
+        "recovering", "recovering", "its owner is recovering it or starting")
 
 
 def test_a_dead_worker_and_a_dead_supervisor_are_told(owner):
@@ -155,8 +232,9 @@ def test_a_dead_worker_and_a_dead_supervisor_are_told(owner):
     with StoreLock(owner.root) as worker_lock:
         worker_lock.share()
         worker_lock.take_kind(native.WRITER)
-        document = status(owner)
-        assert document["state"] == "running" and "no supervisor" in document["reason"]
+        document = status(owner, code=6)
+        assert document["state"] == "running" and "no supervisor" in document["reason"] and "dead: flusher" in document["reason"]
+        assert document["verdict"] == "stuck"
         assert {one["kind"]: one["state"] for one in document["workers"]} == {
             "supervisor": "dead", "writer": "ready", "flusher": "dead"}
         assert next(one for one in document["workers"] if one["kind"] == "writer")["restarts"] == 2
@@ -165,7 +243,8 @@ def test_a_dead_worker_and_a_dead_supervisor_are_told(owner):
 def test_memory_of_a_dead_engine_is_no_running_engine(owner):
     owner.publish()
     owner.lock.close()
-    assert status(owner)["state"] == "stopped"
+    assert status(owner)["state"] == status(owner)["verdict"] == "stopped"
+    assert run("status", owner.root).stdout.startswith("stopped: no engine runs; `pyengine start")
 
 
 def test_a_start_that_a_broker_refuses_leaves_nothing_and_status_names_the_broker(golden):

@@ -71,7 +71,7 @@ def test_a_bit_that_was_wrong_before_is_told_and_keeps_no_later_start_from_worki
     put(engine, b"two")
     eventually(lambda: "damaged at" in status(engine)["reason"], "it is told again")
     with pyengine.open_store(engine.root) as store:
-        assert store.queue_range("after", 0) == (0, 2)
+        eventually(lambda: store.queue_range("after", 0) == (0, 2), "both are in their queue")
     engine.stop()
     flip(segments[1], 100)  # the segment is restored from a copy
     engine.start()

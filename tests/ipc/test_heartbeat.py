@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import pyengine
 from pyengine._native import ffi
 from pyengine.errors import StoreBusyError
 from pyengine.ipc.crashed_engine_memory import left_memory
-from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
+from pyengine.ipc.heartbeat import Heartbeat, build_id, is_alive, process_start_ms
 from pyengine.native import control as native
 
 
@@ -41,12 +44,28 @@ def test_alive_zombie_gone_and_reused_are_told_apart():
     assert not is_alive(0, 0) and not is_alive(-1, 0)
 
 
+def test_a_build_is_known_by_its_files_alone(tmp_path):
+    """A copy of the package in another place is the same build; one changed byte makes another."""
+    package = tmp_path / "pyengine"
+    shutil.copytree(Path(pyengine.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "cli", "spark"))
+
+    def build() -> str:
+        return subprocess.run([sys.executable, "-P", "-c", "from pyengine.ipc.heartbeat import build_id; print(build_id())"],
+                              env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert build() == build_id()
+    with open(package / "errors.py", "a", encoding="utf-8") as file:
+        file.write("# another\n")
+    assert build() != build_id()
+
+
 def test_a_worker_line_says_who_and_how_it_goes():
     block = ffi.new("struct ms_worker *")
     worker = block[0]
     heart = Heartbeat(worker)
     assert heart.begin(1234, 5678) == 1
     assert (worker.pid, worker.start_time_ms, worker.state) == (1234, 5678, native.WORKER_STARTING)
+    assert f"{worker.build_id:016x}" == build_id()
     first = worker.heartbeat_ns
     assert first > 0
     heart.beat(worked=True)
