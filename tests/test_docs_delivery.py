@@ -9,9 +9,10 @@ from test_docs import blocks_of, reader  # noqa: F401
 
 @pytest.mark.timeout(300)
 def test_a_delayed_message_arrives(reader):  # noqa: F811
-    shell, program = blocks_of("docs/delayed.md")
+    shell, program, at_a_time = blocks_of("docs/delayed.md")
     assert "pay reminder" in reader.run(shell)
     reader.run(program)
+    assert reader.run(at_a_time) == "SCHEDULE_TOPIC_XXXX\nb'light the candles' True\n"
 
 
 @pytest.mark.timeout(300)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, json_option, set_option, store_argument
+from pyengine.cli.options import existing_store, json_option, moment, set_option, store_argument
 from pyengine.client.consumer_groups import ConsumerGroups, GroupState
 
 ACTIONS = ("list", "lag", "reset", "forget")
@@ -28,12 +28,9 @@ class _Place(click.ParamType):  # type: ignore[type-arg]  # no generic in click 
         if value.isascii() and value.isdecimal():
             return int(value)
         try:
-            if value.startswith("@"):
-                return datetime.fromtimestamp(int(value[1:]) / 1000, UTC)
-            moment = datetime.fromisoformat(value)
-        except (ValueError, OverflowError, OSError):
+            return moment(value)
+        except ValueError:
             self.fail(f"{value}: give first, last, an offset, a time like 2026-01-31T12:00:00Z, or @MS", param, ctx)
-        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 @click.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,17 @@ spark_option = click.option(
 spark_level_option = click.option(
     "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
     help="How far to read; flushed if not given.")
+
+
+def moment(value: str) -> datetime:
+    """A time in ISO 8601, of UTC if it names no zone, or @ and ms since 1970; ValueError for anything else."""
+    if value.startswith("@"):
+        try:
+            return datetime.fromtimestamp(int(value[1:]) / 1000, UTC)
+        except (OverflowError, OSError) as error:
+            raise ValueError(str(error)) from error
+    time = datetime.fromisoformat(value)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, store_command, topic_option
+from pyengine.cli.options import existing_store, moment, store_command, topic_option
 from pyengine.errors import ExitCode
 
 
@@ -22,6 +23,13 @@ def _properties(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ..
     return properties or None
 
 
+def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+    try:
+        return None if value is None else moment(value)
+    except ValueError:
+        raise click.BadParameter(f"{value}: give a time like 2030-01-31T12:00:00Z, or @MS", ctx, param) from None
+
+
 @click.command()
 @store_command
 @topic_option
@@ -33,13 +41,16 @@ def _properties(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ..
 @click.option("--flag", type=int, default=0, show_default=True, help="A number of the application's own.")
 @click.option("--delay-level", type=click.IntRange(min=0), default=0, show_default=True,
               help="Deliver later, by level of message_delay_level; 0 at once.")
+@click.option("--deliver-at", metavar="TIME", callback=_deliver_at,
+              help="Deliver at this time, up to 40 days ahead: ISO 8601 (UTC if it names no zone), or @ and ms since 1970.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the disk in sync mode.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=None,
               help="Longest wait for the answer, in seconds.")
 @click.argument("body")
 def put(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, tags: str | None, keys: str | None,
-    properties: dict[str, str] | None, flag: int, delay_level: int, no_wait: bool, timeout_s: float | None, body: str,
+    properties: dict[str, str] | None, flag: int, delay_level: int, deliver_at: datetime | None, no_wait: bool,
+    timeout_s: float | None, body: str,
 ) -> int:
     """Put one message; BODY is its text, - reads it from standard input as it is.
 
@@ -50,6 +61,7 @@ def put(
     Examples:
       pyengine put STORE --topic orders --tags paid --keys "order-17 customer-4" "17 paid"
       pyengine put STORE --topic photos - < photo.jpg
+      pyengine put STORE --topic reminders --deliver-at 2026-12-24T18:00:00+01:00 "light the candles"
     """
     from pyengine import connect
     from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
@@ -58,7 +70,7 @@ def put(
     data = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
     with connect(store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **settings) as producer:
         result = producer.put(topic, data, queue_id=queue_id, tags=tags, keys=keys, properties=properties, flag=flag,
-                              delay_level=delay_level, wait=not no_wait, timeout_s=timeout_s)
+                              delay_level=delay_level, deliver_at=deliver_at, wait=not no_wait, timeout_s=timeout_s)
     if as_json:
         output.write_json({
             "status": result.status.name, "msg_id": result.msg_id, "queue_offset": result.queue_offset,

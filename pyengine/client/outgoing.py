@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from pyengine import arguments
+from pyengine.errors import UsageError
 from pyengine.formats.constants import (
     INTERNAL_PROPERTY_NAMES,
     MULTI_DISPATCH_SEPARATOR,
@@ -29,6 +31,7 @@ from pyengine.formats.constants import (
     SCHEDULE_TOPIC,
     TOPIC_BYTES_MAX,
 )
+from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
 from pyengine.formats.properties import hash_map_order
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
@@ -61,6 +64,7 @@ class OutgoingMessage:
     flag: int = 0
     delay_level: int = 0
     unique_key: str | None = None
+    deliver_at: datetime | int | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -202,6 +206,19 @@ def properties_bytes(text: str) -> bytes:
         raise PutRefusedError(PutStatus.PROPERTIES_SIZE_EXCEEDED,
                       f"the properties have {len(data)} bytes in UTF-8, {PROPERTIES_BYTES_MAX} are possible: store less in them")
     return data
+
+
+def deliver_at_ms(when: datetime | int, now_ms: int) -> int:
+    """The time in ms since 1970; UsageError for one without a time zone, or too far ahead."""
+    if isinstance(when, datetime):
+        if when.tzinfo is None:
+            raise UsageError(f"deliver_at {when.isoformat()} has no time zone: give one, for example datetime.UTC")
+        time_ms = round(when.timestamp() * 1000)
+    else:
+        time_ms = arguments.integer(when, "deliver_at")
+    if time_ms > now_ms + DELIVER_AT_DAYS_MAX * 86_400_000:
+        raise UsageError(f"deliver_at is more than {DELIVER_AT_DAYS_MAX} days ahead; give a datetime, or milliseconds since 1970")
+    return time_ms
 
 
 def delayed(topic: str, queue_id: int, text: str, level: int, levels: int) -> tuple[str, int, str]:

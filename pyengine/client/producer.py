@@ -36,14 +36,18 @@ from pyengine.formats.constants import (
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_NONE,
+    TIMER_TOPIC,
     TOPIC_BYTES_MAX,
 )
+from pyengine.formats.delayed_message import DEFAULT_DELAYS_MS, timed_properties, wait_level
 from pyengine.formats.properties import decode_properties, is_wait_store_ok
 from pyengine.formats.record import HOST_V6_BYTES, BatchMember, encode_batch, encode_host, record_size
 from pyengine.native import producer as native
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from pyengine.client.transactions import Outcome, Transactions
     from pyengine.ipc.session_client import ProducerSession
 
@@ -62,15 +66,15 @@ class Producer(ProducerFront):
     # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they take the common case by themselves,
     # and call _put_any, _put_many_any or _put_async_any for all else.
 
-    __slots__ = ("_store_host", "_born_host", "_host_flags", "_delay_levels", "_topics", "_tags", "_transactions", "__weakref__")
+    __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_transactions", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], *, store_host: str = "127.0.0.1:10911",
-                 born_host: str = "127.0.0.1:0", delay_levels: int = 18) -> None:
+                 born_host: str = "127.0.0.1:0", delays_ms: Sequence[int] = DEFAULT_DELAYS_MS) -> None:
         # open_session(limit_s) is called now with None, later with the seconds that a put has left.
         self._store_host = encode_host(store_host)
         self._born_host = encode_host(born_host)
         self._host_flags = _host_flags(self._born_host, self._store_host)
-        self._delay_levels = delay_levels
+        self._delays_ms = delays_ms
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
         self._transactions: Transactions | None = None
@@ -97,11 +101,12 @@ class Producer(ProducerFront):
         def put(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
                 keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                 delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                timeout_s: float | None = None) -> PutResult:
+                timeout_s: float | None = None, deliver_at: datetime | int | None = None) -> PutResult:
             """Store one message and return where it is, once it is as durable as the flush mode promises.
 
             `keys`: words for query_message, as one text with spaces or as several texts. `unique_key` is stored as UNIQ_KEY,
-            so that a consumer can recognise duplicates. `delay_level` 1..n delivers it later (message_delay_level).
+            so that a consumer can recognise duplicates. `delay_level` 1..n delivers it later (message_delay_level),
+            `deliver_at` at a time, a datetime with a zone or ms since 1970, up to 40 days ahead; never before it.
             `wait=False` returns without waiting for the disk (sync mode) and for slaves (SYNC_MASTER). `timeout_s` is the
             longest time to wait for the writer's answer (default put_timeout_ms). RocketMQ: putMessage.
             """
@@ -109,7 +114,7 @@ class Producer(ProducerFront):
         def put_async(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                       delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                      timeout_s: float | None = None) -> PutFuture:
+                      timeout_s: float | None = None, deliver_at: datetime | int | None = None) -> PutFuture:
             """Like put(), but return a Future of the PutResult at once. It can be awaited.
 
             When the ring is full, a call in a plain thread waits up to `timeout_s` for room. In an event loop the call never
@@ -131,9 +136,9 @@ class Producer(ProducerFront):
     def _put_any(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
                  keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                  delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                 timeout_s: float | None = None) -> PutResult:
+                 timeout_s: float | None = None, deliver_at: datetime | int | None = None) -> PutResult:
         """put() with everything that may be special about it."""
-        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key)
+        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at)
         try:
             entry = self._entry(message, wait)
         except PutRefusedError as refused:
@@ -143,7 +148,7 @@ class Producer(ProducerFront):
 
     def _remember(self, message: OutgoingMessage, entry: PutEntry) -> None:
         """From now on puts of this topic, queue and tags go the short way."""
-        plain = message.is_plain and not message.delay_level and message.flag == 0
+        plain = message.is_plain and not message.delay_level and message.deliver_at is None and message.flag == 0
         plain = plain and message.topic.__class__ is str and (message.tags is None or message.tags.__class__ is str)
         if plain and message.queue_id.__class__ is int and len(self._prefixes) < _REMEMBERED_MAX:  # True is not queue 1
             self._prefixes[message.topic, message.queue_id, message.tags, 0] = self._puts.native.prefix(
@@ -152,9 +157,9 @@ class Producer(ProducerFront):
     def _put_async_any(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                        delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                       timeout_s: float | None = None) -> PutFuture:
+                       timeout_s: float | None = None, deliver_at: datetime | int | None = None) -> PutFuture:
         """put_async() with everything that may be special about it."""
-        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key)
+        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at)
         try:
             entry = self._entry(message, wait)
         except PutRefusedError as refused:
@@ -292,8 +297,8 @@ class Producer(ProducerFront):
         if type(body) is not bytes:
             body = outgoing.body_bytes(body)
         self._refuse_sizes(len(body), queue_id, message.flag)
-        if message.delay_level:
-            topic, queue_id, later = self._delay(topic, queue_id, text.decode(), message.delay_level)
+        if message.delay_level or message.deliver_at is not None:
+            topic, queue_id, later = self._delay(topic, queue_id, text.decode(), message)
             name, text = topic.encode(), outgoing.properties_bytes(later)
         header = self._header(native.PUT, name, text)
         header.queue_id, header.flag, header.payload_bytes = queue_id, message.flag, len(body)
@@ -348,7 +353,7 @@ class Producer(ProducerFront):
         if message.delay_level > 0 and transaction in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT):
             outgoing.properties_bytes(properties_text)
             topic, queue_id, properties_text = outgoing.delayed(
-                topic, queue_id, properties_text, message.delay_level, self._delay_levels)
+                topic, queue_id, properties_text, message.delay_level, len(self._delays_ms))
         name = outgoing.topic_bytes(topic)
         text = outgoing.properties_bytes(properties_text)
         self._refuse_sizes(len(message.body), queue_id, message.flag)
@@ -407,10 +412,20 @@ class Producer(ProducerFront):
             self._tags[message.tags] = data
         return data
 
-    def _delay(self, topic: str, queue_id: int, text: str, level: int) -> tuple[str, int, str]:
+    def _delay(self, topic: str, queue_id: int, text: str, message: OutgoingMessage) -> tuple[str, int, str]:
+        level = message.delay_level
+        if message.deliver_at is not None:
+            if level:
+                raise UsageError("delay_level and deliver_at exclude each other")
+            now_ms = time.time_ns() // 1_000_000
+            deliver_at_ms = outgoing.deliver_at_ms(message.deliver_at, now_ms)
+            if deliver_at_ms <= now_ms:
+                return topic, queue_id, text
+            level = wait_level(deliver_at_ms - now_ms, self._delays_ms)
+            topic, queue_id, text = TIMER_TOPIC, 0, timed_properties(text, topic, queue_id, deliver_at_ms)
         if arguments.integer(level, "delay_level") < 0:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"delay_level {level} is negative: give 1 to {self._delay_levels}, or 0")
-        return outgoing.delayed(topic, queue_id, text, level, self._delay_levels)
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"delay_level {level} is negative: give 1 to {len(self._delays_ms)}, or 0")
+        return outgoing.delayed(topic, queue_id, text, level, len(self._delays_ms))
 
 
 def _host_flags(born_host: bytes, store_host: bytes) -> int:

@@ -184,7 +184,7 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
         return open_session(root, ring_bytes, timeout_s if limit_s is None else min(limit_s, timeout_s))
 
     return Producer(open_now, store_host=config.store_host,
-                    delay_levels=len(config.delay_levels_ms))
+                    delays_ms=config.delay_levels_ms)
 
 
 def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | None = None, *,

@@ -5,19 +5,42 @@ A queue entry of a delayed message holds the delivery time instead of a tag hash
 kept. Topic and queue are the real ones again, the prepared offset is 0, the store does not wait for
 the disk. The property text is made anew from what a reader understands of it, in the order of the
 broker's map, and still holds DELAY, REAL_TOPIC and REAL_QID: only SCHEDULE_TOPIC_XXXX interprets them.
+
+A message with a time of its own (`deliver_at`) waits in one delay level after the other until its time has come. Its
+REAL_TOPIC is TIMER_TOPIC and properties of ours name its real topic, queue and time; so a broker that takes the store over
+never delivers it early: it goes to TIMER_TOPIC, where the scheduler finds it when the store comes back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyengine.errors import ConfigError
-from pyengine.formats.constants import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
+from pyengine.formats.constants import (
+    PROPERTY_DELAY,
+    PROPERTY_DELIVER_AT,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_SEPARATOR,
+    PROPERTY_TIMED_QUEUE_ID,
+    PROPERTY_TIMED_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANSACTION_HALF_TOPIC,
+)
 from pyengine.formats.properties import encode_properties, hash_map_order
 from pyengine.formats.record import Message
 
 DEFAULT_MESSAGE_DELAY_LEVEL = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 UNKNOWN_LEVEL_DELAY_MS = 1000  # ScheduleMessageService.computeDeliverTimestamp
+DELIVER_AT_DAYS_MAX = 40
+LATE_MS_MAX = 1000  # what a message with a time of its own may be late by where a level fits
+_OF_LEVEL = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)
+_INT32_MAX = 0x7FFFFFFF
+_INT64_MAX = (1 << 63) - 1
+_TIME_DIGITS_MAX = 19
+_QUEUE_DIGITS_MAX = 10
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -32,26 +55,49 @@ def parse_delay_levels(text: str) -> dict[int, int]:
     return levels
 
 
-_INT32_MAX = 0x7FFFFFFF
-_QUEUE_DIGITS_MAX = 10
+DEFAULT_DELAYS_MS = tuple(parse_delay_levels(DEFAULT_MESSAGE_DELAY_LEVEL).values())
+
+
+def wait_level(left_ms: int, delays_ms: Sequence[int]) -> int:
+    """The delay level to wait in for a time that is `left_ms` away.
+
+    The shortest that ends at most LATE_MS_MAX after it; else the longest that ends before it; else the shortest of all.
+    """
+    levels = [(delay_ms, level) for level, delay_ms in enumerate(delays_ms, start=1)]
+    reaching = [each for each in levels if left_ms <= each[0] <= left_ms + LATE_MS_MAX]
+    shorter = [each for each in levels if each[0] <= left_ms]
+    return (min(reaching) if reaching else max(shorter) if shorter else min(levels))[1]
+
+
+def timed_properties(properties_text: str, topic: str, queue_id: int, deliver_at_ms: int) -> str:
+    """The property text of a message that waits for its time in TIMER_TOPIC."""
+    own = {PROPERTY_DELIVER_AT: str(deliver_at_ms), PROPERTY_TIMED_TOPIC: topic, PROPERTY_TIMED_QUEUE_ID: str(queue_id)}
+    added = encode_properties(own)
+    return f"{properties_text}{PROPERTY_SEPARATOR}{added}" if properties_text else added
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Where a delayed message goes, and its new property text."""
+    """Where a delayed message goes, its new property text, and the delay level if it has to wait on."""
 
     topic: str
     queue_id: int
     properties_text: str
+    delay_level: int = 0
 
 
-def delivery_of(message: Message) -> Delivery | str:
-    """Its delivery, or a sentence why it can never have one."""
+def delivery_of(message: Message, now_ms: int = 0, delays_ms: Sequence[int] = ()) -> Delivery | str:
+    """Its delivery, or a sentence why it can never have one.
+
+    `now_ms` and the table of delays decide of a message with a time of its own whether it waits on.
+    """
     properties = message.properties
     topic = properties.get(PROPERTY_REAL_TOPIC)
     queue_text = properties.get(PROPERTY_REAL_QUEUE_ID, "")
     if not topic:
         return f"it names no {PROPERTY_REAL_TOPIC}"
+    if topic == TIMER_TOPIC:
+        return _timed_delivery(properties, now_ms, delays_ms)
     if topic in (TRANSACTION_HALF_TOPIC, SCHEDULE_TOPIC):
         return f"{topic} takes no delayed messages"
     queue_id = _queue_id(queue_text)
@@ -60,9 +106,27 @@ def delivery_of(message: Message) -> Delivery | str:
     return Delivery(topic, queue_id, encode_properties({name: properties[name] for name in hash_map_order(properties)}))
 
 
+def _timed_delivery(properties: dict[str, str], now_ms: int, delays_ms: Sequence[int]) -> Delivery | str:
+    topic = properties.get(PROPERTY_TIMED_TOPIC, "")
+    queue_id = _queue_id(properties.get(PROPERTY_TIMED_QUEUE_ID, ""))
+    deliver_at_ms = _number(properties.get(PROPERTY_DELIVER_AT, ""), _TIME_DIGITS_MAX, _INT64_MAX)
+    if topic in ("", TIMER_TOPIC, TRANSACTION_HALF_TOPIC, SCHEDULE_TOPIC) or queue_id is None or deliver_at_ms is None:
+        return f"it does not say which topic, which queue and when ({PROPERTY_DELIVER_AT})"
+    rest = {name: properties[name] for name in hash_map_order(properties) if name not in _OF_LEVEL}
+    if deliver_at_ms > now_ms:
+        return Delivery(TIMER_TOPIC, 0, encode_properties(rest), wait_level(deliver_at_ms - now_ms, delays_ms))
+    for name in (PROPERTY_DELIVER_AT, PROPERTY_TIMED_TOPIC, PROPERTY_TIMED_QUEUE_ID):
+        del rest[name]
+    return Delivery(topic, queue_id, encode_properties(rest))
+
+
 def _queue_id(text: str) -> int | None:
-    """The queue that a text of any length names; int() itself refuses very long ones with an error."""
+    return _number(text, _QUEUE_DIGITS_MAX, _INT32_MAX)
+
+
+def _number(text: str, digits_max: int, most: int) -> int | None:
+    """The number that a text of any length says; int() itself refuses very long ones with an error."""
     if not (text.isascii() and text.isdigit()):
         return None
     digits = text.lstrip("0") or "0"
-    return int(digits) if len(digits) <= _QUEUE_DIGITS_MAX and int(digits) <= _INT32_MAX else None
+    return int(digits) if len(digits) <= digits_max and int(digits) <= most else None

@@ -14,12 +14,13 @@ At least once. `config/delayOffset.json` only says "delivered" of a message whos
 record is flushed, so neither kill -9 nor a power cut loses one; what was delivered after the
 last write of the file (flush_delay_offset_interval_ms) is delivered again after a crash.
 
-Time is the store's: the wall clock, but never before the newest store time, from which due
-times are counted. While that one is ahead and stalled, because the wall clock was set back,
-waiting is measured by a steady clock (StalledClock): deliveries may be late then, never
-early. A due time that lies further ahead than its level's delay is taken for a mistake, as
-RocketMQ takes it, and is due at once. An engine that replays a clock (`replay_clock`) delivers nothing, and a
-slave nothing: its master does.
+Time is the store's: the wall clock, but never before the newest store time, from which due times are counted. While
+that one is ahead and stalled, because the wall clock was set back, waiting is measured by a steady clock
+(StalledClock): deliveries may be late then, never early. A due time that lies further ahead than its level's delay is
+taken for a mistake, as RocketMQ takes it, and is due at once. A message with a time of its own (`deliver_at`) goes
+from one level to the next until its time has come, and what a broker has put aside in TIMER_TOPIC meanwhile is taken
+up again at the start. An engine that replays a clock (`replay_clock`) delivers nothing, and a slave nothing: its
+master does.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from dataclasses import dataclass, field
 from pyengine.client.outgoing import RawMessage
 from pyengine.client.pending_puts import PutFuture
 from pyengine.client.producer import Producer
-from pyengine.errors import DiskError, EngineError, UsageError
-from pyengine.formats.constants import SCHEDULE_TOPIC
+from pyengine.errors import DiskError, EngineError, StoreBusyError, UsageError
+from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_GROUP, TIMER_TOPIC
 from pyengine.formats.consume_queue import ConsumeQueueEntry, is_ext_address, is_filler
 from pyengine.formats.delayed_message import UNKNOWN_LEVEL_DELAY_MS, delivery_of
 from pyengine.formats.record import Message
@@ -46,6 +47,7 @@ from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.services.service import BlockedReason, Service, ServiceContext
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.consume_queue import ConsumeQueue
+from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.store_reader import StoreReader
 
@@ -60,6 +62,7 @@ SESSION_IDLE_NS = 10_000_000_000
 DRAIN_NS = 2_000_000_000       # an orderly stop waits so long for the last deliveries to be flushed
 DRAIN_STEP_S = 0.02
 NEVER_NS = (1 << 63) - 1
+PUT_ASIDE = 0                  # in place of a level: the queue of TIMER_TOPIC, where a broker has put what waits for its time
 _NEVER_POSSIBLE = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 STALLED_SAMPLE_NS = 1_000_000_000
 
@@ -90,7 +93,7 @@ class _Step:
 
 @dataclass
 class _Level:
-    """One delay level and its queue.
+    """One delay level and its queue; or the queue of TIMER_TOPIC, all of which is due.
 
     `offset` is the next one to deliver. `under_way` are the steps from it on whose end is not
     known yet, `ahead` says which offsets were stored although one before them was refused
@@ -110,8 +113,12 @@ class _Level:
     unflushed: deque[tuple[int, int]] = field(default_factory=deque)
 
     @property
+    def topic(self) -> str:
+        return TIMER_TOPIC if self.number == PUT_ASIDE else SCHEDULE_TOPIC
+
+    @property
     def queue_id(self) -> int:
-        return self.number - 1
+        return 0 if self.number == PUT_ASIDE else self.number - 1
 
 
 class ScheduleMessageService(Service):
@@ -131,9 +138,12 @@ class ScheduleMessageService(Service):
         self._watermark = DispatchedWatermark(memory)
         self._reader = StoreReader(context.store.root, watermark=self._watermark, **config.overrides())
         self._offsets = DelayOffsets(context.store.root)
+        self._group_offsets = ConsumerOffsets(context.store.root)
+        self._delays_ms = config.delay_levels_ms
         self._save_interval_ns = config.flush_delay_offset_interval_ms * 1_000_000
         self._save_due_ns = 0
         self._written: dict[int, int] = {}
+        self._taken_up = 0
         self._said = ""
         self._unsaved = BlockedReason(context.report)
         self._producer: Producer | None = None
@@ -160,7 +170,16 @@ class ScheduleMessageService(Service):
                 self._report(f"delay level {number} is said to be delivered up to {offset}, but its queue reaches from "
                              f"{low} to {high}: going on at {inside}")
             levels.append(_Level(number, delays.get(number), inside, inside))
-        return levels
+        return levels + self._put_aside()
+
+    def _put_aside(self) -> list[_Level]:
+        """The queue of TIMER_TOPIC where it has one: only a broker that had the store open puts into it."""
+        low, high = self._reader.queue_range(TIMER_TOPIC, 0)
+        if high == 0:
+            return []
+        self._taken_up = self._group_offsets.read(TIMER_TOPIC, TIMER_GROUP).get(0, 0)
+        offset = max(low, min(self._taken_up, high))
+        return [_Level(PUT_ASIDE, None, offset, offset)] if offset < high else []
 
     # ---- the service ------------------------------------------------------------
 
@@ -310,7 +329,7 @@ class ScheduleMessageService(Service):
             else:
                 reason = result.reason
         if reason:  # it stays where it is, and those after it do not wait for it
-            self._report(f"the message at offset {level.offset} of {SCHEDULE_TOPIC} queue {level.queue_id} is not "
+            self._report(f"the message at offset {level.offset} of {level.topic} queue {level.queue_id} is not "
                          f"delivered: {reason}")
         level.ahead.pop(level.offset, None)
         level.offset = step.next_offset
@@ -361,13 +380,15 @@ class ScheduleMessageService(Service):
     def _queue(self, level: _Level) -> ConsumeQueue | None:
         queue = self._queues.get(level.number)
         if queue is None:
-            queue = self._reader.queue(SCHEDULE_TOPIC, level.queue_id)
+            queue = self._reader.queue(level.topic, level.queue_id)
             if queue is not None:
                 self._queues[level.number] = queue
         return queue
 
     def _due_ms(self, level: _Level, queue: ConsumeQueue, entry: ConsumeQueueEntry) -> int:
         """Its entry says when it is due, or an extension unit does; 1, which is long ago, if that is unknown."""
+        if level.number == PUT_ASIDE:
+            return 1
         code = entry.tags_code
         if is_ext_address(code):
             unit = queue.ext_unit(code)
@@ -390,7 +411,7 @@ class ScheduleMessageService(Service):
         if message is None:
             is_gone = entry.physical_offset < self._reader.commit_log.min_offset  # deleted meanwhile
             return _Step(cursor + 1, reason="" if is_gone else f"there is no whole record at {entry.physical_offset}")
-        delivery = delivery_of(message)
+        delivery = delivery_of(message, self._now_ms(), self._delays_ms)
         if isinstance(delivery, str):
             return _Step(cursor + 1, reason=delivery)
         producer = self._session()
@@ -401,7 +422,7 @@ class ScheduleMessageService(Service):
                 delivery.topic, message.body, queue_id=delivery.queue_id, properties_text=delivery.properties_text,
                 flag=message.flag, sys_flag=message.sys_flag, born_timestamp_ms=message.born_timestamp_ms,
                 born_host=message.born_host, store_host=message.store_host, reconsume_times=message.reconsume_times,
-                wait_store_msg_ok=False))
+                wait_store_msg_ok=False, delay_level=delivery.delay_level))
         except UsageError as error:  # a field that no put can have, a host with a negative port
             return _Step(cursor + 1, reason=str(error))
         failpoint("delivery_submitted")
@@ -449,22 +470,40 @@ class ScheduleMessageService(Service):
             while level.unflushed and level.unflushed[0][1] <= flushed:
                 level.durable = level.unflushed.popleft()[0]
         table = self._written | {level.number: level.durable for level in self._levels
-                                 if level.durable or level.number in self._written}
+                                 if level.number != PUT_ASIDE and (level.durable or level.number in self._written)}
+        if not self._save_put_aside():
+            return False
         if table == self._written:
             return False
         failpoint("deliveries_durable")
         try:
             self._offsets.write(table)
         except DiskError as error:
-            self._save_due_ns = self._clock_ns() + self._save_interval_ns
-            reason = (f"how far delayed messages are delivered cannot be noted: {error}; "
-                                                  "after a crash they are delivered again from the last note on")
-            self._unsaved.set(reason, reason)
+            self._note_failed(error)
             return False
         failpoint("deliveries_noted")
         self._written = table
         self._unsaved.clear()
         return True
+
+    def _save_put_aside(self) -> bool:
+        """Note how far the queue of TIMER_TOPIC is taken up; False where that failed."""
+        durable = next((level.durable for level in self._levels if level.number == PUT_ASIDE), self._taken_up)
+        if durable == self._taken_up:
+            return True
+        try:
+            self._group_offsets.commit(TIMER_TOPIC, TIMER_GROUP, {0: durable})
+        except (DiskError, StoreBusyError) as error:
+            self._note_failed(error)
+            return False
+        self._taken_up = durable
+        return True
+
+    def _note_failed(self, error: EngineError) -> None:
+        self._save_due_ns = self._clock_ns() + self._save_interval_ns
+        reason = (f"how far delayed messages are delivered cannot be noted: {error}; "
+                  "after a crash they are delivered again from the last note on")
+        self._unsaved.set(reason, reason)
 
 
 class StalledClock:

@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import time
 
 import psutil
 import pytest
@@ -116,6 +117,14 @@ def test_json_lines_and_standard_input(engine, tmp_path):
     assert (ran.code, ran.document["acked"], ran.document["acked_missing"]) == (0, 700, 0)
 
 
+def test_a_put_with_a_time_waits_for_it(engine):
+    one = engine()
+    arguments = ("put", one.root, "--topic", "t", "--json")
+    assert run(*arguments, "--deliver-at", "2020-01-01T00:00:00Z", "over").document["topic"] == "t"
+    in_an_hour = f"@{time.time_ns() // 1_000_000 + 3_600_000}"
+    assert run(*arguments, "--deliver-at", in_an_hour, "later").document["topic"] == "SCHEDULE_TOPIC_XXXX"
+
+
 def test_tail_shows_messages_as_they_come(engine):
     one = engine()
     run("put", one.root, "--topic", "t", "before")
@@ -140,6 +149,8 @@ WRONG_REQUESTS = (
     (["put", "STORE", "--topic", "t", "--property", "novalue", "x"], 2, "name=value"),
     (["put", "STORE", "--topic", "t", "--queue-id", "-1", "x"], 2, "-1"),
     (["put", "STORE", "--topic", "t", "--timeout", "0", "x"], 2, "0"),
+    (["put", "STORE", "--topic", "t", "--deliver-at", "tomorrow", "x"], 2, "give a time like"),
+    (["put", "STORE", "--topic", "t", "--deliver-at", "2999-01-01", "x"], 2, "more than 40 days ahead"),
     (["put", "STORE", "--topic", "t"], 2, "BODY"),
     (["ingest", "STORE", "--topic", "t", "/nonexistent"], 2, "does not exist"),
     (["ingest", "STORE", "--topic", "t", "--acked", "/nonexistent/list", "INPUT"], 2, "list of acknowledged"),

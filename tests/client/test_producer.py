@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,7 @@ from pyengine.client.outgoing import BatchMessage, RawMessage
 from pyengine.client.pending_puts import LaterPuts, PutFuture
 from pyengine.client.producer import Producer
 from pyengine.engine.children import child_environment
+from pyengine.errors import UsageError
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import BatchMember, Message, decode_record
 from pyengine.ipc.control_block import now_ms
@@ -195,11 +197,44 @@ def test_text_bodies_are_a_type_error(make_parts):
 
 def test_delayed_messages_wait_in_the_schedule_topic(make_parts):
     parts = make_parts()
-    with parts.producer(delay_levels=5) as producer:
+    with parts.producer(delays_ms=(1000, 2000, 3000, 4000, 5000)) as producer:
         result = producer.put("T", b"later", queue_id=3, tags="t", delay_level=9)
     (stored,) = messages(parts)
     assert (stored.topic, stored.queue_id, result.topic) == ("SCHEDULE_TOPIC_XXXX", 4, "SCHEDULE_TOPIC_XXXX")
     assert stored.properties == {"TAGS": "t", "DELAY": "5", "REAL_TOPIC": "T", "REAL_QID": "3"}
+
+
+def test_a_put_with_a_time_of_its_own_waits_in_the_level_that_ends_then(make_parts):
+    parts = make_parts()
+    at = datetime.now(UTC) + timedelta(minutes=1)
+    with parts.producer() as producer:
+        assert producer.put("T", b"later", queue_id=3, tags="t", deliver_at=at).topic == "SCHEDULE_TOPIC_XXXX"
+        assert producer.put_async("T", b"now", queue_id=3, deliver_at=0).result().topic == "T"
+    waiting, at_once = messages(parts)
+    assert (waiting.topic, waiting.queue_id, at_once.topic, at_once.properties) == ("SCHEDULE_TOPIC_XXXX", 4, "T", {})
+    assert waiting.properties == {
+        "TAGS": "t", "DELAY": "5", "REAL_TOPIC": "RMQ_SYS_PYENGINE_TIMER", "REAL_QID": "0", "__PYENGINE_TOPIC": "T",
+        "__PYENGINE_QID": "3", "__PYENGINE_DELIVER_AT": str(round(at.timestamp() * 1000))}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"deliver_at": datetime(2030, 1, 1)}, "has no time zone: give one"),
+        ({"deliver_at": datetime(2999, 1, 1, tzinfo=UTC)}, "more than 40 days ahead"),
+        ({"deliver_at": 0, "delay_level": 1}, "exclude each other"),
+    ],
+    ids=["naive", "far", "both"],
+)
+def test_a_time_that_cannot_be_is_refused(make_parts, options, problem):
+    parts = make_parts()
+    with parts.producer() as producer:
+        for put in (producer.put, producer.put_async):
+            with pytest.raises(UsageError, match=problem):
+                put("T", b"x", **options)
+        with pytest.raises(TypeError, match="deliver_at"):
+            producer.put("T", b"x", deliver_at="tomorrow")
+    assert messages(parts) == []
 
 
 def test_raw_puts_store_every_field_as_given(make_parts):

@@ -6,8 +6,8 @@ import pytest
 
 from fix_golden import load_manifest
 from pyengine.client.outgoing import delayed
-from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
-from pyengine.formats.delayed_message import Delivery, delivery_of
+from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_TOPIC, TRANSACTION_HALF_TOPIC
+from pyengine.formats.delayed_message import DEFAULT_DELAYS_MS, Delivery, delivery_of, wait_level
 from pyengine.formats.properties import decode_properties, hash_map_order
 from pyengine.formats.record import Message
 from pyengine.storage.store_reader import open_store
@@ -53,6 +53,39 @@ def test_the_order_is_that_of_a_java_map(count, theirs):
     names = [f"name{number * 7}" for number in range(count)]
     assert hash_map_order(names) == [f"name{number}" for number in theirs.split()]
     assert hash_map_order(["Aa", "BB"]) == ["Aa", "BB"] and hash_map_order(["BB", "Aa"]) == ["BB", "Aa"], "one hash"
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "level"),
+    [(1, 1), (1000, 1), (1001, 1), (4000, 2), (4001, 2), (5001, 2), (29_500, 4), (100_000, 5), (7_200_000, 18), (40 * 86_400_000, 18)],
+)
+def test_a_time_of_its_own_is_reached_by_the_levels_that_fit(left_ms, level):
+    assert wait_level(left_ms, DEFAULT_DELAYS_MS) == level
+
+
+@pytest.mark.parametrize(("left_ms", "level"), [(5, 2), (90_000, 1), (10**9, 1), (61_000, 1), (59_500, 1), (40_000, 2)])
+def test_the_levels_of_a_table_need_no_order(left_ms, level):
+    assert wait_level(left_ms, [60_000, 10_000]) == level
+
+
+TIMED = {"__PYENGINE_DELIVER_AT": "5000", "__PYENGINE_TOPIC": "T", "__PYENGINE_QID": "3"}
+
+
+def test_a_message_with_a_time_of_its_own_goes_on_waiting_or_to_its_topic():
+    waiting = message(TAGS="t", DELAY="4", REAL_TOPIC=TIMER_TOPIC, REAL_QID="0", **TIMED)
+    on = delivery_of(waiting, 4000, DEFAULT_DELAYS_MS)
+    assert (on.topic, on.queue_id, on.delay_level) == (TIMER_TOPIC, 0, 1)
+    assert decode_properties(on.properties_text) == {"TAGS": "t", **TIMED}
+    assert delivery_of(waiting, 5000, DEFAULT_DELAYS_MS) == Delivery("T", 3, "TAGS\x01t")
+
+
+@pytest.mark.parametrize("changed", [
+    {"__PYENGINE_DELIVER_AT": "soon"}, {"__PYENGINE_DELIVER_AT": "9" * 5000}, {"__PYENGINE_QID": "-1"}, {"__PYENGINE_TOPIC": TIMER_TOPIC},
+    {"__PYENGINE_TOPIC": SCHEDULE_TOPIC},
+], ids=range(5))
+def test_a_time_of_its_own_that_makes_no_sense_is_never_delivered(changed):
+    waiting = message(REAL_TOPIC=TIMER_TOPIC, REAL_QID="0", **(TIMED | changed))
+    assert "does not say which topic" in delivery_of(waiting, 0, DEFAULT_DELAYS_MS)
 
 
 def message(**properties: str) -> Message:

@@ -11,19 +11,27 @@ import pytest
 from pyengine.client.outgoing import RawMessage
 from pyengine.client.pending_puts import PutFuture
 from pyengine.errors import DiskFullError, EngineUnavailableError
-from pyengine.formats.constants import SCHEDULE_TOPIC
+from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_GROUP, TIMER_TOPIC
+from pyengine.formats.properties import encode_properties, hash_map_order
 from pyengine.formats.record import encode_host
+from pyengine.ipc.control_block import now_ms
 from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus
 from pyengine.services import schedule_message
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import PAUSE_S_MAX, POLL_NS_MAX, RETRY_NS, ScheduleMessageService
 from pyengine.storage.config import EngineConfig
+from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.store_reader import open_store
 from waiting import eventually
 
 LEVELS = "1m 2m 1h"
 HOUR_MS = 3_600_000
+
+
+def delivery_of_a_broker(message) -> str:
+    """The property text that 4.9 gives a delayed message when its time has come: all of it."""
+    return encode_properties({name: message.properties[name] for name in hash_map_order(message.properties)})
 
 
 class Session:
@@ -53,7 +61,7 @@ class Rig:
         self.config = EngineConfig(message_delay_level=LEVELS, mapped_file_size_commit_log_bytes=65536,
                                    mapped_file_size_consume_queue_bytes=6000, max_hash_slot_num=100, max_index_num=400,
                                    **settings)
-        self.producer = parts.producer(delay_levels=3)
+        self.producer = parts.producer(delays_ms=(60_000, 120_000, 3_600_000))
         self.reputter = ReputMessageService(self.owner.context(self.config))
         self.wall_ms = 0
         self.steady_ns = 1_000_000_000
@@ -97,6 +105,10 @@ class Rig:
                 found += [message.body for message in answer.messages]
                 offset = answer.next_begin_offset
             return found
+
+    def queue_end(self, topic: str, queue_id: int) -> int:
+        with open_store(self.root) as store:
+            return store.queue_range(topic, queue_id)[1]
 
     def flushed(self) -> None:
         eventually(lambda: native.load_position(self.control.flushed) == native.load_position(self.control.wrote), "flushed")
@@ -522,3 +534,57 @@ def test_messages_that_are_gone_from_the_log_are_passed_over(make_rig):
     rig.go(service)
     found = [int(body[:2]) for body in rig.delivered()]
     assert 0 < found[0] < 40 and found == list(range(found[0], 40))
+
+
+# -- a time of its own
+
+
+def test_a_message_with_a_time_of_its_own_waits_level_after_level(make_rig):
+    rig = make_rig()
+    began_ms = now_ms()
+    put = rig.put(0, b"then", queue_id=2, tags="t", keys="k", properties={"colour": "red"}, deliver_at=began_ms + 120_500)
+    assert (put.topic, put.queue_id) == (SCHEDULE_TOPIC, 1)
+    service = rig.service()
+    first_due_ms = put.store_timestamp_ms + 120_000
+    for rig.wall_ms in (first_due_ms - 1, first_due_ms, began_ms + 120_499):
+        rig.go(service)
+        assert rig.delivered(queue_id=2) == []
+    assert rig.queue_end(SCHEDULE_TOPIC, 0) > 0, "it waits on in the shortest level"
+    rig.wall_ms, rig.steady_ns = began_ms + 120_000 + HOUR_MS, rig.steady_ns + 60_000_000_000
+    rig.go(service)
+    with open_store(rig.root) as store:
+        [message] = store.get_message("T", 2, 0, tags="t").messages
+        assert len(store.query_message("T", "k")) == 1
+    assert message.body == b"then"
+    assert message.properties == {"TAGS": "t", "KEYS": "k", "colour": "red"}
+    assert rig.queue_end(TIMER_TOPIC, 0) == 0, "only a broker puts into it"
+
+
+def test_what_a_broker_put_aside_is_taken_up_once(make_rig):
+    rig = make_rig()
+    rig.put(0, b"due", deliver_at=now_ms() + 60_000), rig.put(0, b"later", deliver_at=now_ms() + HOUR_MS)
+    with open_store(rig.root) as store:
+        waiting = [message for queue_id in (0, 2) for message in store.get_message(SCHEDULE_TOPIC, queue_id, 0).messages]
+    assert [message.body for message in waiting] == [b"due", b"later"]
+    for message in waiting:  # a broker delivers by REAL_TOPIC alone, and keeps the properties
+        text = delivery_of_a_broker(message)
+        assert rig.producer.put_raw(RawMessage(TIMER_TOPIC, message.body, properties_text=text)).ok
+    assert rig.producer.put_raw(RawMessage(TIMER_TOPIC, b"stray")).ok
+    rig.dispatch()
+    (rig.root / "config").mkdir(exist_ok=True)
+    (rig.root / "config" / "delayOffset.json").write_text('{"offsetTable": {"1": 1, "3": 1}}')
+    rig.wall_ms = now_ms() + 61_000
+    service = rig.service()
+    rig.go(service)
+    assert rig.delivered() == [b"due"]
+    assert [line for line in rig.said if "offset 2 of RMQ_SYS_PYENGINE_TIMER" in line and "is not delivered" in line]
+    rig.flushed()
+    assert ConsumerOffsets(rig.root).read(TIMER_TOPIC, TIMER_GROUP) == {}, "noted only when it is flushed"
+    rig.steady_ns += 60_000_000_000
+    rig.go(service)
+    assert ConsumerOffsets(rig.root).read(TIMER_TOPIC, TIMER_GROUP) == {0: 3}
+    rig.go(rig.service())
+    assert rig.delivered() == [b"due"]
+    rig.wall_ms, rig.steady_ns = rig.wall_ms + 2 * HOUR_MS, rig.steady_ns + HOUR_MS * 1_000_000
+    rig.go(rig.services[-1])
+    assert rig.delivered() == [b"due", b"later"]
