@@ -64,6 +64,7 @@ COMMANDS = (
     Row("recover", "pyengine.cli.repair", "recover", "Check and repair"),
     Row("rebuild", "pyengine.cli.repair", "rebuild", "Check and repair"),
     Row("salvage", "pyengine.cli.repair", "salvage", "Check and repair"),
+    Row("quarantine", "pyengine.cli.quarantine", "quarantine", "Check and repair"),
     Row("replay", "pyengine.cli.replay", "replay", "Check and repair"),
     Row("prove", "pyengine.cli.prove", "prove", "Check and repair"),
     Row("bench", "pyengine.cli.bench", "bench", "Check and repair"),

@@ -11,13 +11,13 @@ import click
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, master_option, owning, spark_option, spark_session, store_command
 from pyengine.cli.output import byte_bar
-from pyengine.errors import ExitCode, UsageError
+from pyengine.errors import ExitCode, StoreBusyError, UsageError
 from pyengine.storage.config import keep_sizes, load_config
 
 if TYPE_CHECKING:
     from pyengine.storage.config import EngineConfig
     from pyengine.storage.recovery.rebuild import RebuildReport
-    from pyengine.storage.recovery.report import Progress, RecoveryReport
+    from pyengine.storage.recovery.report import CutQueue, Progress, RecoveryReport
     from pyengine.storage.salvage.salvage import SalvageReport
 
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 @store_command
 @click.option("--accept-loss", is_flag=True,
               help="Go on although bytes that were durable are damaged: what follows the damage is given up.")
-def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: bool) -> int:
+@click.option("--dry-run", is_flag=True, help="Say what would be cut, kept and put into quarantine; change nothing.")
+def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: bool, dry_run: bool) -> int:
     """Recover a store: find its end, cut what is torn, bring queues and index up to it.
 
     What `start` does first, alone. It ends as RocketMQ's own recovery would, and
@@ -34,17 +35,23 @@ def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: b
     the store is refused and nothing changed, unless --accept-loss says so. Interrupted,
     it can be run again.
 
+    --dry-run reads what the run would read and says what it would do, with the exit code that it would have.
+    It reports what leaves the log, queues and index. Offsets of groups it does not look at, and queues that
+    lack entries in their middle show only when the run makes them again.
+
     Exit codes: 0 recovered, 4 something went to quarantine, 3 refused, 5 in use.
 
     \b
     Examples:
+      pyengine recover STORE --dry-run
       pyengine recover STORE
       pyengine recover STORE --accept-loss --json
     """
     existing_store(store)
     config = load_config(store, settings)
     with byte_bar("recover", None) as show:
-        report = recover_alone(store, config, progress=show, accept_loss=accept_loss)
+        carry_out = preview_alone if dry_run else recover_alone
+        report = carry_out(store, config, progress=show, accept_loss=accept_loss)
     return output.print_report(report, as_json, _print_recovery)
 
 
@@ -72,6 +79,33 @@ def recover_alone(
     return report
 
 
+def preview_alone(
+    root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
+) -> RecoveryReport:
+    """What recover_alone would do; changes nothing, not even the file `lock`. StoreBusyError while any process has the store open."""
+    from pyengine.ipc.crashed_engine_memory import left_memory
+    from pyengine.storage.message_store import MessageStore
+    from pyengine.storage.recovery.recover import preview
+    from pyengine.storage.recovery.report import RecoveryOptions
+
+    _require_unused(root)
+    with left_memory(root) as left:
+        left.require_dead(retire=False)
+        report = preview(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss, shared=left.shared,
+                         options=RecoveryOptions.of(config))
+    _require_unused(root)  # what was read while a process started it is worth nothing
+    return report
+
+
+def _require_unused(root: Path) -> None:
+    from pyengine.ipc.store_lock import living_kinds, look
+
+    holder = look(root)
+    if holder.kind != "none" or living_kinds(root):
+        who = holder.who if holder.kind == "foreign" else "an engine, or a command that owns it"
+        raise StoreBusyError(f"{root} is in use by {who}: stop it first; while it runs nothing is to be recovered")
+
+
 def _print_recovery(report: RecoveryReport) -> None:
     """What a recovery did, for people."""
     if report.exit_code is not ExitCode.CORRUPTION:
@@ -86,8 +120,21 @@ def _print_recovery(report: RecoveryReport) -> None:
         print()
         output.write_table(("quarantined", "from offset", "bytes", "why"), [
             (str(piece.path), piece.physical_offset, piece.size_bytes, piece.reason) for piece in report.quarantined])
+    losses = [*(("segment", name, "deleted: nothing in it is of the log") for name in report.removed_files),
+              *(("queue", f"{cut.topic} {cut.queue_id}", _queue_loss(cut)) for cut in report.cut_queues),
+              *(("index file", name, f"deleted: {label}") for name, label in report.deleted_index_files)]
+    if losses:
+        print()
+        output.write_table(("cut", "which", "what"), losses)
     for note in report.notes:
         print(f"note: {output.printable(note)}")
+
+
+def _queue_loss(cut: CutQueue) -> str:
+    done = [f"{cut.entries:,} entries of messages beyond the log's end"] if cut.entries else []
+    done += [f"{cut.deleted_files} file{'' if cut.deleted_files == 1 else 's'} deleted"] if cut.deleted_files else []
+    done += ["the rest of its last file cleared"] if cut.cleared else []
+    return ", ".join(done)
 
 
 @click.command()
@@ -159,13 +206,16 @@ def _print_rebuild(report: RebuildReport) -> None:
 @click.command()
 @store_command
 @click.argument("dest", type=click.Path(path_type=Path), metavar="DEST")
-def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path) -> int:
+@click.option("--quarantine/--no-quarantine", "with_quarantine", default=True, show_default=True,
+              help="Take the messages in STORE/quarantine too, after those of the log.")
+def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, with_quarantine: bool) -> int:
     """Make a new store at DEST from every whole record of a damaged one.
 
     The damaged store is not changed, and may be of a RocketMQ broker that will not start
     any more. Records keep their order and get new positions; queues, index and checkpoint
-    are made anew. DEST must be absent or an empty folder. Where the store has no
-    config/watermark (one of RocketMQ has none), it cannot be known whether messages
+    are made anew. Whole messages that an earlier recovery put into STORE/quarantine follow the
+    log's, under new queue offsets, unless `quarantine restore` has put them back. DEST must be
+    absent or an empty folder. Where the store has no config/watermark (one of RocketMQ has none), it cannot be known whether messages
     are missing after the last one that was found, and the report says so.
 
     Exit codes: 0 nothing is known to be missing, 4 something had to be left out.
@@ -182,7 +232,8 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path) ->
     config = load_config(store, settings)
     options = RecoveryOptions.of(config)
     with byte_bar("salvage", None) as show:
-        report = salvage_store(store, dest, config.geometry, options=options, progress=show)
+        report = salvage_store(store, dest, config.geometry, options=options, progress=show,
+                               with_quarantine=with_quarantine)
     keep_sizes(dest, replace(config, store_path_commit_log="", read_only_commit_log_store_paths=""))  # its log is its own
     if as_json:
         output.write_json(report.to_dict())
@@ -194,6 +245,8 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path) ->
 def _print_salvage(report: SalvageReport, dest: Path) -> None:
     """What came over and what did not, for people."""
     print(f"{report.records:,} records, {output.size_text(report.kept_bytes)}, are in {dest}")
+    if report.quarantined:
+        print(f"{report.quarantined:,} of them come from quarantine and follow the others")
     if report.skipped:
         output.write_table(("left out from", "to", "bytes", "why"), [
             (piece.start, piece.end, piece.end - piece.start, piece.reason) for piece in report.skipped])

@@ -54,11 +54,11 @@ class CrashedEngineMemory:
             return 0
         return max(0, self.shared.slot_end - self.shared.committed)
 
-    def require_dead(self) -> None:
+    def require_dead(self, *, retire: bool = True) -> None:
         """StoreBusyError while processes of that engine live: they hold a lock file that was removed or replaced.
 
         Once they are dead, producers and readers that still have the memory mapped are told that it is over: they
-        would wait as long as the recovery lasts.
+        would wait as long as the recovery lasts; not with `retire` False, for a look that is no recovery.
         """
         deadline_s = time.monotonic() + DYING_S
         while pids := self._living():
@@ -66,7 +66,7 @@ class CrashedEngineMemory:
                 raise StoreBusyError(f"an engine still runs on this store, although its file `lock` was removed or replaced: end its "
                                      f"processes ({', '.join(map(str, pids))}), then start again; the next start recovers")
             time.sleep(POLL_STEP_S)
-        if self._memory is not None:
+        if self._memory is not None and retire:
             self._memory.retire()
             failpoint("left_memory_retired")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, picture, run, spawn, without_override
+from fix_engine import put_numbers
 from fix_golden import compare_inspect
 from fix_owner import eventually
 from pyengine.ipc.store_lock import StoreLock
@@ -135,8 +138,13 @@ def test_what_only_stood_in_the_pool_is_drained_after_everything_was_killed(make
     epoch = read_epoch(owner.root)
     owner.lock.close()
     assert run("get", owner.root, "--topic", "T", "--queue-id", 0, "--offset", 0).code == 0
+    before = picture(owner.root)
+    dry = run("recover", owner.root, "--dry-run", "--json").document
+    assert changes(before, picture(owner.root)) == [] and owner.control.state.retired == 0
     ran = run("recover", owner.root, "--json")
     assert ran.code == 0, ran
+    for told in ("shared_state", "drained_bytes", "end_offset", "cut_bytes", "quarantined"):
+        assert dry[told] == ran.document[told], told
     assert ran.document["shared_state"] == "used"
     assert ran.document["drained_bytes"] == wrote - committed and ran.document["end_offset"] == wrote
     messages = run("get", owner.root, "--topic", "T", "--queue-id", 0, "--offset", 1, "--max-messages", 32, "--json").document
@@ -192,3 +200,35 @@ def test_a_segment_that_is_missing_from_a_brokers_log_is_refused_with_a_plan(gol
     assert accepted.document["kept_bytes"] == accepted.document["end_offset"] - int(segments[0].name)
     assert len(accepted.document["quarantined"]) == len([one for one in segments if one > gone])
     assert run("check", store.root).code == 0 and run("recover", store.root).code == 0
+
+
+def test_a_dry_run_says_what_the_run_then_does_and_changes_nothing(golden):
+    store = golden("abnormal-garbled")
+    before = picture(store.root)
+    dry = run("recover", store.root, "--dry-run")
+    assert dry.code == 4 and "Nothing was changed" in dry.stdout
+    told = run("recover", store.root, "--dry-run", "--json").document
+    assert changes(before, picture(store.root)) == []
+    done = run("recover", store.root, "--json").document
+    assert told["is_dry_run"] and not done["is_dry_run"]
+    for name in ("end_offset", "cut_bytes", "kept_bytes", "quarantined", "removed_files", "cut_queues", "deleted_index_files"):
+        assert told[name] == done[name], name
+    assert told["quarantined"][0]["path"] in dry.stdout
+    again = run("recover", store.root, "--dry-run")
+    assert again.code == 0 and "would change nothing" in again.stdout
+
+
+def test_a_dry_run_of_a_copy_tells_of_the_copy(make_engine, tmp_path):
+    engine = make_engine()
+    engine.start()
+    put_numbers(engine, 0, 5)
+    busy = run("recover", engine.root, "--dry-run")
+    assert busy.code == 5 and "stop it first" in busy.stderr
+    engine.kill_all()
+    copy = tmp_path / "copy"
+    shutil.copytree(engine.root, copy)
+    told = run("recover", copy, "--dry-run", "--json").document
+    done = run("recover", copy, "--json").document
+    assert told["is_copy"] and told["path"] == "abnormal"
+    assert {**told, "queue_ends": 0, "seconds": 0, "sentence": 0, "is_dry_run": 0, "notes": 0, "gigabytes_per_second": 0} == {
+        **done, "queue_ends": 0, "seconds": 0, "sentence": 0, "is_dry_run": 0, "notes": 0, "gigabytes_per_second": 0}

@@ -331,22 +331,13 @@ class LogChange:
         """Quarantine, cut, drain, clear and sync, in the order in which a crash loses nothing."""
         end = self._plan.end_offset
         holder = self._log.index_of(end)
-        for start, content in self._plan.undrained:
-            self._work.on_step("quarantine pool")
-            self._work.quarantine.keep_memory(start, content, "pool bytes that are no whole records")
-        if self._plan.tail is TailDecision.QUARANTINE and holder is not None:
-            self._work.on_step("quarantine tail")
-            segment = self._log.segments[holder]
-            self._work.quarantine.keep_bytes(
-                segment.path, segment.start_offset, end, segment.start_offset + self._log.size_bytes,
-                f"after the end of the log at {end} ({self._plan.scan.reason})",
-            )
+        self._keep_bytes()
         for segment, decision, label in reversed(self._plan.extra):
             if label == SPARE:
                 continue
             self._work.on_step(f"{decision.value} segment")
             if decision is FileDecision.QUARANTINE:
-                self._work.quarantine.keep_file(segment.path, segment.start_offset, f"{label}: the log ends at {end}")
+                self._keep_segment(segment, label)
             else:
                 segment.path.unlink(missing_ok=True)
                 sync_folder(segment.path.parent)
@@ -363,6 +354,31 @@ class LogChange:
         failpoint("recovery_tail_cleared")
         self.sync()
         failpoint("recovery_log_done")
+
+    def preview(self) -> None:
+        """List in a dry run's quarantine what `apply` keeps there, in its order; changes nothing."""
+        self._keep_bytes()
+        for segment, decision, label in reversed(self._plan.extra):
+            if decision is FileDecision.QUARANTINE:
+                self._keep_segment(segment, label)
+
+    def _keep_bytes(self) -> None:
+        """The parts of files and of the pool that leave the log."""
+        end = self._plan.end_offset
+        holder = self._log.index_of(end)
+        for start, content in self._plan.undrained:
+            self._work.on_step("quarantine pool")
+            self._work.quarantine.keep_memory(start, content, "pool bytes that are no whole records")
+        if self._plan.tail is TailDecision.QUARANTINE and holder is not None:
+            self._work.on_step("quarantine tail")
+            segment = self._log.segments[holder]
+            self._work.quarantine.keep_bytes(
+                segment.path, segment.start_offset, end, segment.start_offset + self._log.size_bytes,
+                f"after the end of the log at {end} ({self._plan.scan.reason})",
+            )
+
+    def _keep_segment(self, segment: MappedFile, label: str) -> None:
+        self._work.quarantine.keep_file(segment.path, segment.start_offset, f"{label}: the log ends at {self._plan.end_offset}")
 
     def sync(self) -> None:
         """Make the log durable from where the reading began to its end.

@@ -24,7 +24,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,10 +48,11 @@ class QuarantinedPiece:
 
 
 class Quarantine:
-    """Puts things away for one recovery; `pieces` lists them in order."""
+    """Puts things away for one recovery; `pieces` lists them in order. With `dry_run` it only lists them."""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: Root, *, dry_run: bool = False) -> None:
         self._folder = StorePaths(root).quarantine
+        self._dry_run = dry_run
         self.pieces: list[QuarantinedPiece] = []
 
     def keep_bytes(self, segment: Path, segment_start: int, start: int, end: int, reason: str) -> None:
@@ -67,7 +68,8 @@ class Quarantine:
             digest = _digest(source, start - segment_start, end - segment_start)
             name = self._free_name(f"commitlog-{segment_name(start)}-{end - start}", digest)
             target = self._folder / name
-            if not self._has(name, digest):
+            if not self._dry_run and not self._has(name, digest):
+                make_folders(self._folder)
                 with self._removed_on_failure(target):
                     with open(target, "wb") as copy:
                         for chunk in _chunks(source, start - segment_start, end - segment_start):
@@ -83,7 +85,8 @@ class Quarantine:
         digest = hashlib.sha256(content).hexdigest()
         name = self._free_name(f"pool-{segment_name(physical_offset)}-{len(content)}", digest)
         target = self._folder / name
-        if not self._has(name, digest):
+        if not self._dry_run and not self._has(name, digest):
+            make_folders(self._folder)
             with self._removed_on_failure(target):
                 with open(target, "wb") as copy:
                     copy.write(content)
@@ -94,7 +97,6 @@ class Quarantine:
 
     def keep_file(self, path: Path, physical_offset: int, reason: str, *, kind: str = "commitlog") -> None:
         """Move a file or a folder here, with its note. Durable before this returns."""
-        make_folders(self._folder)
         name = f"{kind}-{path.name}"
         target = self._folder / name
         number = 0
@@ -102,6 +104,10 @@ class Quarantine:
             number += 1
             target = self._folder / f"{name}.{number}"
         size_bytes = path.stat().st_size if path.is_file() else 0
+        self.pieces.append(QuarantinedPiece(target, physical_offset, size_bytes, reason))
+        if self._dry_run:
+            return
+        make_folders(self._folder)
         self._write_note(target, path.name, physical_offset, size_bytes, None, reason)
         failpoint("quarantine_noted")
         try:
@@ -116,10 +122,8 @@ class Quarantine:
         failpoint("quarantine_moved")
         sync_folder(self._folder)
         sync_folder(path.parent)
-        self.pieces.append(QuarantinedPiece(target, physical_offset, size_bytes, reason))
 
     def _free_name(self, name: str, digest: str) -> str:
-        make_folders(self._folder)
         candidate, number = name, 0
         while _note_path(self._folder / candidate).exists() and not self._has(candidate, digest):
             number += 1
@@ -160,6 +164,77 @@ class Quarantine:
             if isinstance(error, OSError):
                 raise disk_error(error, "write", target) from error
             raise
+
+
+# ---- what is there ---------------------------------------------------------------
+
+MESSAGE_KINDS = ("commitlog", "pool")  # bytes of the log; all else was made from it and can be made again
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineEntry:
+    """One piece as it is in quarantine/ now, with what its note says; `problem` is a sentence where they do not fit."""
+
+    name: str
+    path: Path
+    kind: str                     # commitlog, pool, derived, queue or rebuild
+    origin: str = ""
+    physical_offset: int = 0
+    size_bytes: int = 0
+    sha256: str | None = None     # of copied bytes; a moved file has none
+    reason: str = ""
+    at: str = ""
+    restored: int | None = None   # messages that were put into the store again; None: no restore has finished
+    restoring_from: int | None = None  # the log's end when a restore began that has not finished
+    problem: str = ""
+
+    @property
+    def holds_messages(self) -> bool:
+        """Whether it is a part of the log, and its content is there."""
+        return self.kind in MESSAGE_KINDS and self.path.is_file()
+
+
+def list_quarantine(root: Root) -> list[QuarantineEntry]:
+    """Every piece in quarantine/, by physical offset and name; empty without the folder. Reads the notes, not the content."""
+    folder = StorePaths(root).quarantine
+    try:
+        names = sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    pieces = dict.fromkeys(name.removesuffix(".json") for name in names if not name.endswith((".tmp", ".part")))
+    return sorted((_entry(folder / name) for name in pieces), key=lambda entry: (entry.physical_offset, entry.name))
+
+
+def _entry(path: Path) -> QuarantineEntry:
+    kind = path.name.partition("-")[0]
+    try:
+        note = json.loads(read_small_file(_note_path(path)))
+        origin = note["from"] if isinstance(note["from"], str) else ", ".join(map(str, note["from"]))
+        known = QuarantineEntry(
+            path.name, path, kind, origin, int(note.get("physical_offset", 0)), int(note.get("size_bytes", 0)), note.get("sha256"),
+            str(note["reason"]), str(note["at"]), note.get("restored"), note.get("restoring_from"))
+    except (OSError, *PARSE_ERRORS) as error:
+        return QuarantineEntry(path.name, path, kind, problem=f"its note cannot be read: {error}")
+    if not path.exists():
+        return replace(known, problem="the note is there, its content is not")
+    if path.is_file() and path.stat().st_size != known.size_bytes:
+        return replace(known, problem=f"it has {path.stat().st_size} bytes, and its note says {known.size_bytes}")
+    return known
+
+
+def changed_content(entry: QuarantineEntry) -> bool:
+    """Whether copied bytes are no longer those of the note. Reads all of them."""
+    if entry.sha256 is None or not entry.path.is_file():
+        return False
+    with open(open_regular(entry.path), "rb") as content:
+        return _digest(content, 0, os.fstat(content.fileno()).st_size) != entry.sha256
+
+
+def note_restore(entry: QuarantineEntry, **said: int) -> None:
+    """Add `restoring_from` or `restored` to the piece's note; durable before this returns."""
+    path = _note_path(entry.path)
+    note = json.loads(read_small_file(path)) | said
+    write_config(path, json.dumps(note, indent=2).encode() + b"\n", keep_backup=False)
 
 
 def _note_path(target: Path) -> Path:

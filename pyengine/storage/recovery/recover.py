@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pyengine.errors import CorruptionError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
+from pyengine.errors import CorruptionError, EngineError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.paths import StorePaths
@@ -86,6 +86,7 @@ from pyengine.storage.recovery.queues import (
 )
 from pyengine.storage.recovery.rebuild_files import move_away, restore_queue_times
 from pyengine.storage.recovery.report import (
+    CutQueue,
     GrowingProgress,
     OnStep,
     Progress,
@@ -154,6 +155,21 @@ def would_refuse(store: MessageStore) -> bool:
     return recovery._is_degraded(log, plan)
 
 
+def preview(
+    store: MessageStore, *, progress: Progress | None = None, accept_loss: bool = False, shared: SharedState | None = None,
+    options: RecoveryOptions | None = None,
+) -> RecoveryReport:
+    """What `recover` with the same arguments would do now, as its report, and its refusals. Changes nothing.
+
+    The caller sees to it that no process changes the store meanwhile. Two things are known only when queues are made
+    again, and may become more: `dispatched_bytes`, and queues that turn out to lack entries in their middle. Offsets
+    of groups are not looked at, `queue_ends` is empty. EngineError where an interrupted cut or rebuild is to be finished first.
+    """
+    started_s = time.monotonic()
+    report = _Recovery(store, options or RecoveryOptions(), progress, is_dry_run=True).run(shared, accept_loss)
+    return replace(report, seconds=time.monotonic() - started_s)
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """All decisions; made before anything is changed."""
@@ -170,13 +186,14 @@ class _Plan:
 class _Recovery:
     def __init__(
         self, store: MessageStore, options: RecoveryOptions, progress: Progress | None = None,
-        on_step: OnStep | None = None, copied: DurableWatermark | None = None,
+        on_step: OnStep | None = None, copied: DurableWatermark | None = None, is_dry_run: bool = False,
     ) -> None:
         self._store = store
+        self._is_dry_run = is_dry_run
         self._options = options
         self._progress = GrowingProgress(progress)
         self._on_step = on_step or (lambda name: None)
-        self._quarantine = Quarantine(store)
+        self._quarantine = Quarantine(store, dry_run=is_dry_run)
         self._notes: list[str] = []
         self._work = Work(self._store, options, self._progress, self._on_step, self._quarantine, self._notes)
         self._dispatched_from: int | None = None
@@ -193,15 +210,19 @@ class _Recovery:
         self._look_for_failed_sync(reading.watermark, shared)
         size_bytes = self._store.segment_bytes
         segments = self._store.look_at_log(accept_loss=accept_loss)
-        cut = read_cut(self._store)
+        cut, rebuilt = read_cut(self._store), read_rebuild_marker(self._store)
+        is_rebuilding = rebuilt is not None and not rebuilt.is_made
+        if self._is_dry_run and (cut is not None or is_rebuilding):
+            begun = f"cut the log at {cut.at} ({cut.reason})" if cut is not None else "make queues or index again"
+            raise EngineError(f"a run on {self._store} was interrupted that was to {begun}: the next recovery finishes that first, and "
+                              "what it finds then cannot be told before; run `recover`, or restore the store")
         if cut is not None:
             self._notes.append(carry_out_cut(self._store, cut, self._quarantine, self._on_step))
             self._was_cut, shared = True, None
             segments, reading = self._store.list_log(), self._store.read_watermark()
         reading = self._own_reading(reading, segments)
         log = LogView.of(segments, size_bytes, reading.watermark)
-        rebuilt = read_rebuild_marker(self._store)
-        if rebuilt is not None and not rebuilt.is_made:
+        if rebuilt is not None and is_rebuilding:
             self._on_step("move")
             move_away(self._store.root, rebuilt)
         misplaced: list[Path] = []
@@ -219,6 +240,8 @@ class _Recovery:
             self._refuse_loss(log, plan, queues)
         if misplaced:
             self._refuse_misplaced(log, plan, {str(path) for path in misplaced})
+        if self._is_dry_run:
+            return self._preview(log, plan, reading.watermark)
         changed = self._carry_out(log, plan, reading.watermark)
         self._progress.finish()
         if changed is not None:
@@ -235,7 +258,8 @@ class _Recovery:
         """The watermark; of a copy whose owner has given it an identity of its own, one that vouches for nothing yet."""
         identity = self._store.read_engine_id()
         own = own_watermark(reading, segments[0].start_offset if segments else 0)
-        if own is None or not reading.is_copied or identity is None or identity.is_copy:
+        is_renewed = identity is not None and (not identity.is_copy or self._is_dry_run)
+        if own is None or not reading.is_copied or identity is None or not is_renewed:
             return reading
         self._copied = reading.watermark
         self.sure_end = own.flushed
@@ -257,7 +281,7 @@ class _Recovery:
         """Where a sync of this boot failed, note it durably before anything is believed, and read from the disk then."""
         left = shared if shared is not None and not shared.mismatch else SharedState(0, 0)
         self.sure_end = max(0 if watermark is None else watermark.flushed, left.flushed)
-        if left.sync_failed:
+        if left.sync_failed and not self._is_dry_run:
             note_sync_failure(self._store, self.sure_end, "", "its engine has seen a sync fail")
         self._failure = read_sync_failure(self._store)
         self._is_doubted = left.sync_failed or self._failure is not None and self._failure.is_of_this_boot
@@ -356,20 +380,7 @@ class _Recovery:
     def _carry_out(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> list[QueueState] | None:
         """Change the store as planned; returns the queues as they are then, None where nothing but syncing was to be done."""
         end = plan.log.end_offset
-        has_work = (
-            plan.path is RecoveryPath.ABNORMAL
-            or self._was_cut
-            or plan.log.changes_something
-            or any(cut.changes_something for cut in plan.cuts)
-            or bool(plan.index.deleted)
-            or bool(plan.orphaned_folders)
-            or plan.dispatch_from < end
-            or read_marker(self._store) is not None
-            or self._failure is not None
-            or self._copied is not None
-            or (watermark is not None and watermark.flushed != end)
-            or self._checkpoint_is_ahead(log, plan)
-        )
+        has_work = self._has_work(log, plan, watermark)
         sure_end = self.sure_end if self._is_unsure(log, plan) else None
         change = LogChange(self._work, log, plan.log, sure_end, is_doubted=self._is_doubted)
         if not has_work:
@@ -392,14 +403,40 @@ class _Recovery:
         self._finish(log, plan, watermark)
         return queues
 
+    def _has_work(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> bool:
+        """Whether anything is to be changed beside syncing."""
+        end = plan.log.end_offset
+        return (
+            plan.path is RecoveryPath.ABNORMAL
+            or self._was_cut
+            or plan.log.changes_something
+            or any(cut.changes_something for cut in plan.cuts)
+            or bool(plan.index.deleted)
+            or bool(plan.orphaned_folders)
+            or plan.dispatch_from < end
+            or read_marker(self._store) is not None
+            or self._failure is not None
+            or self._copied is not None
+            or (watermark is not None and watermark.flushed != end)
+            or self._checkpoint_is_ahead(log, plan)
+        )
+
+    def _preview(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> RecoveryReport:
+        """What _carry_out would do with this plan, as a report."""
+        changed = self._has_work(log, plan, watermark)
+        if changed:
+            LogChange(self._work, log, plan.log, None, is_doubted=self._is_doubted).preview()
+            self._keep_orphans(plan)
+            self._dispatched_from = plan.dispatch_from
+        self._progress.finish()
+        return self._report(log, plan, [], RecoveryState.RECOVERED, changed)
+
     def _is_unsure(self, log: LogView, plan: _Plan) -> bool:
         """A copy is not: no engine has ever synced it, so no failed sync went unheard."""
         return self._is_doubted or log.owner is Owner.OURS and plan.path is RecoveryPath.ABNORMAL and self._copied is None
 
     def _change_queues_and_index(self, plan: _Plan) -> None:
-        for folder in plan.orphaned_folders:
-            self._on_step("quarantine orphans")
-            self._quarantine.keep_file(folder, 0, "there is no commit log that these were made from", kind="derived")
+        self._keep_orphans(plan)
         if plan.orphaned_folders:
             return
         for cut in plan.cuts:
@@ -411,6 +448,11 @@ class _Recovery:
             self._on_step("delete index")
             delete_index_files(plan.index.deleted)
             failpoint("recovery_index_deleted")
+
+    def _keep_orphans(self, plan: _Plan) -> None:
+        for folder in plan.orphaned_folders:
+            self._on_step("quarantine orphans")
+            self._quarantine.keep_file(folder, 0, "there is no commit log that these were made from", kind="derived")
 
     def _finish(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> None:
         rebuilt = read_rebuild_marker(self._store)
@@ -493,9 +535,15 @@ class _Recovery:
                 shown(segment.path, self._store.root)
                 for segment, decision, _ in plan.log.extra if decision is FileDecision.DELETE
             ),
+            cut_queues=() if is_degraded else tuple(
+                CutQueue(cut.after.topic, cut.after.queue_id, cut.entries, len(cut.deleted), cut.cleared is not None)
+                for cut in plan.cuts if cut.changes_something
+            ),
+            deleted_index_files=() if is_degraded else tuple((file.path.name, file.label) for file in plan.index.deleted),
             quarantined=pieces,
             notes=tuple(self._notes),
             changed=changed,
+            is_dry_run=self._is_dry_run,
         )
 
 

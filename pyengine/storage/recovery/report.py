@@ -102,8 +102,19 @@ class SharedState:
 
 
 @dataclass(frozen=True, slots=True)
+class CutQueue:
+    """What one queue loses: entries of messages that the log does not hold, and files; `cleared`: a part of the last file too."""
+
+    topic: str
+    queue_id: int
+    entries: int
+    deleted_files: int
+    cleared: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What recovery found and did. Offsets are physical; `exit_code` is the command's."""
+    """What recovery found and did, or in a dry run would do. Offsets are physical; `exit_code` is the command's."""
 
     path: RecoveryPath
     state: RecoveryState
@@ -126,10 +137,13 @@ class RecoveryReport:
     queue_ends: Mapping[tuple[str, int], int] = field(default_factory=dict)
     index_files_removed: int = 0
     queue_entries_removed: int = 0
-    removed_files: tuple[str, ...] = ()
+    removed_files: tuple[str, ...] = ()  # segments of the log
+    cut_queues: tuple[CutQueue, ...] = ()
+    deleted_index_files: tuple[tuple[str, str], ...] = ()  # (name, label: a row of docs/recovery.md#index-files)
     quarantined: tuple[QuarantinedPiece, ...] = ()
     notes: tuple[str, ...] = ()
     changed: bool = False               # anything at all was written
+    is_dry_run: bool = False            # nothing was: all else is what a run would do
     seconds: float = 0.0
 
     @property
@@ -147,14 +161,19 @@ class RecoveryReport:
                 "up to which every byte had been synced. Nothing was changed; restore the segment from a copy, carve "
                 "out what is valid with `salvage`, or give up what follows with `recover --accept-loss`."
             )
-        did = [f"kept {self.kept_bytes} bytes up to offset {self.end_offset}"]
+        is_dry = self.is_dry_run
+        did = [f"{'keep' if is_dry else 'kept'} {self.kept_bytes} bytes up to offset {self.end_offset}"]
         if self.drained_bytes:
-            did.append(f"drained {self.drained_bytes} from the pool")
+            did.append(f"{'drain' if is_dry else 'drained'} {self.drained_bytes} from the pool")
         if self.cut_bytes:
             did.append(f"cut {self.cut_bytes}")
         if self.quarantined:
             pieces = "1 piece" if len(self.quarantined) == 1 else f"{len(self.quarantined)} pieces"
             did.append(f"put {pieces} into quarantine")
+        if is_dry and not self.changed:
+            return f"A recovery would change nothing: the log ends at {self.end_offset}, and queues and index fit it."
+        if is_dry:
+            return f"A recovery would go the {self.path} path: {', '.join(did)}. Nothing was changed."
         return f"Recovered by the {self.path} path: {', '.join(did)}.{f' {self.copy_note}.' if self.copy_note else ''}"
 
     @property

@@ -26,6 +26,7 @@ from pyengine.formats.record import (
     QUEUE_OFFSET_AT,
     SYS_FLAG_AT,
     V6_FLAGS,
+    Message,
     decode_record,
     encode_blank,
 )
@@ -34,8 +35,10 @@ from pyengine.native.scan import classify, walk
 from pyengine.storage.durable_writes import pwrite_all, sync_descriptor
 from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.new_file import create_file, make_folders
+from pyengine.storage.recovery.quarantine import QuarantineEntry
 
 _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
+_ZEROS_LEFT_OUT_MAX = 8  # a record without properties ends in two zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,45 @@ def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skippe
     """
     if path.stat().st_size == 0:
         return
-    with mapped(path) as mapping, memoryview(mapping) as view:
-        end = base + min(len(view), size_bytes)
-        data_end = min(end, base + used_end(path))
+    with mapped(path) as mapping:
+        end = base + min(len(mapping), size_bytes)
+        yield from _carve(mapping, base, end, min(end, base + used_end(path)), base + size_bytes)
+
+
+def carve_quarantined(entry: QuarantineEntry) -> Iterator[tuple[Run | Skipped | Blank, memoryview]]:
+    """The same of a piece of the log in quarantine/, whose zeros at the end may have been left out."""
+    if entry.path.stat().st_size == 0:
+        return
+    with mapped(entry.path) as content, mmap.mmap(-1, len(content) + _ZEROS_LEFT_OUT_MAX) as mapping:
+        mapping[: len(content)] = content
+        base, used = entry.physical_offset, used_end(entry.path)
+        yield from _carve(mapping, base, base + len(mapping), base + used, base + len(content))
+
+
+def messages_in(entry: QuarantineEntry) -> Iterator[Message]:
+    """The messages of whole records in a piece of the log in quarantine/, in order; none of what was made from the log."""
+    if entry.holds_messages:
+        for piece, data in carve_quarantined(entry):
+            if isinstance(piece, Run):
+                for _, record in records_of(piece, data):
+                    yield decode_record(bytes(record))
+
+
+def records_of(run: Run, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """(physical offset, bytes) of each record of a run."""
+    at = 0
+    while at < len(data):
+        size_bytes, _ = BEGIN.unpack_from(data, at)
+        with data[at : at + size_bytes] as record:
+            yield run.start + at, record
+        at += size_bytes
+
+
+def _carve(
+    mapping: mmap.mmap, base: int, end: int, data_end: int, segment_end: int
+) -> Iterator[tuple[Run | Skipped | Blank, memoryview]]:
+    """As carve, of [base, end) of which nothing but zeros is at or after `data_end`; a blank reaches to `segment_end`."""
+    with memoryview(mapping) as view:
         at = base
         while at < data_end:
             result = walk(mapping, base, at, end)
@@ -92,9 +131,9 @@ def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skippe
                 at = result.end_offset
             if at >= data_end or result.reason == CaseLabel.RANGE_END:
                 return
-            if result.reason == CaseLabel.BLANK and BEGIN.unpack_from(view, at - base)[0] == base + size_bytes - at:
+            if result.reason == CaseLabel.BLANK and BEGIN.unpack_from(view, at - base)[0] == segment_end - at:
                 with view[at - base : end - base] as piece:  # what follows the blank's head is undefined
-                    yield Blank(at, base + size_bytes), piece
+                    yield Blank(at, segment_end), piece
                 return
             following = _next_record(mapping, base, at + 1, end)
             stop = data_end if following is None else following
@@ -140,6 +179,11 @@ class MovedQueue:
         self.next_offset = new + 1
         return new
 
+    def append(self) -> int:
+        """The new queue offset of a message that follows all kept ones, wherever it had been."""
+        self.next_offset += 1
+        return self.next_offset - 1
+
     @property
     def moved_by(self) -> int:
         """How far the newest messages moved up."""
@@ -170,6 +214,7 @@ class SalvagedLog:
         self._pending_at = 0         # physical offset of its first byte
         self._moved: list[tuple[int, int]] = []  # (old start, new start) of pieces that moved as one
         self._moved_old_end: list[int] = []
+        self._is_old_log = True  # what is appended moves from its old place; False: it is put after the old log
         self.queues: dict[tuple[str, int], MovedQueue] = {}
         self.records = 0
         self.kept_bytes = 0
@@ -194,6 +239,14 @@ class SalvagedLog:
             self._append(old_start + at, bytearray(data[at : at + size_bytes]))
             at += size_bytes
 
+    def append_after_old_log(self, old_start: int, record: memoryview) -> None:
+        """A record of quarantine/, which had been at `old_start`. Nothing of the old log may follow it.
+
+        No queue's old offsets lead to it: the old log may have gone on with other messages under the same numbers.
+        """
+        self._is_old_log = False
+        self._append(old_start, bytearray(record))
+
     def moved_offset(self, old_offset: int) -> int:
         """The new place of the record that was at `old_offset`, 0 when it was not kept."""
         at = bisect_right(self._moved, (old_offset, 1 << 63)) - 1
@@ -208,7 +261,8 @@ class SalvagedLog:
         room = self._segment + self._size_bytes - self._at
         if self._descriptor < 0 or len(record) + _BLANK_BYTES > room:
             self._roll(room)
-        self._note_move(old_offset, old_bytes)
+        if self._is_old_log:
+            self._note_move(old_offset, old_bytes)
         self._renumber(record)
         self._pending += record
         self._at += len(record)
@@ -231,8 +285,7 @@ class SalvagedLog:
         if _PLACES not in record:
             return
         places = further_places(decode_record(record))
-        offsets = {place.number: self._queue(place.topic, place.queue_id, place.queue_offset).take(place.queue_offset)
-                   for place in places}
+        offsets = {place.number: self._next_offset(place.topic, place.queue_id, place.queue_offset) for place in places}
         if offsets == {place.number: place.queue_offset for place in places}:
             return
         topic_at = _topic_at(record)
@@ -243,8 +296,9 @@ class SalvagedLog:
         record[at:] = I16.pack(len(properties)) + properties
         I32.pack_into(record, 0, len(record))
 
-    def _queue(self, topic: str, queue_id: int, first: int) -> MovedQueue:
-        return self.queues.setdefault((topic, queue_id), MovedQueue(first))
+    def _next_offset(self, topic: str, queue_id: int, old: int) -> int:
+        queue = self.queues.setdefault((topic, queue_id), MovedQueue(old))
+        return queue.take(old) if self._is_old_log else queue.append()
 
     def _renumber(self, record: bytearray) -> None:
         I64.pack_into(record, PHYSICAL_OFFSET_AT, self._at)
@@ -259,7 +313,7 @@ class SalvagedLog:
         topic = str(record[topic_at : topic_at + record[topic_at - 1]], "utf-8", "replace")
         (queue_id,) = I32.unpack_from(record, _QUEUE_ID_AT)
         (queue_offset,) = I64.unpack_from(record, QUEUE_OFFSET_AT)
-        I64.pack_into(record, QUEUE_OFFSET_AT, self._queue(topic, queue_id, queue_offset).take(queue_offset))
+        I64.pack_into(record, QUEUE_OFFSET_AT, self._next_offset(topic, queue_id, queue_offset))
 
     def _roll(self, room: int) -> None:
         if self._descriptor >= 0:

@@ -4,13 +4,15 @@ The new store holds every whole record of the old log in its old order, at new p
 offsets (so message ids change). Queue offsets stay as long as nothing is missing before
 them; after a lost message they move up, so that queues have no gaps. Positions that
 other records and files keep move along: prepared transaction offsets, consumer offsets,
-delay offsets. (Not those in the bodies of RMQ_SYS_TRANS_OP_HALF_TOPIC: they are right
+delay offsets. What an earlier recovery had put into quarantine/ follows the log's messages: its whole records that
+are not in the log, under new queue offsets. (Not moved are positions in the bodies of RMQ_SYS_TRANS_OP_HALF_TOPIC: they are right
 unless a message of the half topic itself was lost.) Queues, index and checkpoint are made
 from the new log. The old store is not changed in any way.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import shutil
 import time
@@ -29,9 +31,19 @@ from pyengine.storage.commit_log import log_exists
 from pyengine.storage.later_format import LEFT_BY_SALVAGE, later_things
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import make_folders, write_config
+from pyengine.storage.recovery.quarantine import list_quarantine
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryReport
-from pyengine.storage.salvage.log import MovedQueue, Run, SalvagedLog, Skipped, carve, list_damaged_segments
+from pyengine.storage.salvage.log import (
+    MovedQueue,
+    Run,
+    SalvagedLog,
+    Skipped,
+    carve,
+    carve_quarantined,
+    list_damaged_segments,
+    records_of,
+)
 from pyengine.storage.watermark import read_watermark
 
 LOST = "lost"  # a reason beside formats.record_case: nothing is there, though it had been synced
@@ -47,6 +59,7 @@ class SalvageReport:
     skipped: tuple[Skipped, ...]
     missing_segments: tuple[int, ...]  # start offsets
     moved_queues: dict[tuple[str, int], int]  # by how much the queue's newest offsets moved up
+    quarantined: int  # records that came from quarantine/, after those of the log
     lost_behind_end: int | None  # bytes that had been synced after the last record; None: no watermark tells
     end_offset: int
     written_end: int  # of the new log; end_offset is how far its recovery found it whole
@@ -67,6 +80,7 @@ class SalvageReport:
             "kept_bytes": self.kept_bytes,
             "skipped": [{"start": piece.start, "end": piece.end, "reason": piece.reason} for piece in self.skipped],
             "missing_segments": list(self.missing_segments),
+            "quarantined": self.quarantined,
             "lost_behind_end": self.lost_behind_end,
             "moved_queues": [
                 {"topic": topic, "queueId": queue_id, "by": by} for (topic, queue_id), by in sorted(self.moved_queues.items())
@@ -80,9 +94,11 @@ class SalvageReport:
 
 def salvage(
     root: Path | str, destination: Path | str, geometry: Geometry, *,
-    options: RecoveryOptions | None = None, progress: Progress | None = None,
+    options: RecoveryOptions | None = None, progress: Progress | None = None, with_quarantine: bool = True,
 ) -> SalvageReport:
     """Make a store at `destination`, an absent or empty directory, from what is valid in the store at `root`.
+
+    What an earlier recovery put into quarantine/ follows the log, unless `with_quarantine` is False.
 
     Raises NotAStoreError, UsageError, DiskFullError or DiskError; nothing is left at the
     destination then.
@@ -98,7 +114,7 @@ def salvage(
     existed = destination.exists()
     make_folders(destination)
     try:
-        return _salvage(root, destination, geometry, options, progress, started_s)
+        return _salvage(root, destination, geometry, options, progress, started_s, with_quarantine)
     except BaseException:
         shutil.rmtree(destination, ignore_errors=True)
         if existed:
@@ -120,7 +136,7 @@ def _missing(segments: Sequence[tuple[int, Path]], size_bytes: int) -> tuple[tup
 
 def _salvage(
     root: Path, destination: Path, geometry: Geometry, options: RecoveryOptions | None, progress: Progress | None,
-    started_s: float,
+    started_s: float, with_quarantine: bool,
 ) -> SalvageReport:
     size_bytes = geometry.mapped_file_size_commit_log_bytes
     folders = [folder for folder in StorePaths(root).commit_log_folders.all if folder.is_dir()]
@@ -147,12 +163,14 @@ def _salvage(
                 unsure.append(Skipped(there, base + size_bytes, LOST))
             if progress is not None:
                 progress(number * size_bytes, len(segments) * size_bytes)
+        notes += copy_config(root, destination, log.queues)
+        moved = {key: queue.moved_by for key, queue in log.queues.items() if queue.moved_by}
+        quarantined = _append_quarantine(root, log, dict(segments), size_bytes) if with_quarantine else 0
     reading = read_watermark(root)
     durable = reading.watermark
     if durable is not None and end < durable.flushed:
         skipped.append(Skipped(end, durable.flushed, LOST))
     notes += [f"{one.sentence}; nothing of that comes over" for one in later_things(root)]
-    notes += copy_config(root, destination, log.queues)
     report = recover(MessageStore(destination, geometry), options=options)
     if report.end_offset < log.end_offset:
         notes.append(f"the new log was written to {log.end_offset:,}, and its recovery ended it at {report.end_offset:,}: "
@@ -162,10 +180,36 @@ def _salvage(
                      + (reading.damage or "the store has no config/watermark, which would say up to where it had been synced"))
     return SalvageReport(
         log.records, log.kept_bytes, tuple(skipped), missing,
-        {key: queue.moved_by for key, queue in log.queues.items() if queue.moved_by},
+        moved, quarantined,
         None if durable is None else max(0, durable.flushed - end),
         report.end_offset, log.end_offset, report, tuple(notes), time.monotonic() - started_s,
     )
+
+
+def _append_quarantine(root: Path, log: SalvagedLog, segments: Mapping[int, Path], size_bytes: int) -> int:
+    """Append the whole records of quarantine/ that are not in the log, and not put back by `quarantine restore`; how many."""
+    seen: set[tuple[int, bytes]] = set()
+    for entry in list_quarantine(root):
+        if not entry.holds_messages or entry.restored is not None:
+            continue
+        for piece, data in carve_quarantined(entry):
+            if not isinstance(piece, Run):
+                continue
+            for offset, record in records_of(piece, data):
+                known = offset, hashlib.sha256(record).digest()
+                if known not in seen and not _is_there(segments.get(offset - offset % size_bytes), offset % size_bytes, record):
+                    log.append_after_old_log(offset, record)
+                    seen.add(known)
+    return len(seen)
+
+
+def _is_there(segment: Path | None, at: int, record: memoryview) -> bool:
+    """Whether the segment holds these bytes there: a recovery that was killed has copied them and not yet cut."""
+    if segment is None:
+        return False
+    with open(segment, "rb") as file:
+        file.seek(at)
+        return file.read(len(record)) == record
 
 
 # Of the engine that wrote the old store, or of an unfinished change to it.

@@ -1,0 +1,181 @@
+"""`pyengine quarantine`: what recovery moved aside is listed, read and put back; `salvage` takes it too."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections import Counter
+
+import pytest
+
+import pyengine
+from damage import flip
+from fix_cli import changes, picture, run
+from pyengine.cli.quarantine import restore
+from pyengine.storage.recovery.quarantine import Quarantine, list_quarantine
+
+
+@pytest.fixture
+def cut(golden):
+    """The golden store `roll` after damage in its last but one segment and a recovery; (store, bodies by queue before it)."""
+    store = golden("roll")
+    before = messages(store.root)
+    segments = sorted((store.root / "commitlog").iterdir())
+    record = next(record for record in store.verify["records"] if record["phy"] > int(segments[-2].name) and record.get("topic"))
+    flip(segments[-2], record["phy"] - int(segments[-2].name) + 4)
+    assert run("recover", store.root).code == 4
+    return store, before, record
+
+
+def messages(root) -> Counter:
+    """How often each (topic, queue, body) is in the queues."""
+    document = run("inspect", root, "--json").document
+    return Counter((one["topic"], one["queueId"], one["bodySha"]) for one in document["messages"])
+
+
+def pieces(root) -> list[str]:
+    return [piece["name"] for piece in run("quarantine", root, "--json").document["pieces"]]
+
+
+def test_nothing_is_in_the_quarantine_of_a_whole_store(golden):
+    store = golden("basic")
+    assert run("quarantine", store.root).stdout == "nothing is in quarantine\n"
+    assert run("quarantine", store.root, "list", "--json").document == {"pieces": []}
+
+
+def test_pieces_are_listed_with_their_origin_and_shown_with_their_messages(cut):
+    store, before, record = cut
+    picture_before = picture(store.root)
+    listed = run("quarantine", store.root, "--json").document["pieces"]
+    assert [piece["kind"] for piece in listed] == ["commitlog", "commitlog"]
+    assert listed[0]["physical_offset"] == record["phy"] and "after the end of the log" in listed[0]["reason"]
+    names = [piece["name"] for piece in listed]
+    assert all(name in run("quarantine", store.root).stdout for name in names)
+    shown = run("quarantine", store.root, "show", *names, "--max-messages", 1000, "--json").document["pieces"]
+    found = [message for piece in shown for message in piece["messages"]]
+    assert len(found) == sum(piece["message_count"] for piece in shown) == (before - messages(store.root)).total() - 1
+    assert all(message["physical_offset"] > record["phy"] for message in found)
+    text = run("quarantine", store.root, "show", names[1], "--max-messages", 2)
+    assert text.code == 0 and "whole messages" in text.stdout and found[-1]["topic"] in text.stdout
+    assert changes(picture_before, picture(store.root)) == []
+
+
+def test_bytes_that_were_changed_since_are_told(cut):
+    store, _, _ = cut
+    (first, _) = pieces(store.root)
+    flip(store.root / "quarantine" / first, 50)
+    ran = run("quarantine", store.root, "show", first)
+    assert ran.code == 1 and "SHA-256" in ran.stdout
+
+
+@pytest.mark.parametrize(("what", "says"), [
+    ("note", "note cannot be read"), ("content", "its content is not"), ("length", "bytes, and its")])
+def test_a_piece_that_a_crash_left_half_is_told(cut, what, says):
+    store, _, _ = cut
+    (first, _) = pieces(store.root)
+    path = store.root / "quarantine" / first
+    if what == "note":
+        path.with_name(f"{first}.json").write_text("{")
+    elif what == "content":
+        path.unlink()
+    else:
+        os.truncate(path, 10)
+    assert any(says in piece["problem"] for piece in run("quarantine", store.root, "--json").document["pieces"])
+    refused = run("quarantine", store.root, "restore", first)
+    assert refused.code == 2 and refused.stdout == ""
+
+
+def test_restored_messages_are_in_their_queues_again_once(cut, tmp_path):
+    store, before, record = cut
+    after_cut = messages(store.root)
+    names = pieces(store.root)
+    with pyengine.Engine(store.root):
+        ran = run("quarantine", store.root, "restore", *names, "--json")
+        assert ran.code == 0, ran
+        again = run("quarantine", store.root, "restore", names[0])
+        assert again.code == 2 and "restored already" in again.stderr
+    lost = before - after_cut
+    assert sum(ran.document["restored"].values()) == lost.total() - 1, "all but the damaged one"
+    there = messages(store.root)
+    missing = before - there
+    assert missing.total() == 1 and (there - before).total() == 0
+    assert run("check", store.root).code == 0
+    listed = run("quarantine", store.root, "--json").document["pieces"]
+    assert [piece["restored"] for piece in listed] == list(ran.document["restored"].values())
+    salvaged = run("salvage", store.root, tmp_path / "new", "--json").document  # they are in the log: not a second time
+    assert salvaged["quarantined"] == 0 and messages(tmp_path / "new") == there
+
+
+def test_an_interrupted_restore_goes_on_without_doubles(cut, monkeypatch):
+    store, before, _ = cut
+    names = pieces(store.root)
+    import pyengine.cli.quarantine as module
+
+    put, left = module._put, [5]
+
+    def fail_after(producer, message):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return put(producer, message)
+
+    monkeypatch.setattr(module, "_put", fail_after)
+    with pyengine.Engine(store.root):
+        entries = [entry for entry in list_quarantine(store.root) if entry.name in names]
+        with pytest.raises(KeyboardInterrupt):
+            restore(store.root, entries, {})
+        monkeypatch.setattr(module, "_put", put)
+        assert run("quarantine", store.root, "restore", *names).code == 0
+    there = messages(store.root)
+    assert (there - before).total() == 0 and (before - there).total() == 1
+
+
+def test_two_restores_at_once_are_refused(cut):
+    store, _, _ = cut
+    held = os.open(store.root / "quarantine", os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ran = run("quarantine", store.root, "restore", *pieces(store.root))
+    finally:
+        os.close(held)
+    assert ran.code == 5 and "another `quarantine restore`" in ran.stderr
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (("list", "x"), "list takes no NAME"), (("show",), "show what?"), (("restore", "x"), "holds no x"),
+])
+def test_what_is_wrong_is_said(cut, arguments, says):
+    ran = run("quarantine", cut[0].root, *arguments)
+    assert ran.code == 2 and says in ran.stderr
+
+
+def test_what_was_made_from_the_log_is_listed_and_not_restored(golden):
+    store = golden("basic")
+    assert run("rebuild", store.root).code == 0
+    (piece,) = run("quarantine", store.root, "--json").document["pieces"]
+    assert piece["kind"] == "rebuild" and piece["problem"] == "" and "consumequeue" in piece["origin"]
+    refused = run("quarantine", store.root, "restore", piece["name"])
+    assert refused.code == 2 and "pyengine rebuild" in refused.stderr
+
+
+def test_salvage_takes_the_messages_of_the_quarantine_after_those_of_the_log(cut, tmp_path):
+    store, before, _ = cut
+    kept = messages(store.root)
+    took = run("salvage", store.root, tmp_path / "new", "--json").document
+    assert took["quarantined"] == (before - kept).total() - 1
+    there = messages(tmp_path / "new")
+    assert (before - there).total() == 1 and (there - before).total() == 0
+    assert run("check", tmp_path / "new").code == 0
+    assert run("salvage", store.root, tmp_path / "without", "--no-quarantine", "--json").document["quarantined"] == 0
+    assert messages(tmp_path / "without") == kept
+
+
+def test_salvage_takes_a_piece_once_that_is_still_in_the_log(builder, tmp_path):
+    """A recovery was killed after the copy and before the cut."""
+    builder.put("T", b"first")
+    second = builder.put("T", b"second")
+    Quarantine(builder.root).keep_bytes(builder.segment(0), 0, second.physical_offset, builder.end, "a test")
+    sizes = [word for name in ("mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num",
+                               "max_index_num") for word in ("--set", f"{name}={getattr(builder.geometry, name)}")]
+    took = run("salvage", builder.root, tmp_path / "new", "--json", *sizes).document
+    assert took["records"] == 2 and took["quarantined"] == 0
