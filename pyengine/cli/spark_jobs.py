@@ -17,16 +17,20 @@ if TYPE_CHECKING:
     from pyengine.spark.message_stats import By, StatsRow
 
 
+_allow_missing = click.option("--allow-missing", is_flag=True, help="A topic that does not exist is no error (allowMissing=true).")
+
+
 @click.command()
 @store_command
 @click.option("--by", type=click.Choice(["queue", "topic", "hour", "day"]), default="topic", show_default=True,
               help="A row for each queue, each topic, or each topic and hour or day (UTC) of the store time.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated. All if not given.")
+@_allow_missing
 @click.option("--verify-crc", is_flag=True, help="Check every body on the way; damage fails the command.")
 @master_option
 @spark_level_option
 def stats(
-    store: Path, settings: dict[str, str], as_json: bool, by: By, topics: tuple[str, ...], verify_crc: bool,
+    store: Path, settings: dict[str, str], as_json: bool, by: By, topics: tuple[str, ...], allow_missing: bool, verify_crc: bool,
     master: str | None, level: str | None,
 ) -> None:
     """Count messages, bytes and times in the log, by topic and hour.
@@ -42,7 +46,7 @@ def stats(
       pyengine stats STORE --by hour --topic orders --json
     """
     root = existing_store(store)
-    options: dict[str, object] = {**size_options(root, settings), "verifyCRC": verify_crc}
+    options: dict[str, object] = {**size_options(root, settings), "verifyCRC": verify_crc, "allowMissing": allow_missing}
     if level is not None:
         options["readLevel"] = level
     with spark_session("pyengine stats", master) as spark, byte_bar("counting", None) as show:
@@ -83,6 +87,7 @@ def _begin_text(time_ms: int | None, by: str) -> str:
 @click.option("--format", "file_format", type=click.Choice(["parquet"]), default="parquet", show_default=True,
               help="The format of the files.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated. All if not given.")
+@_allow_missing
 @click.option("--columns", default=None, help="The columns, separated by commas; * for all (docs/spark.md lists them).")
 @click.option("--compression", type=click.Choice(["snappy", "zstd", "gzip", "lz4", "none"]), default="snappy",
               show_default=True, help="How the files are compressed.")
@@ -93,7 +98,7 @@ def _begin_text(time_ms: int | None, by: str) -> str:
 @spark_level_option
 def export(
     store: Path, settings: dict[str, str], as_json: bool, dest: Path, file_format: str, topics: tuple[str, ...],
-    columns: str | None, compression: str, overwrite: bool, partitioned: bool, incremental: bool,
+    allow_missing: bool, columns: str | None, compression: str, overwrite: bool, partitioned: bool, incremental: bool,
     master: str | None, level: str | None,
 ) -> None:
     """Write the log into the folder DEST as Parquet files.
@@ -110,7 +115,7 @@ def export(
       pyengine export STORE lake --partitioned --incremental
     """
     root = existing_store(store)
-    options = size_options(root, settings)
+    options: dict[str, object] = {**size_options(root, settings), "allowMissing": allow_missing}
     if level is not None:
         options["readLevel"] = level
     if columns is not None:

@@ -1,8 +1,9 @@
 """Exporting the log as Parquet: the workers write the files, the driver only counts them.
 
 An export is a whole folder, or, `incremental`, a folder that each run takes up to the
-log's end. `_pyengine_export.json` in it holds the offset up to which it is exported; files of
-a killed run beyond that offset are removed by the next run.
+log's end. `_pyengine_export.json` in it holds the offset up to which it is exported, and which
+rows and columns it has: a run that chose others would leave a hole behind that offset, so it is
+refused. Files of a killed run beyond the offset are removed by the next run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pyarrow import parquet
 
 from pyengine.errors import UsageError
 from pyengine.spark.jobs import Part, batches_of, given_options, run_in_workers, watched
-from pyengine.spark.options import ReadOptions, read_options
+from pyengine.spark.options import ReadOptions, local_path, read_options, scheme_of
 from pyengine.spark.partitions import LogRange
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns, find_column
@@ -60,11 +61,12 @@ class ExportResult:
 
 @dataclass(frozen=True, slots=True)
 class ExportState:
-    """An incremental export: what it holds, and up to which physical offset; None before its first run has ended."""
+    """An incremental export: what it holds, and up to which physical offset; None before its first run has ended.
 
-    columns: list[str]
-    topics: list[str]
-    partitioned: bool
+    `selection` is what selection_of gives.
+    """
+
+    selection: dict[str, str]
     end: int | None = None
 
 
@@ -93,12 +95,13 @@ def export_parquet(
     where the last run into `dest` ended, and begins a new folder; a run that was
     killed is repeated by the next. `progress` is called with (bytes of the log done, all
     of them) now and then. UsageError for a folder that holds something else, unless
-    `overwrite`, and for an incremental export with other columns or topics than before.
+    `overwrite`, for a `dest` that is no path, and for an incremental export that chooses other
+    rows or columns than before.
     """
     if compression not in COMPRESSIONS:
         raise UsageError(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}")
     given = given_options(store, topics, options)
-    target = Path(dest).absolute()
+    target = _folder(os.fspath(dest))
     read = read_options(given)
     columns = chosen_columns(read)
     if partitioned:
@@ -106,13 +109,15 @@ def export_parquet(
         if not columns:
             raise UsageError("a partitioned export gives the topic by its folders: name other columns too")
     if incremental:
-        state = _continued(target, read, columns, partitioned, overwrite)
+        state = _continued(target, read, columns, partitioned)
         given["access"] = "scan"  # its state holds an offset of the log
         if state.end is not None:
             given["startingPhysicalOffset"] = str(state.end)
         read = read_options(given)
     parts = plan(read)
-    if not incremental:
+    if incremental:
+        _go_on(target, state, overwrite)
+    else:
         _clear(target, overwrite)
     (target / SUCCESS).unlink(missing_ok=True)
     work = _PartWriter(read, columns, str(target), compression, uuid.uuid4().hex, partitioned, incremental)
@@ -132,28 +137,75 @@ def export_parquet(
     return ExportResult(str(target), len(written), sum(messages for _, messages, _ in written), sum(size for *_, size in written))
 
 
-def _continued(target: Path, read: ReadOptions, columns: list[Column], partitioned: bool, overwrite: bool) -> ExportState:
-    """The state of an incremental export, its folder cleared of what a killed run left."""
+def _folder(dest: str) -> Path:
+    """`dest` as a path. UsageError for a URI: the workers write files."""
+    if scheme_of(dest) not in ("", "file"):
+        raise UsageError(f"{dest} is no path: an export writes into a folder that all workers see under one path; write it there and "
+                         "copy it, or mount the place")
+    return Path(local_path(dest))
+
+
+def _continued(target: Path, read: ReadOptions, columns: list[Column], partitioned: bool) -> ExportState:
+    """The state from which an incremental export goes on; nothing is changed. UsageError for another selection than its."""
     bounds = (read.starting_offsets, read.ending_offsets, read.starting_timestamp_ms, read.ending_timestamp_ms,
-              read.starting_physical_offset, read.ending_physical_offset)
+              read.starting_timestamps, read.ending_timestamps, read.starting_physical_offset, read.ending_physical_offset)
     if any(bound is not None for bound in bounds):
         raise UsageError("an incremental export goes on where the last one ended: give no offsets and times")
-    wanted = ExportState([column.name for column in columns], sorted(read.subscribe), partitioned)
+    wanted = ExportState(selection_of(read, columns, partitioned))
+    state = _read_state(target, wanted) if (target / STATE).exists() else wanted
+    if state.end is None:  # none of its files counts
+        return wanted
+    names = [name for name in (*wanted.selection, *state.selection) if state.selection.get(name, "") != wanted.selection.get(name, "")]
+    if names:
+        differences = "; ".join(f"{name} was {state.selection.get(name, '')!r}, is {wanted.selection.get(name, '')!r}"
+                                for name in dict.fromkeys(names))
+        raise UsageError(f"{target} was begun with another selection: {differences}; go on with the same, or give another folder")
+    return state
+
+
+def _go_on(target: Path, state: ExportState, overwrite: bool) -> None:
+    """Begin the folder, or clear it of what a killed run left."""
     if not (target / STATE).exists():
         _clear(target, overwrite)
-        _write_state(target, wanted)
-        return wanted
-    try:
-        state = ExportState(**json.loads((target / STATE).read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{target / STATE} is no state of an export ({error}): give another folder") from None
-    if replace(state, end=None) != wanted:
-        raise UsageError(f"{target} was begun with columns {', '.join(state.columns)}, topics {', '.join(state.topics) or 'all'}"
-                         f"{', partitioned' if state.partitioned else ''}: go on with the same, or give another folder")
+    if state.end is None:
+        _write_state(target, state)
     for path in target.rglob("*part-*"):
         found = _PART.fullmatch(path.name)
         if found and (path.name.startswith(".") or state.end is None or int(found[1]) >= state.end):
             path.unlink()
+
+
+def selection_of(read: ReadOptions, columns: list[Column], partitioned: bool) -> dict[str, str]:
+    """What decides which rows and columns an export holds, as text; "" for an option that is not given."""
+    return {
+        "subscribe": ",".join(sorted(read.subscribe)),
+        "subscribePattern": read.subscribe_pattern or "",
+        "assign": "" if read.assign is None else json.dumps({topic: list(read.assign[topic]) for topic in sorted(read.assign)}),
+        "tags": " || ".join(read.tags),
+        "sql": read.sql or "",
+        "readLevel": read.read_level.value,
+        "onCorrupt": read.on_corrupt,
+        "verifyCRC": str(read.verify_crc).lower(),
+        "columns": ",".join(column.name for column in columns),
+        "partitioned": str(partitioned).lower(),
+    }
+
+
+def _read_state(target: Path, wanted: ExportState) -> ExportState:
+    """The state in the folder. UsageError for one that cannot be understood, or does not tell the whole selection."""
+    path = target / STATE
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if "selection" not in document and {"columns", "topics", "partitioned"} <= document.keys():  # of version 0.2
+            raise UsageError(
+                f"{path} is of a version that noted columns and topics only, so it cannot be told whether the export was begun with the "
+                f"same selection: give another folder; or, if every run had the options of this one, write into it "
+                f"{json.dumps(asdict(replace(wanted, end=document.get('end'))))}")
+        state = ExportState(**document)
+        if not isinstance(state.selection, dict) or not isinstance(state.end, int | None):
+            raise TypeError("it holds other types")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is no state of an export ({error}): give another folder") from None
     return state
 
 

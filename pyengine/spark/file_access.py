@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import mmap
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 LOG = "commitlog"
+REACH_TIMEOUT_S = 10.0
+_ADVICE = {
+    "hdfs": "pyarrow reads HDFS with Hadoop's own library, which JAVA_HOME, HADOOP_HOME and CLASSPATH name to driver and workers; "
+            "or mount it",
+    "s3": "look at the bucket's name, the credentials and the region (AWS_REGION, AWS_ENDPOINT_URL), or mount it",
+}
 FETCH_BYTES = 16 << 20
 # Where a record's beginning is looked for, at first: most records end well within it.
 LOOK_BYTES = 256 << 10
@@ -91,7 +98,44 @@ def open_tree(path: str, file_system: str) -> FileTree:
         system, root = FileSystem.from_uri(uri_of(path))
     except (ValueError, NotImplementedError) as error:
         system, root = _by_fsspec(path, error)
+    except OSError as error:
+        raise _unreachable(path, str(error)) from error
     return FileTree(system, root.rstrip("/"))
+
+
+def reach_tree(path: str, file_system: str) -> FileTree:
+    """As open_tree, for the driver: a URI's file system has answered within REACH_TIMEOUT_S. UsageError where it has not."""
+    if file_system not in (AUTO, ARROW) or not scheme_of(path):
+        return open_tree(path, file_system)
+    from pyarrow.lib import ArrowException
+
+    found: list[FileTree | Exception] = []
+
+    def reach() -> None:
+        try:
+            tree = open_tree(path, file_system)
+            tree.folders_and_sizes("")
+            found.append(tree)
+        except Exception as error:  # noqa: BLE001 - raised below, in the thread that waits
+            found.append(error)
+
+    # Its library may try again for minutes, in a call that nothing interrupts: the thread is left alone then.
+    asking = threading.Thread(target=reach, name="reach", daemon=True)
+    asking.start()
+    asking.join(REACH_TIMEOUT_S)
+    answer = found[0] if found else _unreachable(path, f"no answer within {REACH_TIMEOUT_S:g} s")
+    if isinstance(answer, FileTree):
+        return answer
+    if isinstance(answer, (OSError, ArrowException)):
+        raise _unreachable(path, str(answer)) from answer
+    raise answer
+
+
+def _unreachable(path: str, cause: str) -> UsageError:
+    """The first line of the cause, and what to look at."""
+    scheme = scheme_of(uri_of(path))
+    advice = _ADVICE.get(scheme, "look at its name and credentials, or mount it")
+    return UsageError(f"{path} cannot be reached ({cause.partition(chr(10))[0]}): {advice}")
 
 
 def _named(text: str) -> FileSystem:

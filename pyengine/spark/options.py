@@ -35,8 +35,15 @@ Use = Literal["batch", "stream", "any"]   # what the options are for; any: only 
 
 def scheme_of(path: str) -> str:
     """The scheme of a URI in small letters, "" for a path. A path of this host has none, or `file`."""
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+)://", path)
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
     return found[1].lower() if found else ""
+
+
+def local_path(value: str) -> str:
+    """The absolute path that a path or a file: URI names."""
+    if scheme_of(value):
+        value = unquote(value[len("file:"):].removeprefix("//"))
+    return os.path.abspath(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ class ReadOptions:
     min_partitions: int = 1
     max_partition_bytes: int = 256 << 20
     fail_on_data_loss: bool = True
+    allow_missing: bool = False
     read_level: ReadLevel = ReadLevel.FLUSHED
     verify_crc: bool = False
     on_corrupt: Literal["fail", "skip"] = "fail"
@@ -117,11 +125,15 @@ def _text(value: str) -> str:
 
 
 def _path(value: str) -> str:
-    if scheme_of(_text(value)) not in ("", "file"):
-        return value
-    if scheme_of(value):
-        value = unquote(value[len("file:"):].removeprefix("//"))
-    return os.path.abspath(value)
+    scheme = scheme_of(_text(value))
+    if scheme in ("", "file"):
+        return local_path(value)
+    rest = value[len(scheme) + 1:].lstrip("/")
+    if scheme == "dbfs":
+        raise ValueError(f"the tasks read files: Databricks mounts this one as /dbfs/{rest}, give that path")
+    if not value[len(scheme) + 1:].startswith("//"):
+        raise ValueError(f"this is neither a path nor a URI: write {scheme}://{rest}")
+    return value
 
 
 def _file_system(value: str) -> str:
@@ -333,8 +345,11 @@ OPTIONS = (
            "At least so many partitions, if there are bytes enough."),
     Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m", "At most so many bytes of the log in one partition."),
     Option("failOnDataLoss", "fail_on_data_loss", _boolean, "true",
-           "What was asked for and is not there any more (deleted segments, offsets out of range) fails the query; false reads "
-           "what there is."),
+           "What was asked for and is not there any more (deleted segments, offsets out of range, the log's end) fails the "
+           "query; false reads what there is."),
+    Option("allowMissing", "allow_missing", _boolean, "false",
+           "A topic or queue that does not exist, and in a batch read a subscribePattern that matches no topic, fails the query; "
+           "true reads what there is. A stream then reads it once it is there."),
     Option("readLevel", "read_level", _level, "flushed",
            "How far to read: written, committed, flushed (survives a power cut) or replicated."),
     Option("verifyCRC", "verify_crc", _boolean, "false", "Check the checksum of each body."),

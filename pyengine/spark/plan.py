@@ -19,9 +19,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pyengine.errors import CorruptionError, UsageError
+from pyengine.errors import UsageError
 from pyengine.formats.constants import LMQ_PREFIX
-from pyengine.results import ReadLevel
+from pyengine.spark.file_access import reach_tree
 from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import (
     EVERY_OFFSET,
@@ -36,13 +36,14 @@ from pyengine.spark.partitions import (
     queue_chooser,
     select,
 )
+from pyengine.spark.presence import require_names, require_offsets, with_lost_end
+from pyengine.spark.remote_store import RemoteStore
 from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.read_level import StoreUse, store_use
 from pyengine.storage.watermark import WatermarkReading, read_watermark
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.spark.remote_store import RemoteStore
     from pyengine.storage.consume_queue import ConsumeQueue
     from pyengine.storage.store_reader import StoreReader
 
@@ -61,21 +62,20 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
     that cannot be known.
     """
     if options.is_remote:
-        from pyengine.spark.file_access import open_tree
-        from pyengine.spark.remote_store import RemoteStore
-
-        with RemoteStore(open_tree(options.path, options.file_system), options.sizes) as store:
+        with RemoteStore(reach_tree(options.path, options.file_system), options.sizes) as store:
             bounds = _bounds(options, store, store.durable_watermark)
+            require_names(options, store)
             return [] if bounds is None else _cut(options, *bounds, store.commit_log.size_bytes)
     from pyengine.ipc.live_reader import open_store
 
     with open_store(options.path, **options.sizes) as reader:
         bounds = _bounds(options, reader, functools.partial(read_watermark, options.path))
+        require_names(options, reader)
         if bounds is None:
             return []
         start, stop, limit = bounds
         require_messages_of_times(options, reader, limit)
-        _check_offsets(options, reader)
+        require_offsets(options, reader)
         parts = plan_queues(options, reader, start, stop, limit)
         if parts is not None:
             return parts
@@ -93,34 +93,17 @@ def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermar
     segment_bytes = store.commit_log.size_bytes
     log_end = starts[-1] + segment_bytes if starts else 0
     if limit > log_end:
-        raise CorruptionError(f"the log of {options.path} ends at {log_end}, below the level {options.read_level.value} at {limit}: "
-                              "segments are missing")
-    limit = _with_lost_end(options, store, watermark, limit, log_end)
+        if options.fail_on_data_loss:
+            raise DataLossError(f"the log of {options.path} ends at {log_end}, below the level {options.read_level.value} at {limit}: "
+                                f"segments are missing; {REMEDY}")
+        limit = log_end
+    limit = with_lost_end(options, store, watermark, limit, log_end)
     if not starts:
         return None
     gaps = [a + segment_bytes for a, b in itertools.pairwise(starts) if b != a + segment_bytes]
     if gaps and options.fail_on_data_loss:
         raise DataLossError(f"the log of {options.path} has a gap at {gaps[0]}: a segment is missing between others; {REMEDY}")
     return *_physical_bounds(options, starts[0], limit), limit
-
-
-def _with_lost_end(
-    options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Watermark, limit: int, log_end: int
-) -> int:
-    """The limit. Of a store at rest it was found by reading, and ends at damage too: CorruptionError where its engine
-    had synced more, unless damage is to be skipped; then what is there of that is read."""
-    if options.read_level is ReadLevel.REPLICATED or store.is_live:
-        return limit
-    reading = watermark()
-    durable = reading.watermark
-    if durable is None or reading.is_copied or durable.flushed <= limit:
-        return limit
-    if durable.flushed <= store.max_physical_offset(options.read_level):
-        return limit  # an engine has written on, and has ended, since the limit was taken
-    if options.on_corrupt == "fail":
-        raise CorruptionError(f"the log of {options.path} ends at {limit}, but everything up to {durable.flushed} had been synced: "
-                              "its end is missing or damaged there (`pyengine check` says more); onCorrupt=skip reads what there is")
-    return min(durable.flushed, log_end)
 
 
 def _physical_bounds(options: ReadOptions, log_start: int, limit: int) -> tuple[int, int]:
@@ -133,19 +116,6 @@ def _physical_bounds(options: ReadOptions, log_start: int, limit: int) -> tuple[
         if stop is not None and stop > limit:
             raise DataLossError(f"endingPhysicalOffset {stop}: the log ends at {limit} ({options.read_level.value}); {REMEDY}")
     return max(log_start, start or 0), limit if stop is None else min(limit, stop)
-
-
-def _check_offsets(options: ReadOptions, reader: StoreReader) -> None:
-    """Offsets given as numbers must lie in their queues."""
-    if not options.fail_on_data_loss:
-        return
-    for (topic, queue_id), (first, end) in offset_bounds(options).items():
-        low, high = reader.queue_range(topic, queue_id, options.read_level)
-        if end < first:
-            raise UsageError(f"queue {topic}/{queue_id}: the starting offset {first} is after the ending offset {end}")
-        for name, offset in (("startingOffsets", first), ("endingOffsets", end)):
-            if offset not in EVERY_OFFSET and not low <= offset <= high:
-                raise DataLossError(f"{name} {offset}: queue {topic}/{queue_id} holds offsets {low} to {high}; {REMEDY}")
 
 
 def _narrowed(options: ReadOptions, reader: StoreReader, start: int, stop: int, limit: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyengine.storage.store_reader import StoreReader
 
-SHARED_OPTIONS = ("path", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel")
+SHARED_OPTIONS = ("path", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel", "allowMissing")
 OWN_OPTIONS = {
     "view": "`queues`: a row for each queue; `entries`: a row for each message that a queue names.",
     "group": "With view=queues: the consumer group whose offsets give committedOffset and lag.",
@@ -120,11 +120,13 @@ def types_of(view: str) -> dict[str, str]:
 def plan_view(options: QueueViewOptions) -> list[QueueRows]:
     """The read's partitions: every chosen queue up to the level's end as it is now."""
     from pyengine.ipc.live_reader import open_store
+    from pyengine.spark.presence import require_names
 
     read = options.read
     choose = queue_chooser(select(read))
     found = []
     with open_store(read.path, **read.sizes) as reader:
+        require_names(read, reader)
         limit = max(0, reader.dispatched_offset(read.read_level))
         for topic, queue_ids in reader.topics().items():
             for queue_id in queue_ids:

@@ -27,8 +27,10 @@ from pyengine.storage.mapped_file import MappedFile
 from pyengine.storage.watermark import WatermarkReading, read_sync_failure, read_watermark
 
 _SMALL_FILES = (
-    "config/watermark", "config/sync-failure", "config/engine.toml", "config/recovery", "config/recovered", "checkpoint", "abort",
+    "config/watermark", "config/sync-failure", "config/engine.toml", "config/recovery", "config/recovered", "config/topics.json",
+    "checkpoint", "abort",
 )
+QUEUES = "consumequeue"
 _SIZE = "mapped_file_size_commit_log_bytes"
 
 
@@ -125,16 +127,17 @@ class RemoteStore:
         if not names.keys() & {LOG, "consumequeue", "config", "checkpoint", "lock"}:
             raise NotAStoreError(f"{tree.root} holds no store")
         self._small = TemporaryDirectory(prefix="pyengine-remote-")
-        self._root = Path(self._small.name)
+        self._tree = tree
+        self.root = Path(self._small.name)  # the store's small files, on this host
         try:
             self._fetch_small_files(tree)
-            if log_folders(self._root).all != (self._root / LOG,):
+            if log_folders(self.root).all != (self.root / LOG,):
                 raise UsageError(f"the log of {tree.root} is in other folders than {LOG}: mount them to read it")
             self.commit_log = RemoteLog(tree, sizes.get(_SIZE))
         except BaseException:
             self.close()
             raise
-        self._end = RemoteLogEnd(self._root, self.commit_log)
+        self._end = RemoteLogEnd(self.root, self.commit_log)
 
     def max_physical_offset(self, level: ReadLevel) -> int:
         """Where the log ends for this level. UsageError for one that cannot be known."""
@@ -143,24 +146,28 @@ class RemoteStore:
         end = self._end.find()
         if level is not ReadLevel.FLUSHED:
             return end
-        durable = read_watermark(self._root).watermark
+        durable = read_watermark(self.root).watermark
         if durable is not None:
             return min(durable.flushed, end)
-        if abort_file_exists(self._root) or read_sync_failure(self._root) is not None:
+        if abort_file_exists(self.root) or read_sync_failure(self.root) is not None:
             raise UsageError("the level `flushed` cannot be told over a file system for a store that was not stopped in "
                              "order, or whose last sync failed, and that has no config/watermark: choose committed")
         return end
 
     def durable_watermark(self) -> WatermarkReading:
         """What its own engine noted as synced."""
-        return read_watermark(self._root)
+        return read_watermark(self.root)
 
     def _fetch_small_files(self, tree: FileTree) -> None:
         for name in _SMALL_FILES:
             content = tree.read(name)
             if content is not None:
-                (self._root / name).parent.mkdir(exist_ok=True)
-                (self._root / name).write_bytes(content)
+                (self.root / name).parent.mkdir(exist_ok=True)
+                (self.root / name).write_bytes(content)
+
+    def queue_folders(self, topic: str = "") -> set[str]:
+        """The names of the topics that have queues, or of one topic's queues."""
+        return set(self._tree.folders_and_sizes(f"{QUEUES}/{topic}" if topic else QUEUES))
 
     def close(self) -> None:
         """Remove what was fetched."""

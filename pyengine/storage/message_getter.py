@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import mmap
 import os
+import re
 import struct
 import threading
 from collections.abc import Callable
@@ -34,6 +35,7 @@ use_message(Message, decode_host)  # what read_queue gives are Messages whose fi
 OFFSET_MAX = (1 << 63) - 1
 SUB_ALL = "*"
 TAG_SEPARATOR = "||"
+_OF_SQL = re.compile(r"""[\s=<>()'"]""")
 
 
 class TagFilter(NamedTuple):
@@ -44,12 +46,14 @@ class TagFilter(NamedTuple):
 
 
 def parse_subscription(text: str | None) -> TagFilter | None:
-    """`a || b`: those tags; None, empty or `*`: no filter. UsageError when one side of a bar is empty."""
+    """`a || b`: those tags; None, empty or `*`: no filter. UsageError when one side of a bar is empty, or is SQL."""
     if text is None or arguments.text(text, "tags") in ("", SUB_ALL):
         return None
     tags = frozenset(piece.strip() for piece in text.split(TAG_SEPARATOR))
     if "" in tags:
         raise UsageError(f"no tag in a part of {text!r}: write tags like 'a || b', or '*' for all")
+    if any(map(_OF_SQL.search, tags)):
+        raise UsageError(f"{text!r} is no list of tags: write tags like 'a || b'; an SQL92 condition, also one on TAGS, goes into sql")
     return TagFilter(tags, struct.pack(f"={len(tags)}i", *map(string_hash, tags)))
 
 

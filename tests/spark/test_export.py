@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,9 @@ from fix_store_builder import StoreBuilder
 from pyengine.errors import UsageError
 from pyengine.spark import export
 from pyengine.spark.export import STATE, SUCCESS, PartFiles, escaped, export_parquet, write_groups
+from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
+from pyengine.spark.schema import chosen_columns
 from spark.logs import rows
 
 DAY_MS = 86_400_000
@@ -113,14 +116,103 @@ def test_an_incremental_export_by_topic_and_day_holds_every_row_once_whatever_wa
     with pytest.raises(DataLossError, match=f"startingPhysicalOffset {builder.end + 1}: the log ends at {builder.end}"):
         export_parquet(spark, builder.root, out, **given)
     (out / STATE).write_text(before)
-    with pytest.raises(UsageError, match="was begun with columns physicalOffset, offset, value, topics all, partitioned: go on"):
+    with pytest.raises(UsageError, match="columns was 'physicalOffset,offset,value', is 'offset'; go on with the same"):
         export_parquet(spark, builder.root, out, **{**given, "columns": "topic,offset"})
-    with pytest.raises(UsageError, match="give no offsets and times"):
-        export_parquet(spark, builder.root, out, startingTimestamp=5, **given)
+    assert exported(spark, out) == wanted(builder.root)
     with pytest.raises(UsageError, match="is not empty"):
         export_parquet(spark, builder.root, out)
     assert export_parquet(spark, builder.root, out, ["orders"], overwrite=True).messages == 33
     assert sorted(path.name for path in out.iterdir()) == [SUCCESS, "part-00000.parquet"]
+
+
+BEGUN = {"subscribePattern": "orders|events", "tags": "a || b", "columns": "offset,value"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"subscribePattern": "orders|event.*"}, "subscribePattern was 'orders|events', is 'orders|event.*'"),
+        ({"tags": "a"}, "tags was 'a || b', is 'a'"),
+        ({"sql": "a > 5"}, "sql was '', is 'a > 5'"),
+        ({"columns": "value,offset"}, "columns was 'offset,value', is 'value,offset'"),
+        ({"subscribePattern": None, "topics": ["orders", "events"]},
+         "subscribe was '', is 'events,orders'; subscribePattern was 'orders|events', is ''"),
+        ({"subscribePattern": None, "assign": '{"orders": [1, 0]}'}, """assign was '', is '{"orders": [0, 1]}'"""),
+        ({"readLevel": "committed"}, "readLevel was 'flushed', is 'committed'"),
+        ({"onCorrupt": "skip", "verifyCRC": True}, "onCorrupt was 'fail', is 'skip'; verifyCRC was 'false', is 'true'"),
+        ({"partitioned": True}, "partitioned was 'false', is 'true'"),
+        ({"startingTimestamp": 5}, "give no offsets and times"),
+        ({"endingOffsetsByTimestamp": '{"orders": {"0": 5}}'}, "give no offsets and times"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": 5}}'}, "give no offsets and times"),
+        ({"startingPhysicalOffset": 5}, "give no offsets and times"),
+    ],
+)
+def test_an_incremental_export_goes_on_with_the_selection_that_it_was_begun_with_only(tmp_path, builder, changed, sentence):
+    """Refused before Spark is asked for anything."""
+    out = tmp_path / "out"
+    out.mkdir()
+    read = read_options({"path": str(builder.root), **BEGUN})
+    state = export.ExportState(export.selection_of(read, chosen_columns(read), False), end=100)
+    (out / STATE).write_text(json.dumps(asdict(state)))
+    (out / ".part-00000000000000000000.parquet.run.1").write_bytes(b"half")
+    with pytest.raises(UsageError) as refused:
+        export_parquet(None, builder.root, out, incremental=True, **without_none({**BEGUN, **changed}))
+    assert sentence in str(refused.value)
+    assert json.loads((out / STATE).read_text()) == asdict(state) and len(list(out.iterdir())) == 2
+    same = {**BEGUN, "tags": "b||a", "maxPartitionBytes": 5, "failOnDataLoss": False, "allowMissing": True}
+    with pytest.raises(AttributeError, match="NoneType"):  # it goes on, to Spark
+        export_parquet(None, builder.root, out, incremental=True, **same)
+
+
+def test_a_first_run_that_was_refused_or_killed_decides_nothing(tmp_path, builder):
+    out = tmp_path / "out"
+    with pytest.raises(UsageError, match="has no topic .order. [(]did you mean orders[?][)]: allowMissing=true"):
+        export_parquet(None, builder.root, out, ["order"], incremental=True)
+    assert not out.exists()
+    for columns in ("offset", "value"):
+        with pytest.raises(AttributeError, match="NoneType"):  # as if killed: the state is there, and has no end
+            export_parquet(None, builder.root, out, ["orders"], incremental=True, columns=columns)
+        assert json.loads((out / STATE).read_text())["selection"]["columns"] == columns
+
+
+def without_none(given: dict) -> dict:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def test_a_state_of_a_version_that_did_not_note_the_whole_selection_is_refused_with_what_to_do(tmp_path, builder):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / STATE).write_text(json.dumps({"columns": ["offset"], "topics": [], "partitioned": False, "end": 77}))
+    with pytest.raises(UsageError, match="noted columns and topics only") as refused:
+        export_parquet(None, builder.root, out, incremental=True, columns="offset")
+    (out / STATE).write_text(str(refused.value).partition("write into it ")[2])
+    state = json.loads((out / STATE).read_text())
+    assert (state["end"], state["selection"]["columns"], state["selection"]["readLevel"]) == (77, "offset", "flushed")
+    with pytest.raises(UsageError, match="columns was 'offset', is 'value'"):
+        export_parquet(None, builder.root, out, incremental=True, columns="value")
+    for damaged in ("{", "[]", '{"selection": 5}', '{"selection": {}, "end": "x"}', '{"end": 5}'):
+        (out / STATE).write_text(damaged)
+        with pytest.raises(UsageError, match="is no state of an export"):
+            export_parquet(None, builder.root, out, incremental=True)
+
+
+@pytest.mark.parametrize("dest", ["s3://bucket/x", "hdfs://host:9000/x", "dbfs:/x", "s3:/bucket/x", "abfss://c@a.dfs.core.windows.net/x"])
+def test_a_destination_that_is_a_uri_is_refused_before_anything_is_made(tmp_path, monkeypatch, builder, dest):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for given in ({}, {"incremental": True}):
+        with pytest.raises(UsageError, match=f"{dest} is no path: an export writes into a folder"):
+            export_parquet(None, builder.root, dest, **given)
+    done = run("export", builder.root, dest)
+    assert done.code == 2 and "is no path: an export writes into a folder" in done.stderr
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_a_destination_may_be_a_file_uri(spark, builder, tmp_path):
+    assert export_parquet(spark, builder.root, f"file://{tmp_path}/a%20b", columns="offset").messages == 60
+    assert (tmp_path / "a b" / SUCCESS).exists()
 
 
 @pytest.mark.spark

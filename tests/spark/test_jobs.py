@@ -55,7 +55,7 @@ def test_topics_columns_and_an_empty_choice(spark, root, tmp_path):
     done = export_parquet(spark, root, tmp_path / "one", [topic], columns="offset,value")
     df = spark.read.parquet(str(tmp_path / "one"))
     assert df.columns == ["offset", "value"] and df.count() == done.messages == len(chosen)
-    nothing = export_parquet(spark, root, tmp_path / "none", ["nobody"])
+    nothing = export_parquet(spark, root, tmp_path / "none", ["nobody"], allowMissing=True)
     assert (nothing.messages, spark.read.parquet(str(tmp_path / "none")).count()) == (0, 0)
 
 
@@ -63,7 +63,7 @@ def test_a_folder_that_holds_something_is_left_alone(spark, root, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file"):
         export_parquet(spark, root, tmp_path / "file")
-    export_parquet(spark, root, tmp_path / "out", ["nobody"])
+    export_parquet(spark, root, tmp_path / "out", ["nobody"], allowMissing=True)
     with pytest.raises(UsageError, match="is not empty"):
         export_parquet(spark, root, tmp_path / "out")
     assert export_parquet(spark, root, tmp_path / "out", overwrite=True).messages > 0
@@ -107,3 +107,6 @@ def test_the_export_command_writes_a_topic_and_refuses_a_full_folder(spark, root
     assert again.code == 2 and "is not empty" in again.stderr
     assert "messages in 1 files" in run("export", root, tmp_path / "out", "--overwrite").stdout
     assert run("export", tmp_path / "nothing", tmp_path / "x").code == 2
+    missing = run("export", root, tmp_path / "y", "--topic", "nobody")
+    assert missing.code == 2 and "has no topic 'nobody'" in missing.stderr and not (tmp_path / "y").exists()
+    assert run("export", root, tmp_path / "y", "--topic", "nobody", "--allow-missing", "--json").document["messages"] == 0

@@ -96,7 +96,7 @@ def test_queues_and_columns_are_chosen(builder):
     assert read(builder.root, subscribePattern="B", columns="MESSAGES") == [{"messages": 15}, {"messages": 15}]
     assert [list(row) for row in read(builder.root, view="entries", assign='{"A": [1]}',
                                       columns="size,offset")] == [["size", "offset"]] * 15
-    assert read(builder.root, subscribe="Nothing") == []
+    assert read(builder.root, subscribe="Nothing", allowMissing=True) == []
 
 
 def test_entries_of_messages_beyond_the_level_do_not_exist(builder):
@@ -137,6 +137,6 @@ def test_spark_finds_the_format_by_itself(spark, builder):
     assert sorted(tuple(row)[:3] for row in df.collect()) == [("A", 0, 15), ("A", 1, 15), ("B", 0, 15), ("B", 1, 15)]
     entries = spark.read.format("pyengine-queue").option("view", "entries").load(str(builder.root))
     assert entries.selectExpr("sum(size)").first()[0] == df.selectExpr("sum(bytes)").first()[0]
-    assert spark.read.format("pyengine-queue").option("subscribe", "Nothing").load(str(builder.root)).count() == 0
+    assert spark.read.format("pyengine-queue").options(subscribe="Nothing", allowMissing="true").load(str(builder.root)).count() == 0
     with pytest.raises(Exception, match="takes no .schema"):
         spark.read.format("pyengine-queue").schema("topic INT").load(str(builder.root)).count()

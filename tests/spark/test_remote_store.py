@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 
 import pytest
 
@@ -204,6 +205,25 @@ def test_a_uri_is_resolved_and_what_cannot_be_is_said(tmp_path, monkeypatch):
     for system, sentence in (("nosuch.module:make", "nosuch"), ("os:nothing", "nothing"), ("os:sep", "no file system")):
         with pytest.raises(UsageError, match=sentence):
             open_tree("/x", system)
+
+
+def test_a_file_system_that_cannot_be_reached_is_a_sentence_at_once(monkeypatch):
+    with pytest.raises(UsageError, match="^hdfs://localhost:1/store cannot be reached [(].*[)]: pyarrow reads HDFS with Hadoop's"):
+        read_plan("hdfs://localhost:1/store")
+
+    def fails(path: str, file_system: str):
+        raise OSError("When resolving region for bucket 'b': no network\nstack")
+
+    monkeypatch.setattr(file_access, "open_tree", fails)
+    with pytest.raises(UsageError, match="^s3a://b/store cannot be reached [(]When .* no network[)]: look at the bucket's name") as refused:
+        read_plan("s3a://b/store")
+    assert "stack" not in str(refused.value)
+    over = threading.Event()
+    monkeypatch.setattr(file_access, "open_tree", lambda *_: over.wait(60))
+    monkeypatch.setattr(file_access, "REACH_TIMEOUT_S", 0.01)
+    with pytest.raises(UsageError, match="^gs://b/store cannot be reached [(]no answer within 0.01 s[)]: look at its name"):
+        read_plan("gs://b/store")
+    over.set()
 
 
 def test_fsspec_file_systems_serve_too():

@@ -1,0 +1,227 @@
+"""Whether a store has what a read asks for: topics, queues, offsets, and the log up to where it is known to have ended.
+
+Asked by the driver when a read is planned or a stream is opened. A name that is wrong by one
+letter, or an end that is gone, must not look like a store with fewer messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Collection, Iterator
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from pyengine.errors import CorruptionError, UsageError
+from pyengine.formats.paths import StorePaths
+from pyengine.native.columns import RowFilter
+from pyengine.results import ReadLevel
+from pyengine.spark.file_access import MappedSegment, Segment, find_record
+from pyengine.spark.options import ReadOptions
+from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, Queue, offset_bounds
+from pyengine.spark.remote_store import RemoteStore
+from pyengine.storage.arrow import LogScanner
+from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.storage.read_level import StoreUse, store_use
+from pyengine.storage.topic_config import TopicConfigs
+from pyengine.storage.watermark import WatermarkReading
+
+if TYPE_CHECKING:
+    from pyengine.ipc.live_reader import LiveStoreReader
+    from pyengine.native.columns import QueueBounds
+    from pyengine.storage.store_reader import StoreReader
+
+_NAMED_MAX = 5
+
+# -- names --------------------------------------------------------------------------
+
+
+def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, *, is_stream: bool = False) -> None:
+    """UsageError for chosen topics and queues that do not exist, unless `allowMissing` is given.
+
+    A topic exists that has a queue, stands in config/topics.json, or has messages in the log that are in no queue yet.
+    A pattern must match one, except in a stream, which waits for it, and in a store that has none. Over a file
+    system a store without queues is not asked: its log alone was copied.
+    """
+    if options.allow_missing or not (options.subscribe or options.subscribe_pattern or options.assign):
+        return
+    names = _Names(store)
+    if options.subscribe_pattern is not None:
+        if not is_stream:
+            names.require_match(re.compile(options.subscribe_pattern), options.path)
+        return
+    names.require_topics(options.subscribe or tuple(options.assign or ()), options.path)
+    names.require_queues([(topic, queue_id) for topic, ids in (options.assign or {}).items() for queue_id in ids], options.path)
+
+
+class _Names:
+    """What there is in one store by name."""
+
+    def __init__(self, store: LiveStoreReader | RemoteStore) -> None:
+        self._store = store
+        self._configured = TopicConfigs(store.root).read().topics
+        self._folders = _queue_folders(store)
+        self._all = self._folders | self._configured.keys()
+
+    def require_match(self, pattern: re.Pattern[str], path: str) -> None:
+        if any(map(pattern.fullmatch, self._all)):
+            return
+        found = list(itertools.islice(self._in_log(lambda topic, _: pattern.fullmatch(topic) is not None), 1))
+        if not found and self._all and self._can_tell():
+            raise UsageError(f"subscribePattern {pattern.pattern!r} matches none of the {len(self._all)} topics of {path}: "
+                             "allowMissing=true reads what there is")
+
+    def require_topics(self, topics: Collection[str], path: str) -> None:
+        missing = {topic for topic in topics if topic not in self._all}
+        if missing:
+            missing -= {topic for topic, _ in self._in_log(lambda topic, _: topic in missing, len(missing))}
+        if missing and self._can_tell():
+            first = min(missing)
+            near = get_close_matches(first, self._all, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise UsageError(f"{path} has no topic {_listed(map(repr, sorted(missing)))}{hint}: allowMissing=true reads what there is")
+
+    def require_queues(self, queues: Collection[Queue], path: str) -> None:
+        missing = {queue for queue in queues if not self._has_queue(*queue)}
+        if missing:
+            missing -= set(self._in_log(lambda topic, queue_id: (topic, queue_id) in missing, len(missing)))
+        if missing and self._can_tell():
+            named = _listed(f"{topic}/{queue_id}" for topic, queue_id in sorted(missing))
+            raise UsageError(f"{path} has no queue {named}: allowMissing=true reads what there is")
+
+    def _has_queue(self, topic: str, queue_id: int) -> bool:
+        config = self._configured.get(topic)
+        if config is not None and queue_id < max(config.read_queue_nums, config.write_queue_nums):
+            return True
+        return topic in self._folders and str(queue_id) in _queue_folders(self._store, topic)
+
+    def _can_tell(self) -> bool:
+        """Whether names are known: of a copied log alone they are not."""
+        return not isinstance(self._store, RemoteStore) or bool(self._folders)
+
+    def _in_log(self, is_wanted: Callable[[str, int], bool], most: int = 1) -> Iterator[Queue]:
+        """Up to `most` wanted queues, each once, of records that may be in no queue yet; damage is passed over."""
+        reader = self._store
+        if isinstance(reader, RemoteStore):
+            return
+        begin, end = _undispatched(reader, bool(self._folders))
+        found: set[Queue] = set()
+
+        def choose(topic: str, queue_id: int) -> QueueBounds | None:
+            return EVERY_OFFSET if is_wanted(topic, queue_id) else None
+
+        scanner = LogScanner(["topic", "queueId"], row_filter=RowFilter(choose_queue=choose), on_corrupt="skip")
+        size_bytes = reader.commit_log.size_bytes
+        for segment in list(reader.commit_log.starts()):
+            first, limit = max(begin, segment), min(end, segment + size_bytes)
+            view = reader.commit_log.view(segment) if first < limit else None
+            for batch in scanner.scan(view, segment, first, limit) if view is not None else ():
+                new = set(zip(*(column.to_pylist() for column in batch.columns))) - found
+                found |= new
+                yield from new
+                if len(found) >= most:
+                    return
+
+
+def _queue_folders(store: LiveStoreReader | RemoteStore, topic: str = "") -> set[str]:
+    """The names of the topics that have queues, or of one topic's queues."""
+    if isinstance(store, RemoteStore):
+        return store.queue_folders(topic)
+    try:
+        return set(os.listdir(StorePaths(store.root).consume_queue / topic))
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
+def _undispatched(reader: LiveStoreReader, has_queues: bool) -> tuple[int, int]:
+    """[begin, end) of the log where records may be that are in no queue: all of it where that cannot be told."""
+    end = max(0, reader.max_physical_offset(ReadLevel.COMMITTED))
+    if reader.is_live:
+        return max(0, reader.dispatched_offset(ReadLevel.COMMITTED)), end
+    is_whole = has_queues and store_use(reader.root) is StoreUse.CLOSED and not abort_file_exists(reader.root)
+    return (end if is_whole else 0), end
+
+
+def _listed(names: Iterator[str]) -> str:
+    shown = list(itertools.islice(names, _NAMED_MAX))
+    more = sum(1 for _ in names)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+# -- offsets ------------------------------------------------------------------------
+
+
+def require_offsets(options: ReadOptions, reader: StoreReader) -> None:
+    """Offsets given as numbers must lie in their queues, unless losses are allowed."""
+    if not options.fail_on_data_loss:
+        return
+    for (topic, queue_id), (first, end) in offset_bounds(options).items():
+        low, high = reader.queue_range(topic, queue_id, options.read_level)
+        if end < first:
+            raise UsageError(f"queue {topic}/{queue_id}: the starting offset {first} is after the ending offset {end}")
+        for name, offset in (("startingOffsets", first), ("endingOffsets", end)):
+            if offset not in EVERY_OFFSET and not low <= offset <= high:
+                raise DataLossError(f"{name} {offset}: queue {topic}/{queue_id} holds offsets {low} to {high}; {REMEDY}")
+
+
+# -- the log's end ------------------------------------------------------------------
+
+
+def with_lost_end(
+    options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Callable[[], WatermarkReading], limit: int, log_end: int
+) -> int:
+    """The limit of the read. Of a store at rest it was found by reading, and ends at damage too.
+
+    Where its engine had synced more, that is DataLossError; CorruptionError where records follow the damage. With
+    failOnDataLoss=false the limit stands where nothing follows; with onCorrupt=skip what is there beyond is read.
+    """
+    if options.read_level is ReadLevel.REPLICATED or store.is_live:
+        return limit
+    reading = watermark()
+    durable = reading.watermark
+    if durable is None or reading.is_copied or durable.flushed <= limit:
+        return limit
+    if durable.flushed <= store.max_physical_offset(options.read_level):
+        return limit  # an engine has written on, and has ended, since the limit was taken
+    lost = f"the log of {options.path} ends at {limit}, but everything up to {durable.flushed} had been synced"
+    return _end_of_what_is_left(options, store, lost, limit, min(durable.flushed, log_end))
+
+
+def _end_of_what_is_left(options: ReadOptions, store: LiveStoreReader | RemoteStore, lost: str, limit: int, end: int) -> int:
+    """`limit`, or `end` to read on behind the damage at `limit`; an error unless the options allow that."""
+    if options.on_corrupt == "skip":
+        return max(limit, end)
+    following = _next_record(store, limit + 1, end)
+    if following is not None:
+        raise CorruptionError(f"{lost}: it is damaged there, and goes on at {following} (`pyengine check` says more); "
+                              "onCorrupt=skip reads what there is")
+    if options.fail_on_data_loss:
+        raise DataLossError(f"{lost}: its end is missing (`pyengine check` says more); {REMEDY}")
+    return limit
+
+
+def _next_record(store: LiveStoreReader | RemoteStore, begin: int, end: int) -> int | None:
+    """The first whole record that begins in [begin, end)."""
+    size_bytes = store.commit_log.size_bytes
+    for start in list(store.commit_log.starts()):
+        first, limit = max(begin, start), min(end, start + size_bytes)
+        if first >= limit:
+            continue
+        segment = _segment(store, start)
+        if segment is None:
+            continue
+        try:
+            found = find_record(segment, first, limit, limit)
+        finally:
+            segment.close()
+        if found is not None:
+            return found
+    return None
+
+
+def _segment(store: LiveStoreReader | RemoteStore, start: int) -> Segment | None:
+    if isinstance(store, RemoteStore):
+        return store.commit_log.open(start)
+    view = store.commit_log.view(start)
+    return None if view is None else MappedSegment(view, start)
