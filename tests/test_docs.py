@@ -148,6 +148,7 @@ LEFT_OUT = {
     ("CONTRIBUTING.md", "python setup.py -q build_ext --inplace --force"): "builds the module that runs the tests",
 }
 RUN_ELSEWHERE = {
+    "docs/backup.md": "tests/test_docs.py",
     "docs/arrow.md": "tests/storage/test_to_arrow.py",
     "docs/faults.md": "tests/test_docs.py",
     "docs/delayed.md": "tests/test_docs_delivery.py",
@@ -272,6 +273,13 @@ def test_the_blocks_of_the_cleaning_page_run(reader):
     shown = reader.run(shell)
     assert shown.count("deleted 0 segments") == 3 and "disk used" in shown
     assert reader.run(program) == "True b'one apple'\n"
+
+
+@pytest.mark.timeout(600)
+def test_the_drill_of_the_backup_page_runs(reader):
+    (drill,) = runnable("docs/backup.md")
+    shown = reader.run(drill)
+    assert "backup 2 of my-store" in shown and "read back" in shown and "2001 messages" in shown and "order 2001" in shown
 
 
 @pytest.mark.timeout(600)

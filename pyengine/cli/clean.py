@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from pyengine.cli.options import existing_store, owning, store_command
 from pyengine.cli.output import ShowBytes, byte_bar
 from pyengine.errors import EngineError
 from pyengine.storage.config import load_config
+from pyengine.storage.log_holds import lowest_log_hold
 
 if TYPE_CHECKING:
     from pyengine.services.retention.clean_by_hand import Cleaned
@@ -51,6 +53,10 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
     config = load_config(store, settings)
     with byte_bar("clean", None) as show:
         cleaned = _clean(store, config, request, timeout_s, show)
+    hold = lowest_log_hold(store, time.time_ns() // 1_000_000)
+    if hold is not None:
+        click.echo(f"note: the log hold {hold.name} of {hold.owner} keeps the log from {hold.offset} on (`pyengine status`); to end "
+                   f"it, delete {store / 'config/log-holds' / hold.name}", err=True)
     if as_json:
         output.write_json({
             "store": str(store), "segments": cleaned.segments, "bytes": cleaned.bytes, "queue_files": cleaned.queue_files,

@@ -46,6 +46,7 @@ from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.file_system import used_ratio
 from pyengine.storage.later_format import later_things
+from pyengine.storage.log_holds import read_log_holds
 from pyengine.storage.recovery.report import copy_note
 from pyengine.storage.replication_state import ReplicationStateFile
 from pyengine.storage.watermark import DurableWatermark, read_watermark
@@ -72,7 +73,8 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
                 more = slaves_that_stay(memory.identity.role, lambda: live_replication(memory))
                 more.append(Finding(Verdict.WARNING, _why_otherwise(root, memory)))
                 document = _live(root, memory, living, more)[0]
-                return document | {"verified": _verified(read_watermark(root).watermark, document["positions"]["min"])}
+                return document | {"verified": _verified(read_watermark(root).watermark, document["positions"]["min"]),
+                                   "log_holds": log_holds(root)}
         except EngineUnavailableError as error:  # not published yet, or of another user
             why_unseen = str(error)
     return _from_files(root, settings, living, why_unseen)
@@ -283,8 +285,16 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
         "replication": noted,
         "durable_watermark": watermark.watermark.flushed if watermark.watermark else None,
         "verified": _verified(watermark.watermark, positions["min"]),
+        "log_holds": log_holds(root),
     }
     return conclude_unseen(document) | document
+
+
+def log_holds(root: Path) -> list[dict[str, Any]]:
+    """Who keeps the cleaner from the log, from which offset on and for how long; expired and damaged holds say so."""
+    now = now_ms()
+    return [{"name": hold.name, "owner": hold.owner, "offset": hold.offset, "expires_ms": hold.expires_ms,
+             "active": hold.is_active(now), "damage": hold.damage} for hold in read_log_holds(root)]
 
 
 def _verified(watermark: DurableWatermark | None, min_offset: int) -> dict[str, Any] | None:

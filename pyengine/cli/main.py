@@ -51,6 +51,8 @@ COMMANDS = (
     Row("metrics", "pyengine.cli.metrics", "metrics", "Run a store"),
     Row("promote", "pyengine.cli.promote", "promote", "Run a store"),
     Row("clean", "pyengine.cli.clean", "clean", "Run a store"),
+    Row("backup", "pyengine.cli.backup", "backup", "Run a store"),
+    Row("restore", "pyengine.cli.backup", "restore", "Run a store"),
     Row("put", "pyengine.cli.put", "put", "Write and read"),
     Row("ingest", "pyengine.cli.ingest", "ingest", "Write and read"),
     Row("get", "pyengine.cli.read", "get", "Write and read"),

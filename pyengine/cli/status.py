@@ -72,6 +72,11 @@ def _print(document: dict[str, Any]) -> None:
         output.write_table(("worker", "pid", "state", "restarts", "heartbeat ms ago"), [
             (one["kind"], str(one["pid"]), one["state"], one["restarts"], one["heartbeat_age_ms"])
             for one in document["workers"]])
+    if document["log_holds"]:
+        print()
+        output.write_table(("log hold", "owner", "from offset", "until"), [
+            (one["name"], one["owner"] or one["damage"], one["offset"],
+             output.time_text(one["expires_ms"]) + ("" if one["active"] else " (holds nothing)")) for one in document["log_holds"]])
     links = (document["replication"] or {}).get("links")
     if links:
         print()

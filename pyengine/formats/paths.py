@@ -197,6 +197,11 @@ class StorePaths:
         return self.root / "abort"
 
     @property
+    def restoring(self) -> Path:
+        """Where `pyengine restore` makes the store, before it is one."""
+        return self.root / ".restoring"
+
+    @property
     def lock(self) -> Path:
         return self.root / LOCK_NAME
 

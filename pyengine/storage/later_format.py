@@ -64,7 +64,11 @@ def later_things(root: str | os.PathLike[str]) -> list[Later]:
 
 
 def require_known_format(root: str | os.PathLike[str]) -> None:
-    """StoreRefusedError, before anything is written, for a store that RocketMQ 5 keeps more in than this engine knows."""
+    """StoreRefusedError, before anything is written, for a store that RocketMQ 5 keeps more in than this engine knows, and
+    for one into which a restore has not finished."""
+    if StorePaths(root).restoring.exists():
+        raise StoreRefusedError(f"a restore into {root} has not finished: run the same `pyengine restore DEST {root}` again, or "
+                                "delete the directory")
     found = later_things(root)
     if found:
         raise StoreRefusedError(

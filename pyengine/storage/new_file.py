@@ -173,7 +173,8 @@ def sweep_unfinished(root: Root) -> list[Path]:
             removed.append(file)
         sibling.rmdir()
         sync_folder(sibling.parent)
-    for temporary in [*sorted((root / "config").glob("*.tmp")), *root.glob("checkpoint.tmp")]:
+    config = root / "config"
+    for temporary in [*sorted(config.glob("*.tmp")), *sorted(config.glob("log-holds/*.tmp")), *root.glob("checkpoint.tmp")]:
         temporary.unlink()
         removed.append(temporary)
     return removed

@@ -31,6 +31,7 @@ from pyengine.services.retention.clean_rules import Decision, deletable_end, nex
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import give_back, unlink_durably
 from pyengine.storage.expired_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
+from pyengine.storage.log_holds import lowest_log_hold
 from pyengine.storage.mapped_file import is_plain_file
 from pyengine.storage.message_store import MessageStore
 
@@ -115,8 +116,13 @@ class CleanCommitLogService:
         removing_end = native.load(self._cleaning, "removing_end")
         if not decision.why and self._clock.monotonic_ns() - self._retried_ns < self._retry_ns:
             removing_end = 0  # a segment that was held has its own, longer interval
-        segment = next_to_go(self._segments(), self._segment_bytes, self._deletable_end(), decision,
-                             self._clock.now_ms(), removing_end)
+        end, now_ms = self._deletable_end(), self._clock.now_ms()
+        segment = next_to_go(self._segments(), self._segment_bytes, end, decision, now_ms, removing_end)
+        hold = None if segment is None or decision.passes_log_holds else lowest_log_hold(self._store.root, now_ms)
+        if segment is not None and hold is not None and segment + self._segment_bytes > hold.offset:
+            self._report_once(f"segment {segment_name(segment)} should be deleted, but the log hold {hold.name} of {hold.owner} keeps "
+                              f"it, for {(hold.expires_ms - now_ms) / 1000:.0f} s more unless it is renewed")
+            return None
         if segment is not None and segment + self._segment_bytes == removing_end:
             self._retried_ns = self._clock.monotonic_ns()
         return segment

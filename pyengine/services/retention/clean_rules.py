@@ -69,6 +69,11 @@ class Decision(NamedTuple):
     at_once: bool = False     # whatever the age
     batch_max: int | None = None
 
+    @property
+    def passes_log_holds(self) -> bool:
+        """Whether the disk is so full that a hold in config/log-holds keeps nothing."""
+        return self.why == "space" and self.at_once
+
 
 NOTHING = Decision()
 

@@ -26,6 +26,7 @@ from pyengine.storage import durable_writes
 from pyengine.storage.check.check import check
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import DiskUse
+from pyengine.storage.log_holds import LogHold, remove_log_hold, write_log_hold
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.store_reader import open_store
 from ready_store import SEGMENT, store_with_writer
@@ -457,3 +458,34 @@ def test_killed_at_any_step_the_next_one_finishes_and_the_store_is_whole(make_ri
     assert rig.segments()[0] == 4 * SEGMENT and check(MessageStore(rig.root, rig.config.geometry)).findings == []
     assert native.load_position(rig.control.min_offset) == 4 * SEGMENT
     assert segment_name(4 * SEGMENT) in os.listdir(StorePaths(rig.root).commit_log)
+
+
+def test_a_log_hold_keeps_what_it_names_until_its_time_is_over(make_rig):
+    rig = make_rig()
+    rig.clock.hour_now = 4
+    write_log_hold(rig.root, LogHold("backup-1", "backup to /b (pid 7)", 2 * SEGMENT + 5, NOW_MS + 60_000))
+    assert rig.round() == 2 and rig.segments()[0] == 2 * SEGMENT
+    assert rig.round() == 0
+    assert [said for said in rig.said if "log hold" in said] == [
+        f"segment {segment_name(2 * SEGMENT)} should be deleted, but the log hold backup-1 of backup to /b (pid 7) keeps it, for 60 s "
+        "more unless it is renewed"]
+    rig.clock.ms += 60_000
+    assert rig.round() == 4
+
+
+def test_a_log_hold_keeps_the_log_from_a_request_by_hand(make_rig):
+    rig = make_rig()
+    write_log_hold(rig.root, LogHold("backup-1", "backup", 0, NOW_MS + 60_000))
+    rig.ask(reserved_ms=0)
+    assert rig.round() == 0 and rig.count("answered") == 1
+    remove_log_hold(rig.root, "backup-1")
+    rig.ask(reserved_ms=0)
+    assert rig.round() == 6
+
+
+@pytest.mark.parametrize("percent, deleted", [(80, 0), (90, 6)])
+def test_only_a_disk_that_is_nearly_full_passes_a_log_hold(make_rig, percent, deleted):
+    rig = make_rig(disk_space_enough_bytes=0)
+    write_log_hold(rig.root, LogHold("backup-1", "backup", 0, NOW_MS + 60_000))
+    rig.percent = percent
+    assert rig.round() == deleted

@@ -1,0 +1,101 @@
+"""`pyengine backup` and `restore`: a consistent copy of a store, and the store made from it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pyengine.cli import output
+from pyengine.cli.options import existing_store, json_option, set_option, store_argument, store_command
+from pyengine.cli.output import byte_bar
+from pyengine.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyengine.client.backup import BackupReport, RestoreReport
+
+
+@click.command()
+@store_command
+@click.argument("dest", metavar="DEST")
+@click.option("--check", "read_back", is_flag=True, help="Read all of DEST back afterwards and compare it with its checksums.")
+def backup(store: Path, settings: dict[str, str], as_json: bool, dest: str, read_back: bool) -> int:
+    """Back up a store, running or stopped, into DEST: a folder, or a URI of pyarrow.fs (s3://bucket/path).
+
+    Every message that was acknowledged and flushed before is in it, with the offsets of consumers
+    and delay levels that fit; queues and index are not copied, `restore` makes them
+    again. A second backup into the same DEST copies only what is new. Interrupted, it can be run
+    again and goes on. Meanwhile nothing of the log is deleted (`log_holds` in `status`).
+
+    Exit codes: 0 complete, 3 complete, but the store's own log is damaged; 5 in use.
+
+    \b
+    Examples:
+      pyengine backup STORE /backups/orders
+      pyengine backup STORE s3://bucket/orders --check --json
+    """
+    from pyengine.client.backup import backup_store
+    from pyengine.storage.backup_files import open_destination
+
+    existing_store(store)
+    with byte_bar("backup", None) as show:
+        report = backup_store(store, open_destination(_named(dest)), read_back=read_back, progress=show, **settings)
+    return output.print_report(report, as_json, _print_backup)
+
+
+def _print_backup(report: BackupReport) -> None:
+    if not report.damage:
+        print(report.sentence)
+    facts: list[tuple[str, object]] = [
+        ("log", f"{report.min_offset:,} to {report.end_offset:,}"), ("in the backup", output.size_text(report.bytes)),
+        ("new", output.size_text(report.new_bytes)), ("of that shared with the store's blocks", output.size_text(report.cloned_bytes))]
+    if report.rewritten_bytes:
+        facts += [("of that other bytes than before", output.size_text(report.rewritten_bytes))]
+    if report.checked_bytes:
+        facts += [("read back", output.size_text(report.checked_bytes))]
+    output.write_facts([*facts, ("seconds", report.seconds)])
+
+
+@click.command()
+@click.argument("dest", metavar="DEST")
+@store_argument
+@set_option
+@json_option
+def restore(dest: str, store: Path, settings: dict[str, str], as_json: bool) -> int:
+    """Make a store at STORE, which is absent or empty, of the backup in DEST.
+
+    Each file is compared with its checksum, queues and index are made from the log, and the store is
+    checked; only then is it at STORE. It has an identity of its own. Interrupted, run it again.
+
+    Exit codes: 0 restored, 3 damaged: the backup, and nothing is restored, or the log when it was backed up.
+
+    \b
+    Examples:
+      pyengine restore /backups/orders STORE
+      pyengine restore s3://bucket/orders STORE --json
+    """
+    from pyengine.client.backup import restore_store
+    from pyengine.storage.backup_files import open_destination
+
+    with byte_bar("restore", None) as show:
+        report = restore_store(open_destination(_named(dest)), store, progress=show, **settings)
+    return output.print_report(report, as_json, _print_restore)
+
+
+def _print_restore(report: RestoreReport) -> None:
+    print(report.sentence)
+    facts: list[tuple[str, object]] = [
+        ("backup of", output.time_text(report.taken_ms)), ("log", f"{report.min_offset:,} to {report.end_offset:,}"),
+        ("identity", report.uuid)]
+    if report.rebuilt is not None:
+        facts += [("queues made again", len(report.rebuilt.queues)), ("queues without messages", len(report.rebuilt.kept))]
+    if report.check is not None:
+        facts += [("messages", report.check.messages), ("findings", len(report.check.findings))]
+    output.write_facts([*facts, ("seconds", report.seconds)])
+
+
+def _named(dest: str) -> str:
+    if not dest:
+        raise UsageError("DEST is empty: give a folder or a URI")
+    return dest

@@ -1,0 +1,552 @@
+"""Backup of a store, running or stopped, and the store made from it again (docs/backup.md).
+
+    backup_store    a cut of the log and the tables, as pieces that no later backup changes (storage/backup_files.py)
+    check_backup    all of it is read and compared with its checksums
+    restore_store   a new store with an identity of its own, its queues and index made again from the log
+
+The cut: a hold keeps the cleaner off (storage/log_holds.py), then the tables are read, then the log is waited for until all
+that was committed by then is flushed. So no offset of a consumer or of a delay level points beyond the messages, and every
+message acknowledged before the backup began is in it. A queue of which the log holds no message any more cannot be made
+again; the end of its last file is copied, for it says which queue offset comes next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES
+from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, disk_errors
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.paths import StorePaths, segment_name, without_log_folders
+from pyengine.formats.small_file import read_small_file
+from pyengine.ipc.crashed_engine_memory import rebuild_alone
+from pyengine.ipc.live_reader import LiveStoreReader, check_now, log_held, open_store
+from pyengine.native.failpoint import failpoint
+from pyengine.native.scan import walk
+from pyengine.results import ReadLevel
+from pyengine.settings import Value
+from pyengine.storage.backup_files import (
+    CHUNK_BYTES,
+    MANIFEST,
+    PROGRESS,
+    Destination,
+    Manifest,
+    Piece,
+    Table,
+    locked_folder,
+    read_manifest,
+    read_progress,
+)
+from pyengine.storage.check.check import NOT_KEPT
+from pyengine.storage.config import LOG_PATHS, keep_sizes, load_config
+from pyengine.storage.durable_writes import pwrite_all, sync_descriptor
+from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_engine_id
+from pyengine.storage.file_system import refuse_shared
+from pyengine.storage.log_holds import KeptHold, log_kept
+from pyengine.storage.new_file import create_file, make_folders, sync_folder, write_config
+from pyengine.storage.recovery.report import RecoveryState
+from pyengine.storage.replication_state import NAME as REPLICATION
+from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
+
+if TYPE_CHECKING:
+    from pyengine.storage.check.report import CheckReport
+    from pyengine.storage.recovery.rebuild import RebuildReport
+
+HOLD_MS = 600_000
+FLUSH_WAIT_S = 30.0
+FLUSH_STEP_S = 0.02
+READY = "ready"  # in STORE/.restoring: all of the store is made, it is only to be moved to its place
+_TEMPORARY = (f"{MANIFEST}.tmp", f"{PROGRESS}.tmp", f"{MANIFEST}.new", f"{PROGRESS}.new")
+_OURS = ("commitlog/", "tables/")
+_OF_THIS_STORE = NOT_KEPT | {REPLICATION}
+
+Progress = Callable[[int, int | None], None]
+
+
+# ---- backup ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BackupReport:
+    """What a backup holds now, and what this run has added. `damage`: where the store's own log is no whole record."""
+
+    store: str
+    dest: str
+    number: int
+    min_offset: int
+    end_offset: int
+    bytes: int
+    new_bytes: int
+    cloned_bytes: int
+    rewritten_bytes: int
+    checked_bytes: int
+    damage: tuple[int, ...]
+    seconds: float
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.CORRUPTION if self.damage else ExitCode.OK
+
+    @property
+    def sentence(self) -> str:
+        """The outcome for a person, one sentence."""
+        if self.damage:
+            places = ", ".join(map(str, self.damage))
+            return (f"the backup has the log as it is, and the log of {self.store} is damaged at {places}: `pyengine check "
+                    f"{self.store}` says what to do")
+        return f"backup {self.number} of {self.store} is complete in {self.dest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json: plain values."""
+        return {**asdict(self), "exit_code": int(self.exit_code), "sentence": self.sentence}
+
+
+def backup_store(root: Path, dest: Destination, *, read_back: bool = False, progress: Progress = lambda done, total: None,
+                 **settings: object) -> BackupReport:
+    """Back up the store at `root`, running or stopped, into `dest`; what an earlier backup there has is not copied again.
+
+    `read_back`: as check_backup afterwards. Interrupted, it can be run again and goes on. UsageError for a destination of
+    another store or with other files, and for a store whose durable end cannot be told; StoreBusyError while the store is
+    being recovered or `dest` is in use; CorruptionError for a segment that is missing.
+    """
+    started_s = time.monotonic()
+    name = f"backup-{zlib.crc32(dest.where.encode()):08x}"  # a backup that was killed has left the same hold
+    with dest.locked(), open_store(root, **settings) as store:
+        work = _Backup(root, store, dest, progress)
+        with log_kept(root, name, f"backup to {dest.where}", HOLD_MS) as hold:
+            if not hold.is_written and store.is_live:
+                raise EngineError(f"{root} cannot be backed up while its engine runs: this user may not write the hold in "
+                                  f"{root}/config/log-holds that keeps the cleaner off")
+            manifest = work.run(hold)
+        checked = check_backup(dest, progress) if read_back else 0
+    return BackupReport(
+        store=str(root), dest=dest.where, number=manifest.number, min_offset=manifest.min_offset, end_offset=manifest.end,
+        bytes=manifest.size_bytes, new_bytes=work.new_bytes, cloned_bytes=work.cloned_bytes, rewritten_bytes=work.rewritten_bytes,
+        checked_bytes=checked, damage=tuple(work.damage), seconds=time.monotonic() - started_s)
+
+
+class _Backup:
+    """One run."""
+
+    def __init__(self, root: Path, store: LiveStoreReader, dest: Destination, progress: Progress) -> None:
+        self._root = root
+        self._store = store
+        self._dest = dest
+        self._progress = progress
+        self._segment_bytes = store.geometry.mapped_file_size_commit_log_bytes
+        self.new_bytes = 0
+        self.cloned_bytes = 0
+        self.rewritten_bytes = 0  # an earlier backup had other bytes there
+        self.damage: list[int] = []
+
+    def run(self, hold: KeptHold) -> Manifest:
+        before, unfinished = read_manifest(self._dest), read_progress(self._dest)
+        uuid = self._identity()
+        self._refuse_foreign(before or unfinished, uuid)
+        self._known = (*(before.pieces if before else ()), *(unfinished.pieces if unfinished else ()))
+        manifest = self._cut(uuid, 1 + (before.number if before else 0))
+        hold.move(manifest.min_offset)
+        self._note(PROGRESS, manifest)
+        reused = self._reusable(manifest)
+        manifest = self._copy_log(replace(manifest, pieces=tuple(reused)), hold)
+        manifest = replace(manifest, tables=tuple(self._write_tables(manifest.number)))
+        failpoint("backup_manifest_due")
+        self._note(MANIFEST, manifest)
+        failpoint("backup_manifest_written")
+        kept = {one.name for one in manifest.files}
+        found = self._dest.sizes()
+        self._dest.remove([name for name in found if name not in kept and name.startswith(_OURS)])
+        self._dest.remove([name for name in (PROGRESS, *_TEMPORARY) if name in found])
+        return manifest
+
+    def _identity(self) -> str:
+        found = read_engine_id(self._root)
+        if found is None or found.is_copy:
+            return f"path:{self._root.absolute()}"
+        return str(found.uuid)
+
+    def _refuse_foreign(self, before: Manifest | None, uuid: str) -> None:
+        names = self._dest.sizes().keys() - set(_TEMPORARY)
+        if before is None and names:
+            raise UsageError(f"{self._dest.where} holds {min(names)}, which no backup wrote: give an empty folder")
+        if before is not None and before.uuid not in (uuid, f"path:{self._root.absolute()}"):
+            raise UsageError(f"{self._dest.where} holds a backup of another store ({before.store}, {before.uuid}): give {self._root} "
+                             "a destination of its own")
+
+    def _cut(self, uuid: str, number: int) -> Manifest:
+        """What is to be backed up, without pieces and tables; nothing of it is deleted from here on."""
+        if self._store.is_live:
+            with log_held(self._root):  # a deletion that had begun before our hold is over then
+                pass
+        self._tables = list(_config_tables(self._root))
+        end = self._flushed_end()
+        starts = [start for start in self._store.commit_log.starts() if start < end]
+        first = starts[0] if starts else end
+        for expected, start in zip(range(first, end, self._segment_bytes), [*starts, -1]):
+            if expected != start:
+                raise CorruptionError(f"the segment {segment_name(expected)} of {self._root} is missing: `pyengine check {self._root}` "
+                                      "says what to do")
+        watermark = read_watermark(self._root)
+        is_own = watermark.watermark is not None and not watermark.is_copied
+        self._tables += _ends_of_empty_queues(self._store)
+        return Manifest(
+            number=number, uuid=uuid, store=str(self._root.absolute()), taken_ms=time.time_ns() // 1_000_000, min_offset=first, end=end,
+            verified_from=watermark.watermark.verified_from if is_own and watermark.watermark else None,
+            settings=_kept_settings(self._store), pieces=())
+
+    def _flushed_end(self) -> int:
+        """Where the log is durable, once that covers all that is committed now; after FLUSH_WAIT_S as far as it is."""
+        try:
+            wanted = self._store.max_physical_offset(ReadLevel.COMMITTED)
+            deadline_s = time.monotonic() + FLUSH_WAIT_S
+            while (end := self._store.max_physical_offset(ReadLevel.FLUSHED)) < wanted and time.monotonic() < deadline_s:
+                if not self._store.is_live:
+                    break
+                time.sleep(FLUSH_STEP_S)
+            return max(end, 0)
+        except UsageError as error:
+            raise UsageError(f"{self._root} cannot be backed up now, because it is not known how far its log is durable: {error}") from None
+
+    def _reusable(self, manifest: Manifest) -> list[Piece]:
+        """Pieces of earlier backups that are still there and hold the log's bytes, ascending, without gaps in a segment."""
+        sizes = self._dest.sizes()
+        there = [piece for piece in self._known if sizes.get(piece.name) == piece.size_bytes]
+        found = list(self._chains(manifest, there))
+        if found and not self._is_the_log(found[-1]):  # the log was cut and went on otherwise, below its durable end
+            true = [piece for piece in there if self._is_the_log(piece)]
+            self.rewritten_bytes = sum(piece.size_bytes for piece in {*there} - {*true})
+            found = list(self._chains(manifest, true))
+        return found
+
+    def _chains(self, manifest: Manifest, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        by_start: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            by_start.setdefault(piece.start, []).append(piece)
+        for segment in range(manifest.min_offset, manifest.end, self._segment_bytes):
+            at, end = segment, min(segment + self._segment_bytes, manifest.end)
+            while at < end:
+                fitting = [piece for piece in by_start.get(at, ()) if piece.segment == segment and piece.end <= end]
+                if not fitting:
+                    break
+                longest = max(fitting, key=lambda piece: (piece.end, piece.number))
+                yield longest
+                at = longest.end
+
+    def _is_the_log(self, piece: Piece) -> bool:
+        view = self._store.commit_log.view(piece.segment)
+        if view is None or piece.end > piece.segment + self._segment_bytes:
+            return False
+        crc = 0
+        with memoryview(view) as bytes_:
+            for at in range(piece.start - piece.segment, piece.end - piece.segment, CHUNK_BYTES):
+                crc = zlib.crc32(bytes_[at : min(at + CHUNK_BYTES, piece.end - piece.segment)], crc)
+        return crc == piece.crc
+
+    def _copy_log(self, manifest: Manifest, hold: KeptHold) -> Manifest:
+        ends: dict[int, int] = {}
+        for piece in manifest.pieces:
+            ends[piece.segment] = piece.end
+        missing = [(segment, ends.get(segment, segment), min(segment + self._segment_bytes, manifest.end))
+                   for segment in range(manifest.min_offset, manifest.end, self._segment_bytes)]
+        missing = [(segment, start, end) for segment, start, end in missing if start < end]
+        total = sum(end - start for _, start, end in missing)
+        pieces = list(manifest.pieces)
+        self._progress(0, total)
+        for segment, start, end in missing:
+            pieces.append(self._copy_piece(segment, start, end, manifest.number, hold, total))
+            manifest = replace(manifest, pieces=tuple(sorted(pieces, key=lambda piece: piece.start)))
+            self._note(PROGRESS, manifest)
+            failpoint("backup_piece_noted")
+        return manifest
+
+    def _copy_piece(self, segment: int, start: int, end: int, number: int, hold: KeptHold, total: int) -> Piece:
+        log = self._store.commit_log
+        path, view = Path(log.path(segment)), log.view(segment)
+        if view is None:
+            raise self._deleted(segment)
+        with disk_errors("read", path):
+            piece = Piece(start, end, 0, segment, path.stat().st_mtime_ns, number)
+        crc = 0
+
+        def chunks() -> Iterator[memoryview]:
+            nonlocal crc
+            with memoryview(view) as content:
+                for at in range(start - segment, end - segment, CHUNK_BYTES):
+                    with content[at : min(at + CHUNK_BYTES, end - segment)] as chunk:
+                        crc = zlib.crc32(chunk, crc)
+                        yield chunk
+                        self.new_bytes += len(chunk)
+                        hold.keep()
+                        self._progress(self.new_bytes, total)
+
+        if piece.size_bytes == self._segment_bytes and self._dest.clone(piece.name, path):
+            for _ in chunks():
+                pass
+            self.cloned_bytes += piece.size_bytes
+        else:
+            self._dest.write(piece.name, chunks())
+        found = walk(view, segment, start, end, check_crc=True)
+        if found.end_offset < end and found.reason not in ("range_end", "blank"):
+            self.damage.append(found.end_offset)
+        if self._store.min_physical_offset > segment:
+            raise self._deleted(segment)
+        return replace(piece, crc=crc)
+
+    def _deleted(self, segment: int) -> EngineError:
+        return EngineError(f"the segment {segment_name(segment)} of {self._root} was deleted while it was copied, because the disk is "
+                           "nearly full: make room there and run the backup again")
+
+    def _write_tables(self, number: int) -> Iterator[Table]:
+        for path, content, full_bytes in self._tables:
+            name = f"tables/{number}/{path}"
+            self._dest.write(name, [content])
+            yield Table(path, name, len(content), zlib.crc32(content), full_bytes)
+
+    def _note(self, name: str, manifest: Manifest) -> None:
+        self._dest.replace(name, manifest.content())
+
+
+def _kept_settings(store: LiveStoreReader) -> dict[str, Value]:
+    """What queues and index cannot be made again without. A broker's store does not say it; its files do in part."""
+    config = store.config
+    settings = {name: getattr(store.geometry, name) for name in FIXED_NAMES}
+    settings |= {name: getattr(config, name) for name in KEPT_NAMES if name not in LOG_PATHS}
+    return settings | {"enable_consume_queue_ext": config.enable_consume_queue_ext or StorePaths(store.root).consume_queue_ext.is_dir()}
+
+
+def _config_tables(root: Path) -> Iterator[tuple[str, bytes, int]]:
+    """(path, content, length) of what brokers and users have in config/; nothing that says which store this is."""
+    folder = StorePaths(root).config
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        name = path.name.removesuffix(".bak")
+        if path.is_file() and (name == "engine.toml" or name.endswith(".json") and name not in _OF_THIS_STORE):
+            with disk_errors("read", path), contextlib.suppress(FileNotFoundError):
+                content = read_small_file(path)
+                yield f"config/{path.name}", content, len(content)
+
+
+def _ends_of_empty_queues(store: LiveStoreReader) -> Iterator[tuple[str, bytes, int]]:
+    """(path, content, length) of the last file of each queue whose messages have all been deleted."""
+    size_bytes = store.geometry.mapped_file_size_consume_queue_bytes
+    for topic, queue_ids in store.topics().items():
+        for queue_id in queue_ids:
+            first, end = store.queue_range(topic, queue_id, ReadLevel.FLUSHED)
+            queue = store.queue(topic, queue_id)
+            if queue is None or first < end or not end:
+                continue
+            begin = (end - 1) * CQ_ENTRY_BYTES // size_bytes * size_bytes
+            path = StorePaths(store.root).queue_folder(topic, queue_id) / f"{begin:020d}"
+            with disk_errors("read", path), open(path, "rb") as file:
+                yield str(path.relative_to(store.root)), file.read(end * CQ_ENTRY_BYTES - begin), size_bytes
+
+
+# ---- check -----------------------------------------------------------------------
+
+
+def check_backup(dest: Destination, progress: Progress = lambda done, total: None) -> int:
+    """Read all of the backup and compare it with its checksums; how many bytes. CorruptionError names what differs."""
+    manifest = _require_manifest(dest)
+    done, damaged = 0, []
+    for one in manifest.files:
+        try:
+            for chunk in _verified(dest, one):
+                done += len(chunk)
+                progress(done, manifest.size_bytes)
+        except CorruptionError as error:
+            damaged.append(str(error))
+    if damaged:
+        more = f"; and {len(damaged) - 3} more files" if len(damaged) > 3 else ""
+        raise CorruptionError("; ".join(damaged[:3]) + more + ". Run a new backup into another folder")
+    return done
+
+
+def _require_manifest(dest: Destination) -> Manifest:
+    manifest = read_manifest(dest)
+    if manifest is None:
+        why = "a backup into it has not finished: run it again" if read_progress(dest) else f"it has no {MANIFEST}"
+        raise UsageError(f"{dest.where} holds no backup: {why}")
+    return manifest
+
+
+def _verified(dest: Destination, one: Piece | Table) -> Iterator[bytes]:
+    """The file's bytes; CorruptionError at their end when they are not those that were written."""
+    crc = length = 0
+    try:
+        for chunk in dest.chunks(one.name):
+            crc, length = zlib.crc32(chunk, crc), length + len(chunk)
+            yield chunk
+    except FileNotFoundError:
+        raise CorruptionError(f"{dest.where}/{one.name} is missing") from None
+    if (crc, length) != (one.crc, one.size_bytes):
+        raise CorruptionError(f"{dest.where}/{one.name} is damaged: {length} bytes with checksum {crc:08x}, not {one.size_bytes} with "
+                              f"{one.crc:08x}")
+
+
+# ---- restore ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What was made of a backup. `rebuilt` and `check` are None where an interrupted restore had made the store, so that it
+    was only moved. `refused`: why queues and index could not be made of the log; the log is there as it was."""
+
+    store: str
+    dest: str
+    uuid: str
+    taken_ms: int
+    min_offset: int
+    end_offset: int
+    rebuilt: RebuildReport | None
+    check: CheckReport | None
+    refused: str
+    seconds: float
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.refused:
+            return ExitCode.CORRUPTION
+        return ExitCode.OK if self.check is None else ExitCode(self.check.exit_code)
+
+    @property
+    def sentence(self) -> str:
+        """The outcome for a person, one sentence."""
+        if self.refused:
+            return f"{self.store} has the log of {self.dest}, but not its queues and index: {self.refused}"
+        return f"{self.store} is restored from {self.dest}" + ("" if self.check is None else f". {self.check.sentence}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json: plain values."""
+        return {
+            "store": self.store, "dest": self.dest, "uuid": self.uuid, "taken_ms": self.taken_ms, "min_offset": self.min_offset,
+            "end_offset": self.end_offset, "rebuilt": None if self.rebuilt is None else self.rebuilt.to_dict(),
+            "check": None if self.check is None else self.check.to_dict(), "refused": self.refused, "seconds": self.seconds,
+            "exit_code": int(self.exit_code), "sentence": self.sentence}
+
+
+def restore_store(dest: Destination, root: Path, *, progress: Progress = lambda done, total: None,
+                  **settings: object) -> RestoreReport:
+    """Make a store at `root`, absent or empty, of the backup in `dest`: log and tables as they were, the rest made again.
+
+    Nothing is a store at `root` before all of it is made, durable and checked; killed before, the same call begins
+    anew, and `start` refuses. UsageError for a `root` that holds something, and for a destination without a backup;
+    CorruptionError, and nothing is left, where the backup is not what was written.
+    """
+    started_s = time.monotonic()
+    manifest = _require_manifest(dest)
+    refuse_shared(root)
+    make_folders(root)
+    with locked_folder(root), dest.locked(shared=True):
+        made = StorePaths(root).restoring
+        others = sorted(set(os.listdir(root)) - {made.name, "lost+found"})
+        is_made = (made / READY).exists() or bool(others) and made.is_dir() and not os.listdir(made)
+        if others and not is_made:
+            raise UsageError(f"{root} holds {others[0]}: a backup is restored into an empty or absent directory")
+        rebuilt, check, refused = None, None, ""
+        if not is_made:
+            try:
+                _copy_store(manifest, dest, made, progress)
+            except CorruptionError:
+                shutil.rmtree(made)
+                raise
+            rebuilt, check, refused = _complete(made, settings, progress)
+        failpoint("restore_moving")
+        _move(made, root)
+        identity = read_engine_id(root)
+    return RestoreReport(
+        store=str(root), dest=dest.where, uuid=str(identity.uuid) if identity else "", taken_ms=manifest.taken_ms,
+        min_offset=manifest.min_offset, end_offset=manifest.end, rebuilt=rebuilt, check=check, refused=refused,
+        seconds=time.monotonic() - started_s)
+
+
+def _copy_store(manifest: Manifest, dest: Destination, root: Path, progress: Progress) -> None:
+    """Tables and log, durable, and an identity of its own; CorruptionError for what does not fit its checksum."""
+    if root.exists():
+        shutil.rmtree(root)
+    make_folders(root)
+    for table in manifest.tables:
+        _restore_table(table, dest, root)
+    keep_sizes(root, load_config(root, manifest.settings))
+    make_folders(StorePaths(root).commit_log)
+    done = 0
+    for segment in dict.fromkeys(piece.segment for piece in manifest.pieces):
+        for count in _restore_segment([piece for piece in manifest.pieces if piece.segment == segment], manifest, dest, root):
+            done += count
+            progress(done, manifest.size_bytes)
+        failpoint("restore_segment_made")
+    identity = ensure_engine_id(root)
+    if manifest.verified_from is not None:
+        write_watermark(root, DurableWatermark(str(identity.uuid), raise_epoch(root), manifest.end, manifest.verified_from))
+
+
+def _complete(root: Path, settings: dict[str, object], progress: Progress) -> tuple[RebuildReport | None, CheckReport | None, str]:
+    """Queues, index and all else that a store has; what a check of it finds; why not, where its log does not let it."""
+    config = load_config(root, settings)
+    rebuilt, check, refused = None, None, ""
+    try:
+        if any(StorePaths(root).commit_log.iterdir()):
+            rebuilt = rebuild_alone(root, config, progress=progress)
+            refused = rebuilt.sentence if rebuilt.state is RecoveryState.DEGRADED else ""
+            shutil.rmtree(StorePaths(root).quarantine, ignore_errors=True)  # ends of queues that the log has messages of after all
+            _follow_full_segment(root, config.geometry.mapped_file_size_commit_log_bytes, rebuilt.end_offset)
+            failpoint("restore_rebuilt")
+            check = check_now(root, config, progress=progress)
+    except CorruptionError as error:
+        refused = str(error)
+    write_config(root / READY, b"", keep_backup=False)
+    return rebuilt, check, refused
+
+
+def _follow_full_segment(root: Path, size_bytes: int, end: int) -> None:
+    """A log that ends with a full segment gets an empty one, as a running engine has it: RocketMQ would end it earlier."""
+    if end and end % size_bytes == 0 and not StorePaths(root).commit_log_segment(end).exists():
+        os.close(create_file(StorePaths(root).commit_log, segment_name(end), size_bytes))
+
+
+def _restore_table(table: Table, dest: Destination, root: Path) -> None:
+    content = b"".join(_verified(dest, table))
+    if table.path == "config/engine.toml":
+        content = without_log_folders(content)
+    path = root / table.path
+    if ".." in path.parts or not path.is_relative_to(root):
+        raise CorruptionError(f"{dest.where}/{MANIFEST} names {table.path}, which is no file of a store")
+    write_config(path, content + bytes(max(0, table.full_bytes - table.size_bytes)), keep_backup=False)
+
+
+def _restore_segment(pieces: list[Piece], manifest: Manifest, dest: Destination, root: Path) -> Iterator[int]:
+    """Make one segment of its pieces, durable; yields the bytes of each step."""
+    segment, size_bytes = pieces[0].segment, int(manifest.settings["mapped_file_size_commit_log_bytes"])
+    folder, name = StorePaths(root).commit_log, segment_name(segment)
+    descriptor = create_file(folder, name, size_bytes, allocate="full")
+    try:
+        for piece in pieces:
+            at = piece.start - segment
+            for chunk in _verified(dest, piece):
+                pwrite_all(descriptor, chunk, at, folder / name)
+                at += len(chunk)
+                yield len(chunk)
+        os.utime(descriptor, ns=(time.time_ns(), pieces[-1].modified_ns))
+        sync_descriptor(descriptor, folder / name)
+    finally:
+        os.close(descriptor)
+
+
+def _move(made: Path, root: Path) -> None:
+    """Give the made store its place: the log last, so that nothing takes a part of it for a store."""
+    names = sorted(set(os.listdir(made)) - {READY}, key=lambda name: (name == "commitlog", name))
+    with disk_errors("move", made):
+        for name in names:
+            os.rename(made / name, root / name)
+            failpoint("restore_moved")
+        sync_folder(root)
+        sync_folder(made)
+        (made / READY).unlink(missing_ok=True)
+        made.rmdir()
+    sync_folder(root)

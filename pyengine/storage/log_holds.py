@@ -1,0 +1,140 @@
+"""Holds on the log that outlast a process: `config/log-holds/NAME`, one small durable file each.
+
+A backup or a table that is filled from the log needs segments for longer than a reader's hold in shared memory lasts
+(ipc/cleaning.py). Its hold says from which offset on the log must stay, and until when. The cleaner deletes nothing at
+or beyond the lowest offset that is held, except where the disk is over disk_space_clean_forcibly_ratio. A hold ends when
+its time is over, whatever became of its owner, who renews it while it works. A file that cannot be believed holds
+nothing; `status` names it. Deleting the file ends a hold too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+from pyengine.errors import DiskError
+from pyengine.formats.paths import Root, StorePaths
+from pyengine.storage.durable_file import DurableRecord
+
+FOLDER = "log-holds"
+HOLD_MS_MAX = 7 * 24 * 3_600_000  # a hold that ends later than this is of a wrong clock or a wrong hand
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+@dataclass(frozen=True, slots=True)
+class LogHold:
+    """The log from `offset` on is needed by `owner`, until the wall clock says `expires_ms`."""
+
+    name: str
+    owner: str
+    offset: int
+    expires_ms: int
+    damage: str = ""  # why the file counts for nothing
+
+    def is_active(self, now_ms: int) -> bool:
+        """Whether the cleaner has to respect it."""
+        return not self.damage and now_ms < self.expires_ms <= now_ms + HOLD_MS_MAX
+
+
+def _hold(fields: dict[str, object]) -> LogHold:
+    name, owner, offset, expires_ms = fields["name"], fields["owner"], fields["offset"], fields["expires_ms"]
+    if not (isinstance(name, str) and isinstance(owner, str) and isinstance(offset, int) and isinstance(expires_ms, int)):
+        raise ValueError
+    return LogHold(name, owner, offset, expires_ms)
+
+
+def _record(name: str) -> DurableRecord[LogHold]:
+    return DurableRecord(
+        f"{FOLDER}/{name}", lambda hold: {key: value for key, value in asdict(hold).items() if key != "damage"}, _hold)
+
+
+def write_log_hold(root: Root, hold: LogHold) -> None:
+    """Make or renew the hold, durable before this returns. DiskFullError, DiskError or FlushError."""
+    assert _NAME.fullmatch(hold.name), hold.name
+    _record(hold.name).write(root, hold)
+
+
+def remove_log_hold(root: Root, name: str) -> None:
+    """End the hold; nothing happens without it."""
+    _record(name).remove(root)
+
+
+def read_log_holds(root: Root) -> list[LogHold]:
+    """Every hold, the lowest offset first; expired ones and files that cannot be believed too."""
+    try:
+        names = os.listdir(StorePaths(root).config / FOLDER)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = []
+    for name in filter(_NAME.fullmatch, names):
+        if name.endswith(".tmp"):
+            continue
+        try:
+            hold, damage = _record(name).read(root)
+        except DiskError as error:
+            hold, damage = None, f"cannot be read: {error}"
+        if hold is not None and hold.name == name:
+            found.append(hold)
+        elif hold is not None or damage:
+            found.append(LogHold(name, "", 0, 0, f"config/{FOLDER}/{name} {damage or 'has another name in it'}; it holds nothing"))
+    return sorted(found, key=lambda hold: (hold.offset, hold.name))
+
+
+def lowest_log_hold(root: Root, now_ms: int) -> LogHold | None:
+    """The active hold that keeps the most of the log, None without one."""
+    return next((hold for hold in read_log_holds(root) if hold.is_active(now_ms)), None)
+
+
+class KeptHold:
+    """A hold of this process, renewed by keep() while it works."""
+
+    def __init__(self, root: Root, name: str, owner: str, duration_ms: int) -> None:
+        """Writes it, from offset 0 on: move() says later what is really needed. Holds whose time is over are removed."""
+        self._root = root
+        self._duration_ms = duration_ms
+        self._hold = LogHold(name, f"{owner} (pid {os.getpid()})", 0, 0)
+        self.is_written = True
+        self._write()
+        for old in read_log_holds(root) if self.is_written else ():
+            if not old.damage and old.expires_ms <= _now_ms():
+                remove_log_hold(root, old.name)
+
+    def keep(self) -> None:
+        """Renew the hold once half of its time is over. Costs nothing in between."""
+        if self._hold.expires_ms - _now_ms() < self._duration_ms // 2:
+            self._write()
+
+    def move(self, offset: int) -> None:
+        """Need the log from `offset` on only."""
+        self._hold = replace(self._hold, offset=offset)
+        self._write()
+
+    def _write(self) -> None:
+        self._hold = replace(self._hold, expires_ms=_now_ms() + self._duration_ms)
+        try:
+            write_log_hold(self._root, self._hold)
+        except DiskError as error:
+            if error.errno not in _READ_ONLY:
+                raise
+            self.is_written = False  # the caller says whether it can do without
+
+
+@contextlib.contextmanager
+def log_kept(root: Root, name: str, owner: str, duration_ms: int) -> Iterator[KeptHold]:
+    """Hold the log during the block; at its end the hold is removed. After kill -9 it ends within `duration_ms`."""
+    hold = KeptHold(root, name, owner, duration_ms)
+    try:
+        yield hold
+    finally:
+        if hold.is_written:
+            remove_log_hold(root, name)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,83 @@
+"""Holds on the log that outlast a process: files that are whole or not there, and that end by themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyengine.storage import log_holds
+from pyengine.storage.log_holds import HOLD_MS_MAX, KeptHold, LogHold, log_kept, lowest_log_hold, read_log_holds, write_log_hold
+
+NOW_MS = 1_800_000_000_000
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """clock[0]: what the module takes for the time, in ms."""
+    times = [NOW_MS]
+    monkeypatch.setattr(log_holds, "_now_ms", lambda: times[0])
+    return times
+
+
+def test_the_lowest_hold_of_those_that_count_is_the_one_to_respect(tmp_path):
+    assert read_log_holds(tmp_path) == [] and lowest_log_hold(tmp_path, NOW_MS) is None
+    high, low = LogHold("b", "tables", 900, NOW_MS + 1000), LogHold("a", "backup", 500, NOW_MS + 2000)
+    over, endless = LogHold("over", "x", 0, NOW_MS), LogHold("endless", "x", 0, NOW_MS + HOLD_MS_MAX + 1)
+    for hold in (high, low, over, endless):
+        write_log_hold(tmp_path, hold)
+    assert read_log_holds(tmp_path) == [endless, over, low, high]
+    assert lowest_log_hold(tmp_path, NOW_MS) == low
+    assert lowest_log_hold(tmp_path, NOW_MS + 1000) == endless  # its time is near enough now
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"name": "a"}'])
+def test_a_file_that_cannot_be_believed_holds_nothing_and_is_named(tmp_path, content):
+    write_log_hold(tmp_path, LogHold("a", "backup", 500, NOW_MS + 2000))
+    path = tmp_path / "config/log-holds/a"
+    path.write_bytes(content)
+    (found,) = read_log_holds(tmp_path)
+    assert "config/log-holds/a" in found.damage and "holds nothing" in found.damage
+    assert lowest_log_hold(tmp_path, NOW_MS) is None
+
+
+def test_every_flipped_bit_is_found(tmp_path):
+    write_log_hold(tmp_path, LogHold("a", "backup", 500, NOW_MS + 2000))
+    path = tmp_path / "config/log-holds/a"
+    content = path.read_bytes()
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1:])
+        assert lowest_log_hold(tmp_path, NOW_MS) is None, at
+
+
+def test_a_copied_file_under_another_name_and_unfinished_ones_do_not_count(tmp_path):
+    write_log_hold(tmp_path, LogHold("a", "backup", 500, NOW_MS + 2000))
+    folder = tmp_path / "config/log-holds"
+    (folder / "b").write_bytes((folder / "a").read_bytes())
+    (folder / "c.tmp").write_bytes(b"half")
+    assert [(hold.name, bool(hold.damage)) for hold in read_log_holds(tmp_path)] == [("b", True), ("a", False)]
+
+
+def test_a_hold_is_renewed_when_half_of_its_time_is_over(tmp_path, clock):
+    hold = KeptHold(tmp_path, "a", "backup", 1000)
+    hold.move(700)
+    (first,) = read_log_holds(tmp_path)
+    assert (first.offset, first.expires_ms) == (700, NOW_MS + 1000) and "backup (pid " in first.owner
+    clock[0] += 500
+    hold.keep()
+    assert read_log_holds(tmp_path) == [first]
+    clock[0] += 1
+    hold.keep()
+    assert read_log_holds(tmp_path)[0].expires_ms == NOW_MS + 1501
+
+
+def test_the_next_hold_removes_those_whose_time_is_over(tmp_path, clock):
+    write_log_hold(tmp_path, LogHold("old", "killed", 0, NOW_MS))
+    write_log_hold(tmp_path, LogHold("other", "works", 0, NOW_MS + 1))
+    with log_kept(tmp_path, "mine", "backup", 1000):
+        assert {hold.name for hold in read_log_holds(tmp_path)} == {"mine", "other"}
+    assert [hold.name for hold in read_log_holds(tmp_path)] == ["other"]
+
+
+def test_a_block_that_fails_ends_its_hold(tmp_path):
+    with pytest.raises(KeyboardInterrupt), log_kept(tmp_path, "mine", "backup", 1000):
+        raise KeyboardInterrupt
+    assert read_log_holds(tmp_path) == []
