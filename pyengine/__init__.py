@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyengine.client.consumer import Consumer, consume
     from pyengine.client.consumer_groups import ConsumerGroups
+    from pyengine.client.handler import run_consumer, run_consumer_async
     from pyengine.client.outgoing import BatchMessage
-    from pyengine.client.producer import Producer
-    from pyengine.engine.embedded import Engine, connect
+    from pyengine.client.producer import Producer, connect
+    from pyengine.client.retries import DeadLetters
+    from pyengine.engine.embedded import Engine
     from pyengine.errors import (
         ConfigError,
         CorruptionError,
@@ -51,7 +53,9 @@ _MODULES = {
     "pyengine.storage.config": ("EngineConfig", "load_config"),
     "pyengine.client.consumer": ("Consumer", "consume"),
     "pyengine.client.consumer_groups": ("ConsumerGroups",),
-    "pyengine.engine.embedded": ("Engine", "connect"),
+    "pyengine.client.handler": ("run_consumer", "run_consumer_async"),
+    "pyengine.client.retries": ("DeadLetters",),
+    "pyengine.engine.embedded": ("Engine",),
     "pyengine.errors": (
         "ConfigError", "CorruptionError", "DegradedError", "DiskError", "DiskFullError", "EngineError",
         "EngineUnavailableError", "ExitCode", "FlushError", "FormatError", "InvariantError", "NotAStoreError",
@@ -60,18 +64,19 @@ _MODULES = {
     "pyengine.formats.record": ("Message",),
     "pyengine.ipc.live_reader": ("open_store",),
     "pyengine.client.outgoing": ("BatchMessage",),
-    "pyengine.client.producer": ("Producer",),
+    "pyengine.client.producer": ("Producer", "connect"),
     "pyengine.results": ("GetResult", "GetStatus", "PutManyResult", "PutResult", "PutStatus", "ReadLevel"),
     "pyengine.storage.store_reader": ("StoreReader",),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "BatchMessage", "ConfigError", "Consumer", "ConsumerGroups", "CorruptionError", "DegradedError", "DiskError",
-    "DiskFullError", "Engine", "EngineConfig", "EngineError", "EngineUnavailableError", "ExitCode", "FlushError", "FormatError",
-    "GetResult", "GetStatus", "InvariantError", "Message", "NotAStoreError", "Producer", "PutError", "PutManyResult",
-    "PutResult", "PutStatus", "PutTimeoutError", "ReadLevel", "StoreBusyError", "StoreReader", "StoreRefusedError", "UsageError",
-    "__version__", "connect", "consume", "load_config", "open_store",
+    "BatchMessage", "ConfigError", "Consumer", "ConsumerGroups", "CorruptionError", "DeadLetters",
+    "DegradedError", "DiskError", "DiskFullError", "Engine", "EngineConfig", "EngineError", "EngineUnavailableError",
+    "ExitCode", "FlushError", "FormatError", "GetResult", "GetStatus", "InvariantError", "Message", "NotAStoreError",
+    "Producer", "PutError", "PutManyResult", "PutResult", "PutStatus", "PutTimeoutError", "ReadLevel", "StoreBusyError",
+    "StoreReader", "StoreRefusedError", "UsageError", "__version__", "connect", "consume", "load_config", "open_store",
+    "run_consumer", "run_consumer_async",
 ]
 
 

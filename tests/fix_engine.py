@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pyengine.engine.embedded import connect, start_engine, stop_engine
+from pyengine.client.producer import connect
+from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory

@@ -192,6 +192,18 @@ class Reader:
         assert done.returncode == 0, f"{block.page}: {block.first_line}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def run_until(self, block: Block, lines: int) -> str:
+        """Its stdout up to so many lines; then it is told to end, which it must do well."""
+        with subprocess.Popen([sys.executable, "-c", block.text], cwd=self.folder, env=self.environment, stdout=subprocess.PIPE,
+                              text=True) as process:
+            try:
+                shown = "".join(process.stdout.readline() for _ in range(lines))
+                process.terminate()
+                assert process.wait(patience(60)) == 0
+            finally:
+                process.kill()
+        return shown
+
     def stop_engines(self) -> None:
         for store in self.folder.iterdir():
             subprocess.run([sys.executable, "-m", "pyengine", "stop", str(store)], env=self.environment,
@@ -213,7 +225,7 @@ def test_every_block_is_run_or_left_out_for_a_reason():
     blocks = {(block.page, block.first_line) for page in PAGES for block in blocks_of(page)}
     assert LEFT_OUT.keys() <= blocks, "a row of LEFT_OUT names no block"
     for page, first_line in blocks - LEFT_OUT.keys():
-        run_here = page in ("README.md", "docs/consumers.md")
+        run_here = page in ("README.md", "docs/consumers.md", "docs/retries.md")
         run_elsewhere = page in RUN_ELSEWHERE or page.startswith("docs/api/")  # tests/test_docs_api.py
         assert run_here or run_elsewhere, f"{page}: nothing runs {first_line!r}"
     for page, test in RUN_ELSEWHERE.items():
@@ -222,8 +234,10 @@ def test_every_block_is_run_or_left_out_for_a_reason():
 
 @pytest.mark.timeout(600)
 def test_the_blocks_of_the_readme_run(reader):
-    shown = [reader.run(block) for block in runnable("README.md") if block.first_line != SPARK]
-    program, consumer, shell = shown
+    blocks = [block for block in runnable("README.md") if block.first_line != SPARK]
+    shown = [reader.run_until(block, 4) if "run_consumer" in block.text else reader.run(block) for block in blocks]
+    program, consumer, handler, shell = shown
+    assert sorted(handler.splitlines()) == consumer.splitlines()
     assert consumer.splitlines() == ["0 b'one apple'", "1 b'two'", "2 b'three'", "3 b'four'"]
     lines = program.splitlines()
     assert lines[0].startswith("PUT_OK 0 ")
@@ -238,6 +252,15 @@ def test_the_blocks_of_the_consumers_page_run(reader):
     assert sorted(re.findall(r"order \d", first)) == [f"order {number}" for number in range(1, 5)]
     assert "order 4" in second and "billing" in shell and "forgotten" in shell
     assert len(re.findall(r"\| order \d", shell)) == 4, "after the reset everything came again"
+
+
+@pytest.mark.timeout(600)
+def test_the_blocks_of_the_retries_page_run(reader):
+    handler, tasks, by_hand, shell = [reader.run(block) for block in blocks_of("docs/retries.md")]
+    assert handler.splitlines() == ["b'one' 0", "b'two' 0", "b'three' 0", "b'two' 1"]
+    assert tasks.splitlines()[0] == "audit b'one'" and "audit b'three'" in tasks
+    assert by_hand.splitlines() == ["SCHEDULE_TOPIC_XXXX", "jobs b'two' 1", "%DLQ%by-hand"]
+    assert "1 put back for by-hand" in shell and "two" in shell
 
 
 @pytest.mark.java

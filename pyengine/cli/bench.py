@@ -27,8 +27,9 @@ from pyengine.cli.bench_producer import TOPIC, Produced
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.options import json_option, set_option
 from pyengine.cli.prove import file_system_of, measure_disk
+from pyengine.client.producer import connect
 from pyengine.engine.children import child_environment
-from pyengine.engine.embedded import Engine, connect
+from pyengine.engine.embedded import Engine
 from pyengine.errors import DiskError, EngineError, ExitCode, NotAStoreError
 from pyengine.storage.config import load_config
 

@@ -59,6 +59,7 @@ COMMANDS = (
     Row("tail", "pyengine.cli.tail", "tail", "Write and read"),
     Row("topics", "pyengine.cli.topics", "topics", "Write and read"),
     Row("groups", "pyengine.cli.groups", "groups", "Write and read"),
+    Row("dlq", "pyengine.cli.dlq", "dlq", "Write and read"),
     Row("query", "pyengine.cli.read", "query", "Look up"),
     Row("message", "pyengine.cli.read", "message", "Look up"),
     Row("offset-at", "pyengine.cli.read", "offset_at", "Look up"),

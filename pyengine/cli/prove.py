@@ -28,7 +28,7 @@ from pyengine.cli.ingest_producer import AckedList
 from pyengine.cli.options import json_option, set_option
 from pyengine.cli.replay import MODES
 from pyengine.cli.torture import EngineWatch, KillRounds, check_acked, kill, kill_all
-from pyengine.engine.embedded import connect
+from pyengine.client.producer import connect
 from pyengine.errors import DiskError, EngineError, ExitCode, NotAStoreError
 from pyengine.results import PutResult
 from pyengine.storage.config import load_config

@@ -7,7 +7,8 @@
 At least once: a message is remembered as dealt with only after the program has come back
 for the next one (or has called commit()), so none is left out whatever is killed when; what
 was handed out and not yet remembered comes again. Messages of one queue come in order, to
-one member at a time. docs/consumers.md tells the rest.
+one member at a time. What the group has given back with retry() comes from its retry topic, which
+a second consumer inside this one reads. docs/consumers.md tells the rest.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from typing import TYPE_CHECKING, Self
 from pyengine import arguments
 from pyengine.client.consumer_groups import QueueLag, Start, check_start, queue_lags, start_offset
 from pyengine.client.group_session import BEAT_S, AssignedQueue, GroupSession, HistoryChangedError
+from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, has_retries, retry_topic
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import FLUSH_STEP_S, open_store
-from pyengine.results import GetStatus, ReadLevel
+from pyengine.results import GetStatus, PutResult, ReadLevel
 from pyengine.storage.config import check_keywords
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.message_getter import Wanted
@@ -56,6 +58,7 @@ def consume(
     auto_commit: bool = True,
     commit_interval_s: float = 1.0,
     session_timeout_s: float = 30.0,
+    max_reconsume_times: int = MAX_RECONSUME_TIMES,
     **settings: object,
 ) -> Consumer:
     """Consume `topic` of the store at `path`; needs no engine, but without one nothing new comes.
@@ -68,8 +71,9 @@ def consume(
     `queues` reads these queues only and takes no part in the sharing. `level` is a ReadLevel or its name.
 
     With `auto_commit` a message is done when the program asks for the next one; offsets are stored every
-    `commit_interval_s` and at the end. Without it only commit() stores them. A member that gives no sign of life for
-    `session_timeout_s` (stopped, hung) loses its queues.
+    `commit_interval_s` and at the end. Without it a message is done by ack(), retry() or commit(). A member that gives no
+    sign of life for `session_timeout_s` (stopped, hung) loses its queues. A message that was given back
+    `max_reconsume_times` becomes a dead letter; what others of the group give back is read by all of them.
     `settings` are the store's, as for open_store. NotAStoreError, UsageError; StoreBusyError
     while another program has the store open and a group is given; DiskError where the
     config folder cannot be written.
@@ -77,23 +81,23 @@ def consume(
     check_keywords(consume, settings)
     return Consumer(path, topic, group=group, tags=tags, sql=sql, from_=from_, queues=queues, level=level,
                     auto_commit=auto_commit, commit_interval_s=commit_interval_s,
-                    session_timeout_s=session_timeout_s, **settings)
+                    session_timeout_s=session_timeout_s, max_reconsume_times=max_reconsume_times, is_inner=False, **settings)
 
 
 class Consumer:
     """Reads one topic. Made by pyengine.consume; a context manager, an iterator and an async iterator of messages.
 
-    One thread (or task) at a time asks for messages; other threads may call commit(), lag(), seek() and close(). A
-    forked child cannot use it. A thread of its own sends heartbeats, takes and releases queues as members come and go,
-    and commits.
+    One thread (or task) at a time asks for messages; other threads may call all else. A forked child cannot use it. A
+    thread of its own sends heartbeats, takes and releases queues as members come and go, and commits.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], topic: str, *, group: str | None, tags: str | None,
         sql: str | None, from_: Start,
         queues: Sequence[int] | None, level: ReadLevel | str | None, auto_commit: bool, commit_interval_s: float,
-        session_timeout_s: float, **settings: object,
+        session_timeout_s: float, max_reconsume_times: int, is_inner: bool, **settings: object,
     ) -> None:
+        # is_inner: of another consumer, which lends its thread and calls the methods.
         Wanted.of(tags, sql)
         arguments.topic_name(topic)
         if group is not None:
@@ -102,6 +106,8 @@ class Consumer:
         arguments.number(commit_interval_s, "commit_interval_s")
         if arguments.number(session_timeout_s, "session_timeout_s") < 4 * BEAT_S:
             raise UsageError(f"session_timeout_s is {session_timeout_s:g}; give at least {4 * BEAT_S:g}")
+        if arguments.integer(max_reconsume_times, "max_reconsume_times") < 0:
+            raise UsageError(f"max_reconsume_times is {max_reconsume_times}; give 0 or more")
         self.topic = topic
         self.group = group
         self.notes: list[str] = []
@@ -116,6 +122,13 @@ class Consumer:
         self._queues = None if queues is None else _queue_ids(queues)
         self._held: dict[int, AssignedQueue] = {}
         self._outstanding: set[int] = set()
+        self._has_acks = False
+        self._retried: Consumer | None = None  # reads the retry topic, once there is one
+        self._is_retried_turn = False
+        self._retry_topic = None if group is None or is_inner or not has_retries(group) else retry_topic(group)
+        self._retries = None if group is None or is_inner else Retries(
+            path, group, max_reconsume_times=max_reconsume_times, **settings)
+        self._settings = settings
         self._turn = 0
         self._asker = -1
         self._first_look = True
@@ -141,7 +154,8 @@ class Consumer:
             self._reader.close()
             raise
         self._keeper = threading.Thread(target=self._heartbeat_loop, name=f"pyengine-consumer-{topic}", daemon=True)
-        self._keeper.start()
+        if not is_inner:
+            self._keeper.start()
 
     # -- ask for messages ---------------------------------------------------------
 
@@ -212,8 +226,15 @@ class Consumer:
         A queue that another member has taken over is not among them: its messages come again there. UsageError
         without a group.
         """
-        if self._session is None:
-            raise UsageError("there is no group to remember offsets for: give consume() one")
+        self._require_group()
+        own, retried = (None, None) if messages is None else _parted([messages] if isinstance(messages, Message) else messages)
+        with self._work:
+            committed = self._commit_own(own)
+            if self._retried is not None:
+                self._retried._commit_own(retried)
+            return committed
+
+    def _commit_own(self, messages: list[Message] | None) -> dict[int, int]:
         with self._work:
             with self._state:
                 self._require_open()
@@ -221,6 +242,43 @@ class Consumer:
             self._commit_done()
             with self._state:
                 return {queue_id: held.committed for queue_id, held in self._held.items()}
+
+    def ack(self, messages: Message | Iterable[Message]) -> None:
+        """Say that these messages are done, in any order, from any thread.
+
+        The group's offset moves up to the first message of the queue that is not done; it is stored every commit_interval_s
+        and at the end. With auto_commit messages are done without it. UsageError without a group.
+        """
+        self._require_group()
+        own, retried = _parted([messages] if isinstance(messages, Message) else messages)
+        with self._state:
+            self._require_open()
+            self._acknowledge(own)
+            inner = self._retried
+        if retried and inner is not None:
+            with inner._state:
+                inner._acknowledge(retried)
+
+    def retry(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
+        """Give a message back: the group gets it again after a delay; then it is done here. From any thread.
+
+        It is put into `%RETRY%group` by the delay level given (message_delay_level), by default level 3 (10 s) the first time
+        and one level more each time; after max_reconsume_times, or with a negative level, into `%DLQ%group`. It is
+        stored before it counts as done here, so that no kill loses it; a kill between may double it. Returns where it is
+        stored now. PutError if the log does not have it, EngineUnavailableError; the message is not done then.
+        UsageError without a group.
+        """
+        self._require_group()
+        self._require_open()
+        assert self._retries is not None
+        result = self._retries.put(message, delay_level, timeout_s=timeout_s)
+        self.ack(message)
+        return result
+
+    async def retry_async(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
+        """Like retry(), for asyncio: the event loop runs while this waits."""
+        return await asyncio.get_running_loop().run_in_executor(
+            None, lambda: self.retry(message, delay_level, timeout_s=timeout_s))
 
     def seek(self, queue_id: int, offset: int) -> None:
         """Continue at `offset`, forward or back, in a queue of this member; the next commit, or the end, stores it.
@@ -282,7 +340,7 @@ class Consumer:
         if self._pid != os.getpid():
             return
         self._closing.set()
-        if threading.current_thread() is not self._keeper:
+        if self._keeper.ident is not None and threading.current_thread() is not self._keeper:
             self._keeper.join()
         with self._pulling, self._work:
             if self._is_closed:
@@ -294,17 +352,47 @@ class Consumer:
                             self._finish(None)
                     self._give_back(list(self._held.values()))
             finally:
-                with self._state:
-                    self._is_closed = True
-                    self._held.clear()
-                    if self._session is not None:
-                        self._session.close()
-                    self._reader.close()
+                try:
+                    if self._retries is not None:
+                        self._retries.close()
+                    if self._retried is not None:
+                        self._retried._close(finished=finished, closer=closer)
+                finally:
+                    with self._state:
+                        self._is_closed = True
+                        self._held.clear()
+                        if self._session is not None:
+                            self._session.close()
+                        self._reader.close()
 
     # -- fetch and hand out -------------------------------------------------------
 
     def _next(self, max_messages: int) -> tuple[list[Message], bool]:
-        """(messages, whether anything was read, be it passed over); never waits."""
+        """(messages, whether anything was read, be it passed over); never waits. The topic and the retry topic in turn."""
+        inner = self._retried
+        if inner is None:
+            return self._next_own(max_messages)
+        self._is_retried_turn = not self._is_retried_turn
+        self._take_up(inner)
+        has_moved = False
+        for consumer in (inner, self) if self._is_retried_turn else (self, inner):
+            messages, moved = consumer._next_own(max_messages)
+            has_moved = has_moved or moved
+            if messages:  # of one only: an error of the other one loses none
+                return [RetriedMessage.of(message) for message in messages] if consumer is inner else messages, True
+        return [], has_moved
+
+    def _take_up(self, inner: Consumer) -> None:
+        """This thread asks: with auto_commit, what both have given is done."""
+        for consumer in (self, inner):
+            with consumer._state:
+                consumer._require_open()
+                consumer._asker = threading.get_ident()
+                if self._auto_commit:
+                    consumer._finish(None)
+
+    def _next_own(self, max_messages: int) -> tuple[list[Message], bool]:
+        """The same, of this consumer's own topic."""
         with self._state:
             self._require_open()
             self._raise_trouble()
@@ -395,7 +483,7 @@ class Consumer:
         held.go_to(end)
         return end
 
-    def _finish(self, messages: Message | Iterable[Message] | None) -> None:
+    def _finish(self, messages: Iterable[Message] | None) -> None:
         """The program is done with these messages; None: with all that it was given."""
         if messages is None:
             for queue_id in self._outstanding:
@@ -403,10 +491,20 @@ class Consumer:
                     self._held[queue_id].finish()
             self._outstanding.clear()
             return
-        for message in [messages] if isinstance(messages, Message) else messages:
+        for message in messages:
             held = self._held.get(message.queue_id)
             if held is not None:
                 held.finish(message.queue_offset + 1)
+                if not held.is_outstanding:
+                    self._outstanding.discard(message.queue_id)
+
+    def _acknowledge(self, messages: Iterable[Message]) -> None:
+        """Each of these alone is done."""
+        for message in messages:
+            held = self._held.get(message.queue_id)
+            if held is not None and not self._auto_commit:
+                held.acknowledge(message.queue_offset)
+                self._has_acks = True
                 if not held.is_outstanding:
                     self._outstanding.discard(message.queue_id)
 
@@ -448,9 +546,22 @@ class Consumer:
                         self._held.clear()
             self._follow_history()
             self._rebalance()
-            if self._auto_commit and self._session is not None and time.monotonic() >= self._commit_due_s:
+            if (self._auto_commit or self._has_acks) and self._session is not None and time.monotonic() >= self._commit_due_s:
                 self._commit_due_s = time.monotonic() + self._commit_interval_s
                 self._commit_done()
+            if self._retried is not None:
+                self._retried._look()
+            else:
+                self._look_for_retries()
+
+    def _look_for_retries(self) -> None:
+        """Read the retry topic from its first message on, as soon as it has a queue."""
+        if self._retry_topic is not None and self._reader.queue_ids(self._retry_topic):
+            self._retried = Consumer(
+                self._reader.root, self._retry_topic, group=self.group, tags=None, sql=None, from_="first", queues=None,
+                level=self._level,
+                auto_commit=self._auto_commit, commit_interval_s=self._commit_interval_s,
+                session_timeout_s=self._session_timeout_s, max_reconsume_times=0, is_inner=True, **self._settings)
 
     @property
     def _group_session(self) -> GroupSession:
@@ -500,7 +611,8 @@ class Consumer:
         for queue_id, (claim, stored) in self._group_session.take(wanted).items():
             position = firsts[queue_id] if stored is None else stored
             with self._state:
-                self._held[queue_id] = AssignedQueue(queue_id, claim, position, -1 if stored is None else stored)
+                self._held[queue_id] = AssignedQueue(queue_id, claim, position, -1 if stored is None else stored,
+                                                     is_acked_singly=not self._auto_commit)
 
     def _take_all(self, queue_ids: Iterable[int]) -> None:
         start = self._from if self._first_look else "first"  # a queue that came later is all new
@@ -594,6 +706,10 @@ class Consumer:
 
     # -- small things -------------------------------------------------------------
 
+    def _require_group(self) -> None:
+        if self._session is None:
+            raise UsageError("there is no group to remember offsets for: give consume() one")
+
     def _require_open(self) -> None:
         if self._is_closed:
             raise UsageError(f"this consumer of {self.topic} is closed")
@@ -620,6 +736,14 @@ def _queue_ids(queues: Iterable[int]) -> list[int]:
     if ids[0] < 0:
         raise UsageError(f"{ids[0]} is no queue id: give 0 or more")
     return ids
+
+
+def _parted(messages: Iterable[Message]) -> tuple[list[Message], list[Message]]:
+    """(messages of the topic, messages that come again from the retry topic)."""
+    parts: tuple[list[Message], list[Message]] = [], []
+    for message in messages:
+        parts[isinstance(message, RetriedMessage)].append(message)
+    return parts
 
 
 def _mark(message: Message) -> tuple[int, int, int, int]:

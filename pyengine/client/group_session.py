@@ -263,6 +263,8 @@ class AssignedQueue:
     handed_end   after the last message that the program was given
     done         everything below has been dealt with: what a commit remembers
     committed    what is remembered; -1 for nothing
+    open         offsets that were given and are not done, in order; of these `acked` are done before others. Only with
+                 `is_acked_singly`.
     """
 
     queue_id: int
@@ -274,6 +276,9 @@ class AssignedQueue:
     buffer: deque[Message] = field(default_factory=deque)
     last: Message | None = None           # the last one fetched: tells whether the log is still the same
     leaving_since_s: float | None = None  # it belongs to another member now: nothing more is handed out
+    is_acked_singly: bool = False
+    open: deque[int] = field(default_factory=deque)
+    acked: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.done = self.handed_end = self.position
@@ -299,12 +304,31 @@ class AssignedQueue:
         messages = [self.buffer.popleft() for _ in range(min(count, len(self.buffer)))]
         if messages:
             self.handed_end = messages[-1].queue_offset + 1
+            if self.is_acked_singly:
+                self.open.extend(message.queue_offset for message in messages)
         return messages
 
     def finish(self, end: int | None = None) -> None:
         """The program is done with what it was given, below `end` at least if that is said."""
         self.done = self.handed_end if end is None else max(self.done, min(end, self.handed_end))
+        if self.is_acked_singly:
+            while self.open and self.open[0] < self.done:
+                self.acked.discard(self.open.popleft())
+            self._pass_acked()
         self.settle()
+
+    def acknowledge(self, offset: int) -> None:
+        """The message at `offset` is done, whatever came before it."""
+        if self.done <= offset < self.handed_end:
+            self.acked.add(offset)
+            self._pass_acked()
+            self.settle()
+
+    def _pass_acked(self) -> None:
+        """Everything below the first message that is not done is done."""
+        while self.open and self.open[0] in self.acked:
+            self.acked.discard(self.open.popleft())
+            self.done = self.open[0] if self.open else self.handed_end
 
     def settle(self) -> None:
         """What was passed over without being handed out is done too, once nothing before it is open."""
@@ -321,9 +345,13 @@ class AssignedQueue:
         """As before a hand-out that failed: what was taken since is fetched again."""
         self.buffer.clear()
         self.position, self.handed_end, self.done = next_offset, handed_end, done
+        while self.open and self.open[-1] >= handed_end:
+            self.acked.discard(self.open.pop())
 
     def go_to(self, offset: int) -> None:
         """Go on at `offset`, whatever was handed out."""
         self.buffer.clear()
         self.last = None
+        self.open.clear()
+        self.acked.clear()
         self.position = self.handed_end = self.done = offset

@@ -18,9 +18,11 @@ itself. Not to be used across fork().
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pyengine import arguments
@@ -44,6 +46,7 @@ from pyengine.formats.properties import decode_properties, is_wait_store_ok
 from pyengine.formats.record import HOST_V6_BYTES, BatchMember, encode_batch, encode_host, record_size
 from pyengine.native import producer as native
 from pyengine.results import PutManyResult, PutResult, PutStatus
+from pyengine.storage.config import check_keywords, load_config
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -53,6 +56,32 @@ if TYPE_CHECKING:
 
 _INT32_MAX = 0x7FFFFFFF
 _REMEMBERED_MAX = 10_000  # topics, tags and prefixes whose bytes are kept
+
+
+def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0,
+            **settings: object) -> Producer:
+    """Return a producer of the engine that runs on the store at `path`; EngineUnavailableError if none does.
+
+    `ring_bytes` is the size of its submission ring, a power of two (default session_ring_bytes); `timeout_s` the longest
+    time to wait for a supervisor that is being restarted. `settings` are those of the store that a producer needs:
+    store_host, message_delay_level, session_ring_bytes.
+    """
+    from pyengine.ipc.session_client import open_session
+    from pyengine.native.session import check_ring_bytes
+
+    check_keywords(connect, settings)
+    arguments.number(timeout_s, "timeout_s")
+    if ring_bytes is not None:
+        check_ring_bytes(ring_bytes)
+    root = Path(path).absolute()
+    config = load_config(root, settings)
+    if ring_bytes is None and config.origins.get("session_ring_bytes") == "--set":
+        ring_bytes = config.session_ring_bytes
+    def open_now(limit_s: float | None) -> ProducerSession:
+        return open_session(root, ring_bytes, timeout_s if limit_s is None else min(limit_s, timeout_s))
+
+    return Producer(open_now, store_host=config.store_host,
+                    delays_ms=config.delay_levels_ms)
 
 
 class Producer(ProducerFront):

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from pyengine import arguments
+from pyengine.client.producer import connect as connect
 from pyengine.errors import (
     CorruptionError,
     DegradedError,
@@ -49,7 +49,6 @@ from pyengine.storage.file_system import refuse_shared
 if TYPE_CHECKING:
     from pyengine.client.producer import Producer
     from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.ipc.session_client import ProducerSession
 
 START_TIMEOUT_S = 3600.0  # recovery of a large store may take long; a dead supervisor is noticed at once
 STOP_TIMEOUT_S = 60.0
@@ -158,33 +157,6 @@ class Engine:
         else:
             with contextlib.suppress(EngineError):  # the error under way says more
                 self.stop()
-
-
-def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0,
-            **settings: object) -> Producer:
-    """Return a producer of the engine that runs on the store at `path`; EngineUnavailableError if none does.
-
-    `ring_bytes` is the size of its submission ring, a power of two (default session_ring_bytes); `timeout_s` the longest
-    time to wait for a supervisor that is being restarted. `settings` are those of the store that a producer needs:
-    store_host, message_delay_level, session_ring_bytes.
-    """
-    from pyengine.client.producer import Producer
-    from pyengine.ipc.session_client import open_session
-    from pyengine.native.session import check_ring_bytes
-
-    check_keywords(connect, settings)
-    arguments.number(timeout_s, "timeout_s")
-    if ring_bytes is not None:
-        check_ring_bytes(ring_bytes)
-    root = Path(path).absolute()
-    config = load_config(root, settings)
-    if ring_bytes is None and config.origins.get("session_ring_bytes") == "--set":
-        ring_bytes = config.session_ring_bytes
-    def open_now(limit_s: float | None) -> ProducerSession:
-        return open_session(root, ring_bytes, timeout_s if limit_s is None else min(limit_s, timeout_s))
-
-    return Producer(open_now, store_host=config.store_host,
-                    delays_ms=config.delay_levels_ms)
 
 
 def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | None = None, *,

@@ -94,6 +94,18 @@ class TopicConfigs:
             topics[config.topic] = config.check()
         return config
 
+    def ensure(self, config: TopicConfig) -> TopicConfig:
+        """The entry of this topic; `config` is entered, durable before this returns, where there is none."""
+        found = self.read().topics.get(config.topic)
+        if found is None:
+            try:
+                return self.create(config)
+            except UsageError:  # another process was faster
+                found = self.read().topics.get(config.topic)
+                if found is None:
+                    raise
+        return found
+
     def update(self, topic: str, **changes: Any) -> TopicConfig:
         """Change fields of a topic that is there, by TopicConfig's names; the new values."""
         with self._changed() as topics:

@@ -308,6 +308,65 @@ def test_a_pull_that_fails_half_way_gives_and_commits_nothing(builder, consume, 
     assert sorted(bodies(got)) == sorted(expected)
 
 
+def test_acknowledged_messages_move_the_offset_up_to_the_first_that_is_not(builder, consume):
+    fill(builder, 6)
+    consumer = consume(auto_commit=False, commit_interval_s=0)
+    messages = consumer.pull(6)
+    consumer.ack([messages[4], messages[1]])
+    consumer._look()
+    assert stored(builder) == {0: 0}
+    consumer.ack(messages[0])
+    consumer._look()
+    assert stored(builder) == {0: 2}
+    consumer.ack([messages[3], messages[2], messages[2]])
+    consumer.close()
+    assert stored(builder) == {0: 5}
+    assert [message.queue_offset for message in consume().pull()] == [5]
+
+
+def test_commit_goes_past_messages_that_were_not_acknowledged(builder, consume):
+    fill(builder, 6)
+    consumer = consume(auto_commit=False)
+    messages = consumer.pull(6)
+    consumer.ack([messages[3], messages[5]])
+    assert consumer.commit(messages[2]) == {0: 4}
+    assert consumer.commit() == {0: 6}
+
+
+def test_acknowledgements_of_another_place_change_nothing(builder, consume):
+    fill(builder, 6)
+    consumer = consume(auto_commit=False, commit_interval_s=0)
+    first = consumer.pull(4)
+    consumer.seek(0, 1)
+    consumer.ack([first[0], first[3]])           # before the place, and not given since
+    (again,) = consumer.pull(1)
+    consumer.ack(again)
+    consumer._look()
+    assert stored(builder) == {0: 2} and consumer.pull(1)[0].queue_offset == 2
+
+
+def test_messages_between_filtered_ones_are_acknowledged_too(builder, consume):
+    for number in range(6):
+        builder.put("orders", b"%d" % number, tags="ab"[number % 2])
+    consumer = consume(auto_commit=False, commit_interval_s=0, tags="a")
+    messages = consumer.pull(6)
+    assert [message.queue_offset for message in messages] == [0, 2, 4]
+    consumer.ack(messages[1:])
+    consumer.ack(messages[0])
+    consumer._look()
+    assert stored(builder) == {0: 6}
+
+
+def test_with_auto_commit_an_acknowledgement_alone_stores_nothing(builder, consume):
+    fill(builder, 3)
+    consumer = consume(commit_interval_s=0)
+    consumer.ack(consumer.pull(3))
+    consumer._look()
+    assert stored(builder) == {0: 0}
+    consumer.close()
+    assert stored(builder) == {0: 3}
+
+
 def test_seek_goes_forward_and_back(builder, consume):
     expected = fill(builder, 10)
     consumer = consume()

@@ -121,3 +121,23 @@ def test_changes_of_several_at_once_are_all_kept(tmp_path):
         thread.join()
     table = TopicConfigs(tmp_path).read()
     assert len(table.topics) == 8 and table.counter == 8
+
+
+def test_an_entry_is_made_once_and_kept_as_it_is(tmp_path):
+    found = configs(tmp_path)
+    assert found.ensure(TopicConfig("%RETRY%g", 1, 1)) == TopicConfig("%RETRY%g", 1, 1)
+    before = found.path.read_bytes()
+    assert found.ensure(TopicConfig("%RETRY%g", 7, 7)).read_queue_nums == 1
+    assert found.path.read_bytes() == before
+
+
+def test_an_entry_that_another_process_made_meanwhile_is_taken(tmp_path, monkeypatch):
+    mine, other = configs(tmp_path), TopicConfigs(tmp_path)
+    create = mine.create
+
+    def late(config):
+        other.create(TopicConfig("T", 3, 3))
+        return create(config)
+
+    monkeypatch.setattr(mine, "create", late)
+    assert mine.ensure(TopicConfig("T", 1, 1)).read_queue_nums == 3

@@ -1,0 +1,212 @@
+"""`pyengine.run_consumer`: a function that is called with each message of a topic, until the program is told to end.
+
+    def handle(message):
+        send_invoice(message.body)
+
+    pyengine.run_consumer("my-store", "orders", "billing", handle, concurrency=4)
+
+A message is acknowledged when the handler returns and given back (Consumer.retry) when it raises. Where it cannot be given
+back, because no engine runs, the handler gets it again after HANDLE_AGAIN_S, as RocketMQ's ConsumeMessageConcurrentlyService
+does. A kill loses none: what was not acknowledged comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from types import FrameType
+from typing import Any, TypeVar
+
+from pyengine import arguments
+from pyengine.client.consumer import Consumer, consume
+from pyengine.errors import EngineError, UsageError
+from pyengine.formats.record import Message
+
+PULL_S = 0.5           # how soon a request to end is seen while no messages come
+HANDLE_AGAIN_S = 5.0
+_LOG = logging.getLogger("pyengine.client.handler")
+_Call = TypeVar("_Call", bound="Future[None] | asyncio.Task[None]")
+
+
+def run_consumer(
+    store: str | os.PathLike[str], topic: str, group: str, handler: Callable[[Message], object], *, concurrency: int = 1,
+    delay_level: int | None = None, stop: threading.Event | None = None, **options: Any,
+) -> None:
+    """Call `handler` with each message of `topic` for `group` until SIGTERM, SIGINT, or `stop` is set.
+
+    A message is done when the handler returns. When it raises an exception, the message is given back and comes again
+    later: see Consumer.retry, also for `delay_level`. `concurrency` messages at once are handled, each in a thread of its
+    own; with 1 they are handled in this thread, and those of a queue in order. At the end the handlers that run are
+    waited for, and offsets are stored; a second signal has its usual effect. Signals are left alone outside the main thread.
+    `options` are those of pyengine.consume (from_, tags, max_reconsume_times, settings ...). What else ends the call: an
+    error of the store, and what a handler raises that is no Exception.
+    """
+    _check(handler, concurrency, options, is_async=False)
+    stopping = threading.Event() if stop is None else stop
+    with consume(store, topic, group=group, auto_commit=False, **options) as consumer, _signals_to(stopping.set):
+        work = _Work(consumer, handler, delay_level, stopping)
+        if concurrency == 1:
+            while not stopping.is_set():
+                for message in consumer.pull(1, timeout_s=PULL_S):
+                    work.deal_with(message)
+        else:
+            work.in_threads(concurrency)
+
+
+async def run_consumer_async(
+    store: str | os.PathLike[str], topic: str, group: str, handler: Callable[[Message], Awaitable[object]], *,
+    concurrency: int = 1, delay_level: int | None = None, stop: asyncio.Event | None = None, **options: Any,
+) -> None:
+    """run_consumer() for asyncio: `handler` is a coroutine function, and `concurrency` of its tasks run at once.
+
+    A cancelled call cancels the handlers that run; their messages come again.
+    """
+    _check(handler, concurrency, options, is_async=True)
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event() if stop is None else stop
+    tasks: set[asyncio.Task[None]] = set()
+    consumer = await loop.run_in_executor(None, lambda: consume(store, topic, group=group, auto_commit=False, **options))
+    async with consumer:
+        with _signals_to(lambda: loop.call_soon_threadsafe(stopping.set)):
+            stopped = asyncio.ensure_future(stopping.wait())
+            try:
+                while not stopping.is_set():
+                    if len(tasks) == concurrency:
+                        await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                    else:
+                        for message in await consumer.pull_async(concurrency - len(tasks), timeout_s=PULL_S):
+                            tasks.add(asyncio.ensure_future(_deal_with_async(consumer, handler, delay_level, stopped, message)))
+                    tasks -= _ended(tasks)
+                while tasks:
+                    await asyncio.wait(tasks)
+                    tasks -= _ended(tasks)
+            finally:
+                stopped.cancel()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Work:
+    """What run_consumer does with messages."""
+
+    def __init__(self, consumer: Consumer, handler: Callable[[Message], object], delay_level: int | None,
+                 stopping: threading.Event) -> None:
+        self._consumer = consumer
+        self._handler = handler
+        self._delay_level = delay_level
+        self._stopping = stopping
+
+    def deal_with(self, message: Message) -> None:
+        """Handle it until it is done or given back, or the program is to end."""
+        while True:
+            try:
+                self._handler(message)
+            except Exception:  # noqa: BLE001 - whatever it is, the message comes again
+                _LOG.exception("the handler failed for %s, which comes again", message.msg_id)
+            else:
+                self._consumer.ack(message)
+                return
+            try:
+                self._consumer.retry(message, self._delay_level)
+                return
+            except EngineError as error:
+                _LOG.warning("%s cannot be given back and is handled again in %g s: %s", message.msg_id, HANDLE_AGAIN_S, error)
+            if self._stopping.wait(HANDLE_AGAIN_S):
+                return
+
+    def in_threads(self, concurrency: int) -> None:
+        """The same for as many messages at once."""
+        with ThreadPoolExecutor(concurrency, thread_name_prefix="pyengine-handler") as pool:
+            busy: set[Future[None]] = set()
+            try:
+                while not self._stopping.is_set():
+                    if len(busy) == concurrency:
+                        wait(busy, PULL_S, FIRST_COMPLETED)
+                    else:
+                        for message in self._consumer.pull(concurrency - len(busy), timeout_s=PULL_S):
+                            busy.add(pool.submit(self.deal_with, message))
+                    busy -= _ended(busy)
+                while busy:
+                    wait(busy)
+                    busy -= _ended(busy)
+            except BaseException:
+                self._stopping.set()  # for those that wait to handle a message again
+                raise
+
+
+async def _deal_with_async(
+    consumer: Consumer, handler: Callable[[Message], Awaitable[object]], delay_level: int | None,
+    stopped: asyncio.Future[Any], message: Message,
+) -> None:
+    while True:
+        try:
+            await handler(message)
+        except Exception:  # noqa: BLE001 - whatever it is, the message comes again
+            _LOG.exception("the handler failed for %s, which comes again", message.msg_id)
+        else:
+            consumer.ack(message)
+            return
+        try:
+            await consumer.retry_async(message, delay_level)
+            return
+        except EngineError as error:
+            _LOG.warning("%s cannot be given back and is handled again in %g s: %s", message.msg_id, HANDLE_AGAIN_S, error)
+        await asyncio.wait({stopped}, timeout=HANDLE_AGAIN_S)
+        if stopped.done():
+            return
+
+
+def _ended(calls: set[_Call]) -> set[_Call]:
+    """Those that have ended; what one of them raised is raised here."""
+    ended = {call for call in calls if call.done()}
+    for call in ended:
+        call.result()
+    return ended
+
+
+def _check(handler: object, concurrency: int, options: dict[str, Any], *, is_async: bool) -> None:
+    if not callable(handler):
+        raise TypeError(f"handler must be callable, not {type(handler).__name__}")
+    is_coroutine = inspect.iscoroutinefunction(handler)
+    if is_coroutine and not is_async:
+        raise UsageError("the handler is a coroutine function: use run_consumer_async")
+    if is_async and inspect.isfunction(handler) and not is_coroutine:
+        raise UsageError("the handler is no coroutine function: use run_consumer")
+    if arguments.integer(concurrency, "concurrency") < 1:
+        raise UsageError(f"concurrency is {concurrency}; give at least 1")
+    if "auto_commit" in options:
+        raise UsageError("run_consumer acknowledges each message itself: leave auto_commit out")
+
+
+@contextlib.contextmanager
+def _signals_to(stop: Callable[[], object]) -> Iterator[None]:
+    """The first SIGTERM or SIGINT of the block asks to stop; in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, usual in before.items():
+            signal.signal(number, usual)
+        before.clear()
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        restore()
+        stop()
+
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.getsignal(number)
+            signal.signal(number, asked)
+        yield
+    finally:
+        restore()

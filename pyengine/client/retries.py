@@ -1,0 +1,273 @@
+"""Retries and dead letters: what becomes of a message that a consumer group could not deal with.
+
+    topic, raw = sent_back(message, "billing")      # what RocketMQ's broker would store, and where
+    Retries(root, "billing").put(message)           # stores it
+
+A message that is given back is put once more, into the group's retry topic `%RETRY%group`, through the delay schedule:
+level 3 (10 s) the first time, one level more each time. After `max_reconsume_times` it goes to `%DLQ%group`, where it
+stays until somebody puts it back (DeadLetters). RocketMQ: SendMessageProcessor.consumerSendMsgBack (4.9.8).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyengine import arguments
+from pyengine.client.outgoing import RawMessage
+from pyengine.client.producer import Producer, connect
+from pyengine.errors import UsageError
+from pyengine.formats.constants import (
+    DLQ_PREFIX,
+    PROPERTY_DELAY,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_WAIT,
+    RETRY_PREFIX,
+    TOPIC_BYTES_MAX,
+)
+from pyengine.formats.properties import encode_properties, hash_map_order
+from pyengine.formats.record import Message
+from pyengine.ipc.live_reader import LiveStoreReader, open_store
+from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
+from pyengine.results import PutResult
+from pyengine.storage.config import check_keywords
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+
+MAX_RECONSUME_TIMES = 16  # SubscriptionGroupConfig.retryMaxTimes
+FIRST_DELAY_LEVEL = 3
+RETRY_QUEUE_NUMS = 1      # SubscriptionGroupConfig.retryQueueNums
+DLQ_QUEUE_NUMS = 1
+GROUP_BYTES_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)
+REQUEUE_MESSAGES = 32     # of the dead letters, put back before that is noted
+
+
+def has_retries(group: str) -> bool:
+    """Whether the group's name leaves room for `%RETRY%` in a topic's name."""
+    return 0 < len(group.encode()) <= GROUP_BYTES_MAX
+
+
+def retry_topic(group: str) -> str:
+    """The group's retry topic; UsageError for a group whose name leaves no room for it."""
+    return _group_topic(RETRY_PREFIX, group)
+
+
+def dlq_topic(group: str) -> str:
+    """The topic of the group's dead letters; UsageError as for retry_topic()."""
+    return _group_topic(DLQ_PREFIX, group)
+
+
+def sent_back(
+    message: Message, group: str, *, delay_level: int = 0, max_reconsume_times: int = MAX_RECONSUME_TIMES,
+    retry_queue_nums: int = RETRY_QUEUE_NUMS, topic_sys_flag: int = 0,
+) -> tuple[TopicConfig, RawMessage]:
+    """What to store for a message that `group` gives back, and the topics.json entry that its topic must have.
+
+    `delay_level` 0 is level 3 + reconsume times, below 0 is straight to the dead letters. Topic and queue of the raw message
+    are the ones it is delivered to; put_raw() takes it through the delay schedule. It waits for the disk in sync
+    mode, though its text says WAIT=false as RocketMQ's: the original counts as done once this is stored.
+    """
+    properties = dict(message.properties)
+    properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
+    properties[PROPERTY_WAIT] = "false"
+    is_dead = delay_level < 0 or message.reconsume_times >= max_reconsume_times
+    level = 0 if is_dead else delay_level or FIRST_DELAY_LEVEL + message.reconsume_times
+    properties[PROPERTY_DELAY] = str(level)
+    properties[PROPERTY_ORIGIN_MESSAGE_ID] = properties.get(PROPERTY_ORIGIN_MESSAGE_ID, "").strip() or message.msg_id
+    if is_dead:
+        topic = TopicConfig(dlq_topic(group), DLQ_QUEUE_NUMS, DLQ_QUEUE_NUMS)
+    else:
+        topic = TopicConfig(retry_topic(group), retry_queue_nums, retry_queue_nums, topic_sys_flag=topic_sys_flag)
+    return topic, replace(_raw(message, properties), topic=topic.topic, queue_id=random.randrange(topic.write_queue_nums),
+                          delay_level=level, reconsume_times=message.reconsume_times + 1)
+
+
+class RetriedMessage(Message):
+    """A message that was given back and comes again: `topic` is its first one, queue and offsets are the retry queue's."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, message: Message) -> RetriedMessage:
+        """The same message under its first topic. RocketMQ: DefaultMQPushConsumerImpl.resetRetryAndNamespace."""
+        return cls(
+            message.properties.get(PROPERTY_RETRY_TOPIC, message.topic), message.body, message.queue_id, message.queue_offset,
+            message.physical_offset, message.size_bytes, message.raw_properties, message.flag, message.sys_flag,
+            message.born_timestamp_ms, message.born_host, message.store_timestamp_ms, message.store_host,
+            message.reconsume_times, message.prepared_transaction_offset, message.body_crc)
+
+
+class Retries:
+    """Gives messages of one group back; connects with the first. Thread-safe."""
+
+    def __init__(self, root: str | os.PathLike[str], group: str, *, max_reconsume_times: int = MAX_RECONSUME_TIMES,
+                 **settings: object) -> None:
+        self._root = Path(root)
+        self._group = group
+        self._max_reconsume_times = max_reconsume_times
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+        self._entered: set[str] = set()
+
+    def put(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
+        """Store what the message becomes. PutError when the log does not have it, EngineUnavailableError."""
+        level = 0 if delay_level is None else arguments.integer(delay_level, "delay_level")
+        topic, raw = sent_back(message, self._group, delay_level=level, max_reconsume_times=self._max_reconsume_times)
+        return self.put_into(topic, raw, timeout_s=timeout_s)
+
+    def put_into(self, topic: TopicConfig, raw: RawMessage, *, timeout_s: float | None = None) -> PutResult:
+        """Store this message, its topic in topics.json before it; errors as of put()."""
+        with self._lock:
+            if topic.topic not in self._entered:
+                TopicConfigs(self._root).ensure(topic)
+                self._entered.add(topic.topic)
+            if self._producer is None:
+                self._producer = connect(self._root, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **self._settings)
+            producer = self._producer
+        result = producer.put_raw(raw, timeout_s=timeout_s)
+        return result if result.stored else result.raise_for_status()
+
+    def close(self) -> None:
+        """End the session, if there is one."""
+        with self._lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterQueue:
+    """The dead letters of one group: those of `first` to `end` can be read, those from `next` on were not put back yet."""
+
+    group: str
+    first: int
+    end: int
+    next: int
+    oldest_ms: int | None
+    """Store time of the oldest that was not put back, None without any."""
+
+    @property
+    def messages(self) -> int:
+        """How many can be read."""
+        return self.end - self.first
+
+    @property
+    def waiting(self) -> int:
+        """How many of them were not put back yet."""
+        return self.end - self.next
+
+
+class DeadLetters:
+    """The dead letters of the store at `path`, and their way back. Only requeue() needs an engine and changes anything."""
+
+    def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
+        """NotAStoreError, ConfigError."""
+        check_keywords(DeadLetters, settings)
+        self._root = Path(path)
+        self._settings = settings
+        self._offsets = ConsumerOffsets(path)
+        with self._open():
+            pass
+
+    def queues(self) -> list[DeadLetterQueue]:
+        """One for each group that has dead letters, in the order of names."""
+        with self._open() as reader:
+            return [self._queue(reader, topic.removeprefix(DLQ_PREFIX)) for topic in sorted(reader.topics())
+                    if topic.startswith(DLQ_PREFIX) and 0 in reader.queue_ids(topic)]
+
+    def messages(self, group: str, offset: int | None = None, max_messages: int = 32) -> list[Message]:
+        """Up to `max_messages` of a group from this offset on (None: the first), each under its first topic."""
+        with self._open() as reader:
+            queue = self._queue(reader, group)
+            return list(_read(reader, group, queue.first if offset is None else offset, queue.end, max_messages))
+
+    def requeue(self, group: str, offsets: Iterable[int] | None = None) -> int:
+        """Put dead letters back, so that the group, and no other, gets them again; how many.
+
+        `offsets` names some; None means all that were not put back yet, and notes how far it came, as the group's offset
+        of its dead letters in consumerOffset.json. They go to the group's retry topic at once and have all their
+        retries anew. At least once: a kill between a put and the note puts up to 32 messages back again. UsageError
+        for an offset that has no message; PutError, EngineUnavailableError.
+        """
+        retries = Retries(self._root, group, max_reconsume_times=MAX_RECONSUME_TIMES, **self._settings)
+        topic = TopicConfig(retry_topic(group), RETRY_QUEUE_NUMS, RETRY_QUEUE_NUMS)
+        count = 0
+        try:
+            with self._open() as reader:
+                queue = self._queue(reader, group)
+                if offsets is not None:
+                    for message in self._named(reader, queue, offsets):
+                        retries.put_into(topic, _requeued(message, topic.topic))
+                        count += 1
+                    return count
+                at = queue.next
+                while at < queue.end:
+                    end = min(at + REQUEUE_MESSAGES, queue.end)
+                    for message in _read(reader, group, at, end, REQUEUE_MESSAGES):
+                        retries.put_into(topic, _requeued(message, topic.topic))
+                        count += 1
+                    self._offsets.commit(dlq_topic(group), group, {0: end})
+                    at = end
+                return count
+        finally:
+            retries.close()
+
+    def _named(self, reader: LiveStoreReader, queue: DeadLetterQueue, offsets: Iterable[int]) -> list[Message]:
+        messages = []
+        for offset in offsets:
+            found = list(_read(reader, queue.group, offset, min(offset + 1, queue.end), 1)) if offset >= queue.first else []
+            if not found:
+                raise UsageError(f"{queue.group} has no dead letter at offset {offset}: {queue.first} to {queue.end - 1} can be read")
+            messages += found
+        return messages
+
+    def _queue(self, reader: LiveStoreReader, group: str) -> DeadLetterQueue:
+        topic = dlq_topic(group)
+        first, end = reader.queue_range(topic, 0)
+        following = min(max(self._offsets.read(topic, group).get(0, first), first), end)
+        oldest = reader.get_message(topic, 0, following, 1).messages if following < end else []
+        return DeadLetterQueue(group, first, end, following, oldest[0].store_timestamp_ms if oldest else None)
+
+    def _open(self) -> LiveStoreReader:
+        return open_store(self._root, **self._settings)
+
+
+def _group_topic(prefix: str, group: str) -> str:
+    if not has_retries(group):
+        raise UsageError(f"the group {group!r} has no retries: its name must have 1 to {GROUP_BYTES_MAX} bytes")
+    return prefix + group
+
+
+def _raw(message: Message, properties: dict[str, str]) -> RawMessage:
+    """The message with other properties, in the order of the broker's map."""
+    return RawMessage(
+        message.topic, message.body, queue_id=message.queue_id,
+        properties_text=encode_properties({name: properties[name] for name in hash_map_order(properties)}),
+        flag=message.flag, sys_flag=message.sys_flag, born_timestamp_ms=message.born_timestamp_ms,
+        born_host=message.born_host, store_host=message.store_host, reconsume_times=message.reconsume_times)
+
+
+def _requeued(message: Message, topic: str) -> RawMessage:
+    """A dead letter on its way back."""
+    properties = message.properties | {PROPERTY_RETRY_TOPIC: message.topic}
+    return replace(_raw(message, properties), topic=topic, queue_id=0, reconsume_times=0)
+
+
+def _read(reader: LiveStoreReader, group: str, offset: int, end: int, count: int) -> Iterator[Message]:
+    """Up to `count` dead letters from `offset` on, below `end`."""
+    topic = dlq_topic(group)
+    while offset < end and count > 0:
+        found = reader.get_message(topic, 0, offset, count)
+        for message in found.messages:
+            if message.queue_offset < end:
+                count -= 1
+                yield RetriedMessage.of(message)
+        if found.next_begin_offset <= offset:
+            return
+        offset = found.next_begin_offset

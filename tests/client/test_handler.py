@@ -1,0 +1,355 @@
+"""run_consumer and run_consumer_async: what is done when the handler returns or raises, how they end, and what kills lose: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import pytest
+
+import pyengine
+from fix_cli import environment
+from fix_engine import SMALL
+from pyengine.client import handler as handler_module
+from pyengine.client.retries import dlq_topic, retry_topic
+from pyengine.errors import EngineUnavailableError, UsageError
+from waiting import eventually, patience
+
+NO_DELAYS = " ".join(["0s"] * 18)
+QUEUES = 4
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """One whose delay levels are over at once. Each test has a topic and a group of its own."""
+    with pyengine.Engine(tmp_path_factory.mktemp("handler") / "store", message_delay_level=NO_DELAYS, **SMALL) as engine:
+        yield engine
+
+
+@pytest.fixture
+def names(request):
+    """(topic, group) of this test."""
+    word = request.node.name.removeprefix("test_")[:60].replace("[", "-").replace("]", "")
+    return f"T-{word}", f"G-{word}"
+
+
+@pytest.fixture
+def running(engine, names):
+    """running(handler, **options): run_consumer in a thread; its `stop` ends it, as the test's end does."""
+    started = []
+
+    class Running(threading.Thread):
+        def __init__(self, handler, **options) -> None:
+            super().__init__()
+            self.stop = threading.Event()
+            self.options = {"from_": "first", "commit_interval_s": 0.05, "stop": self.stop} | options
+            self.handler = handler
+            self.error = None
+            self.start()
+
+        def run(self) -> None:
+            try:
+                pyengine.run_consumer(engine.path, *names, self.handler, **self.options)
+            except BaseException as error:
+                self.error = error
+
+        def end(self) -> None:
+            self.stop.set()
+            self.join()
+
+    def make(handler, **options) -> Running:
+        started.append(Running(handler, **options))
+        return started[-1]
+
+    yield make
+    for each in started:
+        each.end()
+
+
+def put(engine, topic, count):
+    """So many messages, over QUEUES queues; their bodies."""
+    bodies = [b"%05d" % number for number in range(count)]
+    with engine.connect() as producer:
+        for queue_id in range(QUEUES):
+            if mine := bodies[queue_id::QUEUES]:
+                producer.put_many(topic, mine, queue_id=queue_id).raise_for_status()
+    return bodies
+
+
+def lag(engine, *names):
+    """Of the group on its topic and its retry topic."""
+    return sum(state.lag for state in pyengine.ConsumerGroups(engine.path).groups(group=names[1]))
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_each_message_is_handled_once_and_is_done(engine, names, running, concurrency):
+    bodies = put(engine, names[0], 40)
+    seen = []
+    runs = running(lambda message: seen.append(message.body), concurrency=concurrency)
+    eventually(lambda: len(seen) >= 40, "all were handled")
+    runs.end()
+    assert sorted(seen) == bodies and runs.error is None and lag(engine, *names) == 0
+
+
+def test_with_one_at_a_time_a_queue_keeps_its_order_and_the_thread_is_the_callers(engine, names, running):
+    bodies = put(engine, names[0], 40)
+    seen, threads = [], set()
+
+    def handle(message):
+        seen.append((message.queue_id, message.body))
+        threads.add(threading.get_ident())
+
+    runs = running(handle)
+    eventually(lambda: len(seen) == 40, "all were handled")
+    assert [[body for queue_id, body in seen if queue_id == each] for each in range(QUEUES)] == [
+        bodies[each::QUEUES] for each in range(QUEUES)]
+    assert threads == {runs.ident}
+
+
+def test_as_many_as_concurrency_says_are_handled_at_once(engine, names, running):
+    put(engine, names[0], 9)
+    together = threading.Barrier(3)
+    seen = []
+
+    def handle(message):
+        together.wait(patience(60))  # each waits for two others
+        seen.append(message.body)
+
+    running(handle, concurrency=3)
+    eventually(lambda: len(seen) == 9, "all were handled")
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_message_whose_handler_raises_comes_again(engine, names, running, concurrency):
+    put(engine, names[0], 10)
+    tries = Counter()
+
+    def handle(message):
+        tries[message.body] += 1
+        if message.reconsume_times < 2:
+            raise ValueError("not yet")
+
+    runs = running(handle, concurrency=concurrency)
+    eventually(lambda: sum(tries.values()) == 30, "each was handled three times")
+    runs.end()
+    assert set(tries.values()) == {3} and lag(engine, *names) == 0
+
+
+def test_a_message_that_always_fails_is_a_dead_letter_and_keeps_nothing_up(engine, names, running):
+    put(engine, names[0], 6)
+    seen = []
+
+    def handle(message):
+        if message.body == b"00000":
+            raise ValueError("poison")
+        seen.append(message.body)
+
+    running(handle, max_reconsume_times=1)
+    letters = pyengine.DeadLetters(engine.path)
+    eventually(lambda: [one.body for one in letters.messages(names[1])] == [b"00000"], "the dead letter")
+    assert sorted(seen) == [b"%05d" % number for number in range(1, 6)]
+    assert letters.queues()[0].group and dlq_topic(names[1]) != retry_topic(names[1])
+
+
+def test_a_message_that_cannot_be_given_back_is_handled_again(engine, names, running, monkeypatch):
+    monkeypatch.setattr(handler_module, "HANDLE_AGAIN_S", 0.01)
+    refusals = []
+
+    def refused(self, message, delay_level=None):
+        refusals.append(message)
+        raise EngineUnavailableError("no engine")
+
+    monkeypatch.setattr(pyengine.Consumer, "retry", refused)
+    put(engine, names[0], 1)
+    tries = []
+
+    def handle(message):
+        tries.append(message.body)
+        if len(tries) < 4:
+            raise ValueError("not yet")
+
+    runs = running(handle)
+    eventually(lambda: len(tries) == 4, "it was handled until it went well")
+    runs.end()
+    assert len(refusals) == 3 and lag(engine, *names) == 0
+
+
+def test_an_end_while_a_message_waits_to_be_handled_again_leaves_it_to_the_next_run(engine, names, running, monkeypatch):
+    def refused(self, message, delay_level=None):
+        raise EngineUnavailableError("no engine")
+
+    monkeypatch.setattr(pyengine.Consumer, "retry", refused)
+    put(engine, names[0], 1)
+    tries = []
+    runs = running(lambda message: tries.append(1) or 1 / 0)
+    eventually(lambda: tries, "it was handled")
+    runs.end()
+    assert runs.error is None and len(tries) == 1 and lag(engine, *names) == 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_what_is_no_exception_ends_the_call(engine, names, running, concurrency):
+    put(engine, names[0], 1)
+
+    def handle(message):
+        raise SystemExit(3)
+
+    runs = running(handle, concurrency=concurrency)
+    eventually(lambda: not runs.is_alive(), "the call has ended")
+    assert isinstance(runs.error, SystemExit) and lag(engine, *names) == 1
+
+
+def test_wrong_arguments_are_refused(engine):
+    async def coroutine(message):
+        pass
+
+    def run(handler=print, **options):
+        pyengine.run_consumer(engine.path, "T", "G", handler, **options)
+
+    with pytest.raises(TypeError, match="callable"):
+        run(None)
+    with pytest.raises(UsageError, match="run_consumer_async"):
+        run(coroutine)
+    with pytest.raises(UsageError, match="at least 1"):
+        run(concurrency=0)
+    with pytest.raises(UsageError, match="auto_commit"):
+        run(auto_commit=True)
+    with pytest.raises(UsageError, match="use run_consumer"):
+        asyncio.run(pyengine.run_consumer_async(engine.path, "T", "G", lambda message: None))
+
+
+# --- asyncio --------------------------------------------------------------------------------------
+
+
+def test_tasks_handle_messages_and_failed_ones_come_again(engine, names):
+    put(engine, names[0], 20)
+    tries = Counter()
+    most = [0, 0]  # running now, and at most
+
+    async def main():
+        stop = asyncio.Event()
+
+        async def handle(message):
+            most[0] += 1
+            most[1] = max(most)
+            await asyncio.sleep(0)
+            most[0] -= 1
+            tries[message.body] += 1
+            if sum(tries.values()) == 40:
+                stop.set()
+            if message.reconsume_times == 0:
+                raise ValueError("not yet")
+
+        await asyncio.wait_for(pyengine.run_consumer_async(engine.path, *names, handle, concurrency=5, stop=stop, from_="first"),
+                               patience(60))
+
+    asyncio.run(main())
+    assert set(tries.values()) == {2} and len(tries) == 20 and 1 < most[1] <= 5 and lag(engine, *names) == 0
+
+
+def test_a_cancelled_call_leaves_what_runs_to_the_next_one(engine, names):
+    put(engine, names[0], 2)
+    cancelled = []
+
+    async def main():
+        begun = asyncio.Event()
+
+        async def handle(message):
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(message.body)
+                raise
+
+        task = asyncio.ensure_future(pyengine.run_consumer_async(engine.path, *names, handle, from_="first"))
+        await asyncio.wait_for(begun.wait(), patience(60))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert len(cancelled) == 1 and lag(engine, *names) == 2
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+PROGRAM = """
+import asyncio, os, random, sys, threading
+import pyengine
+store, topic, group, log, form = sys.argv[1:6]
+out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def handle(message):
+    if form == "hold" and message.body == b"00000":
+        os.write(out, b"begun\\n")
+        sys.stdin.readline()
+    elif form != "hold" and random.random() < 0.1:
+        raise ValueError("at random")
+    os.write(out, message.body + b"\\n")
+async def handle_async(message):
+    if message.body == b"00000":
+        os.write(out, b"begun\\n")
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    os.write(out, message.body + b"\\n")
+options = dict(from_="first", commit_interval_s=0.05, max_reconsume_times=1000)
+if form == "async":
+    asyncio.run(pyengine.run_consumer_async(store, topic, group, handle_async, concurrency=2, **options))
+else:
+    pyengine.run_consumer(store, topic, group, handle, concurrency=4 if form == "many" else 1, **options)
+os.write(out, b"ended\\n")
+"""
+
+
+def program(engine, names, log, form):
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(engine.path), *names, str(log), form], env=environment(),
+                            stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def lines(log):
+    return log.read_bytes().split(b"\n")[:-1] if log.exists() else []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("form", ["hold", "async"])
+def test_a_signal_lets_the_handler_end_and_stores_offsets(engine, names, tmp_path, form, number):
+    put(engine, names[0], 1)
+    log = tmp_path / "log"
+    process = program(engine, names, log, form)
+    try:
+        eventually(lambda: b"begun" in lines(log), "the handler runs", timeout_s=90)
+        process.send_signal(number)
+
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert process.wait(timeout=patience(60)) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert lines(log) == [b"begun", b"00000", b"ended"] and lag(engine, *names) == 0
+
+
+@pytest.mark.parametrize(("count", "kills"), [
+    (600, 3), pytest.param(20_000, 40, marks=pytest.mark.long)], ids=["short", "long"])
+def test_kill_9_of_consumers_loses_no_message(engine, names, tmp_path, rng, count, kills):
+    bodies = put(engine, names[0], count)
+    log = tmp_path / "log"
+    processes = [program(engine, names, log, form) for form in ("many", "one")]
+    try:
+        for number in range(kills):
+            before = (number + 1) * count // (kills + 2)
+            eventually(lambda: len(set(lines(log))) >= before, f"{before} messages were handled", timeout_s=90)
+            victim = rng.randrange(2)
+            processes[victim].kill()
+            processes[victim].wait()
+            processes[victim] = program(engine, names, log, "many" if victim == 0 else "one")
+        eventually(lambda: set(lines(log)) >= set(bodies), "every message was handled", timeout_s=120)
+        eventually(lambda: lag(engine, *names) == 0, "every message is done")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert set(lines(log)) == set(bodies)

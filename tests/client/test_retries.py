@@ -1,0 +1,348 @@
+"""What a message becomes that is given back, and its way through the retry topic to the dead letters."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import pyengine
+from fix_cli import environment
+from fix_engine import SMALL
+from fix_store_builder import START_MS
+from pyengine.client.outgoing import delayed
+from pyengine.client.retries import RetriedMessage, Retries, dlq_topic, retry_topic, sent_back
+from pyengine.errors import EngineUnavailableError, PutError, UsageError
+from pyengine.formats.properties import decode_properties
+from pyengine.formats.record import Message
+from pyengine.results import PutStatus
+from pyengine.storage.topic_config import TopicConfigs
+from waiting import eventually, patience
+
+NO_DELAYS = " ".join(["0s"] * 18)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """One whose delay levels are over at once. Each test has a topic and a group of its own."""
+    with pyengine.Engine(tmp_path_factory.mktemp("retries") / "store", message_delay_level=NO_DELAYS, **SMALL) as engine:
+        yield engine
+
+
+@pytest.fixture
+def names(request):
+    """(topic, group) of this test."""
+    word = request.node.name.removeprefix("test_")[:60].replace("[", "-").replace("]", "")
+    return f"T-{word}", f"G-{word}"
+
+
+@pytest.fixture
+def consume(engine, names):
+    """consume(...) on the engine's store: a Consumer of the test's topic and group that is closed at the end."""
+    opened = []
+
+    def make(**options) -> pyengine.Consumer:
+        opened.append(pyengine.consume(engine.path, names[0], **({"group": names[1], "from_": "first", "auto_commit": False,
+                                                                  "commit_interval_s": 0.05} | options)))
+        return opened[-1]
+
+    yield make
+    for consumer in opened:
+        consumer.close()
+
+
+def put(engine, topic, *bodies, **options):
+    with engine.connect() as producer:
+        for body in bodies:
+            producer.put(topic, body, **options).raise_for_status()
+
+
+def pull(consumer, count=1):
+    """Just so many messages."""
+    found = []
+    eventually(lambda: found.extend(consumer.pull(count - len(found), timeout_s=0.1)) or len(found) == count, f"{count} messages")
+    return found
+
+
+def message(**fields) -> Message:
+    properties = fields.pop("properties", {"TAGS": "paid", "KEYS": "k1 k2", "own": "1"})
+    fields = {"topic": "orders", "body": b"x", "queue_id": 3, "queue_offset": 7, "physical_offset": 4096, "size_bytes": 200,
+              "raw_properties": "\x02".join(f"{name}\x01{value}" for name, value in properties.items()), "flag": 5, "sys_flag": 9,
+              "born_timestamp_ms": START_MS, "born_host": "10.0.0.1:1", "store_host": "10.0.0.2:10911"} | fields
+    return Message(**fields)
+
+
+# --- what is stored -------------------------------------------------------------------------------
+
+
+def test_a_message_given_back_has_what_the_broker_sets():
+    topic, raw = sent_back(message(), "g")
+    assert (topic.topic, topic.read_queue_nums, topic.write_queue_nums, topic.perm) == ("%RETRY%g", 1, 1, 6)
+    assert decode_properties(raw.properties_text) == {
+        "TAGS": "paid", "KEYS": "k1 k2", "own": "1", "RETRY_TOPIC": "orders", "WAIT": "false", "DELAY": "3",
+        "ORIGIN_MESSAGE_ID": message().msg_id}
+    assert (raw.topic, raw.queue_id, raw.delay_level, raw.reconsume_times) == ("%RETRY%g", 0, 3, 1)
+    assert (raw.body, raw.flag, raw.sys_flag, raw.born_timestamp_ms, raw.born_host, raw.store_host) == (
+        b"x", 5, 9, START_MS, "10.0.0.1:1", "10.0.0.2:10911")
+    assert raw.wait_store_msg_ok  # in sync mode it is on the disk before the original counts as done
+
+
+def test_the_property_text_is_in_the_order_of_the_brokers_map():
+    """Java 17: these names put into a HashMap in this order and iterated."""
+    _, raw = sent_back(message(properties={"UNIQ_KEY": "U", "CLUSTER": "c", "TAGS": "t"}), "g")
+    topic, queue_id, text = delayed(raw.topic, raw.queue_id, raw.properties_text, raw.delay_level, 18)
+    assert (topic, queue_id) == ("SCHEDULE_TOPIC_XXXX", 2)
+    assert [piece.partition("\x01")[0] for piece in text.split("\x02")] == [
+        "REAL_TOPIC", "ORIGIN_MESSAGE_ID", "RETRY_TOPIC", "UNIQ_KEY", "CLUSTER", "WAIT", "DELAY", "TAGS", "REAL_QID"]
+
+
+@pytest.mark.parametrize(("times", "level", "expected"), [(0, 0, 3), (1, 0, 4), (15, 0, 18), (4, 2, 2)])
+def test_the_delay_grows_with_each_retry_unless_it_is_given(times, level, expected):
+    _, raw = sent_back(message(reconsume_times=times), "g", delay_level=level)
+    assert (raw.delay_level, raw.reconsume_times) == (expected, times + 1)
+
+
+@pytest.mark.parametrize(("times", "most", "level"), [(16, 16, 0), (0, 0, 0), (3, 16, -1), (20, 16, 5)])
+def test_after_the_last_retry_a_message_is_a_dead_letter(times, most, level):
+    topic, raw = sent_back(message(reconsume_times=times), "g", delay_level=level, max_reconsume_times=most)
+    assert (topic.topic, topic.write_queue_nums, raw.topic, raw.queue_id) == ("%DLQ%g", 1, "%DLQ%g", 0)
+    assert (raw.delay_level, raw.reconsume_times, decode_properties(raw.properties_text)["DELAY"]) == (0, times + 1, "0")
+
+
+def test_a_second_retry_keeps_the_first_topic_and_message_id():
+    first = {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "AA", "DELAY": "3", "REAL_TOPIC": "%RETRY%g", "REAL_QID": "0", "WAIT": "false"}
+    _, raw = sent_back(message(topic="%RETRY%g", properties=first, reconsume_times=1), "g")
+    assert decode_properties(raw.properties_text) == first | {"DELAY": "4"}
+
+
+def test_several_retry_queues_are_used():
+    used = {sent_back(message(), "g", retry_queue_nums=4)[1].queue_id for _ in range(200)}
+    assert used == {0, 1, 2, 3}  # one is missing once in 10^24 runs
+
+
+def test_a_group_whose_name_leaves_no_room_has_no_retries(builder):
+    assert retry_topic("g" * 120) == "%RETRY%" + "g" * 120 and dlq_topic("g") == "%DLQ%g"
+    with pytest.raises(UsageError, match="1 to 120 bytes"):
+        sent_back(message(), "g" * 121)
+    builder.put("orders", b"x")
+    with pyengine.consume(builder.root, "orders", group="g" * 121, from_="first") as consumer:
+        (found,) = consumer.pull()
+        with pytest.raises(UsageError, match="1 to 120 bytes"):
+            consumer.retry(found)
+
+
+# --- there and back -------------------------------------------------------------------------------
+
+
+def test_a_message_given_back_comes_again_under_its_own_topic(engine, names, consume):
+    put(engine, names[0], b"one", tags="red", keys="k", properties={"own": "1"})
+    consumer = consume()
+    (first,) = pull(consumer)
+    assert consumer.retry(first).ok
+    (again,) = pull(consumer)
+    assert (again.topic, again.body, again.tags, again.keys, again.reconsume_times) == (names[0], b"one", "red", "k", 1)
+    assert again.properties["own"] == "1" and again.properties["ORIGIN_MESSAGE_ID"] == first.msg_id
+    consumer.ack(again)
+    consumer.close()
+    assert consume().pull(timeout_s=0) == []  # neither comes a third time
+
+
+def test_it_comes_to_a_consumer_that_started_before_the_retry_topic(engine, names, consume):
+    put(engine, names[0], b"a", b"b")
+    consumer = consume(auto_commit=True)
+    a, b = pull(consumer, 2)
+    consumer.retry(b)
+    consumer.retry(a)
+    assert sorted(again.body for again in pull(consumer, 2)) == [b"a", b"b"]
+
+
+def test_after_max_reconsume_times_it_is_a_dead_letter(engine, names, consume):
+    put(engine, names[0], b"poison")
+    consumer = consume(max_reconsume_times=2)
+    for times in range(3):
+        (found,) = pull(consumer)
+        assert found.reconsume_times == times
+        result = consumer.retry(found)
+    assert result.topic == dlq_topic(names[1])
+    letters = pyengine.DeadLetters(engine.path)
+    eventually(lambda: [one.body for one in letters.messages(names[1])] == [b"poison"], "the dead letter")
+    (dead,) = letters.messages(names[1])
+    assert (dead.topic, dead.reconsume_times, dead.queue_id) == (names[0], 3, 0)
+
+
+def test_retry_and_dead_letter_topics_are_entered_as_the_broker_enters_them(engine, names, consume):
+    put(engine, names[0], b"x", b"y")
+    consumer = consume()
+    x, y = pull(consumer, 2)
+    consumer.retry(x)
+    consumer.retry(y, delay_level=-1)
+    topics = TopicConfigs(engine.path).read().topics
+    for topic in (retry_topic(names[1]), dlq_topic(names[1])):
+        entry = topics[topic]
+        assert (entry.read_queue_nums, entry.write_queue_nums, entry.perm, entry.order, entry.topic_sys_flag) == (1, 1, 6, False, 0)
+
+
+def test_an_entry_that_is_there_is_kept(engine, names, consume):
+    TopicConfigs(engine.path).create(pyengine.storage.topic_config.TopicConfig(retry_topic(names[1]), 3, 3))
+    put(engine, names[0], b"x")
+    consumer = consume()
+    consumer.retry(*pull(consumer))
+    assert TopicConfigs(engine.path).read().topics[retry_topic(names[1])].read_queue_nums == 3
+
+
+def test_a_message_that_cannot_be_stored_is_not_done(engine, names, consume, monkeypatch):
+    put(engine, names[0], b"x")
+    consumer = consume()
+    (found,) = pull(consumer)
+    refused = pyengine.PutResult(PutStatus.OS_PAGECACHE_BUSY, reason="busy")
+    with monkeypatch.context() as patch:
+        patch.setattr(pyengine.Producer, "put_raw", lambda self, raw, timeout_s=None: refused)
+        with pytest.raises(PutError, match="busy"):
+            consumer.retry(found)
+    consumer.close()
+    assert pull(consume())[0].body == b"x"
+
+
+def test_a_message_is_not_done_without_an_engine(builder):
+    builder.put("orders", b"x")
+    with pyengine.consume(builder.root, "orders", group="g", from_="first", auto_commit=False) as consumer:
+        (found,) = consumer.pull()
+        with pytest.raises(EngineUnavailableError):
+            consumer.retry(found)
+    with pyengine.consume(builder.root, "orders", group="g") as consumer:
+        assert [one.body for one in consumer.pull(timeout_s=0)] == [b"x"]
+
+
+def test_a_consumer_without_a_group_gives_nothing_back(builder):
+    builder.put("orders", b"x")
+    with pyengine.consume(builder.root, "orders", from_="first") as consumer:
+        (found,) = consumer.pull()
+        for call in (consumer.retry, consumer.ack, consumer.commit):
+            with pytest.raises(UsageError, match="no group"):
+                call(found)
+
+
+def test_a_kill_between_the_retry_and_its_acknowledgement_doubles_and_never_loses(engine, names, consume):
+    put(engine, names[0], b"x")
+    dying = """
+import os, sys, pyengine
+consumer = pyengine.consume(sys.argv[1], sys.argv[2], group=sys.argv[3], from_="first", auto_commit=False)
+consumer.ack = lambda message: os.kill(os.getpid(), 9)
+consumer.retry(*consumer.pull(timeout_s=60))
+"""
+    ran = subprocess.run([sys.executable, "-c", dying, engine.path, *names], env=environment(), timeout=patience(120), check=False)
+    assert ran.returncode == -signal.SIGKILL
+    found = pull(consume(), 2)
+    assert [one.body for one in found] == [b"x", b"x"] and sorted(one.reconsume_times for one in found) == [0, 1]
+
+
+def test_the_topic_and_the_retries_come_in_turn(engine, names, consume):
+    """A full topic does not keep back what is given back, and the other way round."""
+    put(engine, names[0], *[b"%d" % number for number in range(200)])
+    consumer = consume()
+    for found in pull(consumer, 100):
+        consumer.retry(found)
+    eventually(lambda: pyengine.open_store(engine.path).queue_range(retry_topic(names[1]), 0) == (0, 100), "all are delivered")
+    eventually(lambda: consumer._retried is not None, "the retry topic is read")
+    kinds = [type(consumer.pull(1)[0]) is RetriedMessage for _ in range(20)]
+    assert sum(kinds) == 10 and kinds[0] is not kinds[1]
+
+
+def test_what_comes_again_is_told_from_a_message_at_the_same_offset(engine, names, consume):
+    put(engine, names[0], b"a", b"b")
+    consumer = consume()
+    a, b = pull(consumer, 2)
+    consumer.retry(b)
+    (again,) = pull(consumer)
+    assert (again.queue_id, again.queue_offset) == (a.queue_id, a.queue_offset)
+    consumer.ack(pickle.loads(pickle.dumps(again)))  # back from another process
+    consumer.close()
+    assert [one.body for one in pull(consume())] == [b"a"]
+
+
+def test_commit_stores_the_offsets_of_both(engine, names, consume):
+    put(engine, names[0], b"a", b"b")
+    consumer = consume()
+    a, b = pull(consumer, 2)
+    consumer.retry(a)
+    (again,) = pull(consumer)
+    assert consumer.commit([b, again]) == {0: 2}
+    offsets = {state.topic: state.queues[0].committed for state in pyengine.ConsumerGroups(engine.path).groups(group=names[1])}
+    assert offsets == {names[0]: 2, retry_topic(names[1]): 1}
+
+
+def test_the_store_still_passes_its_check(engine, names, consume):
+    """After all the others of this module on the same engine: records, queues and index agree."""
+    ran = subprocess.run([sys.executable, "-m", "pyengine", "check", str(engine.path)], env=environment(), timeout=patience(120),
+                         capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+# --- dead letters ---------------------------------------------------------------------------------
+
+
+def dead(engine, names, consume, *bodies):
+    put(engine, names[0], *bodies)
+    consumer = consume()
+    for found in pull(consumer, len(bodies)):
+        consumer.retry(found, delay_level=-1)
+    consumer.close()
+    letters = pyengine.DeadLetters(engine.path)
+    eventually(lambda: len(letters.messages(names[1])) == len(bodies), "the dead letters")
+    return letters
+
+
+def queue_of(letters, group):
+    (found,) = [queue for queue in letters.queues() if queue.group == group]
+    return found
+
+
+def test_requeued_letters_come_to_their_group_alone_with_all_retries(engine, names, consume):
+    letters = dead(engine, names, consume, b"a", b"b", b"c")
+    assert (queue_of(letters, names[1]).messages, queue_of(letters, names[1]).waiting) == (3, 3)
+    other = pyengine.consume(engine.path, names[0], group=names[1] + "2", from_="last")
+    assert letters.requeue(names[1]) == 3 and letters.requeue(names[1]) == 0
+    found = pull(consume(), 3)
+    assert [(one.topic, one.body, one.reconsume_times) for one in found] == [(names[0], body, 0) for body in (b"a", b"b", b"c")]
+    assert other.pull(timeout_s=0) == []
+    other.close()
+    queue = queue_of(letters, names[1])
+    assert (queue.messages, queue.waiting, queue.oldest_ms) == (3, 0, None)
+
+
+def test_letters_can_be_requeued_one_by_one(engine, names, consume):
+    letters = dead(engine, names, consume, b"a", b"b", b"c")
+    assert letters.requeue(names[1], [2, 0]) == 2
+    assert [one.body for one in pull(consume(), 2)] == [b"c", b"a"]
+    with pytest.raises(UsageError, match="no dead letter at offset 3"):
+        letters.requeue(names[1], [1, 3])
+    assert queue_of(letters, names[1]).waiting == 3  # only requeue() of all notes how far it came
+
+
+def test_a_letter_that_dies_again_is_a_new_letter(engine, names, consume):
+    letters = dead(engine, names, consume, b"a")
+    letters.requeue(names[1])
+    consumer = consume()
+    consumer.retry(*pull(consumer), delay_level=-1)
+    eventually(lambda: queue_of(letters, names[1]).waiting == 1, "the new letter")
+    (first, second) = letters.messages(names[1])
+    assert first.properties["ORIGIN_MESSAGE_ID"] == second.properties["ORIGIN_MESSAGE_ID"]
+    assert [one.body for one in letters.messages(names[1], 1)] == [b"a"]
+
+
+def test_retries_of_one_group_share_a_session(engine, names):
+    retries = Retries(engine.path, names[1])
+    put(engine, names[0], b"x")
+    with engine.open_store() as store:
+        store.wait_for_message(names[0], 0, 0, timeout_s=30)
+        (found,) = store.get_message(names[0], 0, 0).messages
+    first = retries.put(found)
+    producer = retries._producer
+    assert retries.put(dataclasses.replace(found, reconsume_times=16)).topic == dlq_topic(names[1])
+    assert first.topic == "SCHEDULE_TOPIC_XXXX" and retries._producer is producer
+    retries.close()
+    assert retries._producer is None
