@@ -42,6 +42,7 @@ CONCEPTS = (
     "nap",
     "entry",
     "producer",
+    "seal",
     "ha_links",
     "ha_follow",
     "cpu",

@@ -17,19 +17,24 @@
 #include "scan.h"
 
 /* The bodies of the frames in `buffer`, end to end from the own end on: their bytes and how many frames; 0 if these are no
- * whole frames, or heartbeats are among them. */
+ * whole frames, heartbeats are among them, or a seal is not right. Nothing is counted: what goes to Python is looked at anew. */
 static int64_t measure(const struct ms_ha_follow *follow, uint64_t *frames)
 {
     const uint8_t *const data = follow->buffer;
+    const int64_t room = ms_seal_room(follow->seal_in);
     int64_t at = 0, sum = 0;
     for (*frames = 0; at < follow->got; ++*frames) {
         if (follow->got - at < MS_HA_HEADER_BYTES)
             return 0;
         const int64_t offset = ms_get_i64(data + at), size = ms_get_i32(data + at + 8);
-        at += MS_HA_HEADER_BYTES;
-        if (size <= 0 || size > follow->got - at || offset != follow->end + sum)
+        const uint8_t *const header = data + at;
+        at += MS_HA_HEADER_BYTES + room;
+        if (size <= 0 || size > follow->got - at - room || offset != follow->end + sum)
             return 0;
-        at += size;
+        if (!ms_seal_fits(follow->seal_in, 2 * *frames, header, MS_HA_HEADER_BYTES) ||
+            !ms_seal_fits(follow->seal_in, 2 * *frames + 1, data + at, size))
+            return 0;
+        at += size + room;
         sum += size;
     }
     return sum;
@@ -37,11 +42,13 @@ static int64_t measure(const struct ms_ha_follow *follow, uint64_t *frames)
 
 static void copy_bodies(const struct ms_ha_follow *follow, uint8_t *to)
 {
+    const int64_t room = ms_seal_room(follow->seal_in);
     for (int64_t at = 0; at < follow->got;) {
         const int32_t size = ms_get_i32(follow->buffer + at + 8);
-        memcpy(to, follow->buffer + at + MS_HA_HEADER_BYTES, (size_t)size);
+        at += MS_HA_HEADER_BYTES + room;
+        memcpy(to, follow->buffer + at, (size_t)size);
         to += size;
-        at += MS_HA_HEADER_BYTES + size;
+        at += size + room;
     }
 }
 
@@ -62,15 +69,17 @@ static int report(struct ms_ha_follow *follow)
     if (follow->acks_flushed &&
         ms_producer_wait_kept(follow->producer, end, MS_PUT_DURABLE, ms_monotonic_ns() + MS_HA_ANSWER_NS, 0) != 0)
         return MS_FOLLOW_REPORT;
-    uint8_t text[MS_HA_REPORT_BYTES];
-    ms_put_64(text, (uint64_t)end);
-    const ssize_t sent = send(follow->fd, text, sizeof text, MSG_DONTWAIT | MSG_NOSIGNAL);
+    ms_put_64(follow->report, (uint64_t)end);
+    ms_seal_put(follow->seal_out, 0, follow->report, MS_HA_REPORT_BYTES);
+    follow->report_bytes = MS_HA_REPORT_BYTES + (int32_t)ms_seal_room(follow->seal_out);
+    const ssize_t sent = send(follow->fd, follow->report, (size_t)follow->report_bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent <= 0)
         return MS_FOLLOW_REPORT;
+    ms_seal_count(follow->seal_out, 1);
     MS_FAILPOINT("run_reported");
     follow->acked = end;
     follow->has_reported = 1;
-    follow->unsent_bytes = (int32_t)(sizeof text - (size_t)sent);
+    follow->unsent_bytes = follow->report_bytes - (int32_t)sent;
     if (end > ms_load_relaxed(&control->confirm.value))
         ms_control_publish_confirm(control, end);
     MS_FAILPOINT("run_confirmed");
@@ -113,6 +122,7 @@ static int take(struct ms_ha_follow *follow)
     ms_producer_finish(producer, follow->sequence);
     producer->unclaimed = 0;
     MS_FAILPOINT("run_answered");
+    ms_seal_count(follow->seal_in, 2 * frames);
     follow->end = end;
     follow->has_appended = 1;
     if (follow->row != NULL) {

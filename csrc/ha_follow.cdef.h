@@ -20,6 +20,8 @@ struct ms_ha_follow {
     struct ms_control *control;
     struct ms_producer *producer;
     struct ms_link *row;         /* NULL: none is free */
+    struct ms_seal *seal_in;     /* NULL: no seals, RocketMQ's own protocol */
+    struct ms_seal *seal_out;
     uint8_t *buffer;
     int64_t buffer_bytes;
     int64_t segment_bytes;
@@ -32,7 +34,9 @@ struct ms_ha_follow {
     int32_t has_heard;           /* bytes came */
     int32_t has_appended;
     int32_t has_reported;
-    int32_t unsent_bytes;        /* the last bytes of the report that did not go */
+    int32_t unsent_bytes;        /* the last bytes of `report` that did not go */
+    int32_t report_bytes;
+    uint8_t report[MS_HA_REPORT_BYTES + MS_SEAL_BYTES]; /* the last one, with its seal */
     struct ms_entry header;
 };
 

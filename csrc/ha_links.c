@@ -45,17 +45,22 @@ static int send_frame(struct ms_ha_links *links, struct ms_ha_link *link, int64_
     const int64_t from = link->next, at = from - links->segment_base, size = end - from;
     if (links->segment_base < 0 || at < 0 || size > links->batch_bytes || at + size > links->segment_bytes)
         return 1;
-    const ssize_t got = pread(links->segment_fd, link->frame + MS_HA_HEADER_BYTES, (size_t)size, at);
+    const int64_t room = ms_seal_room(link->seal_out);
+    uint8_t *const body = link->frame + MS_HA_HEADER_BYTES + room;
+    const ssize_t got = pread(links->segment_fd, body, (size_t)size, at);
     MS_FAILPOINT("frame_read");
     if (got != size || ms_load_acquire(&links->control->min_offset.value) > from)
         return 1; /* it looks again, and says what is wrong */
     ms_put_64(link->frame, (uint64_t)from);
     ms_put_32(link->frame + 8, (uint32_t)size);
     MS_FAILPOINT("frame_made");
-    const int32_t bytes = (int32_t)size + MS_HA_HEADER_BYTES;
+    const int32_t bytes = (int32_t)(MS_HA_HEADER_BYTES + room + size + room);
+    ms_seal_put(link->seal_out, 0, link->frame, MS_HA_HEADER_BYTES);
+    ms_seal_put(link->seal_out, 1, body, size);
     const ssize_t sent = send(link->fd, link->frame, (size_t)bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent <= 0)
         return 1; /* nothing went: it tries once more, and learns why */
+    ms_seal_count(link->seal_out, 2);
     link->written_ns = clock_of(links);
     link->next = end;
     if (sent < bytes) {
@@ -153,14 +158,18 @@ static int take_reports(struct ms_ha_links *links, struct ms_ha_link *link)
     const ssize_t got = recv(link->fd, link->input, sizeof link->input, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return 0;
+    const ssize_t step = MS_HA_REPORT_BYTES + ms_seal_room(link->seal_in);
     ssize_t at = 0;
-    if (got > 0 && got % MS_HA_REPORT_BYTES == 0) {
+    if (got > 0 && got % step == 0) {
         int64_t acked = -1;
         link->read_ns = clock_of(links);
-        for (; at < got; at += MS_HA_REPORT_BYTES) {
+        for (; at < got; at += step) {
+            if (!ms_seal_fits(link->seal_in, 0, link->input + at, MS_HA_REPORT_BYTES))
+                break;
             const int what = ms_ha_take_report(link, ms_get_i64(link->input + at), link->next);
             if (what < 0)
                 break;
+            ms_seal_count(link->seal_in, 1);
             if (what == MS_HA_CONFIRMS)
                 acked = link->acked;
         }

@@ -27,7 +27,9 @@
 
 struct ms_ha_link {
     struct ms_link *row;
-    uint8_t *frame;              /* room for one frame */
+    uint8_t *frame;              /* room for one frame and its seals */
+    struct ms_seal *seal_out;    /* NULL: no seals, RocketMQ's own protocol */
+    struct ms_seal *seal_in;
     int64_t next;                /* everything below was given to the kernel, or to `frame` */
     int64_t start;               /* where the transfer on this connection began; -1 nowhere yet */
     int64_t reported;            /* the last report of all, -1 before the first */

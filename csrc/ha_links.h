@@ -3,6 +3,7 @@
 
 #include "control.h"
 #include "replication.h"
+#include "seal.h"
 #include "ha_links.cdef.h"
 
 #endif

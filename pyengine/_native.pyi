@@ -261,6 +261,8 @@ class ms_ha_follow(Struct):
     control: ms_control
     producer: ms_producer
     row: ms_link
+    seal_in: ms_seal
+    seal_out: ms_seal
     buffer: Array[int]
     buffer_bytes: int
     segment_bytes: int
@@ -274,11 +276,15 @@ class ms_ha_follow(Struct):
     has_appended: int
     has_reported: int
     unsent_bytes: int
+    report_bytes: int
+    report: Array[int]
     header: ms_entry
 
 class ms_ha_link(Struct):
     row: ms_link
     frame: Array[int]
+    seal_out: ms_seal
+    seal_in: ms_seal
     next: int
     start: int
     reported: int
@@ -681,6 +687,10 @@ class ms_row_filter(Struct):
     reserved: int
     start_ms: int
     end_ms: int
+
+class ms_seal(Struct):
+    key: Array[int]
+    sequence: int
 
 class ms_segment(Struct):
     base: int
@@ -1148,6 +1158,7 @@ class _Lib:
     MS_RUN_SIDE: int
     MS_RUN_TIME: int
     MS_SCHEDULER: int
+    MS_SEAL_BYTES: int
     MS_SESSION_DEAD: int
     MS_SESSION_FREE: int
     MS_SESSION_LAYOUT_VERSION: int
@@ -1361,6 +1372,11 @@ class _Lib:
     def ms_reput_run(self, a0: ms_reput, a1: int, a2: int, /) -> int: ...
     def ms_scan_sync(self, a0: CData | bytes, a1: int, a2: int, a3: int, a4: int, /) -> int: ...
     def ms_scan_walk(self, a0: CData | bytes, a1: int, a2: int, a3: int, a4: int, a5: int, a6: ms_walk, /) -> None: ...
+    def ms_seal_count(self, a0: ms_seal, a1: int, /) -> None: ...
+    def ms_seal_fits(self, a0: ms_seal, a1: int, a2: CData | bytes, a3: int, /) -> int: ...
+    def ms_seal_of(self, a0: ms_seal, a1: int, a2: CData | bytes, a3: int, /) -> int: ...
+    def ms_seal_put(self, a0: ms_seal, a1: int, a2: CData | bytes, a3: int, /) -> None: ...
+    def ms_seal_room(self, a0: ms_seal, /) -> int: ...
     def ms_sequence_load(self, a0: ms_sequence, /) -> int: ...
     def ms_sequence_raise(self, a0: ms_sequence, /) -> None: ...
     def ms_sequence_raise_for_next(self, a0: ms_sequence, /) -> None: ...
@@ -1497,6 +1513,8 @@ class _New:
     def __call__(self, cdecl: Literal["struct ms_reput *", "struct ms_reput[]"], init: object = ...) -> ms_reput: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_row_filter *", "struct ms_row_filter[]"], init: object = ...) -> ms_row_filter: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_seal *", "struct ms_seal[]"], init: object = ...) -> ms_seal: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_segment *", "struct ms_segment[]"], init: object = ...) -> ms_segment: ...
     @overload
@@ -1661,6 +1679,8 @@ class _FFI:
     def cast(self, cdecl: Literal["struct ms_reput *", "struct ms_reput[]"], value: object) -> ms_reput: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_row_filter *", "struct ms_row_filter[]"], value: object) -> ms_row_filter: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_seal *", "struct ms_seal[]"], value: object) -> ms_seal: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_segment *", "struct ms_segment[]"], value: object) -> ms_segment: ...
     @overload

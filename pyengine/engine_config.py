@@ -131,8 +131,14 @@ class EngineConfig:
         0, "Port where a master waits for slaves. 0: 10912 with SYNC_MASTER, and with ASYNC_MASTER no replication.",
         key="haListenPort", low=0, high=65_535, group="replication")
     ha_listen_host: str = setting(
-        "127.0.0.1", "Address that a master listens at. It asks for no password: let only slaves reach it.",
-        group="replication")
+        "127.0.0.1", "Address that a master listens at.", group="replication")
+    ha_secret_file: str = setting(
+        "", "File with the secret that a master and its slaves share, mode 0600; a relative path lies in the store. With it both prove "
+        "to each other that they have it, and what they send is sealed. Without it, and without ha_allow_plain, a master "
+        "refuses every slave.", group="replication")
+    ha_allow_plain: str = setting(
+        "", "Addresses and networks, separated by `,`, with which RocketMQ's own protocol is spoken, which proves nothing: slaves from "
+        "there get the log and confirm it, and a master there is believed.", group="replication")
     ha_master_address: str = setting(
         "", "With SLAVE: host:port of the master's HA port.", key="haMasterAddress", group="replication")
     slave_timeout_ms: int = setting(
@@ -344,7 +350,14 @@ class EngineConfig:
         delay_levels_ms(self.message_delay_level)
         delete_hours(self.delete_when)
 
+    @property
+    def ha_allow_plain_list(self) -> list[str]:
+        """The addresses and networks of `ha_allow_plain`."""
+        return [text.strip() for text in self.ha_allow_plain.split(",") if text.strip()]
+
     def _check_replication(self) -> None:
+        if self.ha_allow_plain:
+            _check_networks(self.ha_allow_plain_list)
         if self.ha_master_address:
             host, colon, port = self.ha_master_address.rpartition(":")
             if not (colon and host.strip("[]") and port.isascii() and port.isdecimal() and 0 < int(port) <= 65_535):
@@ -442,6 +455,16 @@ def _check_host(text: str) -> None:
         good = False
     if not good:
         raise ConfigError(f"store_host = {text} is no address: give IPv4:port or [IPv6]:port, as in 127.0.0.1:10911")
+
+
+def _check_networks(texts: list[str]) -> None:
+    from ipaddress import ip_network
+
+    for text in texts:
+        try:
+            ip_network(text)
+        except ValueError as error:
+            raise ConfigError(f"ha_allow_plain: {error}: give addresses and networks, as in 10.0.0.7 or 10.0.0.0/24,::1") from None
 
 
 SETTINGS: dict[str, Setting] = settings_of(EngineConfig)

@@ -1,10 +1,68 @@
-"""A slave reduced to its side of the wire: says where it stands, keeps what it hears."""
+"""A slave reduced to its side of the wire: says where it stands, keeps what it hears; and the secret of a pair."""
 
 from __future__ import annotations
 
+import os
 import socket
+from pathlib import Path
 
 from pyengine.formats import ha_wire
+from pyengine.formats.ha_wire import Introduction
+from pyengine.services.replication.ha_greeting import PlainPeers, Secret
+from pyengine.services.replication.ha_stream import FrameCutter, MasterCall, MasterLink
+from pyengine.storage.config import EngineConfig
+
+SECRET = "a secret of the tests, 32 letters"
+
+
+def secret_file(folder: Path, secret: str = SECRET, name: str = "ha.secret") -> str:
+    """A new file with that secret, for `ha_secret_file`; or the one that is there."""
+    path = Path(folder) / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secret + "\n")
+    return str(path)
+
+
+def call_of(file: str, introduction: Introduction | None = None, **settings) -> MasterCall:
+    """As a slave whose secret is in `file` calls its master."""
+    config = EngineConfig(broker_role="SLAVE", ha_secret_file=file, **settings)
+    own = introduction or Introduction(b"s" * 16, 0, is_master=False)
+    return MasterCall(Secret("/", config), PlainPeers(config), lambda: own)
+
+
+class SealedSlave:
+    """A WireSlave with the secret: it greets, and what it says and hears is sealed."""
+
+    def __init__(self, port: int, call: MasterCall, segment_bytes: int = 65536) -> None:
+        self.link = MasterLink(f"127.0.0.1:{port}", call)
+        self._cutter = FrameCutter(segment_bytes, self.link.seals.into)
+        self.start = -1
+        self.log = bytearray()
+        self.heartbeats: list[int] = []
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.log)
+
+    def say(self, *reports: int) -> None:
+        for report in reports:
+            self.link.report(report)
+
+    def take(self) -> None:
+        """Everything that is there now; LinkLostError once the master has closed, BadStreamError for what does not fit its seal."""
+        while (data := self.link.receive()) is not None:
+            for offset, piece in self._cutter.feed(data):
+                if not len(piece):
+                    self.heartbeats.append(offset)
+                else:
+                    self.start = offset if self.start < 0 else self.start
+                    assert offset == self.end
+                    self.log += piece
+
+    def close(self) -> None:
+        self.link.close()
 
 
 class WireSlave:

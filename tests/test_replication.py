@@ -12,6 +12,7 @@ import pytest
 
 import pyengine
 from fix_cli import run
+from fix_slave import secret_file
 from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.commit_log import list_log
@@ -39,8 +40,10 @@ class Pair:
         self.port = free_port()
         self.master = make_engine(master_mode, "master", broker_role=role, ha_listen_port=self.port, slave_timeout_ms=20_000,
                                   **master)
+        self.secret = secret_file(self.master.root.parent)
+        self.master.settings["ha_secret_file"] = self.secret
         self.slave = make_engine(slave_mode, "slave", broker_role="SLAVE", ha_master_address=f"127.0.0.1:{self.port}",
-                                 **(slave or {}))
+                                 ha_secret_file=self.secret, **(slave or {}))
 
     def start(self) -> Pair:
         self.master.start()
@@ -87,6 +90,7 @@ def test_what_a_sync_master_acknowledges_is_on_its_slave_and_can_be_read_there(m
     end = position(pair.master, "wrote")
     assert position(pair.master, "confirm") == end == position(pair.slave, "wrote"), "before the put returned"
     assert pair.wait_equal() == end
+    eventually(lambda: position(pair.slave, "confirm") == end, "noted by the slave itself, after it has reported")
     assert bodies(pair.slave.root) == bodies(pair.slave.root, "replicated") == bodies(pair.master.root, "replicated") == [
         b"one", b"two"]
     with pyengine.open_store(pair.slave.root) as store:
@@ -215,7 +219,8 @@ def test_two_replicas_are_waited_for_where_two_are_asked_for(make_engine):
     pair = Pair(make_engine, min_in_sync_replicas=2, ha_slaves_share_hosts="true").start()
     assert put(pair.master.root, b"one") == [PutStatus.SLAVE_NOT_AVAILABLE]
     assert position(pair.master, "confirm") == 0
-    second = make_engine("async", "second", broker_role="SLAVE", ha_master_address=f"127.0.0.1:{pair.port}")
+    second = make_engine("async", "second", broker_role="SLAVE", ha_master_address=f"127.0.0.1:{pair.port}",
+                         ha_secret_file=pair.secret)
     second.start()
     with pair.master.memory() as memory:
         eventually(lambda: native.load(memory.control.replicator, "slaves_connected") == 2, "both follow")

@@ -365,7 +365,7 @@ def master(make_owner):
         for number in range(20):
             writer.put(b"message %d" % number)
         create_replication(owner.folder, owner.memory.identity.epoch)
-        config = EngineConfig(broker_role="SYNC_MASTER", **settings)
+        config = EngineConfig(broker_role="SYNC_MASTER", **{"ha_allow_plain": "127.0.0.1", **settings})
         served.append(HAService(owner.context(config), Replication(owner.folder, writable=True), port=0))
         served[-1].start()
         return owner, served[-1], writer

@@ -39,6 +39,7 @@ from pyengine.native import control as native
 from pyengine.native import queue_table
 from pyengine.native.failpoint import failpoint
 from pyengine.native.waiting import spin_us
+from pyengine.services.replication.ha_greeting import Secret, SecretError
 from pyengine.services.replication.ha_join import join
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import create_abort_file, read_checkpoint
@@ -100,6 +101,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     """
     began_s = time.monotonic()
     check_role(root, config)
+    check_secret(root, config)
     store = MessageStore(root, config.geometry)
     store.look_at_log()
     for writable in store.commit_log_folders.writable:
@@ -280,6 +282,16 @@ def check_role(root: str | os.PathLike[str], config: EngineConfig) -> None:
         return
     raise UsageError(f"{why} (broker_role=SLAVE and ha_master_address=HOST:PORT, by --set or in config/engine.toml), or make it "
                      f"the master: pyengine promote {root}")
+
+
+def check_secret(root: str | os.PathLike[str], config: EngineConfig) -> None:
+    """UsageError where the secret of a store that replicates cannot be used."""
+    secret = Secret(root, config)
+    if config.replicates and secret.is_set:
+        try:
+            secret.read()
+        except SecretError as error:
+            raise UsageError(str(error)) from None
 
 
 def settle_confirmed(root: str | os.PathLike[str], config: EngineConfig, end: int, remembered: int) -> tuple[int, tuple[str, ...]]:

@@ -1,14 +1,25 @@
-"""The replication wire of RocketMQ 4.9 (HAConnection, HAClient): two kinds of frame, nothing else.
+"""The replication wire of RocketMQ 4.9 (HAConnection, HAClient): two kinds of frame, and this engine's greeting before them.
 
     slave -> master   report   i64 how far the slave's log reaches                        8 bytes
     master -> slave   header   i64 where the body begins, i32 its size; then the body    12 + size
                       a size of 0 is a heartbeat; it names the next position to be sent
 
-All big-endian. There is no greeting, version, checksum or name. A body is raw bytes of
+All big-endian. In RocketMQ's own protocol there is no greeting, version, checksum or name. A body is raw bytes of
 the commit log, cut anywhere, but never across the border of a segment. The master is
 silent until the first report has come, which says where to begin; 0 there means "at the
 start of your last segment", any other value is taken as it is. Each later report says
 that the slave has everything below it.
+
+Stores with a secret greet each other first (services/replication/ha_greeting.py): HELLO is eight bytes that are negative
+as a report, and CHALLENGE begins with bytes that are negative as the offset of a header.
+
+    HELLO      slave -> master   magic 8
+    CHALLENGE  master -> slave   magic 8, nonce 32
+    PROOF      slave -> master   introduction 40, nonce 32, HMAC 32
+    WELCOME    master -> slave   introduction 40, HMAC 32
+    introduction                 uuid of the store 16, term u64, bits u64 (1 it is a master, 2 it is fenced), zeros 8
+
+Afterwards each frame and each report is followed by a seal of eight bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +35,14 @@ HEADER_BYTES = 12
 REPORT_BYTES = 8
 REPORT_LAST_SEGMENT = 0  # a first report of 0 asks for the last segment only
 
+HELLO = b"\xffpyhello"      # each begins with its version's own words; another version has others of that length
+CHALLENGE = b"\xffpyprove"
+NONCE_BYTES = MAC_BYTES = 32
+_INTRODUCTION = struct.Struct(">16sQQ8x")
+PROOF_BYTES = _INTRODUCTION.size + NONCE_BYTES + MAC_BYTES
+WELCOME_BYTES = _INTRODUCTION.size + MAC_BYTES
+_IS_MASTER, _IS_FENCED = 1, 2
+
 _HEADER = struct.Struct(">qi")
 _REPORT = struct.Struct(">q")
 
@@ -33,6 +52,31 @@ class Header(NamedTuple):
 
     offset: int
     size_bytes: int
+
+
+class Introduction(NamedTuple):
+    """Who one side of a link is: its store, the term that it knows, and whether it is a master, or was one and is fenced."""
+
+    store_uuid: bytes
+    term: int
+    is_master: bool
+    is_fenced: bool = False
+
+
+def is_hello(first: bytes) -> bool:
+    """Whether the first eight bytes of a connection are a greeting of any version, which no report is."""
+    return first[0] >= 0x80
+
+
+def pack_introduction(one: Introduction, nonce: bytes = b"") -> bytes:
+    """40 bytes, and the nonce."""
+    return _INTRODUCTION.pack(one.store_uuid, one.term, one.is_master * _IS_MASTER | one.is_fenced * _IS_FENCED) + nonce
+
+
+def unpack_introduction(buffer: bytes) -> Introduction:
+    """What the first 40 bytes say; they are proven already."""
+    store_uuid, term, bits = _INTRODUCTION.unpack_from(buffer)
+    return Introduction(store_uuid, term, bool(bits & _IS_MASTER), bool(bits & _IS_FENCED))
 
 
 def pack_header(offset: int, size_bytes: int) -> bytes:

@@ -8,7 +8,7 @@ from pyengine._native import ffi, lib
 from pyengine.native.replication import LINKS_MAX
 
 if TYPE_CHECKING:
-    from pyengine._native import ms_control, ms_ha_link, ms_link
+    from pyengine._native import ms_control, ms_ha_link, ms_link, ms_seal
     from pyengine.native.waiting import Latch
 
 PYTHON: int = lib.MS_HA_PYTHON
@@ -20,16 +20,55 @@ SHORTER: int = lib.MS_HA_SHORTER
 UNSENT: int = lib.MS_HA_UNSENT
 
 
+class Seal:
+    """The seals of one direction of a link (csrc/seal.cdef.h); used under the lock of that link."""
+
+    BYTES: int = lib.MS_SEAL_BYTES
+    KEY_BYTES = 16
+
+    def __init__(self, key: bytes) -> None:
+        self.pointer: ms_seal = ffi.new("struct ms_seal *")
+        for place in range(2):
+            self.pointer.key[place] = int.from_bytes(key[8 * place : 8 * place + 8], "little")
+
+    def put(self, buffer: memoryview, at: int, size_bytes: int) -> None:
+        """Seal the part of that size at `at`, and count it; the seal goes right after it."""
+        part = ffi.from_buffer("uint8_t[]", buffer[at : at + size_bytes + self.BYTES], require_writable=True)
+        lib.ms_seal_put(self.pointer, 0, part, size_bytes)
+        lib.ms_seal_count(self.pointer, 1)
+
+    def sealed(self, part: bytes) -> bytes:
+        """The part and its seal; it is counted."""
+        room = bytearray(part) + bytes(self.BYTES)
+        self.put(memoryview(room), 0, len(part))
+        return bytes(room)
+
+    def take(self, sealed: memoryview | bytes) -> bool:
+        """Whether the next part came as it was sent, `sealed` being the part and its seal; then it is counted."""
+        part = ffi.from_buffer("uint8_t[]", sealed)
+        fits: bool = lib.ms_seal_fits(self.pointer, 0, part, len(sealed) - self.BYTES) != 0
+        if fits:
+            lib.ms_seal_count(self.pointer, 1)
+        return fits
+
+
 class HALink:
     """One connection's `struct ms_ha_link`, as `fields`; used under the lock of its HALinks."""
 
     def __init__(self, row: ms_link, fd: int, batch_bytes: int, now_ns: int) -> None:
         self.fields: ms_ha_link = ffi.new("struct ms_ha_link *")
-        self._frame = ffi.new("uint8_t[]", batch_bytes + lib.MS_HA_HEADER_BYTES)
+        self._frame = ffi.new("uint8_t[]", batch_bytes + lib.MS_HA_HEADER_BYTES + 2 * Seal.BYTES)
+        self._seals: tuple[Seal | None, Seal | None] = None, None
         fields = self.fields
         fields.row, fields.frame, fields.fd = ffi.addressof(row), self._frame, fd
         fields.start = fields.reported = fields.acked = -1
         fields.read_ns = fields.written_ns = now_ns
+
+    def seal(self, out: Seal | None, into: Seal | None) -> None:
+        """From now on frames are sealed with `out`, and reports must fit `into`."""
+        self._seals = out, into
+        self.fields.seal_out = ffi.NULL if out is None else out.pointer
+        self.fields.seal_in = ffi.NULL if into is None else into.pointer
 
     def take_report(self, report: int, sent: int) -> int:
         """Below `sent` all was sent: CONFIRMS, SHORTER, UNSENT, or 0 where the report says nothing new."""

@@ -6,6 +6,8 @@ byte for byte. The slave is the engine's own; it is stopped, killed and started 
 
 from __future__ import annotations
 
+import os
+import secrets
 import socket
 from pathlib import Path
 
@@ -30,8 +32,13 @@ class ReplicatorRun(CrashRun):
         port = free_port()
         self.slave = store.with_name("slave")
         sizes = {name: value for name, value in self.settings.items() if name.startswith("m")}
-        self.settings |= {"broker_role": "SYNC_MASTER", "ha_listen_port": port, "slave_timeout_ms": 1000}
+        secret = store.with_name("ha.secret")
+        with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        self.settings |= {"broker_role": "SYNC_MASTER", "ha_listen_port": port, "slave_timeout_ms": 1000,
+                          "ha_secret_file": str(secret)}
         self.slave_settings = sizes | {
+            "ha_secret_file": str(secret),
             "broker_role": "SLAVE", "ha_master_address": f"127.0.0.1:{port}", "sync_from": "first",
             "flush_disk_type": self.settings.get("flush_disk_type", "ASYNC_FLUSH")}
 

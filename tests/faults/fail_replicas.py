@@ -22,6 +22,7 @@ from pyengine.cli.engine_status import engine_status
 from pyengine.cli.replay import MODES
 from pyengine.cli.torture import HangError, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
+from fix_slave import secret_file
 from pyengine.ipc.store_lock import living_kinds
 
 OF_THE_SHIM = ("LD_PRELOAD", "PYENGINE_FAILING_PLAN")
@@ -37,7 +38,7 @@ class Pair(Rig):
         self.roots = {"master": folder / "store", "slave": folder / "slave"}
         self.root = self.roots[role]
         self.role = role
-        own = SETTINGS | {"shm_directory": str(folder / "shm")}
+        own = SETTINGS | {"shm_directory": str(folder / "shm"), "ha_secret_file": secret_file(folder)}
         slave_mode = MODES["async" if mode == "pool" else mode]
         self.settings_of = {
             "master": own | MODES[mode] | {"broker_role": "SYNC_MASTER", "ha_listen_port": port, "slave_timeout_ms": 1000},

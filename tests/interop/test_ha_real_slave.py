@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.java, pytest.mark.maven]
 
 SIZES = {"mappedFileSizeCommitLog": 65536, "mappedFileSizeConsumeQueue": 6000, "maxHashSlotNum": 1000, "maxIndexNum": 4000}
 OURS = {"mapped_file_size_commit_log_bytes": 65536, "mapped_file_size_consume_queue_bytes": 6000, "max_hash_slot_num": 1000,
-        "max_index_num": 4000, "broker_role": "SYNC_MASTER"}
+        "max_index_num": 4000, "broker_role": "SYNC_MASTER", "ha_allow_plain": "127.0.0.1"}
 # It first reports when its heartbeat is due, and pauses that long before it connects again.
 SLAVE = {**SIZES, "brokerRole": "SLAVE", "haSendHeartbeatInterval": 50}
 

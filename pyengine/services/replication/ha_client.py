@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 
 from pyengine.errors import EngineError
+from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc.replication import Link, Replication
 from pyengine.ipc.session_client import ProducerSession
 from pyengine.native import control as native
@@ -29,6 +30,7 @@ from pyengine.native.ha_follow import FollowLoop
 from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER
 from pyengine.native.writer import REFUSALS, REFUSED_OFFSET, REFUSED_RAW
 from pyengine.results import PutStatus
+from pyengine.services.replication.ha_greeting import PlainPeers, Secret, SecretError
 from pyengine.services.replication.ha_stream import (
     READ_BYTES,
     RUN_BYTES,
@@ -36,6 +38,7 @@ from pyengine.services.replication.ha_stream import (
     FrameCutter,
     LinkLostError,
     LogsDifferError,
+    MasterCall,
     MasterLink,
     RecordStream,
 )
@@ -92,6 +95,7 @@ class HAClient(Service):
         self._store_master_end = native.storer(control.replicator, "master_end")
         self._config = config
         self._address = config.ha_master_address
+        self._call = MasterCall(Secret(context.store.root, config), PlainPeers(config), self._introduce)
         self._open_session = open_session
         self._clock_ns = clock_ns
         self._heartbeat_ns = config.ha_send_heartbeat_interval_ms * 1_000_000
@@ -211,8 +215,8 @@ class HAClient(Service):
         end = native.committed_slot(self._control)[0]
         begin = self._begin_of(end)
         try:
-            self._link = MasterLink(self._address)
-        except LinkLostError:
+            self._link = MasterLink(self._address, self._call)
+        except (LinkLostError, SecretError):
             self._replication.count("refused")
             raise
         failpoint("slave_connected")
@@ -222,7 +226,9 @@ class HAClient(Service):
         self._look = self._replication.open_link(self._address, LINK_HANDSHAKE)
         if self._look is not None:
             self._look.start(begin)
-        self._cutter = FrameCutter(self._segment_bytes)
+        self._cutter = FrameCutter(self._segment_bytes, self._link.seals.into)
+        if self._follow is not None:
+            self._follow.seal(*self._link.seals)
         self._stream = RecordStream(begin, end, self._log, self._segment_bytes,
                                     self._writer.entry_limit - RUN_BYTES - ENTRY_HEAD_BYTES)
         self._begin = begin
@@ -234,6 +240,9 @@ class HAClient(Service):
         self._heard_ns = self._sent_ns = self._clock_ns()
         self._link.report(begin)
         failpoint("slave_asked")
+
+    def _introduce(self) -> Introduction:
+        return Introduction(self._memory.identity.store_uuid.bytes, 0, is_master=False)
 
     def _begin_of(self, end: int) -> int:
         """The first report: `ha_compare_bytes` or more below the own end, on a record boundary; 1 where 0 would mean another thing."""
@@ -304,7 +313,7 @@ class HAClient(Service):
             self._heard_ns = now_ns
         if done.has_reported:
             self._acked, self._sent_ns = done.acked, now_ns
-            link.was_reported(done.acked, done.unsent_bytes)
+            link.was_reported(follow.unsent)
         if why == ha_follow.LOST:
             link.lost(-done.got)
         if why in (ha_follow.TAKE, ha_follow.UNDER_WAY):

@@ -7,6 +7,10 @@ what was sent, anything else ends the connection. A first report positions and c
 and saying it again does not either: a report confirms once it lies beyond the place where this
 connection began (docs/decisions/0102). Only a whole report is a sign of life.
 
+With a `greeting` the peer is a stranger until it has proven that it has the secret, or has spoken RocketMQ's own protocol
+from an address where it may; until then its bytes go there (ha_greeting.py). Frames and reports of a link that began with a
+greeting carry seals.
+
 The object owns a socket that never blocks and does nothing by itself: its owner calls
 `on_readable`, `transfer` and `tick`, and closes it once `ended` says why. `native` is what C
 has of it (csrc/ha_links.cdef.h): while nothing is half sent or half received C sends and
@@ -23,15 +27,19 @@ from dataclasses import dataclass
 
 from pyengine.errors import DiskError, FormatError, disk_error
 from pyengine.formats import ha_wire
+from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Link
 from pyengine.native import control as native
 from pyengine.native import ha_links
 from pyengine.native.failpoint import failpoint
+from pyengine.native.ha_links import Seal
 from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER
+from pyengine.services.replication.ha_greeting import GreetingError, MasterGreeting, Seals, SecretError
 from pyengine.storage.message_store import MessageStore
 
 BUFFER_BYTES = 512 << 10  # so many bytes of frames are sent in one system call
+GREETING_NS = 5_000_000_000  # so long a stranger may take for its greeting
 REFUSAL_NS = 2_000_000_000  # so long a slave may take to read why it is not served
 _READ_BYTES = 4096
 SEGMENTS_OPEN_MAX = 32
@@ -55,8 +63,8 @@ class HAConnection:
     """
 
     def __init__(self, connected: socket.socket, address: str, source: TransferSource, link: Link, limits: LinkLimits,
-                 now_ns: int, host: str = "") -> None:
-        """`host`: the peer that several connections may come from."""
+                 now_ns: int, host: str = "", greeting: MasterGreeting | None = None) -> None:
+        """`host`: the peer that several connections may come from. Without a `greeting` it may speak RocketMQ's own protocol."""
         connected.setblocking(False)
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):  # it has gone already
@@ -67,6 +75,7 @@ class HAConnection:
         self.native = ha_links.HALink(link.row, connected.fileno(), limits.batch_bytes, now_ns)
         self._fields = self.native.fields
         self.has_reported = False  # a whole report came, whatever it said
+        self.was_refused = False   # as a stranger: nothing of the log was sent
         self.positioned = False
         self.blocked = False
         self.ended = ""
@@ -75,13 +84,35 @@ class HAConnection:
         self._limits = limits
         self._refused_until_ns = 0
         self._half_report = b""
+        self._peer: Introduction | None = None
         self._fields.next = -1    # everything below is in the buffer or beyond it
         self._buffer = memoryview(b"")
         self._buffer_start = 0    # place in the log of the buffer's first body
         self._pushed = self._filled = self._frames = 0
         self._refusal = ""
-        self._greeted = False     # was told once where this log ends
+        self._told_end = False     # was told once where this log ends
+        self._greeting = greeting
+        self._greet_until_ns = now_ns + GREETING_NS
+        self._head_bytes = ha_wire.HEADER_BYTES  # of a frame, before its body, with its seal
+        self._tail_bytes = 0                     # the body's seal
+        self._report_bytes = ha_wire.REPORT_BYTES
+        self._seals = Seals()
         self._take_turn()
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether it has proven nothing yet, and has to."""
+        return self._greeting is not None and not self._greeting.may_be_plain
+
+    @property
+    def peer(self) -> Introduction | None:
+        """Who it has proven to be; None before that, and for a peer that speaks RocketMQ's own protocol."""
+        return self._peer
+
+    @property
+    def counts_as(self) -> str:
+        """Links with the same text are the same slave's: a store that has proven who it is, else all from one address."""
+        return self._peer.store_uuid.hex() if self._peer is not None else self.host
 
     @property
     def acked(self) -> int:
@@ -97,7 +128,7 @@ class HAConnection:
         """Whose turn it is from now on: C's where the next thing may be ordinary."""
         if self.ended or not self.positioned or self._refused_until_ns or self.blocked:
             self._fields.turn = ha_links.QUIET
-        elif self._pushed == self._filled and self._greeted and not self._half_report:
+        elif self._pushed == self._filled and self._told_end and not self._half_report:
             self._fields.turn = ha_links.PLAIN
         else:
             self._fields.turn = ha_links.PYTHON
@@ -106,7 +137,7 @@ class HAConnection:
         """Go on with a frame of which C could send a part only."""
         frame, sent = self.native.take_half_frame()
         if frame:
-            size = len(frame) - ha_wire.HEADER_BYTES
+            size = len(frame) - self._head_bytes - self._tail_bytes
             self._buffer = memoryview(bytearray(frame))
             self._buffer_start = self._fields.next - size
             self._pushed, self._filled, self._frames = sent, len(frame), 1
@@ -137,18 +168,52 @@ class HAConnection:
         if self._refused_until_ns:
             return
         data = self._half_report + data
-        whole = len(data) - len(data) % ha_wire.REPORT_BYTES
+        if self._greeting is not None:
+            self._half_report, data = b"", self._greet(self._greeting, data)
+            if self._greeting is not None or self.ended:
+                self._half_report = data
+                return
+        step = self._report_bytes
+        whole = len(data) - len(data) % step
         self._half_report = data[whole:]
         if whole:
             self._fields.read_ns = now_ns
             self.has_reported = True
         try:
-            for at in range(0, whole, ha_wire.REPORT_BYTES):
+            for at in range(0, whole, step):
+                if self._seals.into is not None and not self._seals.into.take(data[at:at + step]):
+                    self._end("a report did not come as it was sent: its seal does not fit")
+                    return
                 self._take(ha_wire.unpack_report(data, at), now_ns)
                 if self._refused_until_ns or self.ended:
                     return
         except FormatError as error:
             self._end(str(error))
+
+    def _greet(self, greeting: MasterGreeting, data: bytes) -> bytes:
+        """Take words of the greeting; what is left of `data`. The greeting is None once it is over, or `ended` says why it failed."""
+        try:
+            while not greeting.is_over:
+                answer, rest = greeting.take(data)
+                if len(rest) == len(data) and not greeting.is_over:
+                    return data
+                data = rest
+                if answer and self.socket.send(answer) != len(answer):
+                    raise GreetingError("it does not read what it is told")
+        except (GreetingError, SecretError) as error:
+            self._refuse_stranger(str(error))
+            return b""
+        except OSError as error:
+            self._end(f"the connection broke: {error.strerror}")
+            return b""
+        self._greeting = None
+        self._peer, self._seals = greeting.peer, greeting.seals
+        self.native.seal(*self._seals)
+        if self._seals.out is not None:
+            self._head_bytes += Seal.BYTES
+            self._tail_bytes = Seal.BYTES
+            self._report_bytes += Seal.BYTES
+        return data
 
     def _take(self, report: int, now_ns: int) -> None:
         if not self.positioned:
@@ -184,7 +249,8 @@ class HAConnection:
         self._link.state(LINK_SHUTDOWN, why)
         self._refusal = why
         try:
-            self.socket.send(ha_wire.pack_header(offset, 0))
+            frame = ha_wire.pack_header(offset, 0)
+            self.socket.send(frame if self._seals.out is None else self._seals.out.sealed(frame))
             self.socket.shutdown(socket.SHUT_WR)
         except OSError:
             self._end(why)
@@ -196,9 +262,9 @@ class HAConnection:
         """The log was handed to the kernel up to here, exactly; -1 before it is positioned."""
         if self._pushed == self._filled:
             return self._fields.next
-        step = self._limits.batch_bytes + ha_wire.HEADER_BYTES
-        frames, rest = divmod(self._pushed, step)
-        return self._buffer_start + frames * self._limits.batch_bytes + max(0, rest - ha_wire.HEADER_BYTES)
+        frames, rest = divmod(self._pushed, self._head_bytes + self._limits.batch_bytes + self._tail_bytes)
+        size = min(max(0, rest - self._head_bytes), self._limits.batch_bytes)
+        return min(self._fields.next, self._buffer_start + frames * self._limits.batch_bytes + size)
 
     def transfer(self, end: int, now_ns: int) -> bool:
         """Send what is committed, one buffer at most; True when there is more and the socket may take it."""
@@ -218,8 +284,8 @@ class HAConnection:
                 return False
         if self._fields.next < end:
             return True
-        if not self._greeted:
-            self._greeted = True
+        if not self._told_end:
+            self._told_end = True
             self._heartbeat(now_ns)
         return False
 
@@ -230,28 +296,33 @@ class HAConnection:
         stop = min(end, position - position % segment + segment)
         buffer = self._room_for(stop - position)
         room = len(buffer)
-        at, views = 0, []
+        at, views, bodies = 0, [], []
         while position < stop:
             size = min(batch, stop - position)
-            if at + ha_wire.HEADER_BYTES + size > room:
+            if at + self._head_bytes + size + self._tail_bytes > room:
                 break
             ha_wire.pack_header_into(buffer, at, position, size)
-            at += ha_wire.HEADER_BYTES
-            views.append(buffer[at:at + size])
-            at += size
+            body = at + self._head_bytes
+            views.append(buffer[body:body + size])
+            bodies.append((at, body, size))
+            at = body + size + self._tail_bytes
             position += size
         try:
             if not self._source.read(self._buffer_start, views):
                 self._end(f"what the slave needs at {self._buffer_start} was deleted before it was sent")
         except DiskError as error:
             self._end(str(error))
+        if self._seals.out is not None:
+            for head, body, size in bodies:
+                self._seals.out.put(buffer, head, ha_wire.HEADER_BYTES)
+                self._seals.out.put(buffer, body, size)
         failpoint("frames_filled")
         self._fields.next = position
         self._pushed, self._filled, self._frames = 0, at, len(views)
 
     def _room_for(self, size_bytes: int) -> memoryview:
         """The buffer; a slave that keeps up never needs a large one."""
-        frame = self._limits.batch_bytes + ha_wire.HEADER_BYTES
+        frame = self._head_bytes + self._limits.batch_bytes + self._tail_bytes
         most = max(1, BUFFER_BYTES // frame) * frame
         wanted = most if size_bytes > self._limits.batch_bytes else frame
         if len(self._buffer) < wanted:
@@ -281,7 +352,9 @@ class HAConnection:
         self._buffer_start = self._fields.next
         frame = self._room_for(0)
         ha_wire.pack_header_into(frame, 0, self._fields.next, 0)
-        self._pushed, self._filled = 0, ha_wire.HEADER_BYTES
+        if self._seals.out is not None:
+            self._seals.out.put(frame, 0, ha_wire.HEADER_BYTES)
+        self._pushed, self._filled = 0, self._head_bytes
         self._push(now_ns)
 
     # ---- time -------------------------------------------------------------------
@@ -296,6 +369,8 @@ class HAConnection:
         if self._refused_until_ns:
             if now_ns >= self._refused_until_ns:
                 self._end(self._refusal)
+        elif self.is_stranger and now_ns > self._greet_until_ns:
+            self._refuse_stranger(f"it has proven nothing within {GREETING_NS / 1e9:g} s")
         elif now_ns - self._fields.read_ns > self._limits.housekeeping_ns:
             self._end(f"the slave said nothing for {(now_ns - self._fields.read_ns) / 1e9:.0f} s")
         elif (self.positioned and self._pushed == self._filled
@@ -306,12 +381,22 @@ class HAConnection:
         """When tick() has something to do, as far as can be told now."""
         if self._refused_until_ns:
             return self._refused_until_ns
+        if self.is_stranger:
+            return self._greet_until_ns + 1
         silence_ns = self._fields.read_ns + self._limits.housekeeping_ns + 1
         if self.positioned and self._pushed == self._filled:
             return min(silence_ns, self._fields.written_ns + self._limits.heartbeat_ns)
         return silence_ns
 
     # ---- end --------------------------------------------------------------------
+
+    def _refuse_stranger(self, why: str) -> None:
+        self.was_refused = True
+        self._end(f"refused: {why}")
+
+    def end(self, why: str) -> None:
+        """Its owner has no more use for it."""
+        self._end(why)
 
     def _end(self, why: str) -> None:
         if not self.ended:

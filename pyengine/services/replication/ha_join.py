@@ -20,21 +20,26 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError
+from pyengine.formats.ha_wire import Introduction
 from pyengine.native.flush import monotonic_ns
+from pyengine.services.replication.ha_greeting import PlainPeers, Secret
 from pyengine.services.replication.ha_stream import (
     BadStreamError,
     FrameCutter,
     LinkLostError,
     LogsDifferError,
+    MasterCall,
     MasterLink,
     RecordStream,
 )
 from pyengine.storage.commit_log import LocalLog
 from pyengine.storage.config import EngineConfig
+from pyengine.storage.engine_id import ensure_engine_id
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.replication_state import ReplicationStateFile
 
@@ -71,27 +76,32 @@ def join(store: MessageStore, config: EngineConfig, min_offset: int, end_offset:
     EngineUnavailableError: a new store whose master cannot be reached. A store that has a log
     starts without its master; the replicator compares once it is there. JoinRefusedError.
     """
+    call = MasterCall(Secret(store.root, config), PlainPeers(config), lambda: _introduce(store.root))
     try:
-        presence = MasterLink(config.ha_master_address)
+        presence = MasterLink(config.ha_master_address, call)
     except LinkLostError as error:
         if end_offset == 0:
             raise _not_reached(config, error) from None
         return Join(notes=(f"the log was not compared with the master's: {error}",))
     try:
-        found = _new_store(config) if end_offset == 0 else _old_store(
-            store, config, max(0, min_offset), end_offset, remembered)
+        found = _new_store(config, call) if end_offset == 0 else _old_store(
+            store, config, call, max(0, min_offset), end_offset, remembered)
     except BaseException:
         presence.close()
         raise
     return replace(found, presence=presence)
 
 
-def _old_store(store: MessageStore, config: EngineConfig, low: int, end_offset: int, remembered: int) -> Join:
+def _introduce(root: str | os.PathLike[str]) -> Introduction:
+    return Introduction(ensure_engine_id(root).uuid.bytes, 0, is_master=False)
+
+
+def _old_store(store: MessageStore, config: EngineConfig, call: MasterCall, low: int, end_offset: int, remembered: int) -> Join:
     if end_offset == low:
         return Join()  # its origin is known, and there is nothing to compare
     log = LocalLog(store.root, config.mapped_file_size_commit_log_bytes)
     try:
-        cut_at, why = _Comparison(config, log, low, end_offset).run()
+        cut_at, why = _Comparison(config, call, log, low, end_offset).run()
     except (LinkLostError, BadStreamError) as error:
         return Join(notes=(f"the log was not compared with the master's: {error}",))
     finally:
@@ -119,13 +129,13 @@ def _check_floor(store: MessageStore, config: EngineConfig, cut_at: int, end_off
 # ---- a new store --------------------------------------------------------------------
 
 
-def _new_store(config: EngineConfig) -> Join:
+def _new_store(config: EngineConfig, call: MasterCall) -> Join:
     address = config.ha_master_address
     try:
         if config.sync_from == "first":
-            origin = _first_offset(config)
+            origin = _first_offset(config, call)
         else:
-            origin = _begin_of_last_segment(config)
+            origin = _begin_of_last_segment(config, call)
     except (LinkLostError, BadStreamError) as error:
         raise _not_reached(config, error) from None
     size = config.mapped_file_size_commit_log_bytes
@@ -141,23 +151,23 @@ def _not_reached(config: EngineConfig, error: EngineError) -> EngineUnavailableE
                                   f"{error} (ha_master_address = {config.ha_master_address})")
 
 
-def _first_offset(config: EngineConfig) -> int:
+def _first_offset(config: EngineConfig, call: MasterCall) -> int:
     """Where the master's whole log begins."""
-    with contextlib.closing(_Look(config, _FIRST)) as look:
+    with contextlib.closing(_Look(config, call, _FIRST)) as look:
         first = look.first_offset()
         if first != _FIRST:
             return first  # this engine's master names its beginning, or has nothing yet
         if look.sends_something():
             return 0
-    if _begin_of_last_segment(config) == 0:
+    if _begin_of_last_segment(config, call) == 0:
         return 0
     raise JoinRefusedError(
         f"{config.ha_master_address} does not hold its log from the first byte on any more and cannot say where it begins: "
         "use sync_from=last, or copy its store")
 
 
-def _begin_of_last_segment(config: EngineConfig) -> int:
-    with contextlib.closing(_Look(config, 0)) as look:
+def _begin_of_last_segment(config: EngineConfig, call: MasterCall) -> int:
+    with contextlib.closing(_Look(config, call, 0)) as look:
         return look.first_offset()
 
 
@@ -177,8 +187,9 @@ class _Outcome(enum.Enum):
 class _Comparison:
     """Reads the master's log from one record boundary after the other until it is clear where the logs differ."""
 
-    def __init__(self, config: EngineConfig, log: LocalLog, low: int, end: int) -> None:
+    def __init__(self, config: EngineConfig, call: MasterCall, log: LocalLog, low: int, end: int) -> None:
         self._config = config
+        self._call = call
         self._log = log
         self._low = low
         self._end = end
@@ -190,7 +201,7 @@ class _Comparison:
         begin = self._boundary(self._end - span)
         told_end = seen = -1
         for _ in range(LOOKS_MAX):
-            with contextlib.closing(_Look(self._config, begin or _FIRST)) as look:
+            with contextlib.closing(_Look(self._config, self._call, begin or _FIRST)) as look:
                 outcome = look.compare(self._log, self._end, told_end)
             if outcome is _Outcome.EQUAL:
                 return None, ""
@@ -219,7 +230,7 @@ class _Comparison:
 
     def _beside(self, begin: int) -> int:
         """Where to look when a RocketMQ master sends nothing for `begin`: it ends there or before, or begins later."""
-        last = _begin_of_last_segment(self._config)
+        last = _begin_of_last_segment(self._config, self._call)
         if last > begin:
             own_last = self._end - self._end % self._log.segment_bytes
             return self._served_from(own_last if begin < own_last else last)
@@ -252,12 +263,12 @@ class _Comparison:
 class _Look:
     """One connection: begin at a position and see what comes. `at` is the position that the outcome speaks of."""
 
-    def __init__(self, config: EngineConfig, report: int) -> None:
+    def __init__(self, config: EngineConfig, call: MasterCall, report: int) -> None:
         self._report = report
         self._silence_ns = config.ha_housekeeping_interval_ms * 1_000_000
         self._segment_bytes = config.mapped_file_size_commit_log_bytes
-        self._link = MasterLink(config.ha_master_address)
-        self._cutter = FrameCutter(self._segment_bytes)
+        self._link = MasterLink(config.ha_master_address, call)
+        self._cutter = FrameCutter(self._segment_bytes, self._link.seals.into)
         self._pieces = self._read()
         self._has_body = False
         self.at = -1

@@ -10,8 +10,9 @@ so neither a put on its way out nor an acknowledgement on its way in passes thro
 another thread. Both stay in C while what they do is ordinary (csrc/ha_links.cdef.h), and return
 here for everything else. `confirm` is the position that min_in_sync_replicas connected slaves have
 reported (each after its first report, which only positions); it never falls. Where that is two
-or more, the links from one address count as one slave, the best of them, or a slave that came
-back before its old link was noticed to be dead would count twice.
+or more, the links of one slave count once, the best of them, or a slave that came back before its old
+link was noticed to be dead would count twice. One slave is one store that has proven who it is, or
+one address.
 
 A port that cannot be had ends the first replicator of an engine, whose start fails then. Later
 ones, and a listener that gets no descriptors, try again each second and say so (`blocked_reason`):
@@ -34,6 +35,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pyengine.errors import EngineUnavailableError
+from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
@@ -44,6 +46,7 @@ from pyengine.native.ha_links import HALinks
 from pyengine.native.replication import LINKS_MAX
 from pyengine.native.waiting import Latch
 from pyengine.services.replication.ha_connection import HAConnection, LinkLimits, TransferSource
+from pyengine.services.replication.ha_greeting import MasterGreeting, PlainPeers, Secret
 from pyengine.services.replication.replication_notes import ReplicationNotes
 from pyengine.services.service import Service, ServiceContext
 
@@ -114,6 +117,10 @@ class HAService(Service):
         self._clock_ns = clock_ns
         self._limits = LinkLimits(config.ha_send_heartbeat_interval_ms * 1_000_000,
                                   config.ha_housekeeping_interval_ms * 1_000_000, config.ha_transfer_batch_size_bytes)
+        self._secret = Secret(context.store.root, config)
+        self._plain_peers = PlainPeers(config)
+        if not self._secret.is_set and not self._plain_peers:
+            context.report("no slave can follow: set ha_secret_file here and there, or name RocketMQ's slaves in ha_allow_plain")
         self._connections_max = min(config.ha_connections_max, LINKS_MAX)
         self._drain_ns = config.slave_timeout_ms * 1_000_000
         self._drain_until_ns = 0
@@ -300,7 +307,7 @@ class HAService(Service):
             was_positioned, acked = connection.positioned, connection.acked
             connection.on_readable(now_ns)
             if connection.acked != acked:
-                self._confirm.move(self._counted((other.host, other.acked) for other in self._by_descriptor.values()
+                self._confirm.move(self._counted((other.counts_as, other.acked) for other in self._by_descriptor.values()
                                                  if other.acked >= 0))
             if connection.positioned != was_positioned:
                 self._publish_connected()
@@ -353,6 +360,15 @@ class HAService(Service):
             return
         self._blocked.clear()
         host, name = _host_texts(address)
+        may_be_plain = host in self._plain_peers
+        if not may_be_plain and not self._secret.is_set:
+            self._replication.count("refused")
+            self._lines.say(host, f"{name} is refused: this store has no secret (ha_secret_file), and ha_allow_plain does not name "
+                            "that address", now_ns)
+            connected.close()
+            return
+        if len(self._by_descriptor) >= self._connections_max:
+            self._drop_stranger()
         link = self._replication.open_link(name) if len(self._by_descriptor) < self._connections_max else None
         if link is None:
             self._replication.count("refused")
@@ -360,10 +376,22 @@ class HAService(Service):
             return
         failpoint("link_opened")
         self._replication.count("connections")
-        connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host)
+        greeting = MasterGreeting(self._secret, self._introduce, may_be_plain=may_be_plain)
+        connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host, greeting)
         self._by_descriptor[connected.fileno()] = connection
         self._links.add(connection.native)
         self._epoll.register(connected, _WATCHED)
+
+    def _drop_stranger(self) -> None:
+        """All links are taken: the stranger that has proven nothing for longest makes room for the next peer."""
+        for connection in self._by_descriptor.values():
+            if connection.is_stranger:
+                connection.end("refused: it had proven nothing when another peer came")
+                self._drop(connection)
+                return
+
+    def _introduce(self) -> Introduction:
+        return Introduction(self._memory.identity.store_uuid.bytes, 0, is_master=True)
 
     # ---- both, under the lock ---------------------------------------------------
 
@@ -389,14 +417,17 @@ class HAService(Service):
         self._links.remove(descriptor)
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(descriptor)
-        if connection.ended and connection.has_reported:  # those that only test whether the port answers are counted
+        if connection.was_refused:
+            self._replication.count("refused")
+            self._lines.say(connection.host, f"{connection.address} is {connection.ended}", self._clock_ns())
+        elif connection.ended and connection.has_reported:  # those that only test whether the port answers are counted
             self._lines.say(connection.host, f"{connection.address} is gone: {connection.ended}", self._clock_ns())
         connection.close()
         failpoint("link_dropped")
         self._publish_connected()
 
     def _publish_connected(self) -> None:
-        count = self._counted((connection.host, 0) for connection in self._by_descriptor.values()
+        count = self._counted((connection.counts_as, 0) for connection in self._by_descriptor.values()
                               if connection.positioned and not connection.ended)
         native.store(self._control.replicator, "slaves_connected", len(count))
         failpoint("slaves_counted")

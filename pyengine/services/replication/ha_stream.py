@@ -17,14 +17,17 @@ import contextlib
 import os
 import select
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
 
 from pyengine.errors import EngineError, FormatError, os_error_sentence
-from pyengine.formats.ha_wire import HEADER_BYTES, REPORT_BYTES, pack_report, unpack_header
+from pyengine.formats.ha_wire import HEADER_BYTES, Introduction, pack_report, unpack_header
 from pyengine.formats.record import BEGIN
 from pyengine.formats.record_case import CaseLabel
+from pyengine.native.ha_links import Seal
 from pyengine.native.scan import walk
+from pyengine.services.replication.ha_greeting import GreetingError, PlainPeers, Seals, Secret, greet_master
 from pyengine.storage.commit_log import LocalLog
 
 BUFFER_BYTES_FIRST = 1 << 20
@@ -54,10 +57,11 @@ class Run(NamedTuple):
 
 
 class FrameCutter:
-    """Frames out of a stream that was cut anywhere."""
+    """Frames out of a stream that was cut anywhere. With `seal` a frame is given whole, and only if it came as it was sent."""
 
-    def __init__(self, segment_bytes: int) -> None:
+    def __init__(self, segment_bytes: int, seal: Seal | None = None) -> None:
         self._segment_bytes = segment_bytes
+        self._seal = seal
         self._head = bytearray()
         self._offset = 0
         self._left = 0  # bytes of the body that are still to come
@@ -72,6 +76,9 @@ class FrameCutter:
 
         BadStreamError for a header that no master sends: nothing after it can be understood.
         """
+        if self._seal is not None:
+            yield from self._feed_sealed(self._seal, data)
+            return
         at = 0
         while at < len(data):
             if self._left:
@@ -97,6 +104,32 @@ class FrameCutter:
             self._offset, self._left = self._header(head, start)
             if not self._left:
                 yield self._offset, data[:0]
+
+    def _feed_sealed(self, seal: Seal, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """`_head` is the part that has come so far: of a header, or, with `_left`, of a body; each with its seal."""
+        at = 0
+        while at < len(data):
+            size_bytes = (self._left or HEADER_BYTES) + Seal.BYTES
+            part: memoryview
+            if not self._head and len(data) - at >= size_bytes:
+                part = data[at : at + size_bytes]
+                at += size_bytes
+            else:
+                wanted = size_bytes - len(self._head)
+                self._head += data[at : at + wanted]
+                at += wanted
+                if len(self._head) < size_bytes:
+                    return
+                part, self._head = memoryview(self._head), bytearray()
+            if not seal.take(part):
+                raise BadStreamError("a frame did not come as it was sent: its seal does not fit")
+            if self._left:
+                self._left = 0
+                yield self._offset, part[: -Seal.BYTES]
+            else:
+                self._offset, self._left = self._header(part, 0)
+                if not self._left:
+                    yield self._offset, data[:0]
 
     def _header(self, head: bytes | memoryview, start: int) -> tuple[int, int]:
         try:
@@ -258,11 +291,22 @@ class LinkLostError(EngineError):
     """There is no connection to the master, or not any more."""
 
 
-class MasterLink:
-    """One connection. `address` is host:port, IPv6 as [::1]:port."""
+class MasterCall(NamedTuple):
+    """How a store calls its master: its secret, whom it needs no proof of, and who it is itself by now."""
 
-    def __init__(self, address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Connect; LinkLostError says why not."""
+    secret: Secret
+    plain_peers: PlainPeers
+    introduce: Callable[[], Introduction]
+
+
+class MasterLink:
+    """One connection. `address` is host:port, IPv6 as [::1]:port.
+
+    `peer`: who the master has proven to be; None for one that speaks RocketMQ's own protocol.
+    """
+
+    def __init__(self, address: str, call: MasterCall | None = None, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        """Connect, and greet the master as `call` says; LinkLostError says why not."""
         host, _, port = address.rpartition(":")
         try:
             self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
@@ -271,11 +315,51 @@ class MasterLink:
         except OSError as error:
             raise LinkLostError(f"{address}: {os_error_sentence(error)}") from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peer: Introduction | None = None
+        self.seals = Seals()
+        try:
+            self._greet(address, call, timeout_s)
+        except BaseException:
+            self._socket.close()
+            raise
         self._socket.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._unsent = b""
+        self._unsent = b""      # of a report of which a part went
+        self._waiting: int | None = None  # the newest report of which nothing went
+
+    def _greet(self, address: str, call: MasterCall | None, timeout_s: float) -> None:
+        if call is None or not call.secret.is_set:
+            return
+        try:
+            if self._socket.getpeername()[0] in call.plain_peers:
+                return
+            deadline_s = time.monotonic() + timeout_s
+            self.peer, self.seals = greet_master(lambda words, size: self._exchange(words, size, deadline_s), call.secret.read(),
+                                                 call.introduce())
+        except TimeoutError:
+            raise LinkLostError(f"{address} does not answer the greeting within {timeout_s:g} s") from None
+        except OSError as error:
+            raise LinkLostError(f"the connection broke: {os_error_sentence(error)}") from None
+        except GreetingError as error:
+            raise LinkLostError(f"{address}: {error}") from None
+
+    def _exchange(self, words: bytes, size_bytes: int, deadline_s: float) -> bytes:
+        """Send, and receive so many bytes; only for the greeting."""
+        self._socket.sendall(words)
+        found = b""
+        while len(found) < size_bytes:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left_s)
+            piece = self._socket.recv(size_bytes - len(found))
+            if not piece:
+                raise GreetingError("it closed the connection during the greeting; its engine.log says why: have both the same secret "
+                                    "(ha_secret_file)?")
+            found += piece
+        return found
 
     @property
     def descriptor(self) -> int:
@@ -285,25 +369,26 @@ class MasterLink:
     @property
     def has_unsent(self) -> bool:
         """Whether part of a report did not go."""
-        return bool(self._unsent)
+        return bool(self._unsent) or self._waiting is not None
 
-    def was_reported(self, offset: int, unsent_bytes: int) -> None:
-        """C has sent the report of `offset` but for its last bytes."""
-        self._unsent = pack_report(offset)[REPORT_BYTES - unsent_bytes :]
+    def was_reported(self, unsent: bytes) -> None:
+        """C has sent a report but for these bytes."""
+        self._unsent = unsent
 
     def report(self, offset: int) -> None:
-        """Send one report. One that went out half is finished first, so that the next is not torn."""
-        self._unsent += pack_report(offset)
-        try:
-            sent = self._socket.send(self._unsent)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError as error:
-            raise LinkLostError(f"the connection broke: {os_error_sentence(error)}") from None
-        rest = self._unsent[sent:]
-        whole_to_come = len(rest) - len(rest) % 8
-        # Of what the master does not read, the newest says it all; what has begun must end.
-        self._unsent = rest[: len(rest) % 8] + (rest[-8:] if whole_to_come else b"")
+        """Send one report. One that went out half is finished first; of those that the master does not read the newest says it all."""
+        self._waiting = offset
+        while self._unsent or self._waiting is not None:
+            if not self._unsent:
+                text = pack_report(self._waiting or 0)
+                self._unsent, self._waiting = text if self.seals.out is None else self.seals.out.sealed(text), None
+            try:
+                sent = self._socket.send(self._unsent)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                raise LinkLostError(f"the connection broke: {os_error_sentence(error)}") from None
+            self._unsent = self._unsent[sent:]
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until bytes have come (or the end of the connection), or for so long."""

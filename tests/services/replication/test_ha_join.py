@@ -13,6 +13,7 @@ from pyengine.errors import EngineUnavailableError
 from pyengine.formats import ha_wire
 from pyengine.formats.paths import segment_name
 from pyengine.services.replication import ha_join
+from pyengine.services.replication.ha_greeting import Seals
 from pyengine.services.replication.ha_join import Join, JoinRefusedError, join
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
@@ -267,7 +268,9 @@ def test_a_slow_master_is_waited_for(tmp_path, masters, monkeypatch):
     monkeypatch.setattr(ha_join, "monotonic_ns", lambda: clock_ns[0])
 
     class SlowLink:
-        def __init__(self, address):
+        seals = Seals()
+
+        def __init__(self, address, call):
             self.pieces = iter([ha_wire.pack_header(0, 1 << 20), *[bytes(9000)] * 110])
 
         def report(self, offset):
@@ -278,7 +281,7 @@ def test_a_slow_master_is_waited_for(tmp_path, masters, monkeypatch):
             return memoryview(next(self.pieces))
 
     monkeypatch.setattr(ha_join, "MasterLink", SlowLink)
-    look = ha_join._Look(config_of(tmp_path, masters(b"", OURS), mapped_file_size_commit_log_bytes=1 << 20), 0)
+    look = ha_join._Look(config_of(tmp_path, masters(b"", OURS), mapped_file_size_commit_log_bytes=1 << 20), None, 0)
     assert sum(len(piece) for _, piece in itertools.islice(look._pieces, 110)) > 900_000
 
 

@@ -9,18 +9,21 @@ import random
 import signal
 import socket
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fix_slave import WireSlave
+from fix_slave import SealedSlave, WireSlave, call_of, secret_file
 from fix_writer import PlainWriter
 from pyengine.engine.kinds import WorkerExit
 from pyengine.errors import EngineUnavailableError
+from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc import replication
 from pyengine.native import control as native
 from pyengine.native import ha_links, obstacles
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.replication.ha_service import HAService, HostLines, count_slaves
+from pyengine.services.replication.ha_stream import BadStreamError, LinkLostError, MasterCall
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually
@@ -43,10 +46,10 @@ class Rig:
             assert allocator.work()
         allocator.close()
         self.writer = PlainWriter(owner)
-        self.config = EngineConfig(broker_role="SYNC_MASTER", **settings)
+        self.config = EngineConfig(broker_role="SYNC_MASTER", **{"ha_allow_plain": "127.0.0.0/8, ::1", **settings})
         self.said: list[str] = []
         self.now_ns = 10**9
-        self.slaves: list[WireSlave] = []
+        self.slaves: list[WireSlave | SealedSlave] = []
         self.service = self.new_service()
 
     def new_service(self) -> HAService:
@@ -59,6 +62,15 @@ class Rig:
             self.slaves[-1].say(*reports)
         return self.slaves[-1]
 
+    def sealed_slave(self, call: MasterCall) -> SealedSlave:
+        """A slave that has greeted, or what MasterLink says of it; the master goes on meanwhile."""
+        with ThreadPoolExecutor(1) as other:
+            made = other.submit(SealedSlave, self.service.port, call)
+            while not made.done():
+                self.service.turn(0.01)
+        self.slaves.append(made.result())
+        return self.slaves[-1]
+
     def fill(self, end: int) -> None:
         while self.writer.end < end:
             self.writer.put(b"x" * 900)
@@ -68,7 +80,7 @@ class Rig:
         while self.service.work():
             pass
         for slave in self.slaves:
-            if slave.socket.fileno() >= 0:
+            if isinstance(slave, SealedSlave) or slave.socket.fileno() >= 0:
                 slave.take()
 
     def until(self, condition, what: str) -> None:
@@ -605,7 +617,7 @@ def test_the_worker_is_killed_and_the_next_one_serves(make_owner):
     rig = Rig(owner)
     rig.service.close()
     rig.fill(SEGMENT + 100)
-    settings = ["--set", "broker_role=SYNC_MASTER", "--set", f"ha_listen_port={rig.service.port}"]
+    settings = ["--set", "broker_role=SYNC_MASTER", "--set", f"ha_listen_port={rig.service.port}", "--set", "ha_allow_plain=127.0.0.1"]
     with replication.Replication(owner.folder) as shared:
         for incarnation in (1, 2):
             child = owner.spawn("pyengine.workers.replicator", *settings)
@@ -632,7 +644,7 @@ def test_a_port_that_is_taken_while_the_replicator_is_down_halts_no_worker(make_
     rig.service.close()
     rig.fill(1000)
     port = rig.service.port
-    settings = ["--set", "broker_role=SYNC_MASTER", "--set", f"ha_listen_port={port}"]
+    settings = ["--set", "broker_role=SYNC_MASTER", "--set", f"ha_listen_port={port}", "--set", "ha_allow_plain=127.0.0.1"]
     holder = socket.create_server(("127.0.0.1", port))
     first = owner.spawn("pyengine.workers.replicator", *settings)
     assert first.wait(30) == WorkerExit.BOOT_FAILED, "the engine's start says so"
@@ -673,3 +685,139 @@ def test_no_replicator_comes_up_beside_an_engine_without_replication(make_owner)
     child = owner.spawn("pyengine.workers.replicator", "--set", "ha_listen_port=1")
     assert child.wait(30) == WorkerExit.BOOT_FAILED
     assert "without replication" in child.stderr.read()
+
+
+# ---- slaves with the secret -------------------------------------------------------------
+
+
+@pytest.fixture
+def secret(tmp_path) -> str:
+    return secret_file(tmp_path)
+
+
+@pytest.mark.parametrize("batch_bytes", [700, 32768])
+def test_a_slave_with_the_secret_gets_the_log_and_confirms_it(make_rig, secret, batch_bytes):
+    rig = make_rig(ha_secret_file=secret, ha_allow_plain="", ha_transfer_batch_size_bytes=batch_bytes)
+    rig.fill(SEGMENT + 5000)
+    slave = rig.sealed_slave(call_of(secret))
+    slave.say(1)
+    rig.until(lambda: slave.heartbeats, "all of it was sent")
+    for _ in range(20):  # by C, one frame and one report each
+        rig.fill(rig.writer.end + 1)
+        rig.until(lambda: slave.end == rig.writer.end, "it has everything")
+        slave.say(slave.end)
+        rig.until(lambda: rig.confirm == rig.writer.end, "its report counts")
+    rig.fill(3 * SEGMENT)
+    rig.until(lambda: slave.end == rig.writer.end, "a catch-up too")
+    assert bytes(slave.log) == bytes(rig.writer.log[1:])
+    assert slave.link.peer is not None and slave.link.peer.store_uuid == rig.owner.memory.identity.store_uuid.bytes
+
+
+def test_without_secret_and_allowed_addresses_every_slave_is_refused(make_rig):
+    rig = make_rig(ha_allow_plain="")
+    assert "no slave can follow" in rig.said[0] and "ha_secret_file" in rig.said[0]
+    slave = rig.slave(1)
+    rig.until(lambda: not slave.take(), "it is closed")
+    assert slave.log == b"" and rig.connected == 0
+    assert any("is refused: this store has no secret (ha_secret_file)" in line for line in rig.said)
+
+
+@pytest.mark.parametrize("words", [struct.pack(">q", 1), b"\xff" * 8, b"GET / HTTP/1.1\r\n\r\n"])
+def test_a_stranger_gets_nothing_where_there_is_a_secret(make_rig, secret, words):
+    rig = make_rig(ha_secret_file=secret, ha_allow_plain="10.0.0.0/8")
+    rig.fill(5000)
+    stranger = rig.slave()
+    stranger.socket.sendall(words)
+    rig.until(lambda: not stranger.take(), "it is closed")
+    assert stranger.log == b"" and stranger.heartbeats == [] and rig.connected == 0 and rig.confirm == 0
+    assert any("is refused" in line for line in rig.said)
+    with replication.Replication(rig.owner.folder) as shared:
+        assert shared.look().refused == 1
+
+
+def test_a_slave_with_another_secret_is_refused_and_both_sides_say_why(make_rig, secret, tmp_path):
+    rig = make_rig(ha_secret_file=secret, ha_allow_plain="")
+    with pytest.raises(LinkLostError, match="closed the connection during the greeting.*ha_secret_file"):
+        rig.sealed_slave(call_of(secret_file(tmp_path, "another secret of 24 by", "other")))
+    assert any("refused: it does not have the secret of this store" in line for line in rig.said)
+
+
+def test_a_secret_that_cannot_be_read_refuses_slaves_until_it_can(make_rig, secret):
+    rig = make_rig(ha_secret_file=secret, ha_allow_plain="")
+    os.chmod(secret, 0o644)
+    call = call_of(secret_file(rig.owner.root, name="copy"))
+    with pytest.raises(LinkLostError):
+        rig.sealed_slave(call)
+    assert any("mode 0644" in line for line in rig.said)
+    os.chmod(secret, 0o600)
+    assert rig.sealed_slave(call).link.peer is not None
+
+
+def test_strangers_that_say_nothing_are_closed_soon_and_make_room_for_others(make_rig, secret):
+    rig = make_rig(ha_secret_file=secret, ha_allow_plain="", ha_connections_max=2)
+    rig.fill(5000)
+    first, second = rig.slave(), rig.slave()
+    rig.turn()
+    slave = rig.sealed_slave(call_of(secret))
+    slave.say(1)
+    rig.until(lambda: slave.end == rig.writer.end, "a slave is served all the same")
+    rig.until(lambda: not first.take(), "in the place of the oldest")
+    assert second.take()
+    rig.now_ns += 5_000_000_001
+    rig.until(lambda: not second.take(), "the other had its time")
+    assert rig.connected == 1
+
+
+@pytest.mark.parametrize("by_c", [True, False])
+def test_a_flipped_bit_in_a_report_ends_the_link_and_confirms_nothing(make_rig, secret, by_c, rng):
+    rig = make_rig({"min_in_sync_replicas": 1 if by_c else 2}, ha_secret_file=secret, ha_allow_plain="")
+    rig.fill(5000)
+    slave = rig.sealed_slave(call_of(secret))
+    slave.say(1)
+    rig.until(lambda: slave.heartbeats and slave.end == rig.writer.end, "all of it was sent")
+    report = bytearray(slave.link.seals.out.sealed(struct.pack(">q", slave.end)))
+    bit = rng.randrange(len(report) * 8)
+    report[bit // 8] ^= 1 << bit % 8
+    slave.link._socket.sendall(report)
+    slave_was, rig.slaves = slave, []
+    rig.until(lambda: any("a report did not come as it was sent" in line for line in rig.said), "it is seen")
+    assert rig.confirm == 0 and rig.connected == 0
+    slave_was.close()
+
+
+@pytest.mark.parametrize("where", ["header", "body", "seal"])
+def test_a_flipped_bit_in_a_frame_is_seen_by_the_slave(make_rig, secret, where, rng):
+    rig = make_rig(ha_secret_file=secret, ha_allow_plain="")
+    rig.fill(5000)
+    slave = rig.sealed_slave(call_of(secret))
+    slave.say(1)
+    receive, at = slave.link.receive, {"header": rng.randrange(12), "body": 20 + rng.randrange(1000), "seal": 12 + rng.randrange(8)}[where]
+
+    def receive_changed():
+        data = receive()
+        if data is not None:
+            data[at] ^= 1 << rng.randrange(8)
+        return data
+
+    slave.link.receive = receive_changed
+    with pytest.raises(BadStreamError, match="its seal does not fit"):
+        rig.until(lambda: False, "it is seen")
+    assert slave.log == b""
+    rig.slaves.clear()
+    slave.close()
+
+
+def test_links_of_one_store_count_once_whatever_address_they_come_from(make_rig, secret):
+    rig = make_rig({"min_in_sync_replicas": 2}, ha_secret_file=secret, ha_allow_plain="")
+    rig.fill(5000)
+    names = [b"one" + bytes(13), b"one" + bytes(13), b"two" + bytes(13)]
+    links = [rig.sealed_slave(call_of(secret, Introduction(name, 0, is_master=False))) for name in names]
+    for slave in links:
+        slave.say(1)
+        rig.until(lambda slave=slave: slave.heartbeats, "all of it was sent")
+    assert rig.connected == 2
+    for slave, confirmed in zip(links, (0, 0, rig.writer.end), strict=True):
+        slave.say(slave.end)
+        reported = rig.service._by_descriptor.values
+        rig.until(lambda: sum(one.acked == rig.writer.end for one in reported()) == links.index(slave) + 1, "its report came")
+        assert rig.confirm == confirmed

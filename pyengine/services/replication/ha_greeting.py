@@ -1,0 +1,187 @@
+"""How two stores with the same secret recognise each other before the first report (docs/replication.md has the wire).
+
+    slave                                            master
+    HELLO      8 bytes that no report begins with  ->
+                                                   <- CHALLENGE  a number used once
+    PROOF      who it is, its term, its own number,
+               HMAC-SHA256 over all so far         ->
+                                                   <- WELCOME    who it is, its term, HMAC-SHA256 over all so far
+
+The secret is never sent. A peer that does not have it gets the CHALLENGE and nothing else, and what was recorded of an old
+greeting fits no new one. Both ends make the keys of the link's seals (csrc/seal.cdef.h) from secret and greeting. HELLO alone
+goes to a peer that is not known to speak this: RocketMQ's master reads it as a report of a negative offset, which confirms
+nothing there.
+
+A peer whose address `ha_allow_plain` names may speak RocketMQ's own protocol instead, which proves nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pyengine.errors import EngineError
+from pyengine.formats import ha_wire
+from pyengine.formats.ha_wire import Introduction
+from pyengine.formats.small_file import open_regular
+from pyengine.native.ha_links import Seal
+from pyengine.storage.config import EngineConfig
+
+SECRET_BYTES_MIN = 16
+SECRET_BYTES_MAX = 4096
+_SLAVE, _MASTER, _FRAMES, _REPORTS = (b"pyengine replication 1 " + word for word in (b"slave", b"master", b"frames", b"reports"))
+
+
+class SecretError(EngineError):
+    """The file of `ha_secret_file` cannot be used; the text says why, and what to do."""
+
+
+class GreetingError(EngineError):
+    """The other side is not one that may be spoken to, or cannot prove that it is."""
+
+
+class Secret:
+    """The file that `ha_secret_file` names. It is read at each greeting, so that a new secret needs no restart."""
+
+    def __init__(self, root: str | os.PathLike[str], config: EngineConfig) -> None:
+        self._path = Path(root) / config.ha_secret_file if config.ha_secret_file else None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the settings name a file."""
+        return self._path is not None
+
+    def read(self) -> bytes:
+        """What it holds, without the white space around it. SecretError; also where others may read the file."""
+        assert self._path is not None
+        try:
+            with open(open_regular(self._path), "rb") as file:
+                status = os.fstat(file.fileno())
+                content = file.read(SECRET_BYTES_MAX + 1)
+        except OSError as error:
+            raise SecretError(f"the secret in {self._path} cannot be read: {error.strerror} (ha_secret_file)") from None
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise SecretError(f"{self._path} has mode {stat.S_IMODE(status.st_mode):04o}, so others than its owner can use the "
+                              "secret: chmod 600 (ha_secret_file)")
+        if status.st_uid not in (0, os.geteuid()):
+            raise SecretError(f"{self._path} belongs to the user {status.st_uid}, who can read the secret: give it to the user "
+                              f"of the engine, {os.geteuid()} (ha_secret_file)")
+        if len(content) > SECRET_BYTES_MAX or len(content.strip()) < SECRET_BYTES_MIN:
+            raise SecretError(f"{self._path} holds no secret: give it {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX:,} random bytes as text, for "
+                              "example of `head -c 32 /dev/urandom | base64` (ha_secret_file)")
+        return content.strip()
+
+
+class PlainPeers:
+    """The addresses that `ha_allow_plain` names."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._networks = [ipaddress.ip_network(text) for text in config.ha_allow_plain_list]
+
+    def __bool__(self) -> bool:
+        return bool(self._networks)
+
+    def __contains__(self, host: str) -> bool:
+        """Whether a peer's address, as a socket names it, is one of them; an IPv4 address in IPv6 form counts as IPv4."""
+        try:
+            address = ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return False  # a socket without addresses
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return any((mapped or address) in network for network in self._networks)
+
+
+class Seals(NamedTuple):
+    """Of one link: what goes out is sealed with `out`, what comes in must fit `into`. None, None: RocketMQ's own protocol."""
+
+    out: Seal | None = None
+    into: Seal | None = None
+
+
+class MasterGreeting:
+    """The side that was connected to: `take` bytes until it is known who speaks.
+
+    `introduce` says who this store is now. Afterwards `peer` is who the other side has proven to be, and None for
+    one that speaks RocketMQ's own protocol.
+    """
+
+    def __init__(self, secret: Secret, introduce: Callable[[], Introduction], *, may_be_plain: bool) -> None:
+        self.peer: Introduction | None = None
+        self.seals = Seals()
+        self.may_be_plain = may_be_plain
+        self.is_over = False
+        self._secret = secret
+        self._introduce = introduce
+        self._said = b""   # both sides' words so far
+
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        """(what to answer, bytes that were not used); call it again with those and what comes next. GreetingError, SecretError."""
+        if self.is_over:
+            return b"", data
+        if not self._said:
+            if len(data) < ha_wire.REPORT_BYTES:
+                return b"", data
+            return self._take_first(data)
+        if len(data) < ha_wire.PROOF_BYTES:
+            return b"", data
+        return self._take_proof(data[: ha_wire.PROOF_BYTES]), data[ha_wire.PROOF_BYTES :]
+
+    def _take_first(self, data: bytes) -> tuple[bytes, bytes]:
+        first, rest = data[: ha_wire.REPORT_BYTES], data[ha_wire.REPORT_BYTES :]
+        if not ha_wire.is_hello(first):
+            if not self.may_be_plain:
+                raise GreetingError("it speaks RocketMQ's own protocol, and ha_allow_plain does not name its address")
+            self.is_over = True
+            return b"", data
+        if first != ha_wire.HELLO:
+            raise GreetingError("it speaks another version of pyengine's replication protocol")
+        if not self._secret.is_set:
+            raise GreetingError("it asks for a proof, and this store has no secret: set ha_secret_file")
+        challenge = ha_wire.CHALLENGE + secrets.token_bytes(ha_wire.NONCE_BYTES)
+        self._said = first + challenge
+        return challenge, rest
+
+    def _take_proof(self, proof: bytes) -> bytes:
+        secret = self._secret.read()
+        introduced, mac = proof[: -ha_wire.MAC_BYTES], proof[-ha_wire.MAC_BYTES :]
+        self._said += introduced
+        if not hmac.compare_digest(mac, _mac(secret, _SLAVE, self._said)):
+            raise GreetingError("it does not have the secret of this store (ha_secret_file)")
+        self.peer = ha_wire.unpack_introduction(introduced)
+        welcome = ha_wire.pack_introduction(self._introduce())
+        self._said += welcome
+        self.seals = Seals(_seal(secret, _FRAMES, self._said), _seal(secret, _REPORTS, self._said))
+        self.is_over = True
+        return welcome + _mac(secret, _MASTER, self._said)
+
+
+def greet_master(exchange: Callable[[bytes, int], bytes], secret: bytes, own: Introduction) -> tuple[Introduction, Seals]:
+    """The side that connects. `exchange(words, size)` sends and gives the next `size` bytes. GreetingError, and what `exchange` raises."""
+    challenge = exchange(ha_wire.HELLO, len(ha_wire.CHALLENGE))
+    if challenge != ha_wire.CHALLENGE:
+        raise GreetingError("it answers without asking for a proof: is it a master of RocketMQ? Then name its address in ha_allow_plain")
+    challenge += exchange(b"", ha_wire.NONCE_BYTES)
+    said = ha_wire.HELLO + challenge + ha_wire.pack_introduction(own, secrets.token_bytes(ha_wire.NONCE_BYTES))
+    introduced = said[len(ha_wire.HELLO) + len(challenge) :]
+    welcome = exchange(introduced + _mac(secret, _SLAVE, said), ha_wire.WELCOME_BYTES)
+    said += welcome[: -ha_wire.MAC_BYTES]
+    if not hmac.compare_digest(welcome[-ha_wire.MAC_BYTES :], _mac(secret, _MASTER, said)):
+        raise GreetingError("it cannot prove that it has the secret of this store (ha_secret_file)")
+    peer = ha_wire.unpack_introduction(welcome[: -ha_wire.MAC_BYTES])
+    return peer, Seals(_seal(secret, _REPORTS, said), _seal(secret, _FRAMES, said))
+
+
+def _mac(secret: bytes, label: bytes, said: bytes) -> bytes:
+    return hmac.new(secret, label + b"\0" + said, hashlib.sha256).digest()
+
+
+def _seal(secret: bytes, label: bytes, said: bytes) -> Seal:
+    return Seal(_mac(secret, label, said)[: Seal.KEY_BYTES])
