@@ -13,6 +13,7 @@ import pytest
 import pyengine
 from fix_cli import run
 from fix_slave import secret_file
+from ha_proxy import CLEAN, FaultProxy, Faults
 from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.commit_log import list_log
@@ -107,6 +108,25 @@ def test_what_a_sync_master_acknowledges_is_on_its_slave_and_can_be_read_there(m
         assert run("check", root).code == 0
     stopped = run("status", pair.slave.root, "--json").document
     assert (stopped["replication"]["role"], stopped["positions"]["confirm"]) == ("SLAVE", end)
+
+
+def test_what_was_changed_on_the_way_between_master_and_slave_is_not_used(make_engine, rng):
+    pair = Pair(make_engine)
+    with FaultProxy(pair.port, seed=rng.randrange(1 << 30)) as proxy:
+        pair.slave.settings["ha_master_address"] = proxy.address
+        pair.start()
+        proxy.to_slave = Faults(corrupt_bytes_mean=60_000)
+        proxy.to_master = Faults(corrupt_bytes_mean=400)
+        with pyengine.connect(pair.master.root) as producer:
+            for _ in range(8):
+                assert producer.put_many("T", [rng.randbytes(2000) for _ in range(30)]).stored
+        eventually(lambda: proxy.done["corrupt"] >= 3, "bits were flipped")
+        proxy.to_slave = proxy.to_master = CLEAN
+        end = pair.wait_equal()
+        assert "its seal does not fit" in pair.master.log() + pair.slave.log()
+    pair.slave.stop()
+    pair.master.stop()
+    assert log_of(pair.slave.root, end) == log_of(pair.master.root, end)
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import mmap
 import os
 import random
 import re
+import socket
 import stat
 import struct
 import subprocess
@@ -24,12 +25,13 @@ import pytest
 import pyengine
 import pyengine.client.producer
 import pyengine.ipc.live_reader
-from fix_slave import WireSlave
+from fix_slave import SECRET, WireSlave, secret_file
 from logs import LogBuilder
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.metrics import metrics
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError
+from pyengine.formats import ha_wire
 from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.replication import Replication, create_replication
@@ -391,12 +393,31 @@ def test_a_master_listens_for_this_machine_alone_by_default(master):
     assert EngineConfig().ha_port == EngineConfig(broker_role="SLAVE", ha_listen_port=5000).ha_port == 0
 
 
-def test_every_peer_of_the_replication_port_gets_the_log(master):
+def test_every_peer_from_an_allowed_address_gets_the_log(master):
     _, service, writer = master()
     with contextlib.closing(WireSlave(service.port)) as anybody:
         anybody.say(1)
         until(service, anybody, lambda: anybody.end == writer.end, "all of it came")
         assert b"message 19" in anybody.log
+
+
+@pytest.mark.parametrize("settings", [{}, {"ha_secret_file": SECRET}, {"ha_secret_file": SECRET, "ha_allow_plain": "10.0.0.0/8"}],
+                         ids=["nothing set", "secret", "secret and other addresses"])
+def test_a_stranger_on_the_replication_port_gets_nothing(master, tmp_path, settings):
+    settings = {"ha_allow_plain": ""} | settings
+    if "ha_secret_file" in settings:
+        settings["ha_secret_file"] = secret_file(tmp_path)
+    owner, service, writer = master(**settings)
+    for words in (ha_wire.pack_report(1), ha_wire.pack_report(writer.end), ha_wire.HELLO + bytes(ha_wire.PROOF_BYTES)):
+        with socket.create_connection(("127.0.0.1", service.port), 30) as stranger:
+            stranger.sendall(words)
+            heard = b""
+            with contextlib.suppress(ConnectionError):
+                while data := stranger.recv(65536):
+                    heard += data
+            assert len(heard) in (0, len(ha_wire.CHALLENGE) + ha_wire.NONCE_BYTES), "a random number at most"
+    assert native.load_position(owner.control.confirm) == 0
+    assert native.load(owner.control.replicator, "slaves_connected") == 0, "puts are told SLAVE_NOT_AVAILABLE"
 
 
 def test_a_false_slave_confirms_what_it_was_sent_and_nothing_else(master):
