@@ -41,8 +41,8 @@ LAYERS = (
 # Executors need the package and the store's files, nothing that runs.
 SPARK_MAY_IMPORT = ("errors", "arguments", "settings", "results", "engine_config", "formats", "native", "storage", "spark")
 # The driver asks a running engine how far it may read; loaded only when it plans,
-# or for a job that owns the store.
-SPARK_LAZILY = {"pyengine.ipc.live_reader", "pyengine.ipc.crashed_engine_memory"}
+# or for a job that owns the store. The sink's tasks put into an engine of their host, and lock beside its memory.
+SPARK_LAZILY = {"pyengine.ipc.live_reader", "pyengine.ipc.crashed_engine_memory", "pyengine.ipc.shared_objects"}
 # Names nothing but a version, and loads its public names when they are first used.
 ROOT_PACKAGE = "pyengine"
 

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from pyengine.errors import EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.sessions import ended_sessions, is_drained
 from pyengine.ipc.shared_objects import SharedObject, find_folder
 from pyengine.ipc.store_lock import look
 from pyengine.native import control as native
@@ -44,6 +46,7 @@ WITHOUT_ENGINE_STEP_S = 0.1
 CHECK_TRIES = 20
 HOLD_WAIT_S = 5.0
 HOLD_STEP_S = 0.05
+SETTLE_STEP_S = 0.002
 _POSITIONS = {
     ReadLevel.WRITTEN: "wrote",
     ReadLevel.COMMITTED: "committed",
@@ -381,3 +384,35 @@ def dispatched_end(root: Path) -> int | None:
             return native.load_position(memory.control.reput_from)
     except EngineUnavailableError as error:
         raise StoreBusyError(f"{root} has an engine whose counters cannot be read: {error}") from error
+
+
+# ---- what was submitted before -----------------------------------------------------
+
+
+def settled_end(root: Path, timeout_s: float) -> int:
+    """The log's end, once all that ended producers had submitted is executed, and all below it can be read and is dispatched.
+
+    What is not below it now was not submitted by a producer that had closed its session, or died, before this call.
+    EngineUnavailableError without a running engine, StoreBusyError at the timeout.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    with EngineMemory.attach(find_folder(root), writable=False) as memory:
+        control = memory.control
+
+        def wait(is_done: Callable[[], bool], what: str) -> None:
+            while not is_done():
+                if memory.retired or store_use(root) is not StoreUse.ENGINE:
+                    raise EngineUnavailableError(f"no engine is running on {root}: start it with `pyengine start {root}`")
+                if time.monotonic() >= deadline_s:
+                    raise StoreBusyError(f"the engine on {root} has not {what} within {timeout_s:g} s: see `pyengine status {root}`")
+                time.sleep(SETTLE_STEP_S)
+
+        wait(lambda: store_use(root) is StoreUse.ENGINE and native.load(control.state, "state") not in _NO_POSITIONS_YET, "started")
+        for line, generation in ended_sessions(memory):
+            wait(partial(is_drained, line, generation), "executed what an ended producer had submitted")
+        end = native.committed_slot(control)[0]
+        positions = [control.committed, control.reput_from, *([control.confirm] if control.identity.dispatch_at else [])]
+        wait(lambda: min(map(native.load_position, positions)) >= end, "dispatched all messages")
+        if memory.retired or store_use(root) is not StoreUse.ENGINE:
+            raise EngineUnavailableError(f"the engine on {root} has just ended")
+        return end

@@ -41,7 +41,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError
 from pyengine.formats.small_file import PARSE_ERRORS
@@ -53,6 +53,9 @@ from pyengine.native import control as native
 from pyengine.native import session as native_session
 from pyengine.native import waiting
 from pyengine.native.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from pyengine._native import ms_session_slot
 
 LINE_BYTES_MAX = 4096
 TIMEOUT_S = 5.0
@@ -209,6 +212,23 @@ class Sessions:
     def _changed(self) -> None:
         waiting.raise_sequence(self._control.session_seq)
         self._memory.wake(native.WRITER)
+
+
+def ended_sessions(memory: EngineMemory) -> list[tuple[ms_session_slot, int]]:
+    """(line, generation) of the sessions whose producer has closed them or is dead, and that the writer may not have drained."""
+    found = []
+    for slot in range(min(memory.identity.sessions_max, SESSION_SLOTS)):
+        line = memory.control.sessions[slot]
+        state, generation = native.load(line, "state"), native.load(line, "generation")
+        if state == native.SESSION_DEAD or state == native.SESSION_OPEN and not is_alive(
+                native.load(line, "pid"), native.load(line, "start_time_ms")):
+            found.append((line, generation))
+    return found
+
+
+def is_drained(line: ms_session_slot, generation: int) -> bool:
+    """Whether the writer has executed all that this session, which had ended, was given."""
+    return native.load(line, "generation") != generation or native.load(line, "state") == native.SESSION_FREE
 
 
 # ---- the socket ------------------------------------------------------------------

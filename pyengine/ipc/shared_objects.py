@@ -17,6 +17,8 @@
 | `side-<epoch>-<slot>-<generation>-<sequence>` | one entry too big for the ring | that producer |
 | `socket` | where sessions are opened | supervisor |
 
+Beside it is `pyengine-<id>.spark-sink`, an empty file on whose bytes tasks of Spark's sink hold locks; it stays.
+
 Objects are made with O_EXCL and really allocated (a sparse one is SIGBUS on a full
 tmpfs), attached never with O_CREAT. Beside them is one named semaphore per kind of
 worker, `/pyengine-<id>-<kind>`, the wait point of its latch. Everything here caches the

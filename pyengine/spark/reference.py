@@ -14,6 +14,7 @@ from pyengine.spark.message_stats import FIGURES
 from pyengine.spark.options import OPTIONS
 from pyengine.spark.queue_view import ENTRY_COLUMNS, OWN_OPTIONS, QUEUE_COLUMNS, SHARED_OPTIONS
 from pyengine.spark.schema import COLUMNS, PROPERTY_PREFIX
+from pyengine.spark.sink import SINK_COLUMNS, SINK_OPTIONS
 
 
 def column_table() -> str:
@@ -46,9 +47,18 @@ def stats_table() -> str:
     return "\n".join(lines + [f"| `{one.name}` | {one.type} | {one.meaning} |" for one in FIGURES])
 
 
+def sink_section() -> str:
+    """The columns and options of the sink."""
+    lines = ["| column | type | what becomes of it |", "|---|---|---|"]
+    lines += [f"| `{one.name}` | {' or '.join(one.types)} | {one.meaning} |" for one in SINK_COLUMNS]
+    options = [f"- `{name}`: {meaning}" for name, meaning in SINK_OPTIONS.items()]
+    return "\n".join([*lines, "", "Options:", "", *options])
+
+
 def with_tables(page: str) -> str:
     """The page with the tables as they are now."""
-    tables = {"columns": column_table(), "options": option_table(), "queues": queue_section(), "stats": stats_table()}
+    tables = {"columns": column_table(), "options": option_table(), "queues": queue_section(), "stats": stats_table(),
+              "sink": sink_section()}
     for name, table in tables.items():
         before, begin, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- end of {name} -->")

@@ -1,4 +1,5 @@
-"""The data sources of `spark.read.format("pyengine")`, `spark.readStream.format("pyengine")` and `"pyengine-queue"`.
+"""The data sources of `spark.read.format("pyengine")`, `spark.readStream.format("pyengine")` and `"pyengine-queue"`, and the way to
+the sink.
 
 Spark makes one in the driver's planning process, asks it for a schema and partitions, and
 ships the reader to the tasks. There is no filter pushdown: Spark 4.3 keeps a filtered
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
 
+    from pyengine.spark.sink import BatchSink, StreamSink
     from pyengine.spark.stream import LogStreamReader
 
 
@@ -48,6 +50,18 @@ class PyEngineSource(DataSource):
         from pyengine.spark.stream import LogStreamReader
 
         return LogStreamReader(schema, dict(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        """The writer of rows of `schema` into a running engine."""
+        from pyengine.spark.sink import BatchSink
+
+        return BatchSink(schema, overwrite, dict(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        """The same for one batch of a stream. `overwrite` (output mode complete): each batch puts all its rows, as Kafka's sink."""
+        from pyengine.spark.sink import StreamSink
+
+        return StreamSink(schema, dict(self.options))
 
 
 class LogReader(DataSourceReader):

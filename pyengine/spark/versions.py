@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Row, SparkSession
     from pyspark.sql.datasource import DataSource
     from pyspark.sql.types import StructType
 
@@ -36,11 +38,16 @@ except ImportError:  # Spark 4.0 and 4.1 have no bounds for a batch and ask for 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Spark itself asks once how far there is something, and stops there."""
 
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamArrowWriter
+except ImportError:  # Spark 4.0 gives the writer of a stream rows
+    from pyspark.sql.datasource import DataSourceStreamWriter as StreamArrowWriter  # type: ignore[assignment]
 
 __all__ = [
-    "ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "ReadMaxRows", "SupportsTriggerAvailableNow", "arrow_schema_of",
-    "register_source",
+    "ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "ReadMaxRows", "StreamArrowWriter", "SupportsTriggerAvailableNow",
+    "arrow_batches", "arrow_schema_of", "register_source",
 ]
+_ROWS = 1000  # of a batch that is made of rows
 
 
 def arrow_schema_of(schema: StructType) -> pyarrow.Schema:
@@ -51,6 +58,27 @@ def arrow_schema_of(schema: StructType) -> pyarrow.Schema:
         return to_arrow_schema(schema, timezone="UTC")
     except TypeError:  # Spark 4.0 and 4.1 know no other zone
         return to_arrow_schema(schema)
+
+
+def arrow_batches(items: Iterator[Any], schema: StructType) -> Iterator[pyarrow.RecordBatch]:
+    """Record batches as they are, and Spark 4.0's rows of `schema` as record batches."""
+    import pyarrow
+
+    for first in items:
+        if isinstance(first, pyarrow.RecordBatch):
+            yield first
+            continue
+        rows: list[Row] = [first, *itertools.islice(items, _ROWS - 1)]
+        arrow = arrow_schema_of(schema)
+        columns = [[_plain(row[place]) for row in rows] for place in range(len(arrow))]
+        yield pyarrow.record_batch([pyarrow.array(column, field.type) for column, field in zip(columns, arrow)], schema=arrow)
+
+
+def _plain(value: Any) -> Any:
+    """A value of a Row as pyarrow takes it: a struct as a dict."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value.asDict() if hasattr(value, "asDict") else value
 
 
 def register_source(spark: SparkSession, source: type[DataSource]) -> None:

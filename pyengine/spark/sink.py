@@ -1,0 +1,641 @@
+"""The writers of `df.write.format("pyengine")` and of `writeStream`: rows become messages of a running engine.
+
+No process of Spark writes a store's file. Each task puts through a session of its own, like any producer, and nothing
+else does: so the tasks run on the engine's host.
+
+Each message carries PROPERTY = `query:batch:task:sequence:fingerprint`. What an earlier attempt of a task has put is
+looked up before anything is put, so a batch that runs again puts only what is missing (decision 0210):
+
+- One attempt of a task at a time: a byte of a file beside the engine's shared memory is locked for as long as the
+  process lives. The next attempt waits for it, then until the engine has executed what a dead process had submitted.
+- Before its first message a task puts a marker of its own into MARKER_TOPIC, `begin query batch task`. Without one
+  nothing of the task is there; with one, all of it is beyond that byte of the log. When all tasks are done the driver
+  puts `commit query batch`: a batch that runs again after that puts nothing, and its second commit is the word
+  `durable`, which no look-up reads. A look-up reads the markers from the queue's end back to the query's last commit.
+- Rows are recognised by their content, each as often as it is there, in any order. Where an earlier attempt has put a row
+  that this one has not, the input is not the same: the task is refused before it puts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+import tempfile
+import time
+import uuid
+import zlib
+from base64 import urlsafe_b64encode
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+import pyengine
+from pyengine.errors import EngineError, EngineUnavailableError, PutError, StoreBusyError, UsageError, disk_errors
+from pyengine.results import PutResult, PutStatus, ReadLevel
+from pyengine.spark.options import local_path, scheme_of
+from pyengine.spark.schema import COLUMNS, HEADERS_TYPE, PROPERTY_PREFIX
+from pyengine.spark.versions import StreamArrowWriter, arrow_batches
+from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.storage.engine_id import read_boot_id
+from pyengine.storage.ofd_lock import try_lock
+from pyengine.storage.topic_config import TopicConfigs
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+    from pyengine.client.producer import Producer
+    from pyengine.formats.record import Message
+    from pyengine.ipc.live_reader import LiveStoreReader
+
+PROPERTY = "PYENGINE_SINK"
+MARKER_TOPIC = "PYENGINE_SPARK_SINK"
+MARKER_QUEUES = 8
+PATIENCE_S = 60.0         # how long an engine that starts again, or has no room, is waited for
+ATTEMPT_WAIT_S = 600.0    # how long another attempt of the same task is waited for
+WAIT_STEP_S = 0.02
+GROUP_ROWS, GROUP_BYTES = 1000, 512 << 10  # of one put
+LEVEL = ReadLevel.COMMITTED
+_MARKER_STEP = 64
+_QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # Spark's local properties of a micro-batch
+_TO_TRY_AGAIN = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.CREATE_MAPEDFILE_FAILED, PutStatus.OS_PAGECACHE_BUSY)
+_Found = TypeVar("_Found")
+
+
+# -- columns and options ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SinkColumn:
+    """A column that the sink takes, the types that it may have, and what becomes of it."""
+
+    name: str
+    types: tuple[str, ...]
+    meaning: str
+
+
+SINK_COLUMNS = (
+    SinkColumn("topic", ("STRING",), "The topic; where it is null or there is no such column, the option `topic`."),
+    SinkColumn("value", ("BINARY", "STRING"), "The body; null is an empty one. Required. Also called `body`."),
+    SinkColumn("partition", ("INT",),
+               "The queue, also called `queueId`. Null: one of the topic's write queues in `config/topics.json`, by the hash of "
+               "the keys or, without keys, in turn; queue 0 for a topic that is not there."),
+    SinkColumn("key", ("BINARY", "STRING"), "The property KEYS, as `keys`, which goes first where it is not null."),
+    SinkColumn("keys", ("STRING", "ARRAY<STRING>"), "The property KEYS: words, separated by spaces or as several texts."),
+    SinkColumn("tags", ("STRING",), "The property TAGS."),
+    SinkColumn("headers", (HEADERS_TYPE, "ARRAY<STRUCT<key: STRING, value: STRING>>"),
+               "Properties, as Kafka's sink has headers: each name once, values in UTF-8 and not empty."),
+    SinkColumn("delayLevel", ("INT",), "1 and above: the message is delivered later ([delayed messages](delayed.md))."),
+)
+_ALIASES = {"body": "value", "queueid": "partition"}
+SINK_OPTIONS = {
+    "path": "The store's root directory on the engine's host; also the argument of `save()` and `start()`.",
+    "topic": "The topic of rows without one.",
+    "writeId": "Batch writes: a name for this write, of letters, digits and `._-`. A write of the same name puts only what of it is "
+               "missing; without it each `save()` is a new write.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Where to put."""
+
+    path: str
+    topic: str | None = None
+    write_id: str | None = None
+
+
+def read_sink_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
+    """The options of one write; UsageError says which one is wrong and what is allowed."""
+    names = {name.lower(): name for name in SINK_OPTIONS}
+    values: dict[str, str] = {}
+    for name, text in given.items():
+        if name.lower() in names:
+            values[names[name.lower()]] = str(text)
+        elif not (is_stream and name.lower() == "checkpointlocation"):
+            near = get_close_matches(name.lower(), names, n=1)
+            hint = f"did you mean {names[near[0]]}?" if near else f"the sink knows {', '.join(SINK_OPTIONS)}"
+            raise UsageError(f"unknown option {name!r}: {hint}")
+    if "path" not in values:
+        raise UsageError('give the store\'s root directory: .save("/path/of/store"), .start("/path/of/store") or .option("path", ...)')
+    if scheme_of(values["path"]) not in ("", "file"):
+        raise UsageError(f"cannot write to {values['path']}: the sink puts into an engine that runs on this host, so the store is "
+                         "a directory of this host")
+    write_id = values.get("writeId")
+    if write_id is not None:
+        if is_stream:
+            raise UsageError("option writeId is one of batch writes: a stream is known by its checkpoint")
+        if not re.fullmatch(r"[\w.-]{1,100}", write_id, re.ASCII):
+            raise UsageError(f"option writeId = {write_id!r}: give up to 100 letters, digits and ._-")
+    return SinkOptions(local_path(values["path"]), values.get("topic"), write_id)
+
+
+def sink_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
+    """Column of SINK_COLUMNS -> its place in `schema`. What only a source has is left out; UsageError for all else."""
+    known = {column.name.lower(): column for column in SINK_COLUMNS}
+    of_source = {column.name.lower() for column in COLUMNS}
+    found: dict[str, int] = {}
+    for place, of_schema in enumerate(schema.fields):
+        name = of_schema.name.lower()
+        name = _ALIASES.get(name, name)
+        column = known.get(name)
+        if column is None:
+            if name in of_source or name.startswith(PROPERTY_PREFIX):
+                continue
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {known[near[0]].name}?" if near else f"the sink takes {', '.join(c.name for c in SINK_COLUMNS)}"
+            raise UsageError(f"cannot write column {of_schema.name!r}: {hint}")
+        own, taken = of_schema.dataType.simpleString().upper(), [one.upper().replace(" ", "") for one in column.types]
+        if own not in taken:
+            raise UsageError(f"cannot write column {of_schema.name} of type {own}: cast it to {' or '.join(column.types)}")
+        if column.name in found:
+            raise UsageError(f"column {column.name} is there twice: {schema.fields[found[column.name]].name} and {of_schema.name}")
+        found[column.name] = place
+    if "value" not in found:
+        raise UsageError("cannot write rows without a column value: name the body so")
+    if "topic" not in found and options.topic is None:
+        raise UsageError("cannot write rows without a topic: add a column topic, or set the option topic")
+    return found
+
+
+# -- the writers that Spark asks -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SinkCommit(WriterCommitMessage):
+    """What a task says when it is done: `rows` it had, and `put` of them by this attempt; none of a batch that was committed."""
+
+    query: str
+    batch: int
+    rows: int
+    put: int
+    is_committed: bool
+
+
+class SinkTask(NamedTuple):
+    """Which part of which batch; the same for each attempt of a task."""
+
+    query: str
+    batch: int
+    task: int
+
+    @property
+    def prefix(self) -> str:
+        """How PROPERTY begins in each of its messages."""
+        return f"{self.query}:{self.batch}:{self.task}:"
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where and how to put: made in the driver for each batch, sent to its tasks."""
+
+    options: SinkOptions
+    columns: dict[str, int]
+    schema: StructType
+    boot_id: bytes = field(default_factory=read_boot_id)
+    markers_from: int = 0  # a look-up reads no marker before this queue offset
+
+    @classmethod
+    def prepared(cls, given: Mapping[str, str], schema: StructType, *, is_stream: bool) -> Sink:
+        """The sink, once an engine runs here. UsageError, or EngineUnavailableError where none does, before a task is run."""
+        options = read_sink_options(given, is_stream=is_stream)
+        columns = sink_columns(schema, options)
+        patience_s = PATIENCE_S if is_stream and Path(options.path).is_dir() and abort_file_exists(options.path) else 0.0
+        try:
+            _patiently(lambda: pyengine.connect(options.path).close(), patience_s)
+        except EngineError as error:
+            raise EngineUnavailableError(f"cannot write to {options.path}: the sink puts into a running engine, and only on its "
+                                         f"host: {error}") from None
+        return cls(options, columns, schema)
+
+
+class BatchSink(DataSourceArrowWriter):
+    """One `df.write`; its batch is 0. Runs in the driver but for write()."""
+
+    def __init__(self, schema: StructType, overwrite: bool, given: Mapping[str, str]) -> None:
+        if overwrite:
+            raise UsageError("a log is appended to: write with mode(\"append\"), not overwrite")
+        self.sink = Sink.prepared(given, schema, is_stream=False)
+        self.query = self.sink.options.write_id or str(uuid.uuid4())
+        if self.sink.options.write_id is None:  # no marker of this write can be there yet
+            with pyengine.open_store(self.sink.options.path) as store:
+                last = store.queue_range(MARKER_TOPIC, marker_queue(self.query), LEVEL)[1]
+            self.sink = Sink(self.sink.options, self.sink.columns, schema, self.sink.boot_id, last)
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> SinkCommit:
+        """In a task: put what of its rows is not there yet."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        return put_rows(self.sink, SinkTask(self.query, 0, context.partitionId()), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks are done."""
+        put_commit(self.sink.options.path, self.query, 0, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What was put stays: a log takes nothing back."""
+
+
+class StreamSink(StreamArrowWriter):
+    """One `writeStream`: Spark makes one for each batch, and another to commit it."""
+
+    def __init__(self, schema: StructType, given: Mapping[str, str]) -> None:
+        self.sink = Sink.prepared(given, schema, is_stream=True)
+
+    def write(self, iterator: Iterator[Any]) -> SinkCommit:
+        """In a task: put what of its rows is not there yet."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        if query is None or batch is None:
+            raise UsageError("Spark does not tell the task its query and batch, without which a batch that runs again could put "
+                             "messages twice: this version of Spark is not supported as a stream's sink")
+        task = SinkTask(query, int(batch), context.partitionId())
+        return put_rows(self.sink, task, arrow_batches(iterator, self.sink.schema))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """All tasks of the batch are done. A batch without a task has nothing that could be put twice."""
+        for message in messages[:1]:
+            assert isinstance(message, SinkCommit)
+            put_commit(self.sink.options.path, message.query, batchId, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """What was put stays, and the batch goes on from there when it runs again."""
+
+
+# -- a task --------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """One row as a message. `queue_id` is None where the row names none; `fingerprint` is of all but the sequence."""
+
+    topic: str
+    queue_id: int | None
+    body: bytes
+    keys: str | None
+    tags: str | None
+    properties: dict[str, str]
+    delay_level: int
+    fingerprint: str
+
+
+def put_rows(sink: Sink, task: SinkTask, batches: Iterable[pyarrow.RecordBatch]) -> SinkCommit:
+    """Put the rows that no earlier attempt of this task has put. Returns when all are stored.
+
+    UsageError for a row that cannot be a message and for rows other than those of an earlier attempt; then nothing of
+    this attempt, or what came before the row, is there. EngineUnavailableError on another host, PutError when the engine
+    takes no message for PATIENCE_S, StoreBusyError while another attempt of the task goes on for ATTEMPT_WAIT_S.
+    """
+    if sink.boot_id != read_boot_id():
+        raise EngineUnavailableError(f"this task runs on another host than the driver and the engine of {sink.options.path}: the sink "
+                                     "puts on the engine's host only; run the executors there (local mode, or a cluster of "
+                                     "that host)")
+    with _only_attempt(Path(sink.options.path), task), contextlib.closing(_Attempt(sink, task)) as attempt:
+        return attempt.run(batches)
+
+
+class _Attempt:
+    """One attempt of a task, while no other one runs."""
+
+    def __init__(self, sink: Sink, task: SinkTask) -> None:
+        self._sink = sink
+        self._task = task
+        self._path = sink.options.path
+        self._producer: Producer | None = None
+        self._begin: int | None = None  # the physical offset of the task's first marker
+        self._numbers: Iterator[int] = itertools.count()
+        self._queues: dict[str, int] | None = None
+        self._waiting: dict[tuple[str, int], list[tuple[str, Row]]] = {}
+        self._waiting_bytes: Counter[tuple[str, int]] = Counter()
+        self._put = 0
+
+    def run(self, batches: Iterable[pyarrow.RecordBatch]) -> SinkCommit:
+        """Put what is missing."""
+        rows = 0
+        is_committed, begin = _patiently(self._look_up)
+        if is_committed:
+            rows = sum(batch.num_rows for batch in batches)
+        else:
+            self._begin = begin
+            present = _patiently(self._present)
+            rows = self._put_missing(batches, present) if present else self._put_batches(batches)
+        return SinkCommit(self._task.query, self._task.batch, rows, self._put, is_committed)
+
+    def close(self) -> None:
+        """End the session: what it had submitted is executed before another attempt looks."""
+        if self._producer is not None:
+            self._producer.close()
+        self._producer = None
+
+    # -- what is there
+
+    def _look_up(self) -> tuple[bool, int | None]:
+        """Whether the batch was committed, and where the task's first marker is."""
+        from pyengine.ipc.live_reader import settled_end
+
+        settled_end(Path(self._path), PATIENCE_S)
+        with pyengine.open_store(self._path) as store:
+            return find_markers(store, self._task, self._sink.markers_from)
+
+    def _present(self) -> dict[int, str]:
+        """Sequence -> fingerprint of the task's messages that are in the log."""
+        from pyengine.ipc.live_reader import settled_end
+
+        if self._begin is None:
+            return {}
+        end = settled_end(Path(self._path), PATIENCE_S)
+        with pyengine.open_store(self._path) as store:
+            segment_bytes = store.geometry.mapped_file_size_commit_log_bytes
+        found = {}
+        for text in _property_texts(self._path, self._begin, end, segment_bytes, self._task.prefix):
+            number, _, fingerprint = text[len(self._task.prefix):].partition(":")
+            found[int(number)] = fingerprint
+        return found
+
+    # -- rows
+
+    def _put_batches(self, batches: Iterable[pyarrow.RecordBatch]) -> int:
+        rows = 0
+        for batch in batches:
+            for row in self._rows(batch):
+                self._add(row)
+            self._flush()
+            rows += batch.num_rows
+        return rows
+
+    def _put_missing(self, batches: Iterable[pyarrow.RecordBatch], present: dict[int, str]) -> int:
+        """Put the rows of which `present` has not as many. All rows are looked at first, so they go through a file."""
+        import pyarrow
+
+        to_find = Counter(present.values())
+        is_missing = bytearray()
+        with tempfile.TemporaryFile(prefix="pyengine-sink-") as file:
+            with contextlib.ExitStack() as stack:
+                writer = None
+                for batch in batches:
+                    if writer is None:
+                        writer = stack.enter_context(pyarrow.ipc.new_stream(file, batch.schema))
+                    writer.write_batch(batch)
+                    for row in self._rows(batch):
+                        is_there = to_find[row.fingerprint] > 0
+                        to_find[row.fingerprint] -= is_there
+                        is_missing.append(not is_there)
+            if others := sum(to_find.values()):
+                raise UsageError(
+                    f"task {self._task.task} of batch {self._task.batch} of query {self._task.query} ran before with other rows: "
+                    f"{others} of the {len(present)} messages that it put then are no rows of it now. The query does not give "
+                    "the same rows each time (limit without an order, rand, a source that has changed): nothing more was put; "
+                    "write such rows to files or a table first, and from there to the sink")
+            self._numbers = (number for number in itertools.count() if number not in present)
+            if is_missing:
+                file.seek(0)
+                missing = iter(is_missing)
+                for batch in pyarrow.ipc.open_stream(file):
+                    for row in self._rows(batch):
+                        if next(missing):
+                            self._add(row)
+                    self._flush()
+        return len(is_missing)
+
+    def _rows(self, batch: pyarrow.RecordBatch) -> Iterator[Row]:
+        """The rows of a batch as messages."""
+        nothing = [None] * batch.num_rows
+        columns = [batch.column(self._sink.columns[column.name]).to_pylist() if column.name in self._sink.columns else nothing
+                   for column in SINK_COLUMNS]
+        for topic, value, partition, key, keys, tags, headers, delay_level in zip(*columns, strict=True):
+            yield self._row(topic, value, partition, key if keys is None else keys, tags, headers, delay_level)
+
+    def _row(self, topic: str | None, value: bytes | str | None, partition: int | None, keys: bytes | str | list[str] | None,
+             tags: str | None, headers: list[Any] | None, delay_level: int | None) -> Row:
+        topic = self._sink.options.topic if topic is None else topic
+        if topic is None:
+            raise UsageError("cannot write a row whose topic is null: set the option topic for such rows")
+        body = value.encode() if isinstance(value, str) else value or b""
+        if isinstance(keys, bytes):
+            keys = _text(keys, "a key")
+        elif isinstance(keys, list):
+            keys = " ".join(keys)
+        properties: dict[str, str] = {}
+        for header in headers or ():
+            name, text = header["key"], header["value"]
+            if name == PROPERTY:  # of a message that was read: this one gets its own
+                continue
+            if name in properties:
+                raise UsageError(f"cannot write a row whose headers have {name!r} twice: a property has one value")
+            properties[name] = _text(text, f"header {name!r}") if isinstance(text, bytes) else text
+        whole = (topic, partition, body, keys or None, tags or None, sorted(properties.items()), delay_level or 0)
+        digest = hashlib.blake2b(repr(whole).encode("utf-8", "surrogatepass"), digest_size=12).digest()
+        return Row(topic, partition, body, keys or None, tags or None, properties, delay_level or 0, urlsafe_b64encode(digest).decode())
+
+    def _queue_of(self, row: Row, number: int) -> int:
+        """The row's queue, or one of the topic's: by the keys, else in turn."""
+        if row.queue_id is not None:
+            return row.queue_id
+        if self._queues is None:
+            self._queues = {name: topic.write_queue_nums for name, topic in TopicConfigs(self._path).read().topics.items()}
+        count = self._queues.get(row.topic, 1)
+        return (zlib.crc32(row.keys.encode("utf-8", "replace")) if row.keys else number) % count
+
+    # -- puts
+
+    def _add(self, row: Row) -> None:
+        """To the rows of its queue that are put together."""
+        number = next(self._numbers)
+        name = f"{self._task.prefix}{number}:{row.fingerprint}"
+        queue = row.topic, self._queue_of(row, number)
+        if row.delay_level or len(row.body) > GROUP_BYTES:
+            self._flush_queue(queue)
+            self._put_group(*queue, [(name, row)])
+            return
+        group = self._waiting.setdefault(queue, [])
+        group.append((name, row))
+        self._waiting_bytes[queue] += len(row.body) + 1024
+        if len(group) >= GROUP_ROWS or self._waiting_bytes[queue] >= GROUP_BYTES:
+            self._flush_queue(queue)
+
+    def _flush(self) -> None:
+        for queue in list(self._waiting):
+            self._flush_queue(queue)
+
+    def _flush_queue(self, queue: tuple[str, int]) -> None:
+        self._waiting_bytes[queue] = 0
+        group = self._waiting.pop(queue, [])
+        if group:
+            self._put_group(*queue, group)
+
+    def _put_group(self, topic: str, queue_id: int, group: list[tuple[str, Row]]) -> None:
+        """All of these are in the log when this returns. A message that is stored but not yet as durable as it should be is
+        covered by the commit's marker, which comes after it and must be."""
+        if self._begin is None:
+            text = f"begin {self._task.query} {self._task.batch} {self._task.task}"
+            self._begin = put_marker(self._connected(), self._task.query, text).physical_offset
+        deadline_s = time.monotonic() + PATIENCE_S
+        while group:
+            result = self._put_once(topic, queue_id, group)
+            if result.stored:
+                self._put += len(group)
+                return
+            if result.indeterminate and time.monotonic() < deadline_s:
+                self.close()  # what it has submitted is executed, or never will be, once settled_end returns
+                present = _patiently(self._present)
+                there = [name for name, _ in group if int(name.split(":")[3]) in present]
+                self._put += len(there)
+                group = [(name, row) for name, row in group if name not in there]
+            elif result.status in _TO_TRY_AGAIN and time.monotonic() < deadline_s:
+                time.sleep(WAIT_STEP_S)
+            elif result.status in _TO_TRY_AGAIN or result.indeterminate:
+                raise PutError(f"the engine on {self._path} has taken no message for {PATIENCE_S:g} s: {result.reason}", result)
+            elif len(group) > 1:  # it may be one of them, or all together
+                for one in group:
+                    self._put_group(topic, queue_id, [one])
+                return
+            else:
+                raise UsageError(f"cannot write row {group[0][0].split(':')[3]} of task {self._task.task} to {topic}/{queue_id}: "
+                                 f"{result.status.name}: {result.reason}")
+
+    def _put_once(self, topic: str, queue_id: int, group: list[tuple[str, Row]]) -> PutResult:
+        producer = self._connected()
+        if len(group) == 1:
+            name, row = group[0]
+            return producer.put(topic, row.body, queue_id=queue_id, tags=row.tags, keys=row.keys,
+                                properties={**row.properties, PROPERTY: name}, delay_level=row.delay_level)
+        return producer.put_batch(topic, [pyengine.BatchMessage(row.body, row.tags, row.keys, {**row.properties, PROPERTY: name})
+                                          for name, row in group], queue_id=queue_id)
+
+    def _connected(self) -> Producer:
+        if self._producer is None:
+            self._producer = _patiently(lambda: pyengine.connect(self._path))
+        return self._producer
+
+
+def _text(value: bytes, what: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"cannot write a row with {what} that is not UTF-8: properties are text") from None
+
+
+def _property_texts(path: str, start: int, end: int, segment_bytes: int, prefix: str) -> Iterator[str]:
+    """PROPERTY of the messages in [start, end) of the log where it begins with `prefix`."""
+    import pyarrow
+    from pyarrow import compute
+
+    from pyengine.spark.options import ReadOptions
+    from pyengine.spark.partitions import LogRange, Selection
+    from pyengine.spark.schema import find_column
+    from pyengine.spark.task_reader import read_partition
+
+    column = find_column(PROPERTY_PREFIX + PROPERTY)
+    options = ReadOptions(path, columns=(column.name,), fail_on_data_loss=False)
+    schema = pyarrow.schema([pyarrow.field(column.name, pyarrow.string())])
+    part = LogRange(start, end, end, end, segment_bytes)
+    for batch in read_partition(options, Selection(), [column], part, schema):
+        texts = batch.column(0)
+        yield from texts.filter(compute.starts_with(texts, prefix)).to_pylist()
+
+
+# -- markers, and one attempt at a time ------------------------------------------------
+
+
+def marker_queue(query: str) -> int:
+    """The queue of MARKER_TOPIC that has the query's markers."""
+    return zlib.crc32(query.encode()) % MARKER_QUEUES
+
+
+def put_marker(producer: Producer, query: str, text: str) -> PutResult:
+    """Put a marker of the query; one too many does no harm. PutError when the engine takes none for PATIENCE_S."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        result = producer.put(MARKER_TOPIC, text.encode(), queue_id=marker_queue(query))
+        if result.stored:
+            return result
+        if not (result.indeterminate or result.status in _TO_TRY_AGAIN) or time.monotonic() >= deadline_s:
+            return result.raise_for_status()
+        time.sleep(WAIT_STEP_S)
+
+
+def put_commit(path: str, query: str, batch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
+    """Say that all messages of the batch are there; PutError unless they are as durable as the engine's flush mode promises.
+
+    A second commit would hide the markers of the next batch, should that have begun before."""
+    was_committed = any(isinstance(message, SinkCommit) and message.is_committed for message in messages)
+    with _patiently(lambda: pyengine.connect(path)) as producer:
+        put_marker(producer, query, f"{'durable' if was_committed else 'commit'} {query} {batch}").raise_for_status()
+
+
+def find_markers(store: LiveStoreReader, task: SinkTask, first: int) -> tuple[bool, int | None]:
+    """(whether the task's batch was committed, physical offset of the task's first marker), read from the queue's end back to
+    the query's last commit, or to queue offset `first`. All that was put is dispatched (settled_end)."""
+    queue_id = marker_queue(task.query)
+    low, at = store.queue_range(MARKER_TOPIC, queue_id, LEVEL)
+    low, step, begin = max(low, first), _MARKER_STEP, None
+    while at > low:
+        start = max(low, at - step)
+        messages: list[Message] = []
+        while start + len(messages) < at:
+            got = store.get_message(MARKER_TOPIC, queue_id, start + len(messages), at - start - len(messages), level=LEVEL).messages
+            if not got:  # deleted in this moment, with all before it
+                low = at
+                break
+            messages += got
+        for message in reversed(messages):
+            word, query, *numbers = message.body.decode().split(" ")
+            if query != task.query or word == "durable":
+                continue
+            if word == "commit":
+                return int(numbers[0]) >= task.batch, begin
+            if tuple(map(int, numbers)) == (task.batch, task.task):
+                begin = message.physical_offset
+        at, step = start, min(2 * step, 4096)
+    return False, begin
+
+
+@contextlib.contextmanager
+def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
+    """No two attempts of a task inside the block at once: a lock that ends with its process, in the memory that
+    every producer of the engine shares. StoreBusyError after ATTEMPT_WAIT_S."""
+    from pyengine.ipc.shared_objects import find_folder
+
+    folder = find_folder(root).path
+    path = folder.with_name(f"{folder.name}.spark-sink")  # beside the folder, which ends with its engine
+    digest = hashlib.blake2b(f"{task.query} {task.task}".encode(), digest_size=8).digest()
+    byte = int.from_bytes(digest, "big") >> 2
+    deadline_s = time.monotonic() + ATTEMPT_WAIT_S
+    with disk_errors("open", path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if os.geteuid() == 0:  # for tasks of the engine's user
+            owner = os.stat(folder)
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        while not try_lock(descriptor, byte, path):
+            if time.monotonic() >= deadline_s:
+                raise StoreBusyError(f"another attempt of task {task.task} of query {task.query} has been putting for "
+                                     f"{ATTEMPT_WAIT_S:g} s: end its process; the task goes on where it was when it runs again")
+            time.sleep(WAIT_STEP_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _patiently(call: Callable[[], _Found], patience_s: float | None = None) -> _Found:
+    """What `call` gives, once the engine runs that starts again; for PATIENCE_S."""
+    deadline_s = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
+    while True:
+        try:
+            return call()
+        except (EngineUnavailableError, StoreBusyError):
+            if time.monotonic() >= deadline_s:
+                raise
+        time.sleep(WAIT_STEP_S)

@@ -1,0 +1,379 @@
+"""The sink without a JVM: what a row becomes, and that a task that runs again, however its attempt ended, puts each row once."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import pyengine
+from dying import run_and_die_at
+from pyengine.errors import EngineUnavailableError, PutError, StoreBusyError, UsageError
+from pyengine.ipc.shared_objects import find_folder, session_name
+from pyengine.native import control as native
+from pyengine.native import session as native_session
+from waiting import eventually
+
+pytestmark = pytest.mark.spark
+
+SMALL = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 60_000, "max_hash_slot_num": 1000,
+         "max_index_num": 4000, "os_page_cache_busy_timeout_ms": 60_000}
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+PLAIN = pa.schema([("topic", pa.string()), ("value", pa.binary())])
+names = (f"q{number}" for number in itertools.count())  # of queries: each test has its own
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store with a running engine, for tests that kill none."""
+    root = tmp_path_factory.mktemp("sink") / "store"
+    with pyengine.Engine(root, **SMALL):
+        yield root
+    find_folder(root).path.with_name(f"{find_folder(root).path.name}.spark-sink").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def topic(request) -> str:
+    """A topic that no other test has."""
+    return f"T{zlib.crc32(request.node.name.encode())}"
+
+
+def sink_of(root: Path, schema: pa.Schema = PLAIN, **given: str):
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from pyengine.spark.sink import Sink
+
+    return Sink.prepared({"path": str(root), **given}, from_arrow_schema(schema), is_stream=True)
+
+
+def task_of(query: str, batch: int = 0, task: int = 0):
+    from pyengine.spark.sink import SinkTask
+
+    return SinkTask(query, batch, task)
+
+
+def batches_of(topic: str, bodies, *, rows: int = 100):
+    bodies = list(bodies)
+    for at in range(0, len(bodies), rows):
+        part = bodies[at : at + rows]
+        yield pa.record_batch([pa.array([topic] * len(part)), pa.array(part, pa.binary())], schema=PLAIN)
+
+
+def put(root: Path, task, batches):
+    from pyengine.spark.sink import put_rows
+
+    return put_rows(sink_of(root), task, batches)
+
+
+def messages(root: Path, topic: str, queue_id: int = 0) -> list:
+    """The queue's messages, once all that was put is dispatched."""
+    from pyengine.ipc.live_reader import settled_end
+
+    settled_end(root, 60)
+    found = []
+    with pyengine.open_store(root) as reader:
+        while got := reader.get_message(topic, queue_id, len(found), 1000, level="committed").messages:
+            found += got
+    return found
+
+
+def bodies(root: Path, topic: str, queue_id: int = 0) -> Counter:
+    return Counter(message.body for message in messages(root, topic, queue_id))
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    return [b"%06d" % number for number in range(first, first + count)]
+
+
+# -- rows -----------------------------------------------------------------------------
+
+
+def test_each_column_becomes_its_part_of_the_message(store, topic):
+    schema = pa.schema([("Topic", pa.string()), ("value", pa.string()), ("partition", pa.int32()), ("key", pa.binary()),
+                        ("keys", pa.list_(pa.string())), ("tags", pa.string()), ("headers", HEADERS), ("delayLevel", pa.int32()),
+                        ("offset", pa.int64())])
+    rows = [
+        (topic, "one", 3, b"by key", None, "red", [{"key": "a", "value": b"x"}, {"key": "b", "value": "\u00e9".encode()}], None, 7),
+        (topic, None, 3, b"not this", ["k1", "k2"], None, None, 0, 8),
+        (None, "elsewhere", None, None, None, "", [], None, 9),
+        (topic, "later", 3, None, None, None, None, 2, 10),
+    ]
+    batch = pa.RecordBatch.from_pylist([dict(zip(schema.names, row)) for row in rows], schema=schema)
+    from pyengine.spark.sink import PROPERTY, put_rows
+
+    query = next(names)
+    done = put_rows(sink_of(store, schema, topic=f"{topic}-else"), task_of(query, 5, 2), [batch])
+    assert (done.query, done.batch, done.rows, done.put, done.is_committed) == (query, 5, 4, 4, False)
+    first, second = messages(store, topic, 3)
+    assert (first.body, first.keys, first.tags, first.properties["a"], first.properties["b"]) == (b"one", "by key", "red", "x", "é")
+    assert (second.body, second.keys, second.tags) == (b"", "k1 k2", None)
+    assert [message.properties[PROPERTY].rsplit(":", 1)[0] for message in (first, second)] == [f"{query}:5:2:0", f"{query}:5:2:1"]
+    assert [message.body for message in messages(store, f"{topic}-else")] == [b"elsewhere"]
+    assert [message.body for message in messages(store, "SCHEDULE_TOPIC_XXXX", 1)
+            if message.properties["REAL_TOPIC"] == topic] == [b"later"]
+
+
+def test_a_row_without_a_queue_goes_to_one_of_the_topics_write_queues(store, topic):
+    from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+
+    TopicConfigs(store).create(TopicConfig(topic, read_queue_nums=4, write_queue_nums=4))
+    schema = pa.schema([("value", pa.string()), ("keys", pa.string())])
+    batch = pa.record_batch([pa.array([f"{n}" for n in range(24)]), pa.array([f"k{n % 5}" if n < 12 else None for n in range(24)])],
+                            schema=schema)
+    from pyengine.spark.sink import put_rows
+
+    put_rows(sink_of(store, schema, topic=topic), task_of(next(names)), [batch])
+    found = [messages(store, topic, queue_id) for queue_id in range(4)]
+    assert sorted(int(message.body) for queue in found for message in queue) == list(range(24))
+    of_key = {}
+    for queue_id, queue in enumerate(found):
+        assert sum(message.keys is None for message in queue) == 3
+        for message in queue:
+            assert of_key.setdefault(message.keys, queue_id) == queue_id or message.keys is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "given", "sentence"),
+    [
+        ([("topic", pa.string())], {}, "without a column value"),
+        ([("value", pa.string())], {}, "add a column topic, or set the option topic"),
+        ([("value", pa.string()), ("tag", pa.string())], {"topic": "T"}, "did you mean tags?"),
+        ([("value", pa.int32())], {"topic": "T"}, "column value of type INT: cast it to BINARY or STRING"),
+        ([("value", pa.string()), ("body", pa.string())], {"topic": "T"}, "is there twice: value and body"),
+        ([("value", pa.string())], {"topc": "T"}, "unknown option 'topc': did you mean topic?"),
+        ([("value", pa.string())], {"topic": "T", "path": "s3://bucket/x"}, "the store is a directory of this host"),
+        ([("value", pa.string())], {"topic": "T", "writeId": "w"}, "one of batch writes"),
+    ],
+    ids=["no value", "no topic", "misspelt column", "type", "twice", "misspelt option", "uri", "writeId"],
+)
+def test_what_cannot_be_written_is_refused_before_a_task_runs(tmp_path, fields, given, sentence):
+    with pytest.raises(UsageError, match=sentence.replace("?", r"\?")):
+        sink_of(tmp_path, pa.schema(fields), **given)
+
+
+def test_without_an_engine_on_this_host_nothing_is_written(tmp_path, store, topic):
+    with pytest.raises(EngineUnavailableError, match="cannot write to .*only on its host: no engine has ever run"):
+        sink_of(tmp_path)
+    from pyengine.spark.sink import put_rows
+
+    elsewhere = dataclasses.replace(sink_of(store), boot_id=b"\0" * 16)
+    with pytest.raises(EngineUnavailableError, match="another host than the driver"):
+        put_rows(elsewhere, task_of(next(names)), batches_of(topic, numbered(3)))
+    assert not messages(store, topic)
+
+
+def test_a_row_that_cannot_be_a_message_is_named(store, topic):
+    schema = pa.schema([("topic", pa.string()), ("value", pa.string()), ("headers", HEADERS)])
+    from pyengine.spark.sink import put_rows
+
+    for topics, headers, sentence in (
+        ([topic, "no/topic"], [None, None], "cannot write row 1 of task 0 to no/topic/0: MESSAGE_ILLEGAL"),
+        ([None, topic], [None, None], "whose topic is null"),
+        ([topic, topic], [None, [{"key": "a", "value": b"\xff"}]], "header 'a' that is not UTF-8"),
+        ([topic, topic], [[{"key": "a", "value": b"1"}] * 2, None], "'a' twice"),
+        ([topic, topic], [None, [{"key": "TAGS", "value": b"1"}]], "the property name TAGS is reserved"),
+    ):
+        batch = pa.record_batch([pa.array(topics), pa.array(["x", "y"]), pa.array(headers, HEADERS)], schema=schema)
+        with pytest.raises(UsageError, match=sentence):
+            put_rows(sink_of(store, schema), task_of(next(names)), [batch])
+
+
+# -- attempts -------------------------------------------------------------------------
+
+
+def test_an_attempt_that_dies_at_any_step_leaves_nothing_that_is_lost_or_doubled(store, topic, rng, monkeypatch):
+    from pyengine.spark import sink
+
+    monkeypatch.setattr(sink, "GROUP_ROWS", 40)
+    rows = [b"same"] * 30 + numbered(150)
+    steps = [(sink._Attempt, "_put_once"), (sink, "put_marker"), (sink._Attempt, "close")]
+    for step in itertools.count():
+        query, here = next(names), f"{topic}-{step}"
+        ended = run_and_die_at(step, lambda: put(store, task_of(query), batches_of(here, rows)), (), steps)
+        before = bodies(store, here)
+        again = rng.sample(rows, len(rows))  # Spark promises no order
+        done = put(store, task_of(query), batches_of(here, again, rows=77))
+        assert (done.rows, done.put) == (180, 180 - before.total())
+        found = messages(store, here)
+        assert Counter(message.body for message in found) == Counter(rows), step
+        assert len({message.properties[sink.PROPERTY].split(":")[3] for message in found}) == 180
+        if ended:
+            break
+    assert step > 5
+
+
+def test_what_a_killed_attempt_had_submitted_is_waited_for(make_engine, topic, monkeypatch):
+    from pyengine.ipc import live_reader
+
+    engine = make_engine()
+    engine.start()
+    query, rows = next(names), numbered(200)
+    forked = multiprocessing.get_context("fork")
+    stopped, is_stopped = forked.Pipe()
+
+    def slowly():
+        parts = list(batches_of(topic, rows))
+        yield parts[0]
+        stopped.send("now")
+        stopped.recv()
+        yield parts[1]
+
+    child = forked.Process(target=lambda: put(engine.root, task_of(query), slowly()))
+    child.start()
+    assert is_stopped.poll(60) and is_stopped.recv() == "now"
+    before = tail_of_ring(engine, child.pid)
+    engine.kill("writer", signal.SIGSTOP)
+    is_stopped.send("go on")
+    eventually(lambda: tail_of_ring(engine, child.pid) > before, "the second batch is in the ring")
+    child.kill()
+    child.join()
+    outcome = []
+    second = threading.Thread(target=lambda: outcome.append(put(engine.root, task_of(query), batches_of(topic, rows))))
+    looks = threading.Event()
+    is_drained = live_reader.is_drained
+    monkeypatch.setattr(live_reader, "is_drained", lambda *session: looks.set() or is_drained(*session))
+    second.start()
+    eventually(lambda: looks.is_set() or tail_of_ring(engine, os.getpid()), "the second attempt waits, or puts")
+    engine.kill("writer", signal.SIGCONT)
+    second.join(240)
+    assert bodies(engine.root, topic) == Counter(rows)
+    assert (outcome[0].rows, outcome[0].put) == (200, 0)
+
+
+def tail_of_ring(engine, pid: int) -> int:
+    """How many bytes the process has submitted."""
+    with engine.memory() as memory:
+        for slot in range(memory.identity.sessions_max):
+            line = memory.control.sessions[slot]
+            if native.load(line, "state") == native.SESSION_OPEN and native.load(line, "pid") == pid:
+                name = session_name(memory.identity.epoch, slot, native.load(line, "generation"))
+                with memory.folder.attach(name, writable=False) as shared:
+                    session = native_session.view(shared.memory)
+                    tail = native.load(session, "tail")
+                    del session
+                    return tail
+    return 0
+
+
+def test_two_attempts_of_a_task_do_not_put_at_once(store, topic, monkeypatch):
+    from pyengine.spark import sink
+
+    query, rows = next(names), numbered(200)
+    inside, may_go_on = threading.Event(), threading.Event()
+
+    def slowly():
+        parts = list(batches_of(topic, rows))
+        yield parts[0]
+        inside.set()
+        assert may_go_on.wait(60)
+        yield parts[1]
+
+    outcomes = {}
+    first = threading.Thread(target=lambda: outcomes.update(first=put(store, task_of(query), slowly())))
+    first.start()
+    assert inside.wait(60)
+    with monkeypatch.context() as patched:
+        patched.setattr(sink, "ATTEMPT_WAIT_S", 0.0)
+        with pytest.raises(StoreBusyError, match="another attempt of task 0"):
+            put(store, task_of(query), batches_of(topic, rows))
+    assert put(store, task_of(query, task=1), batches_of(topic, [b"other task"])).put == 1
+    second = threading.Thread(target=lambda: outcomes.update(second=put(store, task_of(query), batches_of(topic, rows))))
+    second.start()
+    may_go_on.set()
+    first.join(60)
+    second.join(60)
+    assert (outcomes["first"].put, outcomes["second"].put) == (200, 0)
+    assert bodies(store, topic) == Counter([*rows, b"other task"])
+
+
+def test_other_rows_than_those_of_an_earlier_attempt_are_refused_and_not_put(store, topic):
+    query, rows = next(names), numbered(50)
+    put(store, task_of(query), batches_of(topic, rows))
+    for others in (rows[1:], [*rows[1:], b"another"], []):
+        with pytest.raises(UsageError, match="ran before with other rows: 1 of the 50 messages|other rows: 50 of the 50"):
+            put(store, task_of(query), batches_of(topic, others))
+    assert put(store, task_of(query), batches_of(topic, [*rows, b"one more"])).put == 1
+    assert bodies(store, topic) == Counter([*rows, b"one more"])
+
+
+def test_a_committed_batch_puts_nothing_and_hides_nothing_of_the_next(store, topic):
+    from pyengine.spark.sink import put_commit
+
+    query = next(names)
+    rows = {batch: numbered(20, 100 * batch) for batch in range(3)}
+    for batch in (0, 1):
+        done = [put(store, task_of(query, batch, task), batches_of(topic, rows[batch][task::2])) for task in (0, 1)]
+        put_commit(str(store), query, batch, done)
+    put(store, task_of(query, 2), batches_of(topic, rows[2][:10]))
+    again = put(store, task_of(query, 1), batches_of(topic, [b"whatever the rows are now"]))  # Spark's own note of it was lost
+    assert (again.rows, again.put, again.is_committed) == (1, 0, True)
+    put_commit(str(store), query, 1, [again])
+    assert put(store, task_of(query, 2), batches_of(topic, rows[2])).put == 10
+    assert bodies(store, topic) == Counter(itertools.chain(*rows.values()))
+
+
+def test_markers_are_found_among_those_of_many_other_queries(store, topic):
+    from pyengine.spark.sink import MARKER_TOPIC, marker_queue, put_marker
+
+    query = next(names)
+    put(store, task_of(query), batches_of(topic, numbered(30)))
+    like = next(name for name in names if marker_queue(name) == marker_queue(query))
+    with pyengine.connect(store) as producer:
+        producer.put_many(MARKER_TOPIC, [f"begin {like} 0 {n}".encode() for n in range(1000)], queue_id=marker_queue(query))
+        put_marker(producer, like, f"commit {like} 0")
+    assert put(store, task_of(query), batches_of(topic, numbered(30))).put == 0
+
+
+# -- the engine -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.long), pytest.param("pool", marks=pytest.mark.long)])
+def test_an_attempt_outlives_an_engine_that_is_killed_and_starts_again(make_engine, topic, mode):
+    engine = make_engine(mode)
+    engine.start()
+    query, rows = next(names), numbered(300)
+    again = threading.Thread(target=lambda: (engine.kill_all(), engine.start()))
+
+    def meanwhile():
+        parts = list(batches_of(topic, rows))
+        yield parts[0]
+        engine.kill_all()
+        engine.start()
+        yield parts[1]
+        engine.kill("writer", signal.SIGSTOP)  # the next put gets no answer
+        again.start()
+        yield parts[2]
+
+    assert put(engine.root, task_of(query), meanwhile()).put == 300
+    again.join(60)
+    assert bodies(engine.root, topic) == Counter(rows)
+    assert put(engine.root, task_of(query), batches_of(topic, rows)).put == 0
+
+
+def test_an_engine_that_does_not_come_back_ends_the_attempt(make_engine, topic, monkeypatch):
+    from pyengine.spark import sink
+
+    engine = make_engine()
+    engine.start()
+    monkeypatch.setattr(sink, "PATIENCE_S", 0.5)
+
+    def meanwhile():
+        yield from batches_of(topic, numbered(10))
+        engine.kill_all()
+        yield from batches_of(topic, numbered(10, 10))
+
+    query = next(names)
+    with pytest.raises((PutError, EngineUnavailableError)):
+        put(engine.root, task_of(query), meanwhile())
+    engine.start()
+    assert put(engine.root, task_of(query), batches_of(topic, numbered(20))).put == 10
+    assert bodies(engine.root, topic) == Counter(numbered(20))
