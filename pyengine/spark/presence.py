@@ -6,26 +6,29 @@ letter, or an end that is gone, must not look like a store with fewer messages.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from pyengine.errors import CorruptionError, UsageError
-from pyengine.formats.paths import StorePaths
+from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError
+from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.native.columns import RowFilter
 from pyengine.results import ReadLevel
-from pyengine.spark.file_access import MappedSegment, Segment, find_record
-from pyengine.spark.options import ReadOptions
+from pyengine.spark.file_access import MappedSegment, Segment, find_record, walk_piece
+from pyengine.spark.options import INT64_MAX, ReadOptions
 from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, Queue, offset_bounds
 from pyengine.spark.remote_store import RemoteStore
 from pyengine.storage.arrow import LogScanner
-from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint
+from pyengine.storage.consume_queue import QueueEnd, find_queue_end
 from pyengine.storage.read_level import StoreUse, store_use
 from pyengine.storage.topic_config import TopicConfigs
-from pyengine.storage.watermark import WatermarkReading
+from pyengine.storage.watermark import WatermarkReading, read_watermark
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
@@ -173,31 +176,109 @@ def with_lost_end(
 ) -> int:
     """The limit of the read. Of a store at rest it was found by reading, and ends at damage too.
 
-    Where its engine had synced more, that is DataLossError; CorruptionError where records follow the damage. With
+    Where more had been there (its engine's watermark says so; without one the consume queues, or the checkpoint of a store
+    that was stopped in order), that is DataLossError; CorruptionError where records follow the damage. With
     failOnDataLoss=false the limit stands where nothing follows; with onCorrupt=skip what is there beyond is read.
     """
     if options.read_level is ReadLevel.REPLICATED or store.is_live:
         return limit
     reading = watermark()
     durable = reading.watermark
-    if durable is None or reading.is_copied or durable.flushed <= limit:
-        return limit
-    if durable.flushed <= store.max_physical_offset(options.read_level):
-        return limit  # an engine has written on, and has ended, since the limit was taken
-    lost = f"the log of {options.path} ends at {limit}, but everything up to {durable.flushed} had been synced"
-    return _end_of_what_is_left(options, store, lost, limit, min(durable.flushed, log_end))
+    if durable is None or reading.is_copied:
+        lost = _lost_by_queues(store, options.path) or _lost_by_checkpoint(store, options.path)
+    elif durable.flushed <= limit or durable.flushed <= store.max_physical_offset(options.read_level):
+        return limit  # an engine may have written on, and have ended, since the limit was taken
+    else:
+        lost = Lost(limit, durable.flushed, f"the log of {options.path} ends at {limit}, but everything up to {durable.flushed} had been "
+                                            "synced")
+    return limit if lost is None else _end_of_what_is_left(options, store, lost, limit, log_end)
 
 
-def _end_of_what_is_left(options: ReadOptions, store: LiveStoreReader | RemoteStore, lost: str, limit: int, end: int) -> int:
-    """`limit`, or `end` to read on behind the damage at `limit`; an error unless the options allow that."""
+def require_end(options: ReadOptions, reader: LiveStoreReader) -> None:
+    """As with_lost_end, for a stream that begins or goes on; nothing where the level cannot be told now."""
+    with contextlib.suppress(StoreBusyError, UsageError):
+        limit, starts = max(0, reader.max_physical_offset(options.read_level)), reader.commit_log.starts()
+        log_end = starts[-1] + reader.commit_log.size_bytes if starts else 0
+        with_lost_end(options, reader, functools.partial(read_watermark, reader.root), limit, log_end)
+
+
+class Lost(NamedTuple):
+    """Bytes [begin, end) of the log that had been there; how that is known, as a sentence. INT64_MAX: to the last segment's end."""
+
+    begin: int
+    end: int
+    sentence: str
+
+
+def _lost_by_queues(store: LiveStoreReader | RemoteStore, path: str) -> Lost | None:
+    """What consume queues name beyond the log's end."""
+    if isinstance(store, RemoteStore):
+        return None
+    end = store.max_physical_offset(ReadLevel.COMMITTED)
+    file_bytes = store.geometry.mapped_file_size_consume_queue_bytes
+    beyond: dict[Queue, QueueEnd] = {}
+    for topic in sorted(_queue_folders(store)):
+        for name in _queue_folders(store, topic):
+            with contextlib.suppress(StoreRefusedError):  # what such a queue holds is nothing to compare with
+                found = find_queue_end(StorePaths(store.root).consume_queue / topic / name, file_bytes)
+                if found.max_physical > end and is_queue_id_name(name):
+                    beyond[topic, int(name)] = found
+    furthest = max((found.max_physical for found in beyond.values()), default=end)
+    if furthest <= end or furthest <= store.max_physical_offset(ReadLevel.COMMITTED):
+        return None  # a broker may have written on since the end was taken
+    synced_ms = read_checkpoint(store.root).physic_msg_timestamp_ms
+    if abort_file_exists(store.root) and 0 < synced_ms <= _last_store_timestamp_ms(store, end):
+        return None  # what a crash has torn off and had not been synced: RocketMQ's recovery ends the log there too
+    firsts = {key: queue.max_offset(end) for key in sorted(beyond) if (queue := store.queue(*key)) is not None}
+    missing = {key: beyond[key].next_offset - first for key, first in firsts.items()}
+    named = _listed(f"{topic}/{queue_id} from offset {first} on ({missing[topic, queue_id]:,})"
+                    for (topic, queue_id), first in firsts.items())
+    return Lost(end, furthest, f"the log of {path} ends at {end}, but consume queues name {sum(missing.values()):,} messages between there "
+                               f"and {furthest}: {named}")
+
+
+def _lost_by_checkpoint(store: LiveStoreReader | RemoteStore, path: str) -> Lost | None:
+    """Whether a store that was stopped in order had synced messages that are newer than its last one."""
+    if abort_file_exists(store.root) or store_use(store.root) is not StoreUse.CLOSED:
+        return None  # with a pool RocketMQ's checkpoint counts what was in memory only
+    checkpoint = read_checkpoint(store.root)
+    synced_ms = max(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms)
+    end = store.max_physical_offset(ReadLevel.COMMITTED)
+    last_ms = _last_store_timestamp_ms(store, end) if synced_ms > 0 else synced_ms
+    if last_ms >= synced_ms:
+        return None
+    return Lost(end, INT64_MAX, f"the log of {path} ends at {end} with a message that was stored at {last_ms}, but messages up to "
+                                f"{synced_ms} had been synced (checkpoint)")
+
+
+def _last_store_timestamp_ms(store: LiveStoreReader | RemoteStore, end: int) -> int:
+    """When the last message below the log's end was stored; 0 for a log without messages."""
+    if isinstance(store, RemoteStore) and store.last_store_timestamp_ms >= 0:
+        return store.last_store_timestamp_ms
+    for start in reversed(store.commit_log.starts()):
+        segment = _segment(store, start) if start < end else None
+        if segment is not None:
+            try:
+                limit = min(end, start + store.commit_log.size_bytes)
+                found = walk_piece(segment, start, limit, limit=limit, check_crc=False)
+            finally:
+                segment.close()
+            if found.messages:
+                return found.last_store_timestamp_ms
+    return 0
+
+
+def _end_of_what_is_left(options: ReadOptions, store: LiveStoreReader | RemoteStore, lost: Lost, limit: int, log_end: int) -> int:
+    """`limit`, or further to read on behind the damage there; an error unless the options allow that."""
+    end = min(lost.end, log_end)
     if options.on_corrupt == "skip":
         return max(limit, end)
-    following = _next_record(store, limit + 1, end)
+    following = _next_record(store, lost.begin + 1, end)
     if following is not None:
-        raise CorruptionError(f"{lost}: it is damaged there, and goes on at {following} (`pyengine check` says more); "
+        raise CorruptionError(f"{lost.sentence}; it is damaged there, and goes on at {following} (`pyengine check` says more): "
                               "onCorrupt=skip reads what there is")
     if options.fail_on_data_loss:
-        raise DataLossError(f"{lost}: its end is missing (`pyengine check` says more); {REMEDY}")
+        raise DataLossError(f"{lost.sentence}; its end is missing (`pyengine check` says more): {REMEDY}")
     return limit
 
 

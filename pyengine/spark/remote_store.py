@@ -154,6 +154,11 @@ class RemoteStore:
                              "order, or whose last sync failed, and that has no config/watermark: choose committed")
         return end
 
+    @property
+    def last_store_timestamp_ms(self) -> int:
+        """When the last message below the log's end was stored, by what was read to find it; -1 where nothing was."""
+        return self._end.last_store_timestamp_ms
+
     def durable_watermark(self) -> WatermarkReading:
         """What its own engine noted as synced."""
         return read_watermark(self.root)

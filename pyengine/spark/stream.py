@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.spark.options import ReadOptions, read_options
 from pyengine.spark.partitions import LogRange, QueuePart, select
-from pyengine.spark.presence import require_names
+from pyengine.spark.presence import require_end, require_names
 from pyengine.spark.schema import columns_of_schema
 from pyengine.spark.stream_offsets import LogStream, Offset, QueueStream, StreamOffsets
 from pyengine.spark.task_reader import read_partition
@@ -144,6 +144,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             self._store = open_store(self.options.path, **self.options.sizes)
             require_names(self.options, self._store, is_stream=True)
+            require_end(self.options, self._store)
             of_topics = self.options.subscribe or self.options.subscribe_pattern or self.options.assign
             self._stream = (QueueStream if of_topics else LogStream)(self.options, self._store)
         return self._stream

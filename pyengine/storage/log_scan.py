@@ -316,6 +316,7 @@ class LogEnd:
         self._root = root
         self._log = commit_log
         self._end: int | None = None
+        self.last_store_timestamp_ms = -1  # of the last message below the end; -1 where none was read
         self._seen: tuple[list[int], LogView] | None = None
         self._looked_again_s = 0.0
 
@@ -353,7 +354,9 @@ class LogEnd:
     def _find(self, starts: list[int]) -> int:
         log = self._look(starts)
         if self._end is None or not starts[0] <= self._end <= starts[-1] + self._log.size_bytes:
-            return find_end(self._root, log).end_offset
+            scan = find_end(self._root, log)
+            self.last_store_timestamp_ms = scan.last_store_timestamp_ms
+            return scan.end_offset
         index = log.index_of(self._end)
         if index is None:
             return self._end

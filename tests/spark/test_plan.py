@@ -16,7 +16,7 @@ from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError, LogRange, QueuePart
 from pyengine.spark.plan import plan
 from spark import oracle
-from spark.logs import rows
+from spark.logs import DAMAGED_END, allowing, rows
 
 COLUMNS = "topic,partition,offset,physicalOffset,value,tags"
 ENTRY = struct.Struct(">qiq")
@@ -45,7 +45,7 @@ def change_entry(root, topic: str, queue_id: int, number: int, change) -> None:
         file.write(ENTRY.pack(*change(*entry)))
 
 
-@pytest.mark.parametrize("recipe", sorted(set(CLEAN) - {"empty"}))
+@pytest.mark.parametrize("recipe", sorted(set(CLEAN) - {"empty"} - DAMAGED_END))
 def test_queues_give_what_a_scan_gives(golden, recipe):
     root = golden(recipe).root
     topics = sorted({m.topic for m in oracle.log_messages(root) if "," not in m.topic})
@@ -87,8 +87,8 @@ def test_after_a_crash_queues_are_not_believed(golden, recipe):
     root = golden(recipe).root
     topic = oracle.log_messages(root)[0].topic
     with pytest.raises(UsageError, match="access=queue: the store was not stopped in order"):
-        rows(root, subscribe=topic, access="queue")
-    assert rows(root, subscribe=topic, columns="offset")
+        rows(root, subscribe=topic, access="queue", **allowing(recipe))
+    assert rows(root, subscribe=topic, columns="offset", **allowing(recipe))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,17 @@ import shutil
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from broker_lock import held_by_a_broker
 from fix_store_builder import StoreBuilder
 from pyengine.errors import CorruptionError, UsageError
+from pyengine.formats.checkpoint import Checkpoint
+from pyengine.ipc.live_reader import open_store
+from pyengine.spark import presence
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.queue_view import plan_view, read_view_options
 from pyengine.spark.stream import LogStreamReader
+from pyengine.storage.checkpoint import write_checkpoint
+from pyengine.storage.consume_queue import find_queue_end
 from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 from spark.logs import rows
@@ -113,7 +119,7 @@ def test_a_lost_end_of_our_own_store_is_read_up_to_it_with_fail_on_data_loss_fal
     write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
     last = sorted((builder.root / "commitlog").iterdir())[-1]
     last.unlink()
-    with pytest.raises(DataLossError, match="had been synced: its end is missing .* set failOnDataLoss=false to read what there is"):
+    with pytest.raises(DataLossError, match="had been synced; its end is missing .*: set failOnDataLoss=false to read what there is"):
         rows(builder.root, **COLUMNS, fileSystem=system)
     found = rows(builder.root, columns="physicalOffset", failOnDataLoss=False, fileSystem=system)
     kept = rows(builder.root, columns="physicalOffset", onCorrupt="skip", fileSystem=system)
@@ -130,6 +136,103 @@ def test_damage_with_whole_records_behind_it_is_no_lost_end(builder, system):
             rows(builder.root, **COLUMNS, fileSystem=system, **given)
     found = rows(builder.root, columns="physicalOffset", onCorrupt="skip", fileSystem=system)
     assert [at for (at,) in found] == [at for at in offsets if at != offsets[33]]
+
+
+@pytest.fixture
+def broker(tmp_path) -> StoreBuilder:
+    """A store as RocketMQ leaves it when it is stopped in order: no watermark, times of the last message in the checkpoint."""
+    made = StoreBuilder(tmp_path / "broker")
+    for number in range(60):
+        made.put(("orders", "other")[number % 4 == 0], bytes(300), queue_id=number % 2)
+    last_ms = made.now_ms - 1000
+    write_checkpoint(made.root, Checkpoint(last_ms, last_ms, last_ms))
+    return made
+
+
+def physical(root, **given: object) -> list[int]:
+    return [at for (at,) in rows(root, columns="physicalOffset", **given)]
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("given", [{}, {"subscribe": "orders"}, {"subscribe": "orders", "access": "queue"}, {"readLevel": "committed"}])
+def test_a_lost_end_of_a_brokers_store_is_told_by_its_queues(broker, segments, given):
+    whole = physical(broker.root, **given)
+    files = sorted((broker.root / "commitlog").iterdir())
+    for path in files[-segments:]:
+        path.unlink()
+    lost_from = int(files[-segments].name)
+    with pytest.raises(DataLossError) as refused:
+        physical(broker.root, **given)
+    said = str(refused.value)
+    with open_store(broker.root) as reader:
+        end = reader.max_physical_offset("committed")
+        first, last = reader.queue("orders", 0).max_offset(end), broker.queue_offsets["orders", 0]
+    count = 60 - len(physical(broker.root, failOnDataLoss=False))
+    assert f"ends at {end}, but consume queues name {count} messages between there and {broker.end}: " in said
+    assert f"orders/0 from offset {first} on ({last - first})" in said and "set failOnDataLoss=false" in said
+    assert physical(broker.root, failOnDataLoss=False, **given) == [at for at in whole if at < lost_from]
+
+
+def test_a_zeroed_record_near_the_end_of_a_brokers_store_is_damage_and_not_its_end(broker):
+    whole = physical(broker.root)
+    broker.write_log(bytes(whole[50] - whole[49]), whole[49])
+    for given in ({}, {"failOnDataLoss": False}, {"subscribe": "orders"}):
+        with pytest.raises(CorruptionError, match=f"queues name 11 messages between there and {broker.end}: .*; it is damaged there, "
+                                                  f"and goes on at {whole[50]} .*: onCorrupt=skip reads what there is"):
+            physical(broker.root, **given)
+    assert physical(broker.root, onCorrupt="skip") == [at for at in whole if at != whole[49]]
+
+
+@pytest.mark.parametrize("system", ["auto", "arrow"])
+def test_a_lost_end_of_log_and_queues_is_told_by_the_checkpoint_of_a_store_that_was_stopped_in_order(broker, system):
+    shutil.rmtree(broker.root / "consumequeue")
+    assert len(physical(broker.root, fileSystem=system)) == 60
+    sorted((broker.root / "commitlog").iterdir())[-1].unlink()
+    with pytest.raises(DataLossError, match=f"stored at [0-9]+, but messages up to {broker.now_ms - 1000} had been synced .checkpoint.; "
+                                            "its end is missing"):
+        physical(broker.root, fileSystem=system)
+    assert 0 < len(physical(broker.root, fileSystem=system, failOnDataLoss=False)) < 60
+    for path in (broker.root / "commitlog").iterdir():
+        path.unlink()
+    with pytest.raises(DataLossError, match="ends at 0 with a message that was stored at 0, but"):
+        physical(broker.root, fileSystem=system)
+
+
+def test_what_a_crash_tore_off_is_a_loss_if_it_had_been_synced(broker):
+    whole = physical(broker.root)
+    (broker.root / "abort").touch()
+    broker.write_log(bytes(broker.end - whole[-1]), whole[-1])
+    with pytest.raises(DataLossError, match="queues name 1 messages between"):
+        physical(broker.root)
+    write_checkpoint(broker.root, Checkpoint(broker.now_ms - 2000, broker.now_ms - 2000, broker.now_ms - 2000))
+    assert physical(broker.root) == whole[:-1]
+
+
+def test_a_broker_that_writes_on_has_lost_nothing(broker, monkeypatch):
+    """The end is taken, then the queues are looked at: what was put between the two is behind that end."""
+    whole, seen = physical(broker.root, readLevel="committed"), []
+
+    def put_meanwhile(*given):
+        if not seen:
+            seen.append(broker.put("orders", bytes(300)))
+        return find_queue_end(*given)
+
+    monkeypatch.setattr(presence, "find_queue_end", put_meanwhile)
+    with held_by_a_broker(broker.root):
+        assert physical(broker.root, readLevel="committed") == whole
+    assert seen and len(physical(broker.root)) == 61
+
+
+@pytest.mark.parametrize("given", [{}, {"subscribe": "orders"}])
+def test_a_stream_of_a_store_that_has_lost_its_end_does_not_begin(broker, given):
+    sorted((broker.root / "commitlog").iterdir())[-1].unlink()
+    reader = stream(broker, **given)
+    with pytest.raises(DataLossError, match="consume queues name"):
+        reader.initialOffset()
+    reader.stop()
+    reader = stream(broker, failOnDataLoss="false", **given)
+    assert reader.latestOffset(reader.initialOffset()) != reader.initialOffset()
+    reader.stop()
 
 
 def test_a_level_above_the_last_segment_is_a_loss(builder, monkeypatch):
