@@ -36,9 +36,10 @@ def topics(
     """List a store's topics; create, update or delete one in config/topics.json.
 
     The list shows the topics that have messages and those that topics.json names. The
-    engine itself needs no entry: a put makes its topic. The file is RocketMQ's, for brokers
-    and tools that plan by it. Works with and without a running engine, not while a broker
-    has the store open. `delete` takes the entry away, not the messages. --sizes adds up the
+    engine itself needs no entry; the first message of a topic makes it one. The file is
+    RocketMQ's, for brokers and tools that plan by it. Works with and without a running engine, not while a broker
+    has the store open. `delete` takes the entry away, not the messages, and
+    the next one makes it again. --sizes adds up the
     sizes that the queues name: the whole records of messages that can still be read.
 
     \b

@@ -46,12 +46,15 @@ from pyengine.storage.checkpoint import create_abort_file, read_checkpoint
 from pyengine.storage.commit_log import LocalLog, list_log, new_segment_folder
 from pyengine.storage.config import EngineConfig, keep_sizes
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
+from pyengine.storage.log_scan import LogView
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.new_file import create_file, make_folders
 from pyengine.storage.recovery.cut_log import Cut, intend_cut
+from pyengine.storage.recovery.dispatch import queues_between
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.recovery.report import RecoveryOptions, RecoveryReport, RecoveryState
+from pyengine.storage.recovery.report import RecoveryOptions, RecoveryPath, RecoveryReport, RecoveryState
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
+from pyengine.storage.topic_config import TopicConfigs
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
 REPLICATED_CPUS = 4  # producer, writer and the replicator's two threads, which a put of a SYNC_MASTER passes through
@@ -157,7 +160,25 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     if config.broker_role == "SLAVE":
         native.refuse_puts(memory.control, native.REFUSE_SLAVE)
     lock.share()
+    if report.state is RecoveryState.RECOVERED and report.path is RecoveryPath.ABNORMAL:
+        report = replace(report, notes=report.notes + _enter_topics(store, config, report))
     return BroughtUp(memory, report, time.monotonic() - began_s, presence)
+
+
+def _enter_topics(store: MessageStore, config: EngineConfig, report: RecoveryReport) -> tuple[str, ...]:
+    """Enter the topics of what was put before the crash into topics.json, which the dead checkpointer may not have done.
+
+    After an orderly stop there is nothing to enter, and an entry that was deleted stays deleted. What fails is a sentence.
+    """
+    log = LogView.of(store.list_log(), store.segment_bytes, None)
+    highest: dict[str, int] = {}
+    try:
+        for topic, queue_id in queues_between(log, report.scan_from, report.end_offset, config.enable_multi_dispatch):
+            highest[topic] = max(queue_id, highest.get(topic, -1))
+        TopicConfigs(store.root).enter(highest)
+    except EngineError as error:
+        return (f"new topics are not entered into topics.json: {error}",)
+    return ()
 
 
 def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, remembered: int,

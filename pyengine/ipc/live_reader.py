@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyengine.errors import EngineUnavailableError, StoreBusyError, UsageError
+from pyengine.formats.constants import CHECKPOINT_MARGIN_MS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
@@ -325,27 +326,54 @@ class LiveStoreReader(StoreReader):
 
 def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progress: CheckProgress | None = None,
               work: CheckWork | None = None) -> CheckReport:
-    """Check the store as it is; again when the engine's cleaner deletes a file that was just going to be looked at.
+    """Check the store as it is; again when the program that runs on it deletes a file that was just going to be looked at.
 
-    As storage.check.check, and StoreBusyError: see `dispatched_end`.
+    As storage.check.check, and StoreBusyError: see `dispatched_end`. Beside a broker nothing is judged that its
+    checkpoint does not call flushed, and a finding of the kind `broker` says up to where that is.
     """
     from pyengine.storage.check.check import check  # readers need none of it
 
-    def checked_below(limit: int | None) -> CheckReport:
-        return check(MessageStore(root, config.geometry), acked=acked, limit=limit, progress=progress, work=work,
+    store = MessageStore(root, config.geometry)
+
+    def checked_below(limit: int | None, beside: str = "") -> CheckReport:
+        return check(store, acked=acked, limit=limit, progress=progress, work=work, beside=beside,
                      message_index_enable=config.message_index_enable, enable_multi_dispatch=config.enable_multi_dispatch)
 
-    limit = dispatched_end(root)
-    if limit is None:
+    holder = look(root)
+    if holder.kind == "foreign":
+        return _settled(root, lambda: _log_begin(store), lambda: checked_below(_flushed_by_broker(store), holder.who))
+    if dispatched_end(root) is None:
         return checked_below(None)
     with log_held(root) as first_offset:
-        for _ in range(CHECK_TRIES):
-            before = first_offset()
-            with contextlib.suppress(FileNotFoundError):
-                report = checked_below(dispatched_end(root))
-                if first_offset() == before:
-                    return report
+        return _settled(root, first_offset, lambda: checked_below(dispatched_end(root)))
+
+
+def _settled(root: Path, first_offset: Callable[[], int], checked: Callable[[], CheckReport]) -> CheckReport:
+    """A check during which the log did not lose its beginning."""
+    for _ in range(CHECK_TRIES):
+        before = first_offset()
+        with contextlib.suppress(FileNotFoundError):
+            report = checked()
+            if first_offset() == before:
+                return report
     raise StoreBusyError(f"files of {root} are being deleted faster than they can be checked: try again")
+
+
+def _log_begin(store: MessageStore) -> int:
+    segments = store.list_log()
+    return segments[0].start_offset if segments else -1
+
+
+def _flushed_by_broker(store: MessageStore) -> int:
+    """The end of what a broker has flushed by its checkpoint: log, queues and index.
+
+    A message that is younger than RocketMQ's own margin may not be in its queue yet, or still in a pool.
+    """
+    from pyengine.storage.log_scan import LogView, end_of_stored_until
+
+    checkpoint, young_ms = store.read_checkpoint(), int(time.time() * 1000) - CHECKPOINT_MARGIN_MS
+    until_ms = min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, young_ms)
+    return end_of_stored_until(LogView.of(store.list_log(), store.segment_bytes, None), until_ms)
 
 
 @contextlib.contextmanager
@@ -368,7 +396,7 @@ def dispatched_end(root: Path) -> int | None:
     """`reput_from` of the engine that runs on the store; None where nothing changes: no process has it open, or its
     engine is degraded and only reads. Then what lies beyond is to be judged too.
 
-    StoreBusyError while it is being recovered or open in another program: what is
+    StoreBusyError while it is being recovered or open in a program that is no engine: what is
     half done there would look like damage.
     """
     holder = look(root)

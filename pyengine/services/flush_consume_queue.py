@@ -4,7 +4,7 @@ Once in flush_interval_consume_queue_ms:
 
     1 read the targets: `reput_from`, and (flushed, its store time) as one pair
     2 which queue files did the records since the last round touch? sync those
-    3 sync the index files that were filled since
+    3 sync the index files that were filled since; enter new topics into config/topics.json
     4 write `checkpoint` (three store times) and `config/watermark` (flushed)
 
 In a store that another program wrote, AdoptedLog reads slices of its log in between.
@@ -23,9 +23,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from pyengine.errors import DiskError, FlushError, FormatError, disk_error
+from pyengine.errors import DiskError, EngineError, FlushError, FormatError, disk_error
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import decode_ext_address, is_ext_address, unpack_entry
@@ -42,6 +42,7 @@ from pyengine.storage.dispatcher import touched_queues
 from pyengine.storage.durable_writes import MANY_FILES
 from pyengine.storage.mapped_file import index_file_names, mapped
 from pyengine.storage.message_store import MessageStore
+from pyengine.storage.topic_config import TopicConfigs
 from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 WATERMARK_INTERVAL_NS = 1_000_000_000
@@ -70,6 +71,10 @@ class FlushConsumeQueueService(Service):
         self._watermark = (-1, 0)
         self._adopted = AdoptedLog(context.store, self._unread_end(),
                                    lambda: native.load_position(self._control.min_offset), context.report)
+        self._topics = TopicConfigs(context.store.root)
+        self._topics_blocked = BlockedReason(context.report)
+        self._entered: dict[str, int] = {}  # topic -> the highest queue that its entry is known to cover
+        self._entered_stamp = 0             # of the file that this was read from
         self._synced_index = ""  # the newest index file that is synced for good
 
     @property
@@ -147,11 +152,34 @@ class FlushConsumeQueueService(Service):
                 spans[queue.topic, queue.queue_id] = min(low, queue.min_queue_offset), max(high, queue.max_queue_offset)
             start = stop
             self._beat()
+        self._enter_topics(spans)
         is_synced = len(spans) >= MANY_FILES and sync_file_system(self._store.consume_queue)
         for (topic, queue_id), (low, high) in spans.items():
             self._sync_queue(topic, queue_id, low, high, is_synced)
             self._beat()
         return last_ms
+
+    def _enter_topics(self, queues: Iterable[tuple[str, int]]) -> None:
+        """Make entries in topics.json for topics of these queues that have none. What cannot be entered waits for the next put."""
+        stamp = self._topics.stamp
+        if stamp != self._entered_stamp:  # another process has changed the file, and may have removed a topic
+            self._entered.clear()
+        fresh: dict[str, int] = {}
+        for topic, queue_id in queues:
+            if self._entered.get(topic, -1) < queue_id:
+                fresh[topic] = max(queue_id, fresh.get(topic, -1))
+        if not fresh:
+            return
+        try:
+            self._topics.enter(fresh)
+        except FlushError:
+            raise
+        except EngineError as error:
+            self._topics_blocked.set(str(error), f"new topics are not entered into topics.json: {error}")
+            return
+        self._topics_blocked.clear("new topics are entered into topics.json again")
+        self._entered |= fresh
+        self._entered_stamp = self._topics.stamp
 
     def _sync_queue(self, topic: str, queue_id: int, low: int, high: int, is_synced: bool) -> None:
         size = self._queue_file_bytes

@@ -26,11 +26,11 @@ from pathlib import Path
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
 from pyengine.formats.paths import Root, segment_name
-from pyengine.formats.record import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at
+from pyengine.formats.record import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at, total_size
 from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.native.scan import classify, sync, walk
 from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint
-from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, mapped
+from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, mapped, used_end
 from pyengine.storage.recovery.markers import read_kept_from, read_marker
 from pyengine.storage.recovery.report import Progress, RecoveryPath
 from pyengine.storage.watermark import DurableWatermark, WatermarkReading, read_watermark
@@ -307,6 +307,39 @@ def where_to_read(root: Root, log: LogView, *, over_gaps: bool = False,
         unfinished = log.index_of(marker.scan_from) or 0
         first = unfinished if log.owner is Owner.THEIRS else min(first, unfinished)
     return path, first
+
+
+def end_of_stored_until(log: LogView, time_ms: int) -> int:
+    """One after the last record that was stored at `time_ms` or before, by halving; the log's beginning without any.
+
+    For a log that another program appends to: what is after the given time is not looked at more than by its head.
+    """
+    for segment in reversed(log.segments):
+        base = segment.start_offset
+        with mapped(segment.path) as view:
+            low, high = base, base + min(len(view), used_end(segment.path))  # all before low is in time, nothing from high on
+            while low < high:
+                middle = (low + high) // 2
+                at = sync(view, base, middle, high, limit=base + len(view))
+                if at is None or _stored_ms(view, at - base) > time_ms:
+                    high = middle
+                else:
+                    low = at + total_size(view, at - base)
+            end = base + len(view)
+            while (  # `sync` passes over a record that is followed by none
+                low < end and classify(view, low - base, end - low, low) == CaseLabel.MESSAGE and _stored_ms(view, low - base) <= time_ms
+            ):
+                low += total_size(view, low - base)
+        if low > base:
+            return low
+    return max(0, log.min_offset)
+
+
+def _stored_ms(view: Readable, at: int) -> int:
+    """The store time of the whole record at byte `at`."""
+    (sys_flag,) = I32.unpack_from(view, at + SYS_FLAG_AT)
+    time_ms: int = I64.unpack_from(view, at + store_timestamp_at(sys_flag))[0]
+    return time_ms
 
 
 class LogEnd:

@@ -5,6 +5,9 @@ RocketMQ's broker keeps. The engine needs none of it: a put makes its topic and 
 reader finds them. It matters to programs that plan by it: a broker that opens the store, and
 tools that ask how many queues a topic has.
 
+A put to a topic without an entry gets it one, as a broker's autoCreateTopicEnable does: the checkpointer looks at the
+queues that messages came to since its last round (`enter`), and after a crash the start does it for what was read then.
+
 Several processes may change it: each change is a read, a change and a whole new file under
 one lock. While a broker has the store open the file is its own, and changes are refused.
 """
@@ -15,12 +18,13 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pyengine.errors import FormatError, StoreBusyError, UsageError, disk_errors
+from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError, disk_errors
+from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
 from pyengine.storage.durable_file import ConfigFile
@@ -32,6 +36,7 @@ NAME = "topics.json"
 PERM_INHERIT, PERM_WRITE, PERM_READ, PERM_PRIORITY = 1, 2, 4, 8
 QUEUE_NUMS_ABSENT = 16  # what TopicConfig has where the file does not say
 QUEUE_NUMS_MAX = 65_536
+GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")  # a broker makes these with one queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,15 @@ class TopicConfigs:
         table, said, _ = self._file.read()
         return replace(table or TopicTable(), said=said)
 
+    @property
+    def stamp(self) -> int:
+        """A number that differs when the file was changed; 0 without it."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return 0
+        return hash((found.st_mtime_ns, found.st_ino, found.st_size))
+
     def create(self, config: TopicConfig) -> TopicConfig:
         """Enter a new topic, durable before this returns; UsageError when it is there already."""
         with self._changed() as topics:
@@ -118,6 +132,32 @@ class TopicConfigs:
             _found(topics, topic)
             del topics[topic]
 
+    def enter(self, queues: Mapping[str, int]) -> list[str]:
+        """Make entries for topics that have messages and no entry; those that were changed, sorted.
+
+        `queues`: topic -> the highest queue that has one. Where an entry names too few queues to read, so that a broker
+        would not serve that one, it is raised; nothing else of an entry is changed. Left out are light queues and a
+        broker's own topics, which have no entry or get it from the broker. The file is written once, and only if it
+        must be. DiskError, also when there is a file that cannot be read: it is left as it is.
+        """
+        wanted = {topic: min(queue_id + 1, QUEUE_NUMS_MAX) for topic, queue_id in queues.items() if _has_entry(topic)}
+        if not wanted or not _lacking(self.read().topics, wanted):
+            return []
+        with self._changed() as topics:
+            found = self._file.read()
+            if found.value is None and found.said:
+                raise DiskError(f"{found.said}: new topics are not entered; repair the file or remove it", path=str(self.path))
+            lacking = _lacking(topics, wanted)
+            for topic in lacking:
+                count = wanted[topic]
+                if topic in topics:
+                    topics[topic] = replace(topics[topic], read_queue_nums=count)
+                    continue
+                if not topic.startswith(GROUP_TOPIC_PREFIXES):
+                    count = max(TopicConfig(topic).read_queue_nums, count)
+                topics[topic] = TopicConfig(topic, count, count)
+        return lacking
+
     @contextlib.contextmanager
     def _changed(self) -> Iterator[dict[str, TopicConfig]]:
         """The topics, to be changed inside the block; then the new file is written."""
@@ -143,6 +183,16 @@ class TopicConfigs:
             yield
         finally:
             os.close(descriptor)
+
+
+def _has_entry(topic: str) -> bool:
+    """Whether a broker would enter a topic of this name when a message comes."""
+    return topic != SCHEDULE_TOPIC and not topic.upper().startswith("RMQ_SYS_") and not topic.startswith(LMQ_PREFIX)
+
+
+def _lacking(topics: Mapping[str, TopicConfig], wanted: Mapping[str, int]) -> list[str]:
+    """The topics without an entry, or with one that names fewer queues to read than have messages."""
+    return sorted(topic for topic, count in wanted.items() if topic not in topics or topics[topic].read_queue_nums < count)
 
 
 def _found(topics: dict[str, TopicConfig], topic: str) -> TopicConfig:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 
 from broker_lock import held_by_a_broker
 from damage import flip
-from fix_cli import changes, picture, run
+from fix_cli import changes, picture, run, spawn
+from pyengine.ipc.store_lock import StoreLock
+from pyengine.storage.checkpoint import read_checkpoint, write_checkpoint
 
 
 @pytest.mark.parametrize("recipe", ["basic", "roll", "tx", "multi-index"])
@@ -90,11 +93,44 @@ def test_a_wrong_list_of_acknowledgements_is_a_usage_error(golden, tmp_path, tex
     assert run("check", golden("basic").root, "--acked", tmp_path / "gone").code == 2
 
 
-def test_a_store_that_is_open_elsewhere_is_busy(golden):
-    store = golden("basic")
+def test_beside_a_broker_what_its_checkpoint_calls_flushed_is_checked(golden):
+    store = golden("roll")
+    whole = run("check", store.root, "--json").document
+    (store.root / "abort").touch()
     with held_by_a_broker(store.root) as pid:
-        ran = run("check", store.root)
-        assert ran.code == 5 and f"pid {pid}" in ran.stderr
+        before = picture(store.root)
+        ran = run("check", store.root, "--json")
+        assert ran.code == 0 and (ran.document["messages"], ran.document["queue_entries"]) == (whole["messages"], whole["queue_entries"])
+        assert f"pid {pid}" in ran.document["findings"][0]["text"] and len(ran.document["findings"]) == 1
+        assert run("check", store.root).code == 0
+        assert changes(before, picture(store.root)) == []
+
+
+@pytest.mark.parametrize("name", ["physic", "logics"])
+def test_beside_a_broker_nothing_younger_than_its_checkpoint_is_judged(golden, name):
+    store = golden("roll")
+    records = [one for one in store.verify["records"] if one.get("topic")]
+    last = records[len(records) // 2]
+    until_ms = last["storeTs"]
+    later = next(one for one in records if one["storeTs"] > until_ms)
+    checkpoint = read_checkpoint(store.root)
+    write_checkpoint(store.root, replace(checkpoint, **{f"{name}_msg_timestamp_ms": until_ms}))
+    segment = store.root / "commitlog" / f"{later['phy'] - later['phy'] % 16384:020d}"
+    flip(segment, later["phy"] % 16384 + 4)  # half written, for all that is known
+    with held_by_a_broker(store.root):
+        ran = run("check", store.root, "--json").document
+        assert ran["end_offset"] == later["phy"] and ran["exit_code"] == 0, ran
+        before = records[len(records) // 2 - 9]["phy"]
+        flip(store.root / "commitlog" / f"{before - before % 16384:020d}", before % 16384 + 4)
+        assert run("check", store.root).code == 3, "damage below it is damage"
+
+
+def test_a_store_that_its_owner_recovers_is_busy(golden):
+    store = golden("basic")
+    with StoreLock(store.root) as lock:
+        lock.own()
+        ran = spawn("check", store.root)
+        assert ran.code == 5 and "its owner" in ran.stderr
 
 
 def test_beside_a_running_engine_what_is_dispatched_is_checked(make_parts):

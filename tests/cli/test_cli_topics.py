@@ -75,3 +75,21 @@ def test_beside_a_running_engine_and_a_bad_file_does_not_keep_it_from_starting(m
     eventually(lambda: {name: row["configured"] for name, row in rows(engine.root).items()} == {"found": False, "made": True},
                "both topics are listed")
     assert engine.stop()
+
+
+def test_a_put_to_a_new_topic_makes_its_entry_also_when_all_was_killed_at_once(make_engine):
+    engine = make_engine(flush_interval_consume_queue_ms=600_000)
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("before", b"x").ok
+    engine.kill_all()  # the checkpointer has not had a round since
+    engine.start()
+    assert rows(engine.root)["before"]["configured"], "the start enters what the crash left out"
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("orders", b"x", queue_id=11).ok
+    assert engine.stop()
+    assert {name: row["read_queue_nums"] for name, row in rows(engine.root).items()} == {"before": 8, "orders": 12}
+    run("topics", engine.root, "delete", "before")
+    engine.start()
+    assert engine.stop()
+    assert not rows(engine.root)["before"]["configured"], "without a put nothing is entered"

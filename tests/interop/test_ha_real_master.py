@@ -15,6 +15,7 @@ from fix_replication import free_port, log_bytes
 from ha_proxy import CLEAN, FaultProxy, Faults
 from interop.judge import Judge
 from pyengine.errors import EngineError
+from pyengine.ipc.live_reader import check_now
 from pyengine.native import control as native
 from pyengine.storage.check.check import check
 from pyengine.storage.config import load_config
@@ -279,3 +280,17 @@ def test_a_slave_below_the_masters_first_segment_is_refused_and_nothing_is_made_
     with pytest.raises(EngineError, match="empty directory"):
         slave.start()
     assert len(log_bytes(slave.root, 0, end)) == end and not (slave.root / "quarantine").exists()
+
+
+def test_check_beside_a_running_broker_judges_what_it_has_flushed(masters):
+    master = masters()
+    master.put(50)
+
+    def checked():
+        report = check_now(master.root, load_config(master.root, {**SIZES}))
+        assert report.exit_code == 0, report.findings
+        return report if report.messages == 50 else None
+
+    report = eventually(checked, "the checkpoint of the broker covers all that was put")
+    assert [finding.kind for finding in report.findings if finding.severity == "info"][:1] == ["broker"]
+    assert report.end_offset == master.end() and report.queue_entries == 50

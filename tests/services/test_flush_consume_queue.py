@@ -17,6 +17,7 @@ from pyengine.services.reput_message import ReputMessageService
 from pyengine.storage.checkpoint import read_checkpoint, write_checkpoint
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import MANY_FILES
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 from pyengine.storage.watermark import read_watermark
 from ready_store import SEGMENT, store_with_writer
 from waiting import eventually
@@ -280,3 +281,41 @@ def test_a_checkpoint_that_cannot_be_written_is_told_with_its_file_and_is_the_ol
     with pytest.raises(DiskError, match=f"cannot write {tmp_path}/checkpoint: No space left") as told:
         write_checkpoint(tmp_path, Checkpoint(4, 5, 6))
     assert told.value.errno == errno.ENOSPC and read_checkpoint(tmp_path) == Checkpoint(1, 2, 3)
+
+
+def test_a_topic_of_a_new_message_is_entered_in_the_same_round_and_again_after_it_was_deleted(rig):
+    topics = TopicConfigs(rig.owner.root)
+    rig.writer.put(b"1", topic="orders", queue_id=9)
+    rig.dispatch()
+    rig.round()
+    assert topics.read().topics == {"orders": TopicConfig("orders", 10, 10)}
+    stamp = topics.stamp
+    rig.writer.put(b"2", topic="orders", queue_id=3)
+    rig.dispatch()
+    rig.round()
+    assert topics.stamp == stamp, "nothing had to be changed"
+    topics.delete("orders")
+    rig.round()
+    assert topics.read().topics == {}, "no message came"
+    rig.writer.put(b"3", topic="orders")
+    rig.dispatch()
+    rig.round()
+    assert topics.read().topics == {"orders": TopicConfig("orders")}
+
+
+def test_a_bad_topics_file_does_not_keep_the_checkpoint_from_being_written(rig):
+    topics = TopicConfigs(rig.owner.root)
+    topics.path.write_text("{")
+    for body in (b"1", b"2"):
+        rig.writer.put(body)
+        rig.dispatch()
+        rig.flush()
+        rig.round()
+    assert topics.path.read_text() == "{"
+    assert len(rig.said) == 1 and "new topics are not entered" in rig.said[0]
+    assert read_checkpoint(rig.owner.root).logics_msg_timestamp_ms == rig.writer.clock_ms
+    topics.path.unlink()
+    rig.writer.put(b"3")
+    rig.dispatch()
+    rig.round()
+    assert "T" in topics.read().topics and "entered into topics.json again" in rig.said[1]

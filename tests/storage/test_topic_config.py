@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from broker_lock import held_by_a_broker
-from pyengine.errors import StoreBusyError, UsageError
+from pyengine.errors import DiskError, StoreBusyError, UsageError
 from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 
 # As fastjson writes it; `attributes` is of a later RocketMQ.
@@ -141,3 +141,38 @@ def test_an_entry_that_another_process_made_meanwhile_is_taken(tmp_path, monkeyp
 
     monkeypatch.setattr(mine, "create", late)
     assert mine.ensure(TopicConfig("T", 1, 1)).read_queue_nums == 3
+
+
+def test_a_topic_with_messages_gets_the_entry_that_a_broker_would_make(tmp_path):
+    found = configs(tmp_path)
+    assert found.enter({"orders": 0, "wide": 11, "%RETRY%billing": 0}) == ["%RETRY%billing", "orders", "wide"]
+    assert found.read().topics == {
+        "orders": TopicConfig("orders", 8, 8, 6), "wide": TopicConfig("wide", 12, 12, 6),
+        "%RETRY%billing": TopicConfig("%RETRY%billing", 1, 1, 6)}
+    assert written(tmp_path)["topicConfigTable"]["orders"] == {
+        "order": False, "perm": 6, "readQueueNums": 8, "topicFilterType": "SINGLE_TAG", "topicName": "orders", "topicSysFlag": 0,
+        "writeQueueNums": 8}
+
+
+def test_an_entry_is_only_raised_where_a_broker_would_not_serve_a_queue(tmp_path):
+    found = configs(tmp_path, ROCKETMQ)
+    before = (tmp_path / "config" / "topics.json").read_bytes()
+    stamp = found.stamp
+    assert found.enter({"orders": 3, "bare": 15}) == [] and found.stamp == stamp
+    assert (tmp_path / "config" / "topics.json").read_bytes() == before
+    assert found.enter({"orders": 6}) == ["orders"] and found.stamp != stamp
+    assert found.read().topics["orders"] == TopicConfig("orders", 7, 4, 6, True)
+    assert written(tmp_path)["topicConfigTable"]["orders"]["attributes"] == {"a": "b"}
+
+
+def test_light_queues_and_a_brokers_own_topics_get_no_entry(tmp_path):
+    found = configs(tmp_path)
+    assert found.enter({"%LMQ%1": 0, "SCHEDULE_TOPIC_XXXX": 2, "RMQ_SYS_TRANS_HALF_TOPIC": 0, "rmq_sys_wheel_timer": 0}) == []
+    assert not found.path.exists() and found.stamp == 0
+
+
+def test_a_file_that_cannot_be_read_is_not_replaced_by_one_of_the_new_topics(tmp_path):
+    found = configs(tmp_path, "{")
+    with pytest.raises(DiskError, match="new topics are not entered"):
+        found.enter({"orders": 0})
+    assert found.path.read_text() == "{"

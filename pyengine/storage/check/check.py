@@ -61,11 +61,13 @@ def check(
     enable_multi_dispatch: bool = False,
     progress: CheckProgress | None = None,
     work: CheckWork | None = None,
+    beside: str = "",
 ) -> CheckReport:
     """Look at everything; the report's exit code is 3 when there is an error among the findings.
 
     `limit` is for a store that an engine has open: its `reput_from`, beyond which
-    nothing is judged. Light queues are missed with `enable_multi_dispatch`, or where any are there.
+    nothing is judged. `beside` names a broker that has it open: then `limit` is what its checkpoint calls flushed.
+    Light queues are missed with `enable_multi_dispatch`, or where any are there.
     `work` reads for the check (default: here). Raises NotAStoreError, UsageError (the list of acknowledged
     messages), DiskError. Files that RocketMQ would refuse are findings, not exceptions.
     """
@@ -98,6 +100,9 @@ def check(
     work.begin(log, index_files, geometry.index_layout)
     checked = StoreUnderCheck(root, log, work, findings, report, watermark, was_stopped, is_running)
     facts = check_log(checked, end, progress or (lambda done, total: None))
+    if beside:
+        findings.info("broker", "lock", None, f"{beside} has the store open: checked is the log up to {log.end:,}, with its queues and "
+                                              "keys, which its checkpoint calls flushed; what came since is not judged")
     if reading.is_copied and reading.watermark is not None:
         findings.info("copy", "config/watermark", None, copy_note(report.end_offset, reading.watermark.flushed))
     if not checked.is_ours and not is_running and read_marker(root) is None:

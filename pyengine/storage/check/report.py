@@ -99,6 +99,7 @@ KINDS = {
     "checkpoint":        Row(_R,      _R,  (RECOVER,)),
     "later format":      Row(_N,      _N,  (LATER_FORMAT,)),
     "blocks":            Row(_N,      _N,  ()),
+    "broker":            Row(_N,      _N,  ()),
 }
 
 # Damage that `recover` does not cut without --accept-loss.
