@@ -104,6 +104,9 @@ class EngineConfig:
     put_timeout_ms: int = setting(
         10_000, "Longest wait of a put for the writer; then its result is indeterminate.", unit="ms", low=1,
         high=DAY_MS, group="writing")
+    default_topic_queue_nums: int = setting(
+        8, "Queues of a topic that is not in topics.json, for puts that name no queue.", key="defaultTopicQueueNums",
+        low=1, high=65_536, group="writing")
     max_message_size_bytes: int = setting(
         4 << 20, "Longest body of one message; the record may be 64 KiB longer.", key="maxMessageSize", unit="bytes",
         low=1, high=INT32_MAX - 65536, group="writing")
@@ -469,8 +472,9 @@ def _check_networks(texts: list[str]) -> None:
 
 SETTINGS: dict[str, Setting] = settings_of(EngineConfig)
 FIXED_NAMES: tuple[str, ...] = tuple(name for name, row in SETTINGS.items() if row.fixed)
-# Settings that say what a store's queues hold and where its log lies: kept in its engine.toml, so that every command knows them.
+# Settings that say what a store's queues hold, how many a topic has and where its log lies: kept in its engine.toml, so that
+# every command knows them.
 KEPT_NAMES: tuple[str, ...] = (
-    "enable_multi_dispatch", "enable_lmq", "enable_consume_queue_ext", "message_delay_level",
+    "enable_multi_dispatch", "enable_lmq", "enable_consume_queue_ext", "message_delay_level", "default_topic_queue_nums",
     "store_path_commit_log", "read_only_commit_log_store_paths",
 )

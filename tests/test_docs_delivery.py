@@ -23,7 +23,8 @@ def test_a_transaction_is_committed(reader):  # noqa: F811
 
 @pytest.mark.timeout(300)
 def test_topics_are_made_and_listed(reader):  # noqa: F811
-    shell, program = blocks_of("docs/topics.md")
+    shell, program, choice = blocks_of("docs/topics.md")
     said = reader.run(shell)
     assert "4 queues to read, 8 to write, R--" in said and '"messages": 1' in said
     assert reader.run(program) == "['orders', 'payments']\n"
+    assert reader.run(choice) == "0\n[0, 1, 2, 3, 4, 5, 6, 7]\n1\n"

@@ -30,9 +30,11 @@ from pyengine._front import ProducerFront
 from pyengine.client import outgoing
 from pyengine.client.outgoing import BatchMessage, OutgoingMessage, PutRefusedError, RawMessage
 from pyengine.client.pending_puts import PutContext, PutFuture
+from pyengine.client.queue_choice import QueueChoice
 from pyengine.client.submission import PutEntry, Submitter, resolved
 from pyengine.errors import UsageError
 from pyengine.formats.constants import (
+    PROPERTY_SHARDING_KEY,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
     SYS_FLAG_TRANSACTION_COMMIT,
@@ -64,7 +66,7 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
 
     `ring_bytes` is the size of its submission ring, a power of two (default session_ring_bytes); `timeout_s` the longest
     time to wait for a supervisor that is being restarted. `settings` are those of the store that a producer needs:
-    store_host, message_delay_level, session_ring_bytes.
+    store_host, message_delay_level, session_ring_bytes, default_topic_queue_nums.
     """
     from pyengine.ipc.session_client import open_session
     from pyengine.native.session import check_ring_bytes
@@ -81,7 +83,7 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
         return open_session(root, ring_bytes, timeout_s if limit_s is None else min(limit_s, timeout_s))
 
     return Producer(open_now, store_host=config.store_host,
-                    delays_ms=config.delay_levels_ms)
+                    delays_ms=config.delay_levels_ms, default_topic_queue_nums=config.default_topic_queue_nums)
 
 
 class Producer(ProducerFront):
@@ -95,10 +97,12 @@ class Producer(ProducerFront):
     # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they take the common case by themselves,
     # and call _put_any, _put_many_any or _put_async_any for all else.
 
-    __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_transactions", "__weakref__")
+    __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_transactions", "_choice",
+                 "_default_topic_queue_nums", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], *, store_host: str = "127.0.0.1:10911",
-                 born_host: str = "127.0.0.1:0", delays_ms: Sequence[int] = DEFAULT_DELAYS_MS) -> None:
+                 born_host: str = "127.0.0.1:0", delays_ms: Sequence[int] = DEFAULT_DELAYS_MS,
+                 default_topic_queue_nums: int = 8) -> None:
         # open_session(limit_s) is called now with None, later with the seconds that a put has left.
         self._store_host = encode_host(store_host)
         self._born_host = encode_host(born_host)
@@ -107,6 +111,8 @@ class Producer(ProducerFront):
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
         self._transactions: Transactions | None = None
+        self._choice: QueueChoice | None = None
+        self._default_topic_queue_nums = default_topic_queue_nums
         super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags)))
 
     def close(self) -> None:
@@ -127,12 +133,15 @@ class Producer(ProducerFront):
     # ---- puts -------------------------------------------------------------------
 
     if TYPE_CHECKING:  # what the base in C does
-        def put(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
+        def put(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
                 keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                 delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                timeout_s: float | None = None, deliver_at: datetime | int | None = None) -> PutResult:
+                timeout_s: float | None = None, deliver_at: datetime | int | None = None,
+                sharding_key: str | None = None) -> PutResult:
             """Store one message and return where it is, once it is as durable as the flush mode promises.
 
+            `queue_id` None puts into the topic's queues in turn, `sharding_key` always into the same one for the same key,
+            so that a customer's messages keep their order; topics.json says how many there are (docs/topics.md).
             `keys`: words for query_message, as one text with spaces or as several texts. `unique_key` is stored as UNIQ_KEY,
             so that a consumer can recognise duplicates. `delay_level` 1..n delivers it later (message_delay_level),
             `deliver_at` at a time, a datetime with a zone or ms since 1970, up to 40 days ahead; never before it.
@@ -140,10 +149,11 @@ class Producer(ProducerFront):
             longest time to wait for the writer's answer (default put_timeout_ms). RocketMQ: putMessage.
             """
 
-        def put_async(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
+        def put_async(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                       delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                      timeout_s: float | None = None, deliver_at: datetime | int | None = None) -> PutFuture:
+                      timeout_s: float | None = None, deliver_at: datetime | int | None = None,
+                      sharding_key: str | None = None) -> PutFuture:
             """Like put(), but return a Future of the PutResult at once. It can be awaited.
 
             When the ring is full, a call in a plain thread waits up to `timeout_s` for room. In an event loop the call never
@@ -153,25 +163,31 @@ class Producer(ProducerFront):
             in a callback is refused after put_timeout_ms.
             """
 
-        def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
+        def put_many(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
                      keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-                     wait: bool = True, timeout_s: float | None = None) -> PutManyResult:
+                     wait: bool = True, timeout_s: float | None = None, sharding_key: str | None = None) -> PutManyResult:
             """Store many messages in one queue, all or none, with contiguous queue offsets and one answer.
 
-            They share tags, keys, properties and flag. Together they may have 256 MiB and span segments; each body obeys
-            max_message_size_bytes.
+            They share tags, keys, properties and flag. `queue_id` None and `sharding_key` choose the queue as in put().
+            Together they may have 256 MiB and span segments; each body obeys max_message_size_bytes.
             """
 
-    def _put_any(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
+    def _put_any(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
                  keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                  delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                 timeout_s: float | None = None, deliver_at: datetime | int | None = None) -> PutResult:
+                 timeout_s: float | None = None, deliver_at: datetime | int | None = None,
+                 sharding_key: str | None = None) -> PutResult:
         """put() with everything that may be special about it."""
-        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at)
         try:
+            if queue_id is None or sharding_key is not None:
+                queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
+                if (wait and not flag and not delay_level and timeout_s is None and deliver_at is None and properties is None
+                        and keys is None and unique_key is None):
+                    return self.put(topic, body, queue_id=queue_id, tags=tags)  # the short way, where there is one
+            message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at)
             entry = self._entry(message, wait)
         except PutRefusedError as refused:
-            return refused.result(topic, queue_id)
+            return refused.result(topic, queue_id or 0)
         self._remember(message, entry)
         return cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
 
@@ -183,51 +199,61 @@ class Producer(ProducerFront):
             self._prefixes[message.topic, message.queue_id, message.tags, 0] = self._puts.native.prefix(
                 entry.topic, entry.properties, message.queue_id, 0)
 
-    def _put_async_any(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
+    def _put_async_any(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                        delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                       timeout_s: float | None = None, deliver_at: datetime | int | None = None) -> PutFuture:
+                       timeout_s: float | None = None, deliver_at: datetime | int | None = None,
+                       sharding_key: str | None = None) -> PutFuture:
         """put_async() with everything that may be special about it."""
-        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at)
         try:
+            if queue_id is None or sharding_key is not None:
+                queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
+            message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at)
             entry = self._entry(message, wait)
         except PutRefusedError as refused:
-            return resolved(refused.result(topic, queue_id))
+            return resolved(refused.result(topic, queue_id or 0))
         self._remember(message, entry)
         return self._puts.submit(entry, timeout_s)
 
-    def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
+    def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-                      wait: bool = True, timeout_s: float | None = None) -> PutManyResult:
+                      wait: bool = True, timeout_s: float | None = None, sharding_key: str | None = None) -> PutManyResult:
         """put_many() with everything that may be special about it."""
-        message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag)
         try:
+            if queue_id is None or sharding_key is not None:
+                queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
+            message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag)
             entry = self._many_entry(message, bodies, wait)
         except PutRefusedError as refused:
-            return refused.many_result(topic, queue_id)
+            return refused.many_result(topic, queue_id or 0)
         self._remember(message, entry)
         return cast(PutManyResult, self._puts.put_and_wait(entry, timeout_s))
 
-    def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int = 0, tags: str | None = None,
+    def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None,
-                       flag: int = 0, wait: bool = True, timeout_s: float | None = None) -> PutFuture:
+                       flag: int = 0, wait: bool = True, timeout_s: float | None = None,
+                       sharding_key: str | None = None) -> PutFuture:
         """Like put_many(), but return a Future of the PutManyResult at once; see put_async()."""
-        message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag)
         try:
+            if queue_id is None or sharding_key is not None:
+                queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
+            message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag)
             entry = self._many_entry(message, bodies, wait)
         except PutRefusedError as refused:
-            return resolved(refused.many_result(topic, queue_id))
+            return resolved(refused.many_result(topic, queue_id or 0))
         return self._puts.submit(entry, timeout_s)
 
-    def put_batch(self, topic: str, messages: Iterable[BatchMessage | bytes], *, queue_id: int = 0,
+    def put_batch(self, topic: str, messages: Iterable[BatchMessage | bytes], *, queue_id: int | None = 0,
                   properties: Mapping[str, str] | None = None, wait: bool = True,
-                  timeout_s: float | None = None) -> PutResult:
+                  timeout_s: float | None = None, sharding_key: str | None = None) -> PutResult:
         """Store messages with properties of their own, all or none, in one segment. RocketMQ: putMessages.
 
         `properties` are appended to those of each message. Together the messages obey max_message_size_bytes. The
         result has the offsets of the first message, and all message ids joined by commas.
         """
         try:
+            if queue_id is None or sharding_key is not None:
+                queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
             name = self._topic_bytes(topic)
             shared = self._properties(OutgoingMessage(topic, b"", properties=properties))
             members = []
@@ -240,7 +266,7 @@ class Producer(ProducerFront):
             if not members:
                 raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "put_batch got no messages: give at least one")
         except PutRefusedError as refused:
-            return refused.result(topic, queue_id)
+            return refused.result(topic, queue_id or 0)
         header = self._header(native.BATCH, name, shared)
         header.queue_id = queue_id
         context = PutContext(native.BATCH, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
@@ -311,6 +337,22 @@ class Producer(ProducerFront):
             self._transactions = Transactions(
                 lambda message, timeout_s: itself.put_raw(message, timeout_s=timeout_s), self._puts.root)
         return self._transactions
+
+    # ---- which queue --------------------------------------------------------------
+
+    def _chosen(self, topic: str, queue_id: int | None, sharding_key: str | None,
+                properties: Mapping[str, str] | None) -> tuple[int, Mapping[str, str] | None]:
+        """(the queue of a put that names none, its properties); PutRefusedError for a topic that cannot be."""
+        self._topic_bytes(topic)
+        if self._choice is None:
+            self._choice = QueueChoice(self._puts.root, self._default_topic_queue_nums)
+        if sharding_key is None:
+            return self._choice.next_queue(topic), properties
+        if queue_id:
+            raise UsageError("queue_id and sharding_key exclude each other")
+        properties = {} if properties is None else arguments.mapping(properties, "properties")
+        return (self._choice.queue_of(topic, arguments.text(sharding_key, "sharding_key")),
+                {**properties, PROPERTY_SHARDING_KEY: sharding_key})
 
     # ---- entries ------------------------------------------------------------------
 

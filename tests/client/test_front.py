@@ -619,7 +619,7 @@ class _Index:
 
 GIVEN = [
     {"queue_id": 1.0}, {"queue_id": True}, {"queue_id": numpy.int64(1)}, {"queue_id": numpy.bool_(True)}, {"queue_id": "1"},
-    {"queue_id": _Index()}, {"queue_id": None}, {"queue_id": 1 << 31}, {"queue_id": 1 << 70}, {"queue_id": -1},
+    {"queue_id": _Index()}, {"queue_id": b"1"}, {"queue_id": 1 << 31}, {"queue_id": 1 << 70}, {"queue_id": -1},
     {"topic": _Topic("U")}, {"topic": _Names.T}, {"topic": "\ud800"}, {"topic": b"T"}, {"topic": None}, {"topic": ["T"]},
     {"tags": "\ud800"}, {"tags": _Topic("blue")}, {"tags": ""}, {"tags": 5}, {"tags": b"red"}, {"keys": "\udfff"},
     {"body": bytearray(b"abc")}, {"body": memoryview(b"abcdef")[::2]}, {"body": memoryview(b"abcdef")}, {"body": _Bytes(b"abc")},

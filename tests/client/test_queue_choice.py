@@ -1,0 +1,190 @@
+"""Puts that name no queue: in turn, or by their sharding key; how many queues there are, and who says so."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+
+import pytest
+
+import pyengine
+from fix_engine import SMALL
+from pyengine.client import queue_choice
+from pyengine.client.queue_choice import QueueChoice
+from pyengine.errors import DiskError, UsageError
+from pyengine.results import PutStatus
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+
+
+@pytest.fixture
+def choice(tmp_path):
+    """Of a store whose topic `four` has four queues to write and eight to read."""
+    TopicConfigs(tmp_path).create(TopicConfig("four", 8, 4))
+    now = [0.0]
+    made = QueueChoice(tmp_path, 8, clock=lambda: now[0])
+    made.now, made.topics = now, TopicConfigs(tmp_path)
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    with pyengine.Engine(tmp_path_factory.mktemp("queues") / "store", default_topic_queue_nums=3, **SMALL) as engine:
+        yield engine
+
+
+@pytest.fixture
+def producer(engine):
+    with engine.connect() as producer:
+        yield producer
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+def test_queues_take_turns(choice):
+    queues = [choice.next_queue("four") for _ in range(8)]
+    assert queues == [(queues[0] + number) % 4 for number in range(8)]
+
+
+def test_the_first_turn_is_at_random(tmp_path):
+    seen = {QueueChoice(tmp_path, 4).next_queue("T") for _ in range(100)}
+    assert seen == {0, 1, 2, 3}  # one is missing once in 10^12 runs
+
+
+def test_threads_share_the_turns(choice):
+    queues: list[int] = []
+
+    def run():
+        queues.extend([choice.next_queue("four") for _ in range(1000)])
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(Counter(queues).values()) == {1000}
+
+
+# Java 17: Math.abs(key.hashCode() % queues)
+@pytest.mark.parametrize(("key", "queue"), [("", 0), ("a", 1), ("customer-4", 3), ("polygenelubricants", 0), ("Ä€😀", 3)],
+                         ids=["empty", "a", "customer", "smallest-int", "wide"])
+def test_a_sharding_key_chooses_as_rocketmqs_client_does(choice, key, queue):
+    assert choice.queue_of("four", key) == queue
+
+
+def test_a_topic_that_is_not_there_is_entered_with_the_default(choice):
+    assert {choice.next_queue("new") for _ in range(8)} == set(range(8))
+    entry = choice.topics.read().topics["new"]
+    assert (entry.read_queue_nums, entry.write_queue_nums, entry.perm) == (8, 8, 6)
+
+
+def test_a_change_of_the_topic_is_seen_after_a_while(choice):
+    assert choice.queue_of("four", "a") == 1
+    choice.topics.update("four", write_queue_nums=1)
+    assert choice.queue_of("four", "a") == 1
+    choice.now[0] = queue_choice.LOOK_S
+    assert choice.queue_of("four", "a") == 0
+
+
+def test_a_file_that_cannot_be_written_keeps_no_put_back(choice, monkeypatch):
+    def refused(config):
+        raise DiskError("cannot write")
+
+    monkeypatch.setattr(choice._topics, "ensure", refused)
+    assert choice.next_queue("new") in range(8)
+    assert "new" not in choice.topics.read().topics
+
+
+# --- puts -----------------------------------------------------------------------------------------
+
+
+def in_queues(engine, topic) -> dict[int, list[bytes]]:
+    with engine.open_store() as store:
+        ids = store.queue_ids(topic)
+        return {queue_id: [message.body for message in store.get_message(topic, queue_id, 0).messages] for queue_id in ids}
+
+
+def test_puts_without_a_queue_are_spread(engine, producer):
+    results = [producer.put("spread", b"%d" % number, queue_id=None) for number in range(9)]
+    results += [producer.put("spread", b"x", queue_id=None, keys="k") for _ in range(3)]
+    assert all(result.ok for result in results)
+    assert Counter(result.queue_id for result in results) == {0: 4, 1: 4, 2: 4}
+    assert [result.queue_offset for result in results[:9]] == [0] * 3 + [1] * 3 + [2] * 3
+
+
+def test_a_put_still_goes_to_queue_0_and_enters_no_topic(engine, producer):
+    assert producer.put("plain", b"x").queue_id == 0 and producer.put("plain", b"x").queue_id == 0
+    assert "plain" not in TopicConfigs(engine.path).read().topics
+
+
+def test_messages_of_one_key_keep_their_order_in_one_queue(engine, producer, rng: random.Random):
+    keys = [f"customer-{number}" for number in range(6)]
+    put: dict[str, list[int]] = {key: [] for key in keys}
+    queues: dict[str, set[int]] = {key: set() for key in keys}
+    for _ in range(60):
+        key = rng.choice(keys)
+        result = producer.put("keyed", key.encode(), sharding_key=key, properties={"own": "1"})
+        put[key].append(result.queue_offset)
+        queues[key].add(result.queue_id)
+    assert all(len(each) == 1 for each in queues.values() if each)
+    assert all(offsets == sorted(offsets) for offsets in put.values())
+    assert len(set().union(*queues.values())) > 1
+    with engine.open_store() as store:
+        some = next(key for key in keys if put[key])
+        (queue_id,) = queues[some]
+        store.wait_for_message("keyed", queue_id, put[some][0], timeout_s=30)
+        (message,) = store.get_message("keyed", queue_id, put[some][0], 1).messages
+    assert message.properties == {"own": "1", "__SHARDINGKEY": some}
+
+
+def test_every_form_of_put_chooses_alike(engine, producer):
+    producer.put("forms", b"", sharding_key="a")
+    queue = producer.put("forms", b"", sharding_key="a").queue_id
+    results = [
+        producer.put_async("forms", b"", sharding_key="a").result(30), producer.put_many("forms", [b"1", b"2"], sharding_key="a"),
+        producer.put_many_async("forms", [b"1"], sharding_key="a").result(30), producer.put_batch("forms", [b"1"], sharding_key="a")]
+    assert all(result.ok and result.queue_id == queue for result in results)
+    spread = [
+        [producer.put_async("forms", b"", queue_id=None).result(30) for _ in range(3)],
+        [producer.put_many("forms", [b"1", b"2"], queue_id=None) for _ in range(3)],
+        [producer.put_many_async("forms", [b"1"], queue_id=None).result(30) for _ in range(3)],
+        [producer.put_batch("forms", [b"1"], queue_id=None) for _ in range(3)]]
+    for form in spread:
+        assert sorted(result.queue_id for result in form) == [0, 1, 2]
+
+    async def main():
+        return [(await producer.put_async("forms", b"", queue_id=None)).queue_id for _ in range(3)]
+
+    assert sorted(asyncio.run(main())) == [0, 1, 2]
+
+
+def test_a_delayed_message_is_delivered_to_the_chosen_queue(engine, producer):
+    queue = producer.put("late", b"now", sharding_key="b").queue_id
+    producer.put("late", b"later", sharding_key="b", delay_level=1)
+    with engine.open_store() as store:
+        store.wait_for_message("late", queue, 1, timeout_s=60)
+    assert in_queues(engine, "late")[queue] == [b"now", b"later"]
+
+
+@pytest.mark.parametrize("call", [
+    lambda producer, **options: producer.put("T/x", b"", **options),
+    lambda producer, **options: producer.put_async("T/x", b"", **options).result(30),
+    lambda producer, **options: producer.put_many("T/x", [b""], **options),
+    lambda producer, **options: producer.put_many_async("T/x", [b""], **options).result(30),
+    lambda producer, **options: producer.put_batch("T/x", [b""], **options),
+], ids=["put", "put_async", "put_many", "put_many_async", "put_batch"])
+def test_a_topic_that_cannot_be_is_refused_and_not_entered(engine, producer, call):
+    for options in ({"queue_id": None}, {"sharding_key": "a"}):
+        result = call(producer, **options)
+        assert result.status is PutStatus.MESSAGE_ILLEGAL and "folder" in result.reason
+    assert "T/x" not in TopicConfigs(engine.path).read().topics
+
+
+def test_a_queue_and_a_key_exclude_each_other(producer):
+    with pytest.raises(UsageError, match="exclude"):
+        producer.put("T", b"", queue_id=2, sharding_key="a")
+    with pytest.raises(TypeError, match="sharding_key"):
+        producer.put("T", b"", sharding_key=7)
+    assert not producer.put("T", b"", sharding_key="")  # readers would drop an empty property
