@@ -12,7 +12,7 @@
  * line prefetcher pairs them).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 8
+#define MS_CONTROL_LAYOUT_VERSION 9
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -22,7 +22,7 @@
 #define MS_INDEX_PROGRESS_BYTES 256
 
 /* Kinds of worker; the numbers stand in shared memory and in lock bytes. Their names: pyengine/ipc/shared_objects.py. */
-#define MS_WORKER_KINDS 10
+#define MS_WORKER_KINDS 11
 #define MS_SUPERVISOR 0
 #define MS_WRITER 1
 #define MS_COMMITTER 2
@@ -33,6 +33,7 @@
 #define MS_CLEANER 7
 #define MS_SCHEDULER 8
 #define MS_REPLICATOR 9
+#define MS_GATEWAY 10
 
 /* State of the store. */
 #define MS_STATE_STOPPED 0
@@ -97,7 +98,7 @@ struct ms_identity {
     uint32_t role;               /* MS_ROLE_* */
     int64_t created_ms;
     int32_t sysv_semaphore_id;   /* SEM_UNDO count of living producers; -1 none */
-    int32_t reserved;
+    uint32_t gateway;            /* 1: a gateway runs */
     int64_t lock_modified_ns;    /* mtime of `lock` as we left it: RocketMQ rewrites the file at each start */
     int64_t slave_timeout_ms;    /* longest wait of a put for `confirm` */
     int64_t ha_slave_fallbehind_max_bytes; /* a put farther ahead of `confirm` does not wait for it */

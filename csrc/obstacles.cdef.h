@@ -5,7 +5,7 @@
  * process reads. Blocks on: nothing. After a crash: what the dead one said last stands there until
  * its successor is up. Nothing is decided by it.
  */
-#define MS_OBSTACLES_LAYOUT_VERSION 1
+#define MS_OBSTACLES_LAYOUT_VERSION 2
 #define MS_OBSTACLE_TEXT_BYTES 504
 
 struct ms_obstacle {

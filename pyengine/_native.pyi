@@ -356,7 +356,7 @@ class ms_identity(Struct):
     role: int
     created_ms: int
     sysv_semaphore_id: int
-    reserved: int
+    gateway: int
     lock_modified_ns: int
     slave_timeout_ms: int
     ha_slave_fallbehind_max_bytes: int
@@ -1039,6 +1039,7 @@ class _Lib:
     MS_FOLLOW_REPORT: int
     MS_FOLLOW_TAKE: int
     MS_FOLLOW_UNDER_WAY: int
+    MS_GATEWAY: int
     MS_GATHER_BYTES_MIN: int
     MS_GROUP_FAILED: int
     MS_GROUP_SEGMENT: int

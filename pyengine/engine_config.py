@@ -185,6 +185,42 @@ class EngineConfig:
         20_000, "A link that was silent for so long is closed.", key="haHousekeepingInterval", unit="ms", low=1,
         high=DAY_MS, group="replication")
 
+    # -- clients of RocketMQ
+    gateway_enable: bool = setting(
+        False, "Run the gateway, a name server and a broker for RocketMQ 4.9 clients.", group="gateway")
+    gateway_listen_host: str = setting(
+        "127.0.0.1", "Address that the gateway listens at. Without an access list it asks for no password: let only clients reach it.",
+        group="gateway")
+    gateway_namesrv_port: int = setting(
+        9876, "Port of the gateway's name server; 0: any that is free.", low=0, high=65_535, group="gateway")
+    gateway_broker_port: int = setting(
+        10_911, "Port of the gateway's broker, which serves at this port less 2 too; 0: any that is free.", low=0, high=65_535,
+        group="gateway")
+    gateway_advertised_host: str = setting(
+        "", "Address of the gateway in routes and message ids. Empty: the one that it listens at.", key="brokerIP1",
+        group="gateway")
+    broker_name: str = setting(
+        "broker-a", "Name of the gateway's broker in routes.", key="brokerName", group="gateway")
+    broker_cluster_name: str = setting(
+        "DefaultCluster", "Name of its cluster.", key="brokerClusterName", group="gateway")
+    auto_create_topic_enable: bool = setting(
+        True, "A client's first message to an unknown topic creates it.", key="autoCreateTopicEnable", group="gateway")
+    auto_create_subscription_group: bool = setting(
+        True, "A client of an unknown group creates it.", key="autoCreateSubscriptionGroup", group="gateway")
+    gateway_connections_max: int = setting(
+        1024, "Most connections to the gateway at a time.", low=1, high=65_536, group="gateway")
+    gateway_idle_timeout_ms: int = setting(
+        120_000, "A connection on which nothing whole came or went for so long is closed.",
+        unit="ms", low=1000, high=DAY_MS, group="gateway")
+    gateway_frame_max_bytes: int = setting(
+        16 << 20, "Longest request; a longer one closes its connection.", unit="bytes", low=65_536, high=1 << 30, group="gateway")
+    gateway_connection_max_bytes: int = setting(
+        32 << 20, "Most bytes that wait in the gateway for one connection: it is not read from, and closed where it does not read.",
+        unit="bytes", low=1 << 20, high=1 << 32, group="gateway")
+    gateway_memory_max_bytes: int = setting(
+        256 << 20, "Most bytes that wait for all connections together; beyond it those that hold much are closed.", unit="bytes",
+        low=1 << 20, high=1 << 40, group="gateway")
+
     # -- queues, index, recovery
     message_index_enable: bool = setting(
         True, "Keep the key index.", key="messageIndexEnable", group="dispatch")

@@ -14,7 +14,7 @@ while [ $# -gt 0 ]; do
 done
 use_project
 failed=0
-for kind in writer flusher reputter allocator checkpointer scheduler cleaner replicator supervisor producer everything committer; do
+for kind in writer flusher reputter allocator checkpointer scheduler cleaner replicator gateway supervisor producer everything committer; do
   modes=${only:-async pool sync}
   if [ "$kind" = committer ]; then
     case "$modes" in *pool*) modes=pool ;; *) continue ;; esac

@@ -49,7 +49,7 @@ run_rig() {
 
 kills() {
   local kind modes mode
-  for kind in writer flusher reputter allocator checkpointer scheduler cleaner replicator supervisor producer everything \
+  for kind in writer flusher reputter allocator checkpointer scheduler cleaner replicator gateway supervisor producer everything \
     committer; do
     modes="async pool sync"
     [ "$kind" = committer ] && modes=pool

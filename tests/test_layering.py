@@ -33,7 +33,7 @@ LAYERS = (
     ("pyengine.storage",),
     ("pyengine.ipc",),
     ("pyengine.services", "pyengine.client"),
-    ("pyengine.engine",),
+    ("pyengine.engine", "pyengine.gateway"),
     ("pyengine.workers",),
     ("pyengine.spark", "pyspark_pyengine", "pyspark_pyengine_queue"),
     ("pyengine.cli", "pyengine.__main__"),

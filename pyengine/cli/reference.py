@@ -21,6 +21,7 @@ GROUPS = {
     "files": "Sizes of files, fixed at creation",
     "writing": "Writing",
     "replication": "Replication",
+    "gateway": "Clients of RocketMQ",
     "dispatch": "Queues, index, recovery",
     "reading": "Reading",
     "cleaning": "Deleting old messages, and the room on the disk",

@@ -38,8 +38,8 @@ CHECK_TIMEOUT_S = 600.0
 BUSY_TIMEOUT_S = 5.0  # a worker that a dead supervisor was just starting holds its lock no longer
 MOMENT_S_MAX = 0.06   # from "acknowledgements move" to the next strike
 FINDINGS_MAX = 5
-# futex, restart_syscall and the two sleeps: the system calls in which a worker waits for work.
-WAITING_SYSCALLS = {"x86_64": (202, 219, 35, 230), "aarch64": (98, 128, 101, 115)}.get(platform.machine(), ())
+# futex, restart_syscall, the two sleeps and epoll's waits: the system calls in which a worker waits for work.
+WAITING_SYSCALLS = {"x86_64": (202, 219, 35, 230, 232, 281), "aarch64": (98, 128, 101, 115, 22)}.get(platform.machine(), ())
 
 
 class HangError(Exception):

@@ -270,7 +270,8 @@ class Producer(ProducerFront):
         header = self._header(native.BATCH, name, shared)
         header.queue_id = queue_id
         context = PutContext(native.BATCH, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
-        return self._put_members(PutEntry(header, name, shared, context), members, timeout_s)
+        entry = PutEntry(header, name, shared, context)
+        return self._with_members(entry, members) or cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
 
     # ---- raw puts: what RocketMQ's store is given by its broker -------------------
 
@@ -295,6 +296,16 @@ class Producer(ProducerFront):
 
     def put_batch_raw(self, message: RawMessage, members: Sequence[BatchMember], *, timeout_s: float | None = None) -> PutResult:
         """Store a batch with every field given by hand; body and flag are those of the members. RocketMQ: MessageExtBatch."""
+        entry = self._raw_batch_entry(message, members)
+        return entry if isinstance(entry, PutResult) else cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
+
+    def put_batch_raw_async(self, message: RawMessage, members: Sequence[BatchMember], *, timeout_s: float | None = None) -> PutFuture:
+        """Like put_batch_raw(), but return a Future of the PutResult at once; see put_async()."""
+        entry = self._raw_batch_entry(message, members)
+        return resolved(entry) if isinstance(entry, PutResult) else self._puts.submit(entry, timeout_s)
+
+    def _raw_batch_entry(self, message: RawMessage, members: Sequence[BatchMember]) -> PutEntry | PutResult:
+        """The batch checked and encoded, or the answer to one that must not be submitted."""
         try:
             if message.sys_flag & SYS_FLAG_TRANSACTION_MASK or message.delay_level > 0:
                 raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
@@ -308,7 +319,8 @@ class Producer(ProducerFront):
         header.queue_id, header.prepared_transaction_offset = message.queue_id, 0
         wait = message.wait_store_msg_ok and is_wait_store_ok(decode_properties(message.properties_text))
         context = PutContext(native.BATCH, message.topic, message.queue_id, store_host, self._puts.waits if wait else 0)
-        return self._put_members(PutEntry(header, name, shared, context), list(members), timeout_s)
+        entry = PutEntry(header, name, shared, context)
+        return self._with_members(entry, list(members)) or entry
 
     # ---- transactions -------------------------------------------------------------
 
@@ -398,7 +410,8 @@ class Producer(ProducerFront):
         context = PutContext(native.MANY, message.topic, message.queue_id, self._store_host, self._puts.waits if wait else 0)
         return PutEntry(header, name, text, context, lengths, joined)
 
-    def _put_members(self, entry: PutEntry, members: list[BatchMember], timeout_s: float | None) -> PutResult:
+    def _with_members(self, entry: PutEntry, members: list[BatchMember]) -> PutResult | None:
+        """Give a batch's entry its members; the answer where they are too large together."""
         payload = encode_batch(members)
         most, header, context = self._puts.max_message_bytes, entry.header, entry.context
         if len(payload) > most:
@@ -412,7 +425,7 @@ class Producer(ProducerFront):
             joint = bool(shared and own and not member.properties_text.endswith("\x02"))
             sizes.append(record_size(len(member.body), len(entry.topic), own + joint + shared, header.sys_flag))
         entry.payload, context.sizes = payload, tuple(sizes)
-        return cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
+        return None
 
     def _raw_entry(self, message: RawMessage) -> PutEntry:
         """A raw message checked and encoded, for the delay schedule if it is to be delivered later; or PutRefusedError."""

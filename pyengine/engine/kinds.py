@@ -26,9 +26,9 @@ class Kind:
     """One kind of worker.
 
     `number` is in shared memory and in the lock byte. `modes` are the write paths in which it runs;
-    `replicating`: only where there is a master or a slave. `stop_rank`: orderly stops go up this rank, each
-    kind finishing what the ones before it have published. A worker whose heartbeat is older than
-    `heartbeat_timeout_s` is killed and restarted; disks may stall, so those that sync are given longer.
+    `replicating`: only where there is a master or a slave; `serving`: only where clients of RocketMQ are served.
+    `stop_rank`: orderly stops go up this rank, each kind finishing what the ones before it have published. A worker whose
+    heartbeat is older than `heartbeat_timeout_s` is killed and restarted; disks may stall, so those that sync are given longer.
     """
 
     number: int
@@ -36,6 +36,12 @@ class Kind:
     heartbeat_timeout_s: float = 30.0
     modes: frozenset[int] = EVERY_MODE
     replicating: bool = False
+    serving: bool = False
+
+    @property
+    def on_network(self) -> bool:
+        """Whether it listens, or connects to another host."""
+        return self.replicating or self.serving
 
     @property
     def name(self) -> str:
@@ -57,6 +63,7 @@ KINDS = (
     Kind(native.SCHEDULER, stop_rank=8, heartbeat_timeout_s=120.0),  # puts are refused by then: what it noted last is durable
     Kind(native.CLEANER, stop_rank=0, heartbeat_timeout_s=120.0),
     Kind(native.REPLICATOR, stop_rank=3, heartbeat_timeout_s=120.0, replicating=True),  # slaves get the last bytes, too
+    Kind(native.GATEWAY, stop_rank=-1, serving=True),  # its clients' last puts are answered
 )
 
 RESTART_PAUSE_S_FIRST = 0.0
@@ -65,9 +72,10 @@ RESTART_PAUSE_S_MAX = 10.0
 HEALTHY_AFTER_S = 10.0  # a worker that lived this long starts with a clean slate
 
 
-def kinds_for(mode: int, replicates: bool) -> tuple[Kind, ...]:
-    """The kinds that run in a write path, with or without replication, in the order of starting."""
-    return tuple(kind for kind in KINDS if mode in kind.modes and (replicates or not kind.replicating))
+def kinds_for(mode: int, replicates: bool, serves: bool = False) -> tuple[Kind, ...]:
+    """The kinds that run in a write path, with or without replication and a gateway, in the order of starting."""
+    return tuple(kind for kind in KINDS
+                 if mode in kind.modes and (replicates or not kind.replicating) and (serves or not kind.serving))
 
 
 def restart_pause_s(crashes: int) -> float:

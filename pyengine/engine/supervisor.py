@@ -309,7 +309,8 @@ class Supervisor:
                 self._presence = None
 
     def _kinds(self) -> tuple[Kind, ...]:
-        return kinds_for(self._memory.identity.mode, bool(self._memory.identity.replicates))
+        identity = self._memory.identity
+        return kinds_for(identity.mode, bool(identity.replicates), bool(identity.gateway))
 
     def _pump(self, seconds: float) -> None:
         for key, _ in self._selector.select(max(0.0, min(seconds, TICK_S))):

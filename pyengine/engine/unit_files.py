@@ -126,12 +126,12 @@ def _worker_unit(kind: Kind) -> tuple[str, str]:
     later = [worker_unit(other) for other in KINDS if other.stop_rank > kind.stop_rank]
     after = " ".join(name.replace("@.", "@%i.") for name in (STORE_UNIT, *later))
     condition = ""
-    if kind.modes != EVERY_MODE or kind.replicating:
+    if kind.modes != EVERY_MODE or kind.on_network:
         condition = f"ExecCondition=@PYTHON@ -P -m pyengine.engine.unit_files --runs {kind.name} {STORE}\n"
     service = _Service(
         kind.name, f"Message log %i: {kind.name}", f"@PYTHON@ -P -m {kind.module} {STORE}", kind.heartbeat_timeout_s,
         f"{condition}TimeoutStartSec=90\nTimeoutStopSec={WORKER_STOP_S}\nRestartPreventExitStatus={int(WorkerExit.USAGE)}\n",
-        NETWORK_HARDENING if kind.replicating else HARDENING, order=f"After={after}\n")
+        NETWORK_HARDENING if kind.on_network else HARDENING, order=f"After={after}\n")
     return worker_unit(kind), service.unit()
 
 
@@ -211,7 +211,7 @@ WantedBy=pyengine@%i.target
 def runs(kind_name: str, root: Path) -> bool:
     """Whether this kind runs with the mode and the role that the store's settings give."""
     config = load_config(root, {})
-    return any(kind.name == kind_name for kind in kinds_for(MODES[config.mode], config.replicates)) \
+    return any(kind.name == kind_name for kind in kinds_for(MODES[config.mode], config.replicates, config.gateway_enable)) \
         or kind_name == KIND_NAMES[native.SUPERVISOR]
 
 

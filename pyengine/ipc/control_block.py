@@ -87,6 +87,7 @@ class Identity:
     ha_slave_fallbehind_max_bytes: int = 256 << 20
     min_in_sync_replicas: int = 1
     replicates: int = 0
+    gateway: int = 0
     created_boot_ns: int = 0
 
     def write(self, block: ms_identity) -> None:

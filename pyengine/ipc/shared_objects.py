@@ -57,7 +57,7 @@ DEFAULT_SHM_DIRECTORY = "/dev/shm"
 
 # THE table of worker kinds: names by their number in shared memory (MS_WORKER_KINDS in csrc/control.cdef.h).
 KIND_NAMES = ("supervisor", "writer", "committer", "flusher", "reputter", "allocator", "checkpointer",
-              "cleaner", "scheduler", "replicator")
+              "cleaner", "scheduler", "replicator", "gateway")
 
 
 def queues_name(generation: int) -> str:

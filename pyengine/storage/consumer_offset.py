@@ -52,7 +52,7 @@ class ConsumerOffsets:
     ) -> None:
         self._root = Path(root)
         folder = StorePaths(root).config
-        self._path = folder / FILE_NAME
+        self._path = self.path = folder / FILE_NAME
         self._lock = OffsetLock(self._path, folder / "consumers", timeout_s=timeout_s, while_waiting=while_waiting)
 
     def table(self) -> OffsetTable:

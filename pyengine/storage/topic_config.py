@@ -161,7 +161,7 @@ class TopicConfigs:
     @contextlib.contextmanager
     def _changed(self) -> Iterator[dict[str, TopicConfig]]:
         """The topics, to be changed inside the block; then the new file is written."""
-        with self._exclusive():
+        with exclusive(self.path):
             use = store_use(self._root)
             if use is StoreUse.OTHER:
                 raise StoreBusyError(f"{self._root} is open in another program, which keeps {NAME} itself")
@@ -172,17 +172,18 @@ class TopicConfigs:
             yield topics
             self._file.write(_encode(topics, table.counter + 1, time.time_ns() // 1_000_000))
 
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        make_folders(self.path.parent)
-        path = self.path.with_name(NAME + ".lock")
-        with disk_errors("open", path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+@contextlib.contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Be the one process that changes this config/*.json inside the block: a lock on `<name>.lock`, which dies with its process."""
+    make_folders(path.parent)
+    lock = path.with_name(path.name + ".lock")
+    with disk_errors("open", lock):
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _has_entry(topic: str) -> bool:

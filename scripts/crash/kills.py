@@ -6,6 +6,7 @@ KIND is a worker kind, `supervisor`, `producer`, or `everything` (all at once, t
 After each kill acknowledgements must move again within a deadline: a hang is a failure. A share of the
 kills (--aim) is aimed: the process is stopped again and again until it stands in the middle of something.
 
+With the gateway as victim producers speak RocketMQ's protocol to it.
 With the scheduler as victim some messages are delayed: each must be delivered, maybe twice. At the end the
 real RocketMQ opens the store, where there is one (--peer, --no-peer).
 
@@ -22,6 +23,7 @@ from pathlib import Path
 from crash.replicas import ReplicatorRun
 from crash.report import Summary, add_common_options, ended_in_order, finish
 from crash.rounds import AIM_SHARE, POOL_ONLY, VICTIMS, CrashRun
+from crash.served import GatewayRun
 from pyengine.cli.replay import MODES
 
 
@@ -38,7 +40,7 @@ def main() -> int:
         parser.error(f"a {arguments.kind} runs in mode pool only")
 
     def make(store: Path, scratch: Path) -> CrashRun:
-        made = ReplicatorRun if arguments.kind == "replicator" else CrashRun
+        made = {"replicator": ReplicatorRun, "gateway": GatewayRun}.get(arguments.kind, CrashRun)
         return made(store, scratch, arguments.kind, mode, arguments.seed, arguments.aim)
 
     def words(summary: Summary) -> str:

@@ -106,10 +106,13 @@ class CrashRun(KillRounds):
             path = self.scratch / f"{name}.acked"
             path.touch()
             self.acked.append(path)
-            command = [sys.executable, "-P", "-m", "crash.acked_producer", str(self.store), str(path)]
-            command += ["--name", name, "--seed", str(self.summary.seed)] + ["--delayed"] * self.has_delayed
+            command = [sys.executable, "-P", "-m", *self.producer_command(), str(path), "--name", name, "--seed", str(self.summary.seed)]
             with open(self.scratch / f"{name}.log", "wb") as log:
                 self.producers.append(subprocess.Popen(command, stderr=log))
+
+    def producer_command(self) -> list[str]:
+        """The module of a producer, and what it has to be told before the list that it keeps."""
+        return ["crash.acked_producer", *["--delayed=1"] * self.has_delayed, str(self.store)]
 
     def end_producers(self) -> None:
         for process in self.producers:

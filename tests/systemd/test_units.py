@@ -63,8 +63,11 @@ def test_a_kind_of_one_mode_is_run_only_there(tmp_path, monkeypatch):
     assert not unit_files.runs("replicator", tmp_path)
     monkeypatch.setenv("PYENGINE_BROKER_ROLE", "SYNC_MASTER")
     assert unit_files.runs("replicator", tmp_path)
+    assert not unit_files.runs("gateway", tmp_path)
+    monkeypatch.setenv("PYENGINE_GATEWAY_ENABLE", "true")
+    assert unit_files.runs("gateway", tmp_path)
     assert [unit for unit in unit_files.unit_files() if values(unit, "ExecCondition")] == [
-        "pyengine-committer@.service", "pyengine-replicator@.service"]
+        "pyengine-committer@.service", "pyengine-replicator@.service", "pyengine-gateway@.service"]
 
 
 def install(folder: Path, *more: str, **environment: str) -> subprocess.CompletedProcess:

@@ -1,0 +1,339 @@
+"""The connections of RocketMQ clients: frames in, answers out, and what one client may cost.
+
+One event loop serves all of them. A `Handler` gets each request in the loop's thread and gives an Answer at once, or a
+coroutine that gives it, or either gives None and calls `request.reply` later, once. A code that no handler serves is answered
+REQUEST_CODE_NOT_SUPPORTED as the broker does, a one-way request is never answered.
+
+What a hostile client can do ends with its own connection: frames and headers have a largest size, a silent connection is
+closed, a client that does not read what it asked for is not listened to and then closed, and bytes that wait in the process
+are counted for each connection and for all together. Docs: docs/gateway.md, docs/security.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from pyengine.errors import EngineError
+from pyengine.gateway import codes
+from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame, frame_length
+
+SMALL_BYTES = 64 << 10      # a connection that holds no more is never closed for the memory that others take
+REQUESTS_MAX = 2048         # of one connection under way, held pulls among them
+FRAMES_AT_ONCE = 32         # of one connection, before the others have their turn
+TICK_S = 1.0
+INT32_MASK = 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients may cost. `connection_bytes_max` bounds what waits of one connection, `memory_bytes_max` of all of them."""
+
+    frame_bytes_max: int = 16 << 20
+    idle_s: float = 120.0
+    connections_max: int = 1024
+    connection_bytes_max: int = 32 << 20
+    memory_bytes_max: int = 256 << 20
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a request is answered: RocketMQ's response code, a remark for errors, header fields, a body."""
+
+    code: int = codes.SUCCESS
+    remark: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class Request:
+    """One request of a connection. `reply` answers it; a second reply, and one after the connection is gone, does nothing."""
+
+    __slots__ = ("connection", "frame", "_bytes", "_is_open")
+
+    def __init__(self, connection: Connection, frame: Frame, size_bytes: int) -> None:
+        self.connection = connection
+        self.frame = frame
+        self._bytes = size_bytes
+        self._is_open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer would still reach the client."""
+        return self._is_open and not self.connection.is_closed
+
+    def text(self, name: str) -> str:
+        """A field of the header; WireError when it is not there."""
+        value = self.frame.fields.get(name)
+        if value is None:
+            raise WireError(f"the custom field <{name}> is null")
+        return value
+
+    def integer(self, name: str, default: int | None = None, *, bits: int = 32) -> int:
+        """A field of the header as a signed number; WireError for what is none. `default` where it is absent."""
+        text = self.frame.fields.get(name)
+        if text is None and default is not None:
+            return default
+        text = self.text(name)
+        sign, digits = (-1, text[1:]) if text[:1] == "-" else (1, text)
+        if not (digits.isascii() and digits.isdecimal() and len(digits) <= 19):
+            raise WireError(f"the field {name} is no number")
+        number = sign * int(digits)
+        if not -(1 << bits - 1) <= number < 1 << bits - 1:
+            raise WireError(f"the field {name} is no number of {bits} bits")
+        return number
+
+    def flag(self, name: str) -> bool:
+        """A field of the header as a Java boolean."""
+        return self.frame.fields.get(name, "").lower() == "true"
+
+    def reply(self, answer: Answer) -> None:
+        """Send the answer, unless the request is one-way."""
+        if self._is_open:
+            self._is_open = False
+            self.connection.finish(self, answer, self._bytes)
+
+
+Handler = Callable[[Request], "Answer | Coroutine[Any, Any, Answer | None] | None"]
+Handlers = dict[int, Handler]  # by request code
+
+
+class Connections:
+    """All connections of the gateway, at all of its ports."""
+
+    def __init__(self, limits: Limits, report: Callable[[str, str], None]) -> None:
+        """`report(host, sentence)` is told why a connection was closed that its client did not close."""
+        self.limits = limits
+        self.report = report
+        self.open: set[Connection] = set()
+        self.held_bytes = 0
+        self.when_closed: list[Callable[[Connection], None]] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._servers: list[asyncio.Server] = []
+        self._watch: asyncio.Task[None] | None = None
+
+    async def listen(self, host: str, port: int, handlers: Mapping[int, Handler]) -> int:
+        """Take an address, to serve these codes from start() on; the port, which 0 lets the system choose. OSError where it
+        cannot be had."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Connection(self, handlers), host, port, backlog=1024, reuse_address=True,
+                                          start_serving=False)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        """Serve at every address."""
+        for server in self._servers:
+            await server.start_serving()
+        self._watch = asyncio.get_running_loop().create_task(self._close_idle())
+
+    def give_back(self) -> None:
+        """Take no more connections."""
+        while self._servers:
+            self._servers.pop().close()
+
+    async def close(self) -> None:
+        """Take no more connections and close those there are, once their answers are sent."""
+        self.give_back()
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+        for connection in list(self.open):
+            connection.close()
+        for task in list(self.tasks):
+            task.cancel()
+
+    async def _close_idle(self) -> None:
+        while True:
+            await asyncio.sleep(min(TICK_S, self.limits.idle_s / 4))
+            oldest_s = time.monotonic() - self.limits.idle_s
+            for connection in [each for each in self.open if each.active_s < oldest_s]:
+                connection.fail(f"nothing whole came for {self.limits.idle_s:g} s")
+
+
+class Connection(asyncio.Protocol):
+    """One client. `address` is host:port as RocketMQ writes it; `clients` is for those who register it."""
+
+    def __init__(self, owner: Connections, handlers: Mapping[int, Handler]) -> None:
+        self._owner = owner
+        self._handlers = handlers
+        self._limits = owner.limits
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._requests = 0
+        self._request_bytes = 0
+        self._counted = 0           # what the owner's held_bytes has of this connection
+        self._is_full = False       # the client does not read
+        self._is_paused = False
+        self._opaque = itertools.count(1)
+        self.host, self.address = "", ""
+        self.active_s = time.monotonic()
+        self.is_closed = True
+        self.in_order = asyncio.Lock()  # for requests whose handler may have to wait and that must not overtake each other
+
+    # ---- asyncio's side -----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername") or ("0.0.0.0", 0)
+        self.host = str(peer[0])
+        self.address = f"[{self.host}]:{peer[1]}" if ":" in self.host else f"{self.host}:{peer[1]}"
+        self.is_closed = False
+        if len(self._owner.open) >= self._limits.connections_max:
+            self.fail(f"{self._limits.connections_max} connections are open already (gateway_connections_max)")
+            return
+        self._owner.open.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_closed = True
+        self._owner.open.discard(self)
+        self._buffer.clear()
+        self._count(0)
+        for told in self._owner.when_closed:
+            told(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._read_frames()
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        self._pause()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._go_on()
+
+    # ---- requests -----------------------------------------------------------------
+
+    def _read_frames(self) -> None:
+        """Handle whole frames of the buffer, some at a time, as far as this connection may have requests under way."""
+        at = handled = 0
+        try:
+            while handled < FRAMES_AT_ONCE and not (self.is_closed or self._may_not_ask):
+                size_bytes = frame_length(self._buffer, at, self._limits.frame_bytes_max)
+                if size_bytes is None or len(self._buffer) - at < size_bytes:
+                    break
+                frame = decode_frame(bytes(memoryview(self._buffer)[at + 4:at + size_bytes]))
+                at += size_bytes
+                handled += 1
+                self.active_s = time.monotonic()
+                self._handle(frame, size_bytes)
+        except WireError as error:
+            self.fail(str(error))
+        if at:
+            del self._buffer[:at]
+        if handled == FRAMES_AT_ONCE or self._may_not_ask:
+            self._pause()
+        if handled == FRAMES_AT_ONCE:
+            asyncio.get_running_loop().call_soon(self._go_on)
+        self._measure()
+
+    @property
+    def _may_not_ask(self) -> bool:
+        return self._is_full or self._requests >= REQUESTS_MAX or self._request_bytes > self._limits.connection_bytes_max
+
+    def _handle(self, frame: Frame, size_bytes: int) -> None:
+        if frame.is_answer:
+            return  # nothing of what is asked here waits for one
+        request = Request(self, frame, size_bytes)
+        self._requests += 1
+        self._request_bytes += size_bytes
+        handler = self._handlers.get(frame.code)
+        if handler is None:
+            request.reply(Answer(codes.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported"))
+            return
+        try:
+            answer = handler(request)
+        except Exception as error:  # noqa: BLE001 - the request's fault or ours: RocketMQ answers its text
+            request.reply(self._failed(request, error))
+            return
+        if isinstance(answer, Answer):
+            request.reply(answer)
+        elif answer is not None:
+            task = asyncio.get_running_loop().create_task(self._wait_for(request, answer))
+            self._owner.tasks.add(task)
+            task.add_done_callback(self._owner.tasks.discard)
+
+    async def _wait_for(self, request: Request, coming: Coroutine[Any, Any, Answer | None]) -> None:
+        try:
+            answer = await coming
+            if answer is not None:
+                request.reply(answer)
+        except Exception as error:  # noqa: BLE001 - as above
+            request.reply(self._failed(request, error))
+
+    def _failed(self, request: Request, error: Exception) -> Answer:
+        if not isinstance(error, (WireError, EngineError)):
+            self._owner.report(self.host, f"request {request.frame.code} failed: {error!r}")
+        return Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    def finish(self, request: Request, answer: Answer, size_bytes: int) -> None:
+        """The answer to a request of this connection; Request.reply calls it once for each."""
+        self._requests -= 1
+        self._request_bytes -= size_bytes
+        asked = request.frame
+        if not (asked.is_one_way or self.is_closed):
+            try:
+                self._write(Frame(answer.code, answer.fields, answer.body, asked.opaque, ANSWER, answer.remark, form=asked.form))
+            except WireError as error:
+                self.fail(str(error))
+        if self._is_paused:
+            self._go_on()
+
+    def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
+        """Send the client a one-way request."""
+        if not self.is_closed:
+            self._write(Frame(code, fields, body, next(self._opaque) & INT32_MASK, ONE_WAY))
+
+    def _write(self, frame: Frame) -> None:
+        assert self._transport is not None
+        self._transport.write(encode_frame(frame))
+        self.active_s = time.monotonic()
+        self._measure()
+
+    # ---- limits -------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        """Count what waits of this connection; close it where that is too much."""
+        if self.is_closed or self._transport is None:
+            return
+        unsent = self._transport.get_write_buffer_size()
+        self._count(len(self._buffer) + self._request_bytes + unsent)
+        if unsent > self._limits.connection_bytes_max:
+            self.fail(f"it does not read: {unsent} bytes wait for it")
+        elif self._counted > SMALL_BYTES and self._owner.held_bytes > self._limits.memory_bytes_max:
+            self.fail(f"{self._owner.held_bytes} bytes wait in the gateway (gateway_memory_max_bytes), {self._counted} of them its own")
+
+    def _count(self, held: int) -> None:
+        self._owner.held_bytes += held - self._counted
+        self._counted = held
+
+    def _pause(self) -> None:
+        if not (self._is_paused or self.is_closed) and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        if self._is_paused and not self._may_not_ask and not self.is_closed and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+            asyncio.get_running_loop().call_soon(self._read_frames)
+
+    def close(self) -> None:
+        """Close it once what was written is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def fail(self, why: str) -> None:
+        """Close it now: its client broke a rule."""
+        if not self.is_closed and self._transport is not None:
+            self.is_closed = True
+            self._owner.report(self.host, f"the connection of {self.address} is closed: {why}")
+            self._transport.abort()

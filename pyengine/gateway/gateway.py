@@ -1,0 +1,195 @@
+"""The gateway as a whole: its parts, its ports, and its life in the worker's process.
+
+One thread runs the event loop with all clients; a few threads do what may wait for a disk or takes long; one thread waits for
+messages for all held pulls; the producer's thread takes the answers of puts. The engine may be killed, restarted or
+missing: puts are answered SERVICE_NOT_AVAILABLE meanwhile, and reads go on from the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyengine.engine_config import EngineConfig
+from pyengine.errors import EngineError, os_error_sentence
+from pyengine.gateway.connections import Connections, Handlers, Limits
+from pyengine.gateway.members import Members
+from pyengine.gateway.names import Address, Names, NameServer
+from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
+from pyengine.gateway.pulls import Pulls
+from pyengine.gateway.sends import Puts, Sends
+from pyengine.ipc.live_reader import LiveStoreReader
+
+if TYPE_CHECKING:
+    from pyengine.client.producer import Producer
+
+THREADS = 8
+EXPIRE_S = 5.0
+REPORT_WINDOW_S = 60.0
+REPORTS_MAX = 20        # sentences about clients in a window; the rest are counted
+VIP_DISTANCE = 2        # RocketMQ's clients may send to the broker's port less two
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the gateway listens, once it does."""
+
+    name_server: int
+    broker: int
+
+
+class Reports:
+    """Sentences about clients, for the log: bounded in each window, so that no client can fill a disk."""
+
+    def __init__(self, report: Callable[[str], None], clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._report = report
+        self._clock_s = clock_s
+        self._window_s = clock_s()
+        self._said = self._unsaid = 0
+
+    def __call__(self, host: str, sentence: str) -> None:
+        now_s = self._clock_s()
+        if now_s - self._window_s >= REPORT_WINDOW_S:
+            if self._unsaid:
+                self._report(f"{self._unsaid} more sentences about clients were left out")
+            self._window_s, self._said, self._unsaid = now_s, 0, 0
+        if self._said < REPORTS_MAX:
+            self._said += 1
+            self._report(f"client {host}: {''.join(sign if sign.isprintable() else '?' for sign in sentence[:500])}")
+        else:
+            self._unsaid += 1
+
+
+class Gateway:
+    """A name server and a broker on one store. Everything but the constructor is called in an event loop."""
+
+    def __init__(self, reader: LiveStoreReader, config: EngineConfig, connect: Callable[[], Producer], *,
+                 report: Callable[[str], None], limits: Limits | None = None) -> None:
+        """`connect` opens a producer; `report` takes a sentence for the log. The reader is the caller's, who closes it."""
+        self._reader = reader
+        self._config = config
+        self._report = report
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="gateway")
+        self.limits = limits or Limits(
+            config.gateway_frame_max_bytes, config.gateway_idle_timeout_ms / 1000, config.gateway_connections_max,
+            config.gateway_connection_max_bytes, config.gateway_memory_max_bytes)
+        self.connections = Connections(self.limits, Reports(report))
+        self._puts = Puts(connect)
+        self._offsets = GroupOffsets(reader, self._executor)
+        self.pulls: Pulls | None = None
+        self.members: Members | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> Ports:
+        """Listen, and serve from then on; OSError where a port cannot be had."""
+        config, reader, executor = self._config, self._reader, self._executor
+        host = config.gateway_listen_host
+        names = Names(reader, config, executor)
+        broker: Handlers = {}
+        name_server: Handlers = {}
+        try:
+            broker_port = await self.connections.listen(host, config.gateway_broker_port, broker)
+            if config.gateway_broker_port > VIP_DISTANCE:
+                await self.connections.listen(host, config.gateway_broker_port - VIP_DISTANCE, broker)
+            name_port = await self.connections.listen(host, config.gateway_namesrv_port, name_server)
+        except OSError:
+            self.connections.give_back()
+            raise
+        advertised = config.gateway_advertised_host or host
+        shown = f"[{advertised}]" if ":" in advertised else advertised
+        address = Address(f"{shown}:{broker_port}", config.broker_name, config.broker_cluster_name)
+        members = self.members = Members(names)
+        positions = Positions(reader, names, self._offsets, executor)
+        pulls = self.pulls = Pulls(reader, names, members, positions, executor)
+        sends = Sends(self._puts, names, address, config.max_message_size_bytes, executor)
+        for handlers in (members.handlers, positions.handlers, pulls.handlers, sends.handlers):
+            broker.update(handlers)
+        name_server.update(NameServer(names, address).handlers)
+        self.connections.when_closed += [members.closed, pulls.closed]
+        self._puts.start()
+        pulls.start()
+        await self.connections.start()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._write_offsets()), loop.create_task(self._expire(members))]
+        self._report(f"name server at {host}:{name_port}, broker {address.broker_name} at {host}:{broker_port}, "
+                     f"known to clients as {address.broker}")
+        return Ports(name_port, broker_port)
+
+    async def close(self) -> None:
+        """End in order: no more requests, then what clients have committed is written."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._puts.close)  # its answers still go out
+        await asyncio.sleep(0)
+        await self.connections.close()
+        if self.pulls is not None:
+            await loop.run_in_executor(None, self.pulls.close)
+        try:
+            await self._offsets.flush()
+        except EngineError as error:
+            self._report(f"the groups' last offsets could not be written: {error}")
+        self._executor.shutdown(wait=True)
+
+    async def _write_offsets(self) -> None:
+        said = ""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            try:
+                await self._offsets.flush()
+                said = ""
+            except EngineError as error:
+                if said != str(error):
+                    said = str(error)
+                    self._report(f"the groups' offsets cannot be written, and wait: {error}")
+
+    async def _expire(self, members: Members) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_S)
+            members.expire()
+
+
+LISTEN_RETRY_S = 1.0
+BEAT_S = 0.25
+
+
+async def serve(gateway: Gateway, *, must_listen: bool, is_over: Callable[[], bool], beat: Callable[[], None],
+                ready: Callable[[], None], blocked: Callable[[str], None]) -> None:
+    """Run a gateway until `is_over`. OSError where a port cannot be had and `must_listen`; else that is tried each second,
+    with `blocked` told why. `ready` is called once at the beginning, `beat` several times a second."""
+    waiting = asyncio.get_running_loop().create_task(_listen(gateway, must_listen, blocked))
+    try:
+        if must_listen:
+            await waiting
+        ready()
+        while not is_over():
+            beat()
+            if waiting.done():
+                waiting.result()
+            await asyncio.sleep(BEAT_S)
+    finally:
+        if not waiting.done():
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await waiting
+        await gateway.close()
+
+
+async def _listen(gateway: Gateway, must_listen: bool, blocked: Callable[[str], None]) -> None:
+    while True:
+        try:
+            await gateway.start()
+        except OSError as error:
+            if must_listen:
+                raise
+            blocked(f"it cannot listen: {os_error_sentence(error)}")
+            await asyncio.sleep(LISTEN_RETRY_S)
+            continue
+        blocked("")
+        return

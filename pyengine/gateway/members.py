@@ -1,0 +1,362 @@
+"""Who is connected: producers and consumer groups by their heartbeats, notices of change, and the locks of ordered queues.
+
+Nothing of it is on the disk: after a restart clients connect again and say who they are, within their heartbeat's 30 s at
+the latest, and at once where they pull. RocketMQ: ConsumerManager, ProducerManager, RebalanceLockManager.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyengine.errors import UsageError
+from pyengine.formats.properties import string_hash
+from pyengine.gateway import codes
+from pyengine.gateway.connections import Answer, Connection, Handlers, Request
+from pyengine.gateway.names import GROUPS_MAX, RETRY_PREFIX, Names, group_fault, topic_fault
+from pyengine.gateway.wire import WireError, read_json, write_json
+from pyengine.storage.message_getter import parse_condition
+from pyengine.storage.topic_config import TopicConfig
+
+EXPIRED_S = 120.0        # without a heartbeat
+LOCK_S = 60.0            # of an ordered queue without a renewal
+CLIENT_ID_CHARS_MAX = 512
+GROUPS_OF_CLIENT_MAX = 256   # in one heartbeat
+SUBSCRIPTIONS_MAX = 256      # of one group
+SUBSCRIPTION_CHARS_MAX = 4096
+SUBSCRIPTION_BYTES_MAX = 64 << 20  # of all groups together, about
+QUEUES_MAX = 65_536          # in one request to lock or unlock
+LOCKS_MAX = 100_000
+TAG, SQL = "TAG", "SQL92"
+CLUSTERING, PASSIVELY = "CLUSTERING", "CONSUME_PASSIVELY"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a group wants of a topic: `text` is `a || b`, `*`, or a condition in SQL92; the client raises `version` with each change."""
+
+    topic: str
+    text: str
+    version: int
+    expression_type: str = TAG
+    tags: tuple[str, ...] = ()
+
+    @property
+    def tag_filter(self) -> str | None:
+        """The wanted tags as a reader takes them, None for all."""
+        return " || ".join(self.tags) or None
+
+    @property
+    def condition(self) -> str | None:
+        """The SQL92 condition on the properties, None for a subscription by tags."""
+        return self.text if self.expression_type == SQL else None
+
+    def fields(self) -> dict[str, Any]:
+        """By RocketMQ's names."""
+        return {"classFilterMode": False, "codeSet": [string_hash(tag) for tag in self.tags], "expressionType": self.expression_type,
+                "subString": self.text, "subVersion": self.version, "tagsSet": list(self.tags), "topic": self.topic}
+
+
+def subscription_of(topic: str, text: str | None, version: int, expression_type: str | None) -> Subscription:
+    """A subscription as RocketMQ's FilterAPI reads it: empty parts are left out. WireError where no tag is left."""
+    kind = expression_type or TAG
+    if text is None or text in ("", "*") or kind != TAG:
+        return Subscription(topic, text or "*", version, kind)
+    tags = tuple(dict.fromkeys(tag.strip() for tag in text.split("||") if tag.strip()))
+    if not tags:
+        raise WireError("subString split error")
+    return Subscription(topic, text, version, kind, tags)
+
+
+def expression_fault(kind: object, text: object) -> Answer | None:
+    """What RocketMQ answers to a subscription that cannot be used, None for a good one."""
+    if kind in (None, TAG):
+        return None
+    if kind != SQL or not isinstance(text, str | None):
+        return Answer(codes.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}")
+    if len(text or "") > SUBSCRIPTION_CHARS_MAX:
+        return Answer(codes.SUBSCRIPTION_PARSE_FAILED, f"a condition of more than {SUBSCRIPTION_CHARS_MAX} characters")
+    try:
+        parse_condition(text)
+    except (UsageError, RecursionError) as error:
+        return Answer(codes.SUBSCRIPTION_PARSE_FAILED, str(error))
+    return None
+
+
+@dataclass(slots=True)
+class Client:
+    """One client program of a group, at one connection."""
+
+    client_id: str
+    language: str
+    version: int
+    seen_s: float
+
+    def fields(self, connection: Connection) -> dict[str, Any]:
+        return {"clientAddr": connection.address, "clientId": self.client_id, "language": self.language, "version": self.version}
+
+
+@dataclass(slots=True)
+class Group:
+    """A consumer group that is connected. RocketMQ: ConsumerGroupInfo."""
+
+    name: str
+    consume_type: str = PASSIVELY
+    message_model: str = CLUSTERING
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    clients: dict[Connection, Client] = field(default_factory=dict)
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes its subscriptions take."""
+        return sum(400 + 4 * len(each.text) for each in self.subscriptions.values())
+
+    @property
+    def client_ids(self) -> list[str]:
+        return [client.client_id for client in self.clients.values()]
+
+
+class Members:
+    """Everybody who is connected. Used in the loop's thread."""
+
+    def __init__(self, names: Names, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._names = names
+        self._clock_s = clock_s
+        self.consumers: dict[str, Group] = {}
+        self.producers: dict[str, dict[Connection, Client]] = {}
+        self._of: dict[Connection, tuple[set[str], set[str]]] = {}  # consumer groups and producer groups of a connection
+        self._weight = 0  # of all groups' subscriptions
+        self._locks: dict[tuple[str, str, int], tuple[str, float]] = {}
+        self.handlers: Handlers = {
+            codes.HEART_BEAT: self.heart_beat,
+            codes.UNREGISTER_CLIENT: self.unregister,
+            codes.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
+            codes.LOCK_BATCH_MQ: self.lock,
+            codes.UNLOCK_BATCH_MQ: self.unlock,
+            codes.CHECK_CLIENT_CONFIG: self.check_client_config,
+        }
+
+    # ---- heartbeats ---------------------------------------------------------------
+
+    async def heart_beat(self, request: Request) -> Answer:
+        """A client says which groups it belongs to. New groups and their retry topics are made."""
+        beat = _object(read_json(request.frame.body))
+        client_id = _client_id(beat.get("clientID"))
+        consumers = [_group_of(each) for each in _list(beat.get("consumerDataSet"))]
+        producers = [_name(_object(each).get("groupName"), group_fault) for each in _list(beat.get("producerDataSet"))]
+        for group in consumers:
+            config = await self._names.group_or_new(group.name)
+            if config is None:
+                continue
+            retry = f"{RETRY_PREFIX}{group.name}"
+            if self._names.topic(retry) is None:
+                await self._names.create(TopicConfig(retry, max(1, config.retry_queue_nums), max(1, config.retry_queue_nums)))
+        if not request.connection.is_closed:
+            client = Client(client_id, request.frame.language, request.frame.version, self._clock_s())
+            for group in consumers:
+                self._register(request.connection, group, client)
+            for name in producers:
+                self._register_producer(request.connection, name, client)
+        return Answer()
+
+    def _register(self, connection: Connection, told: Group, client: Client) -> None:
+        group = self.consumers.get(told.name)
+        if group is None:
+            if len(self.consumers) >= GROUPS_MAX or self._weight > SUBSCRIPTION_BYTES_MAX:
+                raise UsageError(f"{len(self.consumers)} groups with {self._weight} bytes of subscriptions are connected already")
+            group = self.consumers[told.name] = Group(told.name)
+        group.consume_type, group.message_model = told.consume_type, told.message_model
+        group.consume_from_where = told.consume_from_where
+        known = group.clients.get(connection)
+        is_new = known is None or known.client_id != client.client_id
+        group.clients[connection] = client
+        self._of.setdefault(connection, (set(), set()))[0].add(group.name)
+        if self._subscribe(group, told.subscriptions) or is_new:
+            self._notify(group)
+
+    def _register_producer(self, connection: Connection, name: str, client: Client) -> None:
+        if name not in self.producers and len(self.producers) >= GROUPS_MAX:
+            raise UsageError(f"{GROUPS_MAX} producer groups are connected already")
+        self.producers.setdefault(name, {})[connection] = client
+        self._of.setdefault(connection, (set(), set()))[1].add(name)
+
+    def _subscribe(self, group: Group, told: dict[str, Subscription]) -> bool:
+        """Take the subscriptions over: the newest of each topic, and none that is not told any more; whether topics changed."""
+        changed = group.subscriptions.keys() != told.keys()
+        self._weight -= group.weight
+        for topic, subscription in told.items():
+            known = group.subscriptions.get(topic)
+            if known is None or subscription.version > known.version:
+                group.subscriptions[topic] = subscription
+        for topic in group.subscriptions.keys() - told.keys():
+            del group.subscriptions[topic]
+        self._weight += group.weight
+        return changed
+
+    def _notify(self, group: Group) -> None:
+        """Tell every member that members or subscriptions have changed, so that they share the queues anew."""
+        config = self._names.group(group.name)
+        if config is None or config.notify_consumer_ids_changed_enable:
+            for connection in list(group.clients):
+                connection.tell(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
+
+    def unregister(self, request: Request) -> Answer:
+        """A client leaves its groups."""
+        fields = request.frame.fields
+        if name := fields.get("producerGroup"):
+            self._leave_producers(request.connection, name)
+        if name := fields.get("consumerGroup"):
+            self._leave(request.connection, name)
+        return Answer()
+
+    def closed(self, connection: Connection) -> None:
+        """A connection has ended: its client is no member any more."""
+        consumers, producers = self._of.pop(connection, (set(), set()))
+        for name in list(producers):
+            self._leave_producers(connection, name)
+        for name in list(consumers):
+            self._leave(connection, name)
+
+    def expire(self) -> None:
+        """Leave out those whose last heartbeat is too old, and locks that nobody renewed."""
+        oldest_s = self._clock_s() - EXPIRED_S
+        for group in list(self.consumers.values()):
+            for connection in [each for each, client in group.clients.items() if client.seen_s < oldest_s]:
+                self._leave(connection, group.name)
+        for name, clients in list(self.producers.items()):
+            for connection in [each for each, client in clients.items() if client.seen_s < oldest_s]:
+                self._leave_producers(connection, name)
+        now_s = self._clock_s()
+        for key in [key for key, (_, until_s) in self._locks.items() if until_s < now_s]:
+            del self._locks[key]
+
+    def _leave(self, connection: Connection, name: str) -> None:
+        group = self.consumers.get(name)
+        if group is None or group.clients.pop(connection, None) is None:
+            return
+        if connection in self._of:
+            self._of[connection][0].discard(name)
+        if not group.clients:
+            del self.consumers[name]
+            self._weight -= group.weight
+        self._notify(group)
+
+    def _leave_producers(self, connection: Connection, name: str) -> None:
+        clients = self.producers.get(name, {})
+        clients.pop(connection, None)
+        if connection in self._of:
+            self._of[connection][1].discard(name)
+        if not clients:
+            self.producers.pop(name, None)
+
+    def consumer_list(self, request: Request) -> Answer:
+        """The ids of a group's members, by which each of them computes its share of the queues."""
+        name = request.text("consumerGroup")
+        group = self.consumers.get(name)
+        if group is None:
+            return Answer(codes.SYSTEM_ERROR, f"no consumer for this group, {name}")
+        return Answer(body=write_json({"consumerIdList": group.client_ids}))
+
+    def check_client_config(self, request: Request) -> Answer:
+        """Whether a subscription that is no tag expression can be used; a client asks before it consumes."""
+        told = _object(read_json(request.frame.body)).get("subscriptionData")
+        if told is None:
+            return Answer()
+        fault = expression_fault(_object(told).get("expressionType"), _object(told).get("subString"))
+        return fault or Answer()
+
+    # ---- locks of ordered queues --------------------------------------------------
+
+    def lock(self, request: Request) -> Answer:
+        """A client takes queues for itself alone, or renews that; the queues that it has now."""
+        client_id, group, queues = _queues(request)
+        now_s = self._clock_s()
+        got = []
+        for queue in queues:
+            key = (group, queue["topic"], queue["queueId"])
+            holder = self._locks.get(key)
+            if holder is not None and holder[0] != client_id and holder[1] >= now_s:
+                continue
+            if holder is None and len(self._locks) >= LOCKS_MAX:
+                continue
+            self._locks[key] = client_id, now_s + LOCK_S
+            got.append(queue)
+        return Answer(body=write_json({"lockOKMQSet": got}))
+
+    def unlock(self, request: Request) -> Answer:
+        """A client gives queues back."""
+        client_id, group, queues = _queues(request)
+        for queue in queues:
+            key = (group, queue["topic"], queue["queueId"])
+            if self._locks.get(key, ("", 0.0))[0] == client_id:
+                del self._locks[key]
+        return Answer()
+
+
+# ---- what a client told ------------------------------------------------------------
+
+
+def _queues(request: Request) -> tuple[str, str, list[dict[str, Any]]]:
+    body = _object(read_json(request.frame.body))
+    found = []
+    for each in _iterate(body.get("mqSet"), QUEUES_MAX):
+        queue = _object(each)
+        broker, queue_id = queue.get("brokerName"), queue.get("queueId")
+        if not isinstance(broker, str) or type(queue_id) is not int:
+            raise WireError("a queue without its broker's name or its number")
+        found.append({"brokerName": broker, "queueId": queue_id, "topic": _name(queue.get("topic"), topic_fault)})
+    return _client_id(body.get("clientId")), _name(body.get("consumerGroup"), group_fault), found
+
+
+def _group_of(told: object) -> Group:
+    fields = _object(told)
+    subscriptions: dict[str, Subscription] = {}
+    for each in _iterate(fields.get("subscriptionDataSet"), SUBSCRIPTIONS_MAX):
+        one = _object(each)
+        text, version, kind = one.get("subString"), one.get("subVersion", 0), one.get("expressionType")
+        if not isinstance(text, str | None) or type(version) is not int or not isinstance(kind, str | None):
+            raise WireError("a subscription that is none")
+        if len(text or "") + len(kind or "") > SUBSCRIPTION_CHARS_MAX:
+            raise WireError(f"a subscription of more than {SUBSCRIPTION_CHARS_MAX} characters")
+        topic = _name(one.get("topic"), topic_fault)
+        subscriptions[topic] = subscription_of(topic, text, version, kind)
+    words = [fields.get(name) for name in ("consumeType", "messageModel", "consumeFromWhere")]
+    if not all(word is None or isinstance(word, str) and len(word) < 64 for word in words):
+        raise WireError("a group whose kind is no word")
+    return Group(_name(fields.get("groupName"), group_fault), words[0] or PASSIVELY, words[1] or CLUSTERING,
+                 words[2] or "CONSUME_FROM_LAST_OFFSET", subscriptions=subscriptions)
+
+
+def _client_id(value: object) -> str:
+    if not isinstance(value, str) or not value or len(value) > CLIENT_ID_CHARS_MAX:
+        raise WireError(f"a client id that is no text of 1 to {CLIENT_ID_CHARS_MAX} characters")
+    return value
+
+
+def _name(value: object, fault_of: Callable[[str | None], str]) -> str:
+    if not isinstance(value, str):
+        raise WireError("a name that is no text")
+    if fault := fault_of(value):
+        raise WireError(fault)
+    return value
+
+
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise WireError("a JSON object was expected")
+    return value
+
+
+def _list(value: object) -> list[Any]:
+    return list(_iterate(value, GROUPS_OF_CLIENT_MAX))
+
+
+def _iterate(value: object, most: int) -> Iterator[Any]:
+    if value is None:
+        return iter(())
+    if not isinstance(value, list) or len(value) > most:
+        raise WireError(f"a JSON list of at most {most} was expected")
+    return iter(value)

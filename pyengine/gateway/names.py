@@ -1,0 +1,258 @@
+"""Topics and groups as the gateway's clients see them: what a name may be, which there are, their queues, and their routes.
+
+RocketMQ's topics.json and subscriptionGroup.json are the truth, as they are for its broker; files that others change are
+noticed at the next question. A topic that only the log has (a program put into it) is served too, with the queues that
+it has. RocketMQ's system topics are there without being written down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pyengine.engine_config import EngineConfig
+from pyengine.errors import UsageError
+from pyengine.formats.constants import SCHEDULE_TOPIC, TOPIC_BYTES_MAX, TRANSACTION_HALF_TOPIC
+from pyengine.gateway import codes
+from pyengine.gateway.connections import Answer, Handlers, Request
+from pyengine.gateway.wire import IntKeys, write_json
+from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.storage.subscription_group import SubscriptionGroup, SubscriptionGroups
+from pyengine.storage.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig, TopicConfigs
+
+DEFAULT_TOPIC = "TBW102"        # the topic whose queues and rights a new topic inherits
+RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
+GROUP_CHARS_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic has to be a topic, too
+TOPICS_MAX = 10_000             # that clients may create by sending to them; tools may create more
+GROUPS_MAX = 10_000             # that clients may create by their heartbeats
+CACHED_S = 1.0                  # how long the queues of a topic are believed that only the log has
+CACHED_MAX = 10_000
+OWN_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_PYENGINE_")  # whose offsets no client may move
+TRANSACTION_OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+CHECKED_OUT_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+FORBIDDEN_TOPICS = frozenset((SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, CHECKED_OUT_TOPIC, "SELF_TEST_TOPIC",
+                              "OFFSET_MOVED_EVENT"))
+SYSTEM_TOPICS = FORBIDDEN_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+_NAME_CHARS = frozenset("%|_-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_READ_WRITE = PERM_READ | PERM_WRITE
+
+Table = TypeVar("Table")
+
+
+def topic_fault(topic: str | None) -> str:
+    """RocketMQ's sentence about a name that no topic may have (TopicValidator), empty for a good one."""
+    if topic is None or not topic.strip():
+        return "The specified topic is blank."
+    if not _NAME_CHARS.issuperset(topic):
+        return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    if len(topic) > TOPIC_BYTES_MAX:
+        return "The specified topic is longer than topic max length."
+    return ""
+
+
+def group_fault(group: str | None) -> str:
+    """What is wrong with a group's name, empty for a good one. Shorter than RocketMQ's 255: its retry topic must be one."""
+    if group is None or not group.strip():
+        return "the specified group is blank"
+    if not _NAME_CHARS.issuperset(group):
+        return "the specified group contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    if len(group) > GROUP_CHARS_MAX:
+        return f"the specified group is longer than group max length {GROUP_CHARS_MAX}"
+    return ""
+
+
+class _CachedFile(Generic[Table]):
+    """A small file's content, read again when the file is another."""
+
+    def __init__(self, path: Path, read: Callable[[], Table]) -> None:
+        self._path = path
+        self._read = read
+        self._stamp: tuple[int, int, int] | None = (0, 0, 0)
+        self._table: Table | None = None
+
+    def table(self) -> Table:
+        try:
+            status = os.stat(self._path)
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+        except OSError:
+            stamp = None
+        if self._table is None or stamp != self._stamp:
+            self._stamp = stamp
+            self._table = self._read()
+        return self._table
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What the gateway tells clients about itself: host:port of its broker, the broker's and the cluster's name."""
+
+    broker: str
+    broker_name: str
+    cluster: str
+
+
+class Names:
+    """The topics and groups of one store. Used in the loop's thread; what writes a file does so in the executor."""
+
+    def __init__(self, reader: LiveStoreReader, config: EngineConfig, executor: Executor) -> None:
+        self._reader = reader
+        self._config = config
+        self._executor = executor
+        self.topic_configs = TopicConfigs(reader.root)
+        self.group_configs = SubscriptionGroups(reader.root)
+        self._topics = _CachedFile(self.topic_configs.path, lambda: self.topic_configs.read().topics)
+        self._groups = _CachedFile(self.group_configs.path, lambda: self.group_configs.read().groups)
+        self._found: dict[str, tuple[float, TopicConfig | None]] = {}
+        self._making: dict[str, asyncio.Future[Any]] = {}
+        cluster = config.broker_cluster_name
+        self._system = {topic.topic: topic for topic in (
+            TopicConfig("SELF_TEST_TOPIC", 1, 1), TopicConfig("BenchmarkTest", 1024, 1024),
+            TopicConfig("OFFSET_MOVED_EVENT", 1, 1), TopicConfig(SCHEDULE_TOPIC, len(config.delay_levels_ms), len(config.delay_levels_ms)),
+            TopicConfig(TRANSACTION_HALF_TOPIC, 1, 1), TopicConfig(TRANSACTION_OP_TOPIC, 1, 1),
+            TopicConfig(CHECKED_OUT_TOPIC, 1, 1), TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1),
+        )}
+        if config.auto_create_topic_enable:
+            number = config.default_topic_queue_nums
+            self._system[DEFAULT_TOPIC] = TopicConfig(DEFAULT_TOPIC, number, number, _READ_WRITE | PERM_INHERIT)
+
+    # ---- topics -------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicConfig | None:
+        """What is known of a topic, None where neither topics.json nor the log has it."""
+        found = self._topics.table().get(name) or self._system.get(name)
+        if found is not None:
+            return found
+        now_s = time.monotonic()
+        cached = self._found.get(name)
+        if cached is None or cached[0] < now_s:
+            if len(self._found) >= CACHED_MAX:
+                self._found.clear()
+            ids = [] if topic_fault(name) else self._reader.queue_ids(name)
+            number = ids[-1] + 1 if ids else 0
+            cached = self._found[name] = (now_s + CACHED_S, TopicConfig(name, number, number) if ids else None)
+        return cached[1]
+
+    async def topics(self) -> list[str]:
+        """The names of all topics, the system's too, sorted."""
+        stored = await asyncio.get_running_loop().run_in_executor(self._executor, self._reader.topics)
+        return sorted({*self._topics.table(), *self._system, *stored})
+
+    def is_system(self, topic: str) -> bool:
+        """Whether a topic is RocketMQ's own."""
+        return topic in self._system or topic in SYSTEM_TOPICS
+
+    async def create(self, topic: TopicConfig, *, bounded: bool = True) -> TopicConfig:
+        """Enter a topic, durable before this returns; the topic as the file has it, where another was faster.
+
+        UsageError where there are TOPICS_MAX already and the creation is `bounded`.
+        """
+        if bounded and len(self._topics.table()) >= TOPICS_MAX:
+            raise UsageError(f"there are {TOPICS_MAX} topics already: create {topic.topic} by hand")
+
+        def enter() -> TopicConfig:
+            try:
+                return self.topic_configs.create(topic)
+            except UsageError:
+                existing = self.topic_configs.read().topics.get(topic.topic)
+                if existing is None:
+                    raise
+                return existing
+
+        made: TopicConfig = await self._once(f"topic {topic.topic}", enter)
+        return made
+
+    async def create_for_send(self, name: str, default: str | None, queue_nums: int) -> TopicConfig | None:
+        """The new topic of a first message, like the topic that its client names for that; None where it may not be made.
+
+        RocketMQ: TopicConfigManager.createTopicInSendMessageMethod.
+        """
+        model = self.topic(default) if default else None
+        if name.startswith(RETRY_PREFIX):
+            return await self.create(TopicConfig(name, 1, 1))
+        if model is None or not model.perm & PERM_INHERIT:
+            return None
+        number = max(1, min(queue_nums, model.write_queue_nums))
+        return await self.create(replace(model, topic=name, read_queue_nums=number, write_queue_nums=number,
+                                         perm=model.perm & ~PERM_INHERIT, topic_sys_flag=0, order=False, more={}))
+
+    # ---- groups -------------------------------------------------------------------
+
+    def group(self, name: str) -> SubscriptionGroup | None:
+        """What subscriptionGroup.json says of a group."""
+        return self._groups.table().get(name)
+
+    def groups(self) -> dict[str, SubscriptionGroup]:
+        """Every group of subscriptionGroup.json."""
+        return self._groups.table()
+
+    async def group_or_new(self, name: str) -> SubscriptionGroup | None:
+        """The group, entered where it is new and may be (autoCreateSubscriptionGroup); None where it may not.
+
+        UsageError where there are GROUPS_MAX already.
+        """
+        found = self.group(name)
+        if found is not None or group_fault(name) or not self._config.auto_create_subscription_group:
+            return found
+        made: SubscriptionGroup = await self._once(
+            f"group {name}", lambda: self.group_configs.enter(SubscriptionGroup(name), groups_max=GROUPS_MAX))
+        return made
+
+    async def _once(self, key: str, make: Callable[[], Any]) -> Any:
+        """`make` in the executor; those who ask for the same meanwhile share what it gives."""
+        under_way = self._making.get(key)
+        if under_way is None:
+            under_way = self._making[key] = asyncio.get_running_loop().run_in_executor(self._executor, make)
+            under_way.add_done_callback(lambda done: (self._making.pop(key, None), done.cancelled() or done.exception()))
+        return await asyncio.shield(under_way)
+
+
+class NameServer:
+    """What clients ask a name server: routes and lists of names. The cluster has one broker, this gateway."""
+
+    def __init__(self, names: Names, address: Address) -> None:
+        self._names = names
+        self._address = address
+        self.handlers: Handlers = {
+            codes.GET_ROUTEINFO_BY_TOPIC: self.route,
+            codes.GET_BROKER_CLUSTER_INFO: self.cluster,
+            codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.topic_list,
+            codes.GET_TOPICS_BY_CLUSTER: self.topic_list,
+        }
+
+    def route(self, request: Request) -> Answer:
+        """Where a topic's queues are. Clients before 4.9.4 get the broker's number as a bare integer, as from RocketMQ."""
+        name = request.frame.fields.get("topic")
+        topic = self._names.topic(name) if name else None
+        if topic is None:
+            return Answer(codes.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {name or 'null'}{codes.FAQ}")
+        strict = request.frame.version >= _STRICT_JSON_VERSION or request.flag("acceptStandardJsonOnly")
+        address = self._address
+        addresses: object = {"0": address.broker} if strict else IntKeys({0: address.broker})
+        return Answer(body=write_json({
+            "brokerDatas": [{"brokerAddrs": addresses, "brokerName": address.broker_name, "cluster": address.cluster}],
+            "filterServerTable": {},
+            "queueDatas": [{"brokerName": address.broker_name, "perm": topic.perm, "readQueueNums": topic.read_queue_nums,
+                            "topicSysFlag": topic.topic_sys_flag, "writeQueueNums": topic.write_queue_nums}]}))
+
+    def cluster(self, request: Request) -> Answer:
+        """The brokers of the cluster."""
+        address = self._address
+        return Answer(body=write_json({
+            "brokerAddrTable": {address.broker_name: {"brokerAddrs": IntKeys({0: address.broker}), "brokerName": address.broker_name,
+                                                      "cluster": address.cluster}},
+            "clusterAddrTable": {address.cluster: [address.broker_name]}}))
+
+    async def topic_list(self, request: Request) -> Answer:
+        """The names of all topics; of another cluster there are none."""
+        cluster = request.frame.fields.get("cluster")
+        topics = await self._names.topics() if cluster in (None, self._address.cluster) else []
+        return Answer(body=write_json({"topicList": topics}))
+
+
+_STRICT_JSON_VERSION = 401  # MQVersion V4_9_4

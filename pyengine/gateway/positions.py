@@ -1,0 +1,255 @@
+"""Where groups and queues stand: committed offsets, ends of queues, offsets by time; and messages by key and by offset.
+
+Offsets that clients commit are kept in memory and written into consumerOffset.json every FLUSH_S, as RocketMQ's broker
+does; a death between two writes loses the last commits, so those messages come again. Programs that consume without the
+gateway commit to the same file, each for its own groups and queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from pyengine.errors import EngineError
+from pyengine.formats.record import Message
+from pyengine.gateway import codes
+from pyengine.gateway.connections import Answer, Handlers, Request
+from pyengine.gateway.names import OWN_GROUP_PREFIXES, Names, group_fault, topic_fault
+from pyengine.gateway.wire import INT64_MAX
+from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.results import ReadLevel
+from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
+
+Found = TypeVar("Found")
+FLUSH_S = 5.0           # between two writes, RocketMQ's flushConsumerOffsetInterval
+LEVEL = ReadLevel.COMMITTED  # a broker's consumers see what is in the page cache
+QUERY_MAX = 64          # messages of one query
+UNIQUE_QUERY_MAX = 32   # of one by unique key
+
+PENDING_MAX = 1_000_000  # queues with offsets that wait to be written
+
+
+class GroupOffsets:
+    """The committed offsets of all groups: what is in consumerOffset.json, and over it what waits to be written."""
+
+    def __init__(self, reader: LiveStoreReader, executor: Executor) -> None:
+        self._offsets = ConsumerOffsets(reader.root)
+        self._executor = executor
+        self._waiting: Table = {}
+        self._writing: Table = {}
+        self._waiting_count = 0
+        self._stamp: tuple[int, int, int] | None = None
+        self._table: Table = {}
+
+    def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        """Remember a queue's next offset; written within FLUSH_S."""
+        queues = self._waiting.setdefault(group_key(topic, group), {})
+        if queue_id not in queues:
+            if self._waiting_count >= PENDING_MAX:
+                return
+            self._waiting_count += 1
+        queues[queue_id] = offset
+
+    def committed(self, topic: str, group: str, queue_id: int) -> int | None:
+        """The queue's next offset, None for a group that never committed one."""
+        key = group_key(topic, group)
+        for table in (self._waiting, self._writing, self._file()):
+            found = table.get(key, {}).get(queue_id)
+            if found is not None:
+                return found
+        return None
+
+    def of_group(self, group: str) -> Table:
+        """Topic -> queue id -> next offset, of one group."""
+        found: Table = {}
+        for table in (self._file(), self._writing, self._waiting):
+            for key, queues in table.items():
+                topic, _, name = key.partition("@")
+                if name == group:
+                    found[topic] = found.get(topic, {}) | queues
+        return found
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have committed an offset of a topic."""
+        keys = {*self._file(), *self._writing, *self._waiting}
+        return sorted(name for found, _, name in (key.partition("@") for key in keys) if found == topic)
+
+    def forget(self, group: str) -> None:
+        """Drop what waits to be written of a group."""
+        for key in [key for key in self._waiting if key.partition("@")[2] == group]:
+            self._waiting_count -= len(self._waiting.pop(key))
+
+    async def flush(self) -> None:
+        """Write what waits. What cannot be written goes on waiting, under what came meanwhile; EngineError says why."""
+        if not self._waiting or self._writing:
+            return
+        self._writing, self._waiting, self._waiting_count = self._waiting, {}, 0
+        taken = self._writing
+
+        def change(table: Table) -> None:
+            for key, queues in taken.items():
+                table[key] = table.get(key, {}) | queues
+
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._offsets.update, change)
+        except EngineError:
+            for key, queues in taken.items():
+                self._waiting[key] = queues | self._waiting.get(key, {})
+            self._waiting_count = sum(map(len, self._waiting.values()))
+            raise
+        finally:
+            self._writing = {}
+
+    def _file(self) -> Table:
+        try:
+            status = os.stat(self._offsets.path)
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+        except OSError:
+            stamp = (0, 0, 0)
+        if stamp != self._stamp:
+            self._table = self._offsets.table().offsets
+            self._stamp = stamp
+        return self._table
+
+
+class Positions:
+    """The requests about offsets, and those for single messages. RocketMQ: ConsumerManageProcessor, QueryMessageProcessor."""
+
+    def __init__(self, reader: LiveStoreReader, names: Names, offsets: GroupOffsets, executor: Executor) -> None:
+        self._reader = reader
+        self._names = names
+        self._offsets = offsets
+        self._executor = executor
+        config = reader.config
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self._in_memory_bytes = memory_bytes * config.access_message_in_memory_max_ratio // 100
+        self.handlers: Handlers = {
+            codes.QUERY_CONSUMER_OFFSET: self.query_offset,
+            codes.UPDATE_CONSUMER_OFFSET: self.update_offset,
+            codes.GET_MAX_OFFSET: self.max_offset,
+            codes.GET_MIN_OFFSET: self.min_offset,
+            codes.SEARCH_OFFSET_BY_TIMESTAMP: self.search_offset,
+            codes.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
+            codes.QUERY_MESSAGE: self.query_message,
+            codes.VIEW_MESSAGE_BY_ID: self.view_message,
+        }
+
+    # ---- groups -------------------------------------------------------------------
+
+    def query_offset(self, request: Request) -> Answer:
+        """The next offset of a group. Without one 0 where the queue's first message is young; its client decides otherwise."""
+        topic, group, queue_id = request.text("topic"), request.text("consumerGroup"), request.integer("queueId")
+        if fault := topic_fault(topic) or group_fault(group):
+            return Answer(codes.SYSTEM_ERROR, fault)
+        offset = self._offsets.committed(topic, group, queue_id)
+        if offset is None and self._begins_young(topic, queue_id):
+            offset = 0
+        if offset is None:
+            return Answer(codes.QUERY_NOT_FOUND, "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
+        return _offset(offset)
+
+    def update_offset(self, request: Request) -> Answer:
+        """Commit an offset. Only of queues that are there and of groups that are a client's own."""
+        return self.commit(request.text("topic"), request.text("consumerGroup"), request.integer("queueId"),
+                           request.integer("commitOffset", bits=64))
+
+    def commit(self, topic: str, group: str, queue_id: int, offset: int) -> Answer:
+        """Take a commit, or say why not."""
+        if fault := topic_fault(topic) or group_fault(group):
+            return Answer(codes.SYSTEM_ERROR, fault)
+        if group.startswith(OWN_GROUP_PREFIXES):
+            return Answer(codes.NO_PERMISSION, f"the offsets of the group {group} are not a client's")
+        found = self._names.topic(topic)
+        if found is None:
+            return Answer(codes.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        if not (0 <= queue_id < found.read_queue_nums and offset >= 0):
+            return Answer(codes.SYSTEM_ERROR, f"no offset {offset} can be committed in queue {queue_id} of {topic}")
+        self._offsets.commit(topic, group, queue_id, offset)
+        return Answer()
+
+    def _begins_young(self, topic: str, queue_id: int) -> bool:
+        """Whether the queue begins at 0 and its first message is still near the log's end, or it has none."""
+        low, high = self._reader.queue_range(topic, queue_id, LEVEL)
+        if low > 0:
+            return False
+        if not high:
+            return True
+        first = self._reader.get_message(topic, queue_id, 0, 1, level=LEVEL).messages
+        return not first or self._reader.max_physical_offset(LEVEL) - first[0].physical_offset <= self._in_memory_bytes
+
+    # ---- queues -------------------------------------------------------------------
+
+    def max_offset(self, request: Request) -> Answer:
+        """The offset after a queue's last message."""
+        return _offset(self._range(request)[1])
+
+    def min_offset(self, request: Request) -> Answer:
+        """The first offset of a queue."""
+        return _offset(self._range(request)[0])
+
+    def _range(self, request: Request) -> tuple[int, int]:
+        return self._reader.queue_range(request.text("topic"), request.integer("queueId"), LEVEL)
+
+    async def search_offset(self, request: Request) -> Answer:
+        """The message whose store time is nearest."""
+        topic, queue_id = request.text("topic"), request.integer("queueId")
+        timestamp_ms = request.integer("timestamp", bits=64)
+        return _offset(await self._in_executor(lambda: self._reader.offset_by_time(topic, queue_id, timestamp_ms, LEVEL)))
+
+    async def earliest_time(self, request: Request) -> Answer:
+        """When a queue's first message was stored, -1 without one."""
+        topic, queue_id = request.text("topic"), request.integer("queueId")
+        low, high = self._range(request)
+        found = [] if low == high else (await self._in_executor(
+            lambda: self._reader.get_message(topic, queue_id, low, 1, level=LEVEL))).messages
+        return Answer(fields={"timestamp": str(found[0].store_timestamp_ms if found else -1)})
+
+    # ---- messages -----------------------------------------------------------------
+
+    async def query_message(self, request: Request) -> Answer:
+        """Messages by a key, or by their unique key."""
+        topic, key = request.text("topic"), request.text("key")
+        is_unique = request.flag("_UNIQUE_KEY_QUERY")
+        most = UNIQUE_QUERY_MAX if is_unique else max(1, min(request.integer("maxNum"), QUERY_MAX))
+        begin_ms, end_ms = request.integer("beginTimestamp", bits=64), request.integer("endTimestamp", bits=64)
+
+        def find() -> bytes:
+            found = self._reader.query_message(topic, key, max(0, begin_ms), end_ms, most, level=LEVEL)
+            return b"".join(self.record(message) for message in found)
+
+        body = await self._in_executor(find)
+        if not body:
+            return Answer(codes.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", _INDEX_UNKNOWN)
+        return Answer(fields=_INDEX_UNKNOWN, body=body)
+
+    async def view_message(self, request: Request) -> Answer:
+        """The message that begins at a byte of the log, as its id names it."""
+        offset = request.integer("offset", bits=64)
+
+        def find() -> bytes:
+            message = self._reader.message_at(offset, LEVEL)
+            return b"" if message is None else self.record(message)
+
+        body = await self._in_executor(find)
+        return Answer(body=body) if body else Answer(codes.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+
+    def record(self, message: Message) -> bytes:
+        """A message's bytes as they are in the log; empty where it has just been deleted."""
+        log, offset = self._reader.commit_log, message.physical_offset
+        start = offset - offset % log.size_bytes
+        view = log.view(start)
+        data = b"" if view is None else view[offset - start:offset - start + message.size_bytes]
+        return data if offset >= log.min_offset else b""
+
+    async def _in_executor(self, call: Callable[[], Found]) -> Found:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+
+_INDEX_UNKNOWN = {"indexLastUpdatePhyoffset": "0", "indexLastUpdateTimestamp": "0"}
+
+
+def _offset(value: int) -> Answer:
+    return Answer(fields={"offset": str(min(value, INT64_MAX))})

@@ -1,0 +1,262 @@
+"""Pulls: messages of a queue, at once or when they come (RocketMQ: PullMessageProcessor, PullRequestHoldService).
+
+A pull that finds nothing new may be held. Held pulls wait by queue; one thread for all of them sleeps on the engine's
+arrival sequence and looks at those queues in the loop when messages were dispatched. Nothing is asked again and again.
+A held pull ends with messages, with its time, or with its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from pyengine.errors import EngineError
+from pyengine.gateway import codes
+from pyengine.gateway.connections import Answer, Connection, Handlers, Request
+from pyengine.gateway.members import Members, Subscription, expression_fault, subscription_of
+from pyengine.gateway.names import DEAD_PREFIX, Names, group_fault
+from pyengine.gateway.positions import LEVEL, Positions
+from pyengine.gateway.wire import WireError
+from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.results import GetResult, GetStatus
+from pyengine.storage.topic_config import PERM_READ
+
+COMMIT_FLAG, SUSPEND_FLAG, SUBSCRIPTION_FLAG = 1, 2, 4  # of a pull's sysFlag
+SUSPEND_MS_MAX = 120_000
+TICK_S = 0.2              # how exact the end of a held pull is
+NEAR_MESSAGES = 2000      # a pull that is no farther behind its queue's end is read in the loop's thread
+_CODES = {
+    GetStatus.FOUND: codes.SUCCESS,
+    GetStatus.MESSAGE_WAS_REMOVING: codes.PULL_RETRY_IMMEDIATELY,
+    GetStatus.NO_MATCHED_MESSAGE: codes.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_FOUND_NULL: codes.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: codes.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: codes.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: codes.PULL_OFFSET_MOVED,
+}
+
+
+@dataclass(slots=True)
+class Pull:
+    """One pull as it was asked; of a held one `offset` goes on over messages that its tags do not want."""
+
+    request: Request
+    topic: str
+    queue_id: int
+    offset: int
+    most: int
+    subscription: Subscription
+    asked_offset: int
+    until_s: float = 0.0
+
+
+class Pulls:
+    """All pulls of the gateway. Used in the loop's thread, but for the thread that waits for arrivals."""
+
+    def __init__(self, reader: LiveStoreReader, names: Names, members: Members, positions: Positions, executor: Executor) -> None:
+        self._reader = reader
+        self._names = names
+        self._members = members
+        self._positions = positions
+        self._executor = executor
+        self._held: dict[tuple[str, int], list[Pull]] = {}
+        self._held_of: dict[Connection, int] = {}
+        self._anything_held = threading.Event()
+        self._leaves = threading.Event()
+        self._looked = threading.Event()  # the loop has done what the thread asked for
+        self._look_s = 0.0                # and took so long for it
+        self._going = True
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self.handlers: Handlers = {codes.PULL_MESSAGE: self.pull}
+
+    # ---- a pull -------------------------------------------------------------------
+
+    async def pull(self, request: Request) -> Answer | None:
+        """Messages from an offset on, or what RocketMQ says when there are none."""
+        group = request.text("consumerGroup")
+        if fault := group_fault(group):
+            return Answer(codes.SYSTEM_ERROR, fault)
+        config = self._names.group(group) or await self._names.group_or_new(group)
+        if config is None:
+            return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist, {codes.FAQ}")
+        if not config.consume_enable:
+            return Answer(codes.NO_PERMISSION, f"subscription group no permission, {group}")
+        name, queue_id, flags = request.text("topic"), request.integer("queueId"), request.integer("sysFlag")
+        topic = self._names.topic(name)
+        if topic is None:
+            return Answer(codes.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please! {codes.FAQ}")
+        if not topic.perm & PERM_READ and not name.startswith(DEAD_PREFIX):
+            return Answer(codes.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
+        if not 0 <= queue_id < topic.read_queue_nums:
+            return Answer(codes.SYSTEM_ERROR, f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:"
+                                              f"[{topic.read_queue_nums}] consumer:[/{request.connection.address}]")
+        found = self._subscription(request, group, name, flags)
+        if isinstance(found, Answer):
+            return found
+        offset = request.integer("queueOffset", bits=64)
+        pull = Pull(request, name, queue_id, offset, max(1, request.integer("maxMsgNums")), found, offset)
+        if flags & COMMIT_FLAG:
+            self._positions.commit(name, group, queue_id, max(0, request.integer("commitOffset", 0, bits=64)))
+        result = await self._get(pull)
+        if result.status in _WAITING and flags & SUSPEND_FLAG and (offset == 0 or result.status is not GetStatus.NO_MESSAGE_IN_QUEUE):
+            suspend_ms = max(0, min(request.integer("suspendTimeoutMillis", 0, bits=64), SUSPEND_MS_MAX))
+            self._hold(pull, suspend_ms / 1000)
+            return None
+        return self._answer(pull, result)
+
+    def _subscription(self, request: Request, group: str, topic: str, flags: int) -> Subscription | Answer:
+        """What the pull wants of the topic: as it says itself, or as its group's heartbeats do."""
+        if flags & SUBSCRIPTION_FLAG:
+            fields = request.frame.fields
+            try:
+                found = subscription_of(topic, fields.get("subscription"), 0, fields.get("expressionType"))
+            except WireError:
+                return Answer(codes.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
+        else:
+            members = self._members.consumers.get(group)
+            if members is None:
+                return Answer(codes.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{codes.FAQ}")
+            known = members.subscriptions.get(topic)
+            if known is None:
+                return Answer(codes.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{codes.FAQ}")
+            if known.version < request.integer("subVersion", 0, bits=64):
+                return Answer(codes.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+            found = known
+        return expression_fault(found.expression_type, found.text) or found
+
+    async def _get(self, pull: Pull) -> GetResult:
+        """The messages. Far behind the queue's end they may have to come from the disk, and a condition takes long: that is
+        another thread's."""
+        ahead = self._reader.queue_range(pull.topic, pull.queue_id, LEVEL)[1] - pull.offset
+        if ahead <= NEAR_MESSAGES and pull.subscription.condition is None:
+            return self._get_now(pull)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._get_now, pull)
+
+    def _get_now(self, pull: Pull) -> GetResult:
+        wanted = pull.subscription
+        return self._reader.get_message(pull.topic, pull.queue_id, pull.offset, pull.most, wanted.tag_filter, LEVEL, wanted.condition)
+
+    def _answer(self, pull: Pull, result: GetResult) -> Answer:
+        code = _CODES.get(result.status)
+        if code is None:  # no messages, or no such queue yet
+            code = codes.PULL_NOT_FOUND if pull.offset == 0 else codes.PULL_OFFSET_MOVED
+        if code == codes.PULL_NOT_FOUND and pull.offset != pull.asked_offset:
+            code = codes.PULL_RETRY_IMMEDIATELY  # it went over messages of other tags: its client has to go on from there
+        body = b"".join(map(self._positions.record, result.messages)) if result.messages else b""
+        return Answer(code, result.status.name, {
+            "nextBeginOffset": str(result.next_begin_offset), "minOffset": str(result.min_offset),
+            "maxOffset": str(result.max_offset), "suggestWhichBrokerId": "0"}, body)
+
+    # ---- held pulls ---------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        """How many pulls are held now."""
+        return sum(map(len, self._held.values()))
+
+    def start(self) -> None:
+        """Begin to wait for arrivals; in the loop's thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._wait_for_arrivals, name="arrivals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop waiting for arrivals; the reader may be closed afterwards."""
+        self._going = False
+        self._anything_held.set()
+        self._looked.set()
+        self._leaves.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def closed(self, connection: Connection) -> None:
+        """A connection has ended, and its held pulls with it."""
+        if self._held_of.pop(connection, 0):
+            for key, pulls in list(self._held.items()):
+                self._keep(key, [pull for pull in pulls if pull.request.connection is not connection])
+
+    def _hold(self, pull: Pull, suspend_s: float) -> None:
+        if not pull.request.is_open:
+            return
+        pull.until_s = time.monotonic() + suspend_s
+        self._held.setdefault((pull.topic, pull.queue_id), []).append(pull)
+        self._held_of[pull.request.connection] = self._held_of.get(pull.request.connection, 0) + 1
+        self._anything_held.set()
+        self._look_at((pull.topic, pull.queue_id), self._reader.dispatched_offset(LEVEL))  # what came since it was read wakes nobody
+
+    def _keep(self, key: tuple[str, int], pulls: list[Pull]) -> None:
+        if pulls:
+            self._held[key] = pulls
+        else:
+            self._held.pop(key, None)
+            if not self._held:
+                self._anything_held.clear()
+
+    def _wait_for_arrivals(self) -> None:
+        """The thread that sleeps until messages are dispatched, for all held pulls. It reads nothing but the sequence.
+
+        Between two looks the loop has four times as long for everything else as the look took.
+        """
+        assert self._loop is not None
+        seen = self._reader.arrivals()
+        while self._going:
+            self._anything_held.wait()
+            self._reader.wait_for_arrival(TICK_S, seen)
+            seen = self._reader.arrivals()
+            self._looked.clear()
+            if self._going:
+                try:
+                    self._loop.call_soon_threadsafe(self._look)
+                except RuntimeError:  # the loop has ended
+                    return
+                self._looked.wait()
+                self._leaves.wait(4 * self._look_s)
+
+    def _look(self) -> None:
+        """Answer the held pulls for which there is something now, and those whose time is over."""
+        began_s = time.monotonic()
+        try:
+            limit = self._reader.dispatched_offset(LEVEL)
+        except EngineError:
+            limit = 0  # while the store is recovered they go on waiting
+        for key in list(self._held):
+            self._look_at(key, limit)
+        self._look_s = time.monotonic() - began_s
+        self._looked.set()
+
+    def _look_at(self, key: tuple[str, int], limit: int) -> None:
+        now_s = time.monotonic()
+        queue = self._reader.queue(*key)
+        end = 0 if queue is None else queue.max_offset(limit)
+        left = [pull for pull in self._held.get(key, ())
+                if (end <= pull.offset and now_s < pull.until_s) or not self._finish(pull, now_s)]
+        self._keep(key, left)
+
+    def _finish(self, pull: Pull, now_s: float) -> bool:
+        """Answer a held pull; False where it has to go on waiting."""
+        try:
+            result = self._get_now(pull)
+            if now_s < pull.until_s and result.status is not GetStatus.FOUND:
+                if result.status is GetStatus.NO_MATCHED_MESSAGE:
+                    pull.offset = result.next_begin_offset
+                if result.status in _WAITING or result.status is GetStatus.NO_MATCHED_MESSAGE:
+                    return False
+            answer = self._answer(pull, result)
+        except EngineError as error:
+            answer = Answer(codes.SYSTEM_ERROR, str(error))
+        connection = pull.request.connection
+        left = self._held_of.get(connection, 1) - 1
+        if left > 0:
+            self._held_of[connection] = left
+        else:
+            self._held_of.pop(connection, None)
+        pull.request.reply(answer)
+        return True
+
+
+_WAITING = frozenset((GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.OFFSET_FOUND_NULL))
+

@@ -1,0 +1,271 @@
+"""Sends: one message, a batch, one-way, as RocketMQ's SendMessageProcessor takes and answers them.
+
+A message is stored as the broker stores it: body, flag, sysFlag, born time and properties are the client's, with CLUSTER
+added and WAIT left out, the born host is the client's address and the store host the gateway's. Its answer comes when the
+flush mode and the broker role are satisfied, or with the code that says what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any
+
+from pyengine.client.outgoing import RawMessage
+from pyengine.errors import EngineError, FormatError, UsageError
+from pyengine.formats.constants import (
+    PROPERTY_DELAY,
+    PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_WAIT,
+    SYS_FLAG_TRANSACTION_MASK,
+)
+from pyengine.formats.properties import decode_properties, encode_properties, hash_map_order, is_wait_store_ok
+from pyengine.formats.record import BatchMember, decode_batch
+from pyengine.gateway import codes
+from pyengine.gateway.connections import Answer, Handlers, Request
+from pyengine.gateway.names import DEAD_PREFIX, FORBIDDEN_TOPICS, RETRY_PREFIX, Address, Names, topic_fault
+from pyengine.results import PutResult, PutStatus
+from pyengine.storage.topic_config import TopicConfig
+
+if TYPE_CHECKING:
+    from pyengine.client.pending_puts import PutFuture
+    from pyengine.client.producer import Producer
+
+REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}  # in every answer to a send
+BODY_LIMIT = "the message is illegal, maybe msg body or properties length not matched. msg body length limit {}B, msg properties " \
+             "length limit 32KB."
+BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
+NOT_AVAILABLE = "service not available now. It may be caused by one of the following reasons: the broker's disk is full, messages are " \
+                "put to the slave, message store has been shut down, etc."
+LARGE_BATCH_BYTES = 64 << 10  # a batch beyond it is read in another thread
+_V2 = {"producerGroup": "a", "topic": "b", "defaultTopic": "c", "defaultTopicQueueNums": "d", "queueId": "e", "sysFlag": "f",
+       "bornTimestamp": "g", "flag": "h", "properties": "i", "reconsumeTimes": "j", "unitMode": "k", "maxReconsumeTimes": "l",
+       "batch": "m"}
+_V1 = {name: name for name in _V2}
+_STORED = {PutStatus.PUT_OK: codes.SUCCESS, PutStatus.FLUSH_DISK_TIMEOUT: codes.FLUSH_DISK_TIMEOUT,
+           PutStatus.FLUSH_SLAVE_TIMEOUT: codes.FLUSH_SLAVE_TIMEOUT, PutStatus.SLAVE_NOT_AVAILABLE: codes.SLAVE_NOT_AVAILABLE}
+
+
+class Puts:
+    """The gateway's producer: opened at the first put, and again when its engine went; and its answers, in the loop's thread."""
+
+    def __init__(self, connect: Callable[[], Producer]) -> None:
+        self._connect = connect
+        self._opening = threading.Lock()
+        self._producer: Producer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._answered: deque[tuple[Callable[[PutResult], None], Future[Any]]] = deque()
+        self._is_finishing = False  # the loop has been asked to take the answers
+
+    def start(self) -> None:
+        """Answers come in the loop that runs now."""
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a put can be submitted without waiting for a session."""
+        return self._producer is not None
+
+    def open(self) -> Producer:
+        """The producer, opened where there is none: waits, so not in the loop's thread. EngineError where no engine can be had."""
+        with self._opening:
+            if self._producer is None:
+                self._producer = self._connect()
+            return self._producer
+
+    def submit(self, make: Callable[[Producer], PutFuture], then: Callable[[PutResult], None]) -> None:
+        """Submit a put, and call `then` with its result in the loop's thread."""
+        assert self._producer is not None
+        future = make(self._producer)
+        future.add_done_callback(lambda done: self._hand_over(then, done))
+
+    def _hand_over(self, then: Callable[[PutResult], None], future: Future[Any]) -> None:
+        """One wake-up of the loop for all answers that come before it runs."""
+        assert self._loop is not None
+        self._answered.append((then, future))
+        if not self._is_finishing:
+            self._is_finishing = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the connections
+                self._loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        self._is_finishing = False
+        while self._answered:
+            then, future = self._answered.popleft()
+            then(future.result())
+
+    def close(self) -> None:
+        """Wait for the answers under way and end the session."""
+        with self._opening:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+
+class Sends:
+    """The requests that put."""
+
+    def __init__(self, puts: Puts, names: Names, address: Address, max_message_bytes: int, executor: Executor) -> None:
+        self._puts = puts
+        self._names = names
+        self._address = address
+        self._limit = BODY_LIMIT.format(max_message_bytes)
+        self._executor = executor
+        self.handlers: Handlers = {
+            codes.SEND_MESSAGE: self.send,
+            codes.SEND_MESSAGE_V2: self.send,
+            codes.SEND_BATCH_MESSAGE: self.send,
+        }
+
+    def send(self, request: Request) -> Answer | Coroutine[Any, Any, Answer | None] | None:
+        """One message, or a batch of them. Answered later; what may wait for a topic or a session does not hold up others."""
+        sent = _Sent(request)
+        if fault := topic_fault(sent.topic):
+            return Answer(codes.SYSTEM_ERROR, fault, REGION)
+        if sent.topic in FORBIDDEN_TOPICS:
+            return Answer(codes.NO_PERMISSION, f"Sending message to topic[{sent.topic}] is forbidden.", REGION)
+        topic = self._names.topic(sent.topic)
+        is_large = sent.is_batch and len(request.frame.body) > LARGE_BATCH_BYTES
+        if (topic is None or not self._puts.is_open or is_large or sent.topic.startswith(RETRY_PREFIX)
+                or request.connection.in_order.locked()):
+            return self._put_when_ready(request, sent, is_large)
+        return self._put(request, sent, topic)
+
+    async def _put_when_ready(self, request: Request, sent: _Sent, is_large: bool) -> Answer | None:
+        """A put whose topic or session has to be made first, or that takes long to read. Those of one connection stay in order."""
+        async with request.connection.in_order:
+            try:
+                ready = await self._prepare(sent)
+                if isinstance(ready, Answer):
+                    return ready
+                if is_large:
+                    loop = asyncio.get_running_loop()
+                    return await loop.run_in_executor(self._executor, self._put, request, sent, ready)
+                return self._put(request, sent, ready)
+            except UsageError as error:
+                return Answer(codes.SYSTEM_ERROR, str(error), REGION)
+            except EngineError as error:
+                return Answer(codes.SERVICE_NOT_AVAILABLE, f"{NOT_AVAILABLE} ({error})", REGION)
+
+    async def _prepare(self, sent: _Sent) -> TopicConfig | Answer:
+        topic = self._names.topic(sent.topic)
+        if topic is None:
+            topic = await self._names.create_for_send(sent.topic, sent.default_topic, sent.default_queue_nums)
+        if topic is None:
+            return Answer(codes.TOPIC_NOT_EXIST, f"topic[{sent.topic}] not exist, apply first please!{codes.FAQ}", REGION)
+        if not self._puts.is_open:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._puts.open)
+        if sent.topic.startswith(RETRY_PREFIX):
+            return await self._dead_letter(sent) or topic
+        return topic
+
+    async def _dead_letter(self, sent: _Sent) -> TopicConfig | Answer | None:
+        """A message that an ordered consumer sends back itself: after its last try it goes to the group's dead letters."""
+        group = sent.topic[len(RETRY_PREFIX):]
+        config = await self._names.group_or_new(group)
+        if config is None:
+            return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}", REGION)
+        most = config.retry_max_times if sent.max_reconsume_times is None else sent.max_reconsume_times
+        if sent.reconsume_times < most:
+            return None
+        sent.topic, sent.queue_id = f"{DEAD_PREFIX}{group}", 0
+        sent.properties.pop(PROPERTY_DELAY, None)
+        found = self._names.topic(sent.topic)
+        return found if found is not None else await self._names.create(TopicConfig(sent.topic, 1, 1))
+
+    def _refused(self, request: Request, sent: _Sent, topic: TopicConfig) -> Answer | None:
+        """Why the topic does not take it, or None; a queue of -1 is chosen here."""
+        if sent.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
+            return Answer(codes.SYSTEM_ERROR, f"request queueId[{sent.queue_id}] is illegal, {_described(topic)} Producer: "
+                                              f"{request.connection.address}", REGION)
+        if sent.queue_id < 0:
+            sent.queue_id = random.randrange(topic.write_queue_nums)
+        if sent.properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true" or sent.sys_flag & SYS_FLAG_TRANSACTION_MASK:
+            return Answer(codes.NO_PERMISSION, f"the broker[{self._address.broker}] sending transaction message is forbidden", REGION)
+        return None
+
+    def _put(self, request: Request, sent: _Sent, topic: TopicConfig) -> Answer | None:
+        """Submit one message or a batch; its answer comes later. In the loop's thread, or for a large batch in another."""
+        refused = self._refused(request, sent, topic)
+        if refused is not None:
+            return refused
+        message = self._message(request, sent)
+        members: list[BatchMember] = []
+        if sent.is_batch:
+            try:
+                members = decode_batch(request.frame.body)
+                if not members:
+                    raise FormatError("it holds no message")
+            except (FormatError, UnicodeDecodeError) as error:
+                return Answer(codes.SYSTEM_ERROR, f"the batch cannot be read: {error}", REGION)
+        self._puts.submit(
+            lambda producer: producer.put_batch_raw_async(message, members) if members else producer.put_raw_async(message),
+            lambda result: request.reply(self._answer(result, sent.queue_id)))
+        return None
+
+    def _message(self, request: Request, sent: _Sent) -> RawMessage:
+        """What is stored: the properties in the order in which the broker's map has them."""
+        properties: Mapping[str, str] = sent.properties | {"CLUSTER": self._address.cluster}
+        waits = is_wait_store_ok(properties)
+        names = hash_map_order(properties)
+        if not sent.is_batch:
+            names = [name for name in names if name != PROPERTY_WAIT]
+        delay = properties.get(PROPERTY_DELAY, "0")
+        level = int(delay) if delay.isascii() and delay.isdecimal() and len(delay) < 10 else 0
+        return RawMessage(
+            sent.topic, b"" if sent.is_batch else request.frame.body, queue_id=sent.queue_id,
+            properties_text=encode_properties({name: properties[name] for name in names}), flag=sent.flag, sys_flag=sent.sys_flag,
+            born_timestamp_ms=sent.born_timestamp_ms, born_host=request.connection.address, store_host=self._address.broker,
+            reconsume_times=sent.reconsume_times, wait_store_msg_ok=waits, delay_level=0 if sent.is_batch else level)
+
+    def _answer(self, result: PutResult, queue_id: int) -> Answer:
+        status = result.status
+        code = _STORED.get(status)
+        if code is not None:
+            return Answer(code, None if code == codes.SUCCESS else result.reason, REGION | {
+                "msgId": result.msg_id, "queueId": str(queue_id), "queueOffset": str(result.queue_offset)})
+        if status in (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED):
+            return Answer(codes.MESSAGE_ILLEGAL, self._limit, REGION)
+        if status is PutStatus.OS_PAGECACHE_BUSY:
+            return Answer(codes.SYSTEM_BUSY, BUSY, REGION)
+        if status is PutStatus.SERVICE_NOT_AVAILABLE:
+            return Answer(codes.SERVICE_NOT_AVAILABLE, f"{NOT_AVAILABLE} ({result.reason})", REGION)
+        if status is PutStatus.CREATE_MAPEDFILE_FAILED:
+            return Answer(codes.SYSTEM_ERROR, "create mapped file failed, server is busy or broken.", REGION)
+        return Answer(codes.SYSTEM_ERROR, f"{status.name}: {result.reason}", REGION)
+
+
+class _Sent:
+    """The header of a send, in its long or short names; WireError for numbers that are none."""
+
+    __slots__ = ("topic", "default_topic", "default_queue_nums", "queue_id", "sys_flag", "born_timestamp_ms", "flag", "properties",
+                 "reconsume_times", "max_reconsume_times", "is_batch")
+
+    def __init__(self, request: Request) -> None:
+        frame = request.frame
+        names = _V1 if frame.code == codes.SEND_MESSAGE else _V2
+        fields = frame.fields
+        self.topic = fields.get(names["topic"], "")
+        self.default_topic = fields.get(names["defaultTopic"])
+        self.default_queue_nums = request.integer(names["defaultTopicQueueNums"], 4)
+        self.queue_id = request.integer(names["queueId"])
+        self.sys_flag = request.integer(names["sysFlag"], 0)
+        self.born_timestamp_ms = request.integer(names["bornTimestamp"], 0, bits=64)
+        self.flag = request.integer(names["flag"], 0)
+        self.properties = decode_properties(fields.get(names["properties"], ""))
+        self.reconsume_times = request.integer(names["reconsumeTimes"], 0)
+        most = names["maxReconsumeTimes"]
+        self.max_reconsume_times = request.integer(most) if most in fields else None
+        self.is_batch = frame.code == codes.SEND_BATCH_MESSAGE or request.flag(names["batch"])
+
+
+def _described(topic: TopicConfig) -> str:
+    """A topic as Java's TopicConfig.toString writes it."""
+    return (f"TopicConfig [topicName={topic.topic}, readQueueNums={topic.read_queue_nums}, writeQueueNums={topic.write_queue_nums}, "
+            f"perm={topic.perm_text}, topicFilterType={topic.topic_filter_type}, topicSysFlag={topic.topic_sys_flag}, "
+            f"order={str(topic.order).lower()}]")

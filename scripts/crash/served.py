@@ -1,0 +1,138 @@
+"""The rounds for a gateway: producers send to it by RocketMQ's protocol while it is killed again and again.
+
+    python -m crash.served PORT ACKED --name p0 --seed 7     one such producer
+
+What a send was answered SUCCESS for must be in the store. The producer is crash.acked_producer's, with a connection in place
+of a session: a send that was not answered is not in its list, and what it sends next has another number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+
+from crash.acked_producer import AGAIN_S, AckedList, AckedProducer
+from crash.replicas import free_port
+from crash.rounds import AIM_SHARE, CrashRun
+from pyengine.formats.record import BatchMember, encode_batch
+from pyengine.gateway import codes
+from pyengine.gateway.wire import Frame, decode_frame, encode_frame
+
+TIMEOUT_S = 10.0
+RATE = 2000.0
+
+
+class GatewayRun(CrashRun):
+    """A CrashRun with a gateway, whose producers know nothing else of the engine."""
+
+    def __init__(self, store: Path, scratch: Path, kind: str, mode: str, seed: int, aim: float = AIM_SHARE) -> None:
+        super().__init__(store, scratch, kind, mode, seed, aim)
+        self.port = free_port()
+        self.settings |= {"gateway_enable": True, "gateway_broker_port": self.port, "gateway_namesrv_port": 0,
+                          "default_topic_queue_nums": 4}
+
+    def producer_command(self) -> list[str]:
+        return ["crash.served", str(self.port)]
+
+
+class Sends:
+    """One connection. A ConnectionError, or what a socket raises, ends it."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+        self._file = self._socket.makefile("rb")
+
+    def all(self, topic: str, queue_id: int, bodies: list[bytes], code: int = codes.SEND_MESSAGE_V2) -> list[Frame]:
+        """Send each body at once, then take the answers; in the order of the bodies."""
+        fields = {"a": "crash", "b": topic, "c": "TBW102", "d": "4", "e": str(queue_id), "f": "0", "g": "1", "h": "0", "i": "", "j": "0"}
+        self._socket.sendall(b"".join(encode_frame(Frame(code, fields, body, number)) for number, body in enumerate(bodies)))
+        answers: dict[int, Frame] = {}
+        while len(answers) < len(bodies):
+            (size,) = struct.unpack(">i", self._exactly(4))
+            frame = decode_frame(self._exactly(size))
+            answers[frame.opaque] = frame
+        return [answers[number] for number in range(len(bodies))]
+
+    def _exactly(self, size: int) -> bytes:
+        data = self._file.read(size)
+        if len(data) != size:
+            raise ConnectionError("the gateway has gone")
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+class SentProducer(AckedProducer):
+    """Sends of every kind over one connection at a time."""
+
+    def __init__(self, name: str, rng: random.Random, acked: AckedList) -> None:
+        super().__init__(name, rng, acked)
+        self._ways = [self._one_by_one, self._pipelined, self._in_a_batch]
+
+    def send(self, connection: Sends, topic: str, queue_id: int) -> int:
+        """One step; how many messages it sent."""
+        return self._rng.choice(self._ways)(connection, topic, queue_id)
+
+    def _one_by_one(self, connection: Sends, topic: str, queue_id: int) -> int:
+        (body,) = self.bodies(1)
+        self._note_answer(topic, queue_id, connection.all(topic, queue_id, [body])[0], [body])
+        return 1
+
+    def _pipelined(self, connection: Sends, topic: str, queue_id: int) -> int:
+        bodies = self.bodies(self._rng.randrange(1, 32))
+        for answer, body in zip(connection.all(topic, queue_id, bodies), bodies, strict=True):
+            self._note_answer(topic, queue_id, answer, [body])
+        return len(bodies)
+
+    def _in_a_batch(self, connection: Sends, topic: str, queue_id: int) -> int:
+        bodies = self.bodies(self._rng.randrange(1, 6))
+        data = encode_batch([BatchMember(body) for body in bodies])
+        self._note_answer(topic, queue_id, connection.all(topic, queue_id, [data], codes.SEND_BATCH_MESSAGE)[0], bodies)
+        return len(bodies)
+
+    def _note_answer(self, topic: str, queue_id: int, answer: Frame, bodies: list[bytes]) -> None:
+        if answer.code == codes.SUCCESS:
+            first = int(answer.fields["queueOffset"])
+            for number, (body, msg_id) in enumerate(zip(bodies, answer.fields["msgId"].split(","), strict=True)):
+                self._acked.add(topic, queue_id, first + number, int(msg_id[-16:], 16), body)
+
+
+def main() -> int:
+    from crash.acked_producer import QUEUES, TOPICS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("port", type=int)
+    parser.add_argument("acked", type=Path)
+    parser.add_argument("--name", required=True, help="must differ from every other producer's, earlier ones included")
+    parser.add_argument("--seed", required=True)
+    arguments = parser.parse_args()
+    stopping: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
+    rng = random.Random(f"{arguments.seed}/{arguments.name}")
+    maker = SentProducer(arguments.name, rng, AckedList(arguments.acked))
+    while not stopping:
+        try:
+            connection = Sends(arguments.port)
+            try:
+                while not stopping:
+                    began_s = time.monotonic()
+                    sent = maker.send(connection, rng.choice(TOPICS), rng.randrange(QUEUES))
+                    time.sleep(max(0.0, sent / RATE - (time.monotonic() - began_s)))
+            finally:
+                connection.close()
+        except OSError as error:
+            print(f"{error}; trying again", file=sys.stderr)
+            time.sleep(AGAIN_S)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

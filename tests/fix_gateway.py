@@ -1,0 +1,178 @@
+"""A small client of the gateway for tests, and a gateway with an engine of its own for the tests of a module."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import socket
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from fix_engine import SMALL, RunningEngine
+from pyengine.gateway import codes
+from pyengine.gateway.wire import Frame, decode_frame, encode_frame
+from waiting import eventually, patience
+
+_PORTS = re.compile(r"name server at 127\.0\.0\.1:(\d+), broker \S+ at 127\.0\.0\.1:(\d+)")
+_numbers = itertools.count(1)
+
+
+class Client:
+    """One connection. Frames that the gateway sends by itself are in `told`."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), 30)
+        self.told: list[Frame] = []
+        self._answers: dict[int, Frame] = {}
+
+    def ask(self, code: int, fields: dict[str, object] | None = None, body: bytes | object = b"", **frame) -> Frame:
+        """One request and its answer."""
+        return self.wait(self.send(code, fields, body, **frame))
+
+    def send(self, code: int, fields: dict[str, object] | None = None, body: bytes | object = b"", **frame) -> int:
+        """One request; its number, by which wait() finds the answer."""
+        opaque = next(_numbers)
+        texts = {name: str(value) for name, value in (fields or {}).items()}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.socket.sendall(encode_frame(Frame(code, texts, data, opaque, **frame)))
+        return opaque
+
+    def wait(self, opaque: int, timeout_s: float = 30.0) -> Frame:
+        """The answer to a request; others that come first are kept."""
+        while opaque not in self._answers:
+            self._take(self.receive(timeout_s))
+        return self._answers.pop(opaque)
+
+    def wait_told(self, code: int) -> Frame:
+        """The first request of this code that the gateway sends by itself."""
+        while not any(frame.code == code for frame in self.told):
+            self._take(self.receive())
+        found = next(frame for frame in self.told if frame.code == code)
+        self.told.remove(found)
+        return found
+
+    def is_silent(self, seconds: float = 0.3) -> bool:
+        """Whether nothing comes for a while."""
+        try:
+            self._take(self.receive(seconds))
+        except TimeoutError:
+            return True
+        return False
+
+    def _take(self, frame: Frame) -> None:
+        if frame.is_answer:
+            self._answers[frame.opaque] = frame
+        else:
+            self.told.append(frame)
+
+    def receive(self, timeout_s: float = 30.0) -> Frame:
+        """The next frame; EOFError when the gateway has closed the connection."""
+        deadline_s = time.monotonic() + (timeout_s if timeout_s < 1 else patience(timeout_s))
+        return decode_frame(self._exactly(struct.unpack(">i", self._exactly(4, deadline_s))[0], deadline_s))
+
+    def _exactly(self, size: int, deadline_s: float) -> bytes:
+        found = b""
+        while len(found) < size:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self.socket.settimeout(left_s)
+            piece = self.socket.recv(size - len(found))
+            if not piece:
+                raise EOFError
+            found += piece
+        return found
+
+    @property
+    def is_closed(self) -> bool:
+        """Waits until the gateway has closed the connection."""
+        try:
+            while True:
+                self._take(self.receive())
+        except (EOFError, ConnectionError):
+            return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ServedStore:
+    """An engine with its gateway, and connections to it that are closed at the end."""
+
+    def __init__(self, engine: RunningEngine) -> None:
+        self.engine = engine
+        self.root = engine.root
+        self._clients: list[Client] = []
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """(name server, broker) of the last gateway that said that it listens."""
+        return tuple(map(int, _PORTS.findall(self.engine.log())[-1]))
+
+    def broker(self) -> Client:
+        self._clients.append(Client(self.ports[1]))
+        return self._clients[-1]
+
+    def name_server(self) -> Client:
+        self._clients.append(Client(self.ports[0]))
+        return self._clients[-1]
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.engine.sweep()
+
+
+def start_served(root: Path, **settings: object) -> ServedStore:
+    """An engine with a gateway at free ports, or at those of the settings."""
+    served = ServedStore(RunningEngine(root, {**SMALL, "gateway_enable": True, "gateway_namesrv_port": 0, "gateway_broker_port": 0,
+                                              **settings}))
+    served.engine.start()
+    eventually(lambda: "name server at" in served.engine.log(), "the gateway listens")
+    return served
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """One store with its gateway for all tests of a module: each uses topics and groups of its own."""
+    store = start_served(tmp_path_factory.mktemp("served") / "store")
+    yield store
+    store.close()
+
+
+def send_fields(topic: str, queue_id: int = 0, properties: str = "", **changes: object) -> dict[str, object]:
+    """The header of a send in its short names."""
+    return {"a": "test", "b": topic, "c": "TBW102", "d": 4, "e": queue_id, "f": 0, "g": 1_700_000_000_000, "h": 0, "i": properties,
+            "j": 0, "k": "false", "m": "false", **changes}
+
+
+def pull_fields(topic: str, offset: int = 0, queue_id: int = 0, group: str = "readers", **changes: object) -> dict[str, object]:
+    """The header of a pull that names its subscription itself and is not held."""
+    return {"consumerGroup": group, "topic": topic, "queueId": queue_id, "queueOffset": offset, "maxMsgNums": 32, "sysFlag": 4,
+            "commitOffset": 0, "suspendTimeoutMillis": 60_000, "subscription": "*", "subVersion": 0, "expressionType": "TAG", **changes}
+
+
+def subscription(topic: str, text: str = "*", version: int = 1, kind: str = "TAG") -> dict[str, object]:
+    return {"classFilterMode": False, "codeSet": [], "expressionType": kind, "subString": text, "subVersion": version, "tagsSet": [],
+            "topic": topic}
+
+
+def beat(client: Client, client_id: str, group: str, *subscriptions: dict[str, object]) -> Frame:
+    """A consumer's heartbeat."""
+    return client.ask(codes.HEART_BEAT, body={"clientID": client_id, "producerDataSet": [{"groupName": "CLIENT_INNER_PRODUCER"}],
+                                              "consumerDataSet": [{
+                                                  "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+                                                  "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False,
+                                                  "subscriptionDataSet": list(subscriptions)}]})
+
+

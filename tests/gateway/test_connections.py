@@ -1,0 +1,250 @@
+"""What one client may cost: each limit ends that client's connection and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+
+import pytest
+
+from pyengine.gateway import codes
+from pyengine.gateway.connections import REQUESTS_MAX, Answer, Connections, Limits, Request
+from pyengine.gateway.wire import ONE_WAY, Frame, WireError, decode_frame, encode_frame
+from waiting import patience
+
+ECHO, LATER, NEVER, LARGE, FAILS = 1, 2, 3, 4, 5
+
+
+class Rig:
+    """Connections with a few handlers of the test, inside its event loop."""
+
+    def __init__(self, **limits: object) -> None:
+        self.said: list[str] = []
+        self.kept: list[Request] = []
+        self.connections = Connections(Limits(**limits), lambda host, text: self.said.append(text))
+
+    async def __aenter__(self) -> Rig:
+        def fails(request: Request) -> Answer:
+            raise WireError("this body is none")
+
+        async def later(request: Request) -> Answer:
+            await asyncio.sleep(0)
+            return Answer(body=request.frame.body)
+
+        self.port = await self.connections.listen("127.0.0.1", 0, {
+            ECHO: lambda request: Answer(body=request.frame.body), LATER: later, NEVER: self.kept.append,
+            LARGE: lambda request: Answer(body=bytes(1 << 20)), FAILS: fails})
+        await self.connections.start()
+        self.open = contextlib.AsyncExitStack()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.open.aclose()
+        await self.connections.close()
+
+    async def connect(self) -> Peer:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=64 << 20)
+        peer = Peer(reader, writer)
+        self.open.callback(writer.close)
+        return peer
+
+
+class Peer:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, code: int, body: bytes = b"", opaque: int = 1, flag: int = 0) -> None:
+        self.writer.write(encode_frame(Frame(code, {}, body, opaque, flag)))
+
+    async def receive(self) -> Frame:
+        size = struct.unpack(">i", await asyncio.wait_for(self.reader.readexactly(4), patience(30)))[0]
+        return decode_frame(await asyncio.wait_for(self.reader.readexactly(size), patience(30)))
+
+    async def ask(self, code: int, body: bytes = b"") -> Frame:
+        self.send(code, body)
+        return await self.receive()
+
+    async def is_closed(self) -> bool:
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(self.reader.read(), patience(30))
+        return True
+
+
+def run(limits: dict[str, object], steps) -> None:
+    async def whole() -> None:
+        async with Rig(**limits) as rig:
+            await steps(rig)
+
+    asyncio.run(whole())
+
+
+def test_requests_are_answered_in_their_form_and_by_number():
+    async def steps(rig: Rig) -> None:
+        peer = await rig.connect()
+        peer.send(LATER, b"one", 11)
+        peer.send(ECHO, b"two", 12)
+        found = {frame.opaque: frame for frame in [await peer.receive(), await peer.receive()]}
+        assert {opaque: frame.body for opaque, frame in found.items()} == {11: b"one", 12: b"two"}
+        assert all(frame.is_answer for frame in found.values())
+        peer.writer.write(encode_frame(Frame(ECHO, form=1)))
+        assert (await peer.receive()).form == 1
+
+    run({}, steps)
+
+
+def test_a_code_that_is_not_served_is_said_so_and_a_failure_has_its_text():
+    async def steps(rig: Rig) -> None:
+        peer = await rig.connect()
+        answer = await peer.ask(999)
+        assert (answer.code, answer.remark) == (codes.REQUEST_CODE_NOT_SUPPORTED, " request type 999 not supported")
+        answer = await peer.ask(FAILS)
+        assert answer.code == codes.SYSTEM_ERROR and "this body is none" in answer.remark
+        assert (await peer.ask(ECHO, b"on")).body == b"on"
+
+    run({}, steps)
+
+
+def test_a_one_way_request_gets_no_answer():
+    async def steps(rig: Rig) -> None:
+        peer = await rig.connect()
+        for code in (ECHO, LATER, FAILS, 999):
+            peer.send(code, b"x", 5, ONE_WAY)
+        peer.send(ECHO, b"last", 6)
+        assert (await peer.receive()).opaque == 6
+
+    run({}, steps)
+
+
+@pytest.mark.parametrize("data", [b"\x16\x03\x01\x00\x05hello", struct.pack(">ii", 6, 500) + b"{}",
+                                  struct.pack(">ii", 6, 7 << 24 | 2) + b"{}", struct.pack(">i", 70_000)],
+                         ids=["tls", "header", "form", "large"])
+def test_bytes_that_are_no_frame_close_their_connection_only(data):
+    async def steps(rig: Rig) -> None:
+        other, bad = await rig.connect(), await rig.connect()
+        bad.writer.write(data)
+        assert await bad.is_closed()
+        assert (await other.ask(ECHO, b"on")).body == b"on"
+        assert len(rig.said) == 1
+
+    run({"frame_bytes_max": 65_536}, steps)
+
+
+def test_a_silent_connection_is_closed_and_one_that_sends_half_a_frame_too():
+    async def steps(rig: Rig) -> None:
+        silent, half = await rig.connect(), await rig.connect()
+        half.writer.write(encode_frame(Frame(ECHO))[:-1])
+        assert await silent.is_closed() and await half.is_closed()
+        assert all("nothing whole came" in text for text in rig.said) and len(rig.said) == 2
+
+    run({"idle_s": 0.3}, steps)
+
+
+def test_a_connection_too_many_is_closed():
+    async def steps(rig: Rig) -> None:
+        first, second = await rig.connect(), await rig.connect()
+        assert (await first.ask(ECHO)).code == 0 and (await second.ask(ECHO)).code == 0
+        third = await rig.connect()
+        assert await third.is_closed()
+        assert (await first.ask(ECHO)).code == 0
+
+    run({"connections_max": 2}, steps)
+
+
+def test_a_client_that_does_not_read_is_not_listened_to():
+    async def steps(rig: Rig) -> None:
+        deaf = await rig.connect()
+        deaf.writer.transport.pause_reading()
+        for number in range(500):
+            deaf.send(LARGE, opaque=number)
+        other = await rig.connect()
+        assert (await other.ask(ECHO, b"on")).body == b"on"
+        held = rig.connections.held_bytes
+        assert held < 32 << 20, "500 answers of 1 MiB were asked for"
+
+    run({"connection_bytes_max": 1 << 30, "memory_bytes_max": 1 << 30}, steps)
+
+
+def test_a_connection_for_which_too_much_waits_is_closed():
+    async def steps(rig: Rig) -> None:
+        deaf = await rig.connect()
+        deaf.writer.transport.pause_reading()
+        for number in range(30):
+            deaf.send(NEVER, opaque=number)
+        async with asyncio.timeout(patience(30)):
+            while len(rig.kept) < 30:
+                await asyncio.sleep(0.001)
+        for request in rig.kept:
+            request.reply(Answer(body=bytes(1 << 20)))
+        assert any("does not read" in text for text in rig.said)
+        async with asyncio.timeout(patience(30)):
+            while rig.connections.open:
+                await asyncio.sleep(0.001)
+        assert rig.connections.held_bytes == 0
+
+    run({"connection_bytes_max": 8 << 20}, steps)
+
+
+def test_bytes_of_all_connections_together_are_bounded():
+    async def steps(rig: Rig) -> None:
+        small = await rig.connect()
+        large = [await rig.connect() for _ in range(4)]
+        half = encode_frame(Frame(ECHO, {}, bytes(900_000)))[:-1]
+        for peer in large:
+            peer.writer.write(half)
+        async with asyncio.timeout(patience(30)):
+            while not rig.said:
+                await asyncio.sleep(0.001)
+        assert (await small.ask(ECHO, b"on")).body == b"on"
+        assert rig.connections.held_bytes <= 2 << 20
+        assert "gateway_memory_max_bytes" in rig.said[0]
+
+    run({"memory_bytes_max": 2 << 20}, steps)
+
+
+def test_a_connection_has_so_many_requests_under_way_and_then_goes_on():
+    async def steps(rig: Rig) -> None:
+        peer = await rig.connect()
+        for number in range(REQUESTS_MAX + 100):
+            peer.send(NEVER, opaque=number)
+        peer.send(ECHO, b"last", 9999)
+        async with asyncio.timeout(patience(30)):
+            while len(rig.kept) < REQUESTS_MAX:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        assert len(rig.kept) == REQUESTS_MAX
+        for request in list(rig.kept):
+            request.reply(Answer())
+        found = [await peer.receive() for _ in range(REQUESTS_MAX + 1)]
+        assert found[-1].opaque == 9999
+
+    run({}, steps)
+
+
+def test_many_small_requests_of_one_client_do_not_hold_up_another():
+    async def steps(rig: Rig) -> None:
+        busy, other = await rig.connect(), await rig.connect()
+        busy.writer.write(b"".join(encode_frame(Frame(NEVER, {}, b"", n, ONE_WAY)) for n in range(1500)))
+        busy.writer.write(encode_frame(Frame(ECHO, {}, b"last", 2000)))
+        assert (await other.ask(ECHO, b"on")).body == b"on"
+        assert (await busy.receive()).body == b"last"
+        assert len(rig.kept) == 1500
+
+    run({}, steps)
+
+
+def test_numbers_of_a_header_are_checked():
+    async def steps(rig: Rig) -> None:
+        peer = await rig.connect()
+        peer.writer.write(encode_frame(Frame(NEVER, {"a": "12", "b": "-3", "c": "x", "d": "99999999999", "e": "1_0", "f": "\u0661"})))
+        async with asyncio.timeout(patience(30)):
+            while not rig.kept:
+                await asyncio.sleep(0.001)
+        request = rig.kept[0]
+        assert (request.integer("a"), request.integer("b"), request.integer("no", 7), request.integer("d", bits=64)) == (
+            12, -3, 7, 99_999_999_999)
+        for name in ("c", "d", "e", "f", "no"):
+            with pytest.raises(WireError):
+                request.integer(name)
+
+    run({}, steps)

@@ -1,0 +1,52 @@
+"""The gateway as a whole: where it listens, how it comes and goes, what it writes into the log."""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+import pytest
+
+from fix_gateway import start_served
+from fix_replication import free_port
+from pyengine.errors import EngineError
+from pyengine.gateway.gateway import REPORT_WINDOW_S, REPORTS_MAX, Reports
+
+
+def test_it_listens_for_this_machine_alone_by_default(served):
+    process = psutil.Process(served.engine.pid("gateway"))
+    listening = {connection.laddr for connection in process.net_connections() if connection.status == psutil.CONN_LISTEN}
+    assert {address.ip for address in listening} == {"127.0.0.1"} and set(served.ports) <= {address.port for address in listening}
+
+
+def test_an_engine_without_the_setting_has_none(make_engine):
+    engine = make_engine()
+    engine.start()
+    assert "gateway" not in engine.pids()
+
+
+def test_the_port_less_two_is_served_too(tmp_path):
+    served = start_served(tmp_path / "store", gateway_broker_port=free_port())
+    try:
+        socket.create_connection(("127.0.0.1", served.ports[1] - 2), 30).close()
+    finally:
+        served.close()
+
+
+def test_a_port_that_is_taken_is_told_at_the_start(make_engine):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        engine = make_engine(gateway_enable=True, gateway_namesrv_port=0, gateway_broker_port=other.getsockname()[1])
+        with pytest.raises(EngineError):
+            engine.start()
+    assert "cannot listen" in engine.log()
+
+
+def test_sentences_about_clients_are_few():
+    said, clock = [], [0.0]
+    report = Reports(said.append, lambda: clock[0])
+    for number in range(1000):
+        report("h", f"sentence {number}\nsecond line" + "x" * 1000)
+    assert len(said) == REPORTS_MAX and all(len(text) < 600 and "\n" not in text for text in said)
+    clock[0] += REPORT_WINDOW_S
+    report("h", "later")
+    assert said[REPORTS_MAX:] == [f"{1000 - REPORTS_MAX} more sentences about clients were left out", "client h: later"]

@@ -1,0 +1,96 @@
+"""Routes, names and new topics and groups, as clients see them and as the files have them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import pyengine
+from fix_gateway import beat, pull_fields, send_fields
+from pyengine.gateway import codes
+from pyengine.gateway.names import GROUP_CHARS_MAX, group_fault, topic_fault
+from pyengine.storage.subscription_group import SubscriptionGroups
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+
+
+@pytest.mark.parametrize("name", [None, "", " ", "a b", "a/b", "..", "a@b", "t\n", "x" * 128, "\u00e9"],
+                         ids=["absent", "empty", "blank", "space", "slash", "dots", "at", "line", "long", "accent"])
+def test_a_name_that_rocketmq_refuses_is_none(name):
+    assert topic_fault(name) and group_fault(name)
+
+
+def test_names_of_groups_leave_room_for_their_retry_topic():
+    assert topic_fault("x" * 127) == "" and group_fault("x" * GROUP_CHARS_MAX) == ""
+    assert group_fault("x" * (GROUP_CHARS_MAX + 1)) and topic_fault("%RETRY%" + "x" * GROUP_CHARS_MAX) == ""
+
+
+def test_the_route_of_the_topic_that_new_ones_are_made_after(served):
+    answer = served.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"})
+    broker = f"127.0.0.1:{served.ports[1]}"
+    assert answer.code == codes.SUCCESS and answer.body.decode() == (
+        '{"brokerDatas":[{"brokerAddrs":{"0":"' + broker + '"},"brokerName":"broker-a","cluster":"DefaultCluster"}],'
+        '"filterServerTable":{},"queueDatas":[{"brokerName":"broker-a","perm":7,"readQueueNums":8,"topicSysFlag":0,'
+        '"writeQueueNums":8}]}')
+    old = served.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"}, version=300)
+    assert b'"brokerAddrs":{0:"' in old.body
+    strict = served.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102", "acceptStandardJsonOnly": True}, version=300)
+    assert strict.body.lower() == answer.body.lower()
+
+
+def test_a_topic_that_is_not_there_has_no_route(served):
+    answer = served.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "gone"})
+    assert answer.code == codes.TOPIC_NOT_EXIST
+    assert answer.remark.startswith("No topic route info in name server for the topic: gone\n")
+    assert served.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC).code == codes.TOPIC_NOT_EXIST
+
+
+def test_the_name_server_says_which_codes_it_does_not_serve(served):
+    assert served.name_server().ask(codes.SEND_MESSAGE).code == codes.REQUEST_CODE_NOT_SUPPORTED
+    assert served.broker().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"}).code == codes.REQUEST_CODE_NOT_SUPPORTED
+
+
+def test_a_first_message_creates_its_topic_as_the_broker_would(served):
+    assert served.broker().ask(codes.SEND_MESSAGE_V2, send_fields("fresh", d=3), b"x").code == codes.SUCCESS
+    assert TopicConfigs(served.root).read().topics["fresh"] == TopicConfig("fresh", 3, 3, perm=6)
+    route = json.loads(served.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "fresh"}).body)
+    assert route["queueDatas"][0] | {"perm": 6, "readQueueNums": 3, "writeQueueNums": 3} == route["queueDatas"][0]
+    topics = json.loads(served.name_server().ask(codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)["topicList"]
+    assert {"fresh", "TBW102", "SCHEDULE_TOPIC_XXXX"} <= set(topics)
+    assert json.loads(served.name_server().ask(codes.GET_TOPICS_BY_CLUSTER, {"cluster": "another"}).body) == {"topicList": []}
+
+
+def test_a_topic_is_not_made_after_one_that_does_not_let_it(served):
+    answer = served.broker().ask(codes.SEND_MESSAGE_V2, send_fields("refused", c="fresh_no_default"), b"x")
+    assert answer.code == codes.TOPIC_NOT_EXIST and "refused" not in TopicConfigs(served.root).read().topics
+
+
+def test_a_topic_that_another_process_makes_or_changes_is_seen(served):
+    TopicConfigs(served.root).create(TopicConfig("by_hand", 2, 2))
+    ask = served.name_server().ask
+    assert json.loads(ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "by_hand"}).body)["queueDatas"][0]["writeQueueNums"] == 2
+    TopicConfigs(served.root).update("by_hand", write_queue_nums=5)
+    assert json.loads(ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "by_hand"}).body)["queueDatas"][0]["writeQueueNums"] == 5
+
+
+def test_what_a_program_puts_without_the_gateway_can_be_consumed(served):
+    with pyengine.connect(served.root) as producer:
+        producer.put("only_in_the_log", b"here", queue_id=2).raise_for_status()
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message("only_in_the_log", 2, 0, timeout_s=30)
+    route = json.loads(served.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "only_in_the_log"}).body)
+    assert route["queueDatas"][0]["readQueueNums"] == 3
+    assert served.broker().ask(codes.PULL_MESSAGE, pull_fields("only_in_the_log", queue_id=2)).code == codes.SUCCESS
+
+
+def test_the_cluster_has_one_broker(served):
+    found = served.name_server().ask(codes.GET_BROKER_CLUSTER_INFO).body.decode()
+    assert found == ('{"brokerAddrTable":{"broker-a":{"brokerAddrs":{0:"127.0.0.1:%d"},"brokerName":"broker-a","cluster":'
+                     '"DefaultCluster"}},"clusterAddrTable":{"DefaultCluster":["broker-a"]}}' % served.ports[1])
+
+
+def test_a_group_that_comes_is_entered_with_its_retry_topic(served):
+    assert beat(served.broker(), "me", "newcomers").code == codes.SUCCESS
+    group = SubscriptionGroups(served.root).read().groups["newcomers"]
+    assert (group.retry_max_times, group.retry_queue_nums, group.consume_enable) == (16, 1, True)
+    assert TopicConfigs(served.root).read().topics["%RETRY%newcomers"] == TopicConfig("%RETRY%newcomers", 1, 1)

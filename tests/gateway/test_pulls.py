@@ -1,0 +1,150 @@
+"""Pulls: what a client gets, what it is told where there is nothing, and pulls that are held."""
+
+from __future__ import annotations
+
+import pytest
+
+import pyengine
+from fix_gateway import beat, pull_fields, send_fields, subscription
+from pyengine.formats.record import decode_record
+from pyengine.gateway import codes
+from waiting import eventually
+
+
+def put(client, topic, *bodies, queue_id=1, properties=""):
+    for body in bodies:
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, queue_id, properties), body).code == codes.SUCCESS
+
+
+def bodies_of(answer):
+    found, at = [], 0
+    while at < len(answer.body):
+        message = decode_record(answer.body, at)
+        found.append(message.body)
+        at += message.size_bytes
+    return found
+
+
+def wait_for(served, topic, count, queue_id=1):
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message(topic, queue_id, count - 1, timeout_s=30, level="committed")
+
+
+def test_a_pull_gives_the_records_as_they_are_in_the_log(served, topic):
+    client = served.broker()
+    put(client, topic, b"a", b"b", b"c", properties="KEYS\x01k")
+    wait_for(served, topic, 3)
+    answer = client.ask(codes.PULL_MESSAGE, pull_fields(topic, 1, 1, maxMsgNums=8))
+    assert (answer.code, answer.remark) == (codes.SUCCESS, "FOUND") and bodies_of(answer) == [b"b", b"c"]
+    assert answer.fields == {"nextBeginOffset": "3", "minOffset": "0", "maxOffset": "3", "suggestWhichBrokerId": "0"}
+    first = decode_record(answer.body, 0)
+    with open(served.root / "commitlog" / f"{0:020d}", "rb") as log:
+        log.seek(first.physical_offset)
+        assert log.read(first.size_bytes) == answer.body[:first.size_bytes]
+
+
+STATUSES = {
+    "end": (1, 1, codes.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", 1),
+    "beyond": (1, 500, codes.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", 1),
+    "negative": (1, -1, codes.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", 0),
+    "empty queue": (3, 0, codes.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE", 0),
+    "empty queue, other offset": (3, 7, codes.PULL_OFFSET_MOVED, "NO_MESSAGE_IN_QUEUE", 0),
+}
+
+
+@pytest.mark.parametrize("queue_id, offset, code, status, following", STATUSES.values(), ids=[name.replace(" ", "-") for name in STATUSES])
+def test_each_status_has_its_code_and_tells_where_to_go_on(served, topic, queue_id, offset, code, status, following):
+    client = served.broker()
+    put(client, topic, b"a")
+    wait_for(served, topic, 1)
+    answer = client.ask(codes.PULL_MESSAGE, pull_fields(topic, offset, queue_id))
+    assert (answer.code, answer.remark, answer.fields["nextBeginOffset"], answer.body) == (code, status, str(following), b"")
+
+
+def test_tags_and_conditions_choose_messages(served, topic):
+    client = served.broker()
+    put(client, topic, b"red", properties="TAGS\x01red\x02price\x013")
+    put(client, topic, b"blue", properties="TAGS\x01blue\x02price\x017")
+    put(client, topic, b"none")
+    wait_for(served, topic, 3)
+    assert bodies_of(client.ask(codes.PULL_MESSAGE, pull_fields(topic, 0, 1, subscription="red || none"))) == [b"red"]
+    condition = pull_fields(topic, 0, 1, subscription="price > 5", expressionType="SQL92")
+    assert bodies_of(client.ask(codes.PULL_MESSAGE, condition)) == [b"blue"]
+    answer = client.ask(codes.PULL_MESSAGE, pull_fields(topic, 0, 1, subscription="green"))
+    assert (answer.code, answer.remark, answer.fields["nextBeginOffset"]) == (codes.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", "3")
+    assert client.ask(codes.PULL_MESSAGE, pull_fields(topic, subscription=" || ")).code == codes.SUBSCRIPTION_PARSE_FAILED
+    bad = pull_fields(topic, subscription="price >", expressionType="SQL92")
+    assert client.ask(codes.PULL_MESSAGE, bad).code == codes.SUBSCRIPTION_PARSE_FAILED
+
+
+def test_a_pull_without_a_subscription_goes_by_its_groups_heartbeat(served, topic):
+    client = served.broker()
+    put(client, topic, b"a", properties="TAGS\x01a")
+    put(client, topic, b"b", properties="TAGS\x01b")
+    wait_for(served, topic, 2)
+    fields = pull_fields(topic, 0, 1, "beaters", sysFlag=0)
+    answer = client.ask(codes.PULL_MESSAGE, fields)
+    assert answer.code == codes.SUBSCRIPTION_NOT_EXIST and "group info not exist" in answer.remark
+    beat(client, "me", "beaters", subscription("another"))
+    answer = client.ask(codes.PULL_MESSAGE, fields)
+    assert answer.code == codes.SUBSCRIPTION_NOT_EXIST and "subscription not exist" in answer.remark
+    beat(client, "me", "beaters", subscription(topic, "b", 5))
+    assert bodies_of(client.ask(codes.PULL_MESSAGE, fields)) == [b"b"]
+    answer = client.ask(codes.PULL_MESSAGE, fields | {"subVersion": 6})
+    assert (answer.code, answer.remark) == (codes.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+
+
+def test_what_may_not_be_pulled_is_said_so(served, topic):
+    ask = served.broker().ask
+    assert ask(codes.PULL_MESSAGE, pull_fields("gone")).code == codes.TOPIC_NOT_EXIST
+    answer = ask(codes.PULL_MESSAGE, pull_fields(topic, queue_id=77))
+    assert answer.code == codes.SYSTEM_ERROR and f"queueId[77] is illegal, topic:[{topic}]" in answer.remark
+    from pyengine.storage.topic_config import TopicConfigs
+
+    TopicConfigs(served.root).update(topic, perm=2)
+    assert ask(codes.PULL_MESSAGE, pull_fields(topic)).code == codes.NO_PERMISSION
+    assert ask(codes.PULL_MESSAGE, pull_fields(topic, group="a/b")).code == codes.SYSTEM_ERROR
+
+
+def test_a_held_pull_ends_with_the_message_that_comes(served, topic):
+    client = served.broker()
+    held = client.send(codes.PULL_MESSAGE, pull_fields(topic, 0, 2, sysFlag=6))
+    other = client.send(codes.PULL_MESSAGE, pull_fields(topic, 0, 3, sysFlag=6, suspendTimeoutMillis=400))
+    assert client.ask(codes.GET_MAX_OFFSET, {"topic": topic, "queueId": 2}).fields["offset"] == "0", "others are served meanwhile"
+    put(served.broker(), topic, b"now", queue_id=2)
+    assert bodies_of(client.wait(held)) == [b"now"]
+    answer = client.wait(other)
+    assert (answer.code, answer.remark) == (codes.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE")
+
+
+def test_a_held_pull_goes_over_what_its_tags_do_not_want(served, topic):
+    client, putter = served.broker(), served.broker()
+    held = client.send(codes.PULL_MESSAGE, pull_fields(topic, 0, 2, sysFlag=6, subscription="wanted"))
+    put(putter, topic, b"no", b"no", queue_id=2, properties="TAGS\x01other")
+    put(putter, topic, b"yes", queue_id=2, properties="TAGS\x01wanted")
+    assert bodies_of(client.wait(held)) == [b"yes"]
+    short = client.send(codes.PULL_MESSAGE, pull_fields(topic, 3, 2, sysFlag=6, subscription="wanted", suspendTimeoutMillis=700))
+    put(putter, topic, b"no", queue_id=2, properties="TAGS\x01other")
+    answer = client.wait(short)
+    assert (answer.code, answer.fields["nextBeginOffset"]) == (codes.PULL_RETRY_IMMEDIATELY, "4")
+
+
+def test_a_held_pull_ends_with_its_connection(served, topic):
+    before = served.engine.pid("gateway")
+    for _ in range(20):
+        client = served.broker()
+        client.send(codes.PULL_MESSAGE, pull_fields(topic, 0, 3, sysFlag=6, suspendTimeoutMillis=100_000))
+        client.close()
+    put(served.broker(), topic, b"x", queue_id=3)
+    wait_for(served, topic, 1, 3)
+    assert bodies_of(served.broker().ask(codes.PULL_MESSAGE, pull_fields(topic, 0, 3))) == [b"x"]
+    assert served.engine.pid("gateway") == before
+
+
+def test_an_offset_comes_with_a_pull(served, topic):
+    client = served.broker()
+    put(client, topic, b"a", b"b")
+    client.ask(codes.PULL_MESSAGE, pull_fields(topic, 0, 1, "committers", sysFlag=5, commitOffset=2))
+    found = eventually(lambda: client.ask(codes.QUERY_CONSUMER_OFFSET, {"consumerGroup": "committers", "topic": topic, "queueId": 1}),
+                       "the offset is known")
+    assert found.fields == {"offset": "2"}

@@ -1,0 +1,145 @@
+"""What is stored of a client's message, and what it is answered."""
+
+from __future__ import annotations
+
+import pytest
+
+import pyengine
+from fix_gateway import send_fields
+from pyengine.formats.record import BatchMember, decode_message_id, encode_batch
+from pyengine.gateway import codes
+from pyengine.gateway.names import Address
+from pyengine.gateway.sends import _STORED, Sends
+from pyengine.results import PutResult, PutStatus
+from waiting import eventually
+
+
+def stored(served, topic, queue_id, offset):
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message(topic, queue_id, offset, timeout_s=30, level="committed")
+        return store.get_message(topic, queue_id, offset, 1, level="committed").messages[0]
+
+
+def test_a_message_is_stored_as_its_client_sent_it(served, topic):
+    client = served.broker()
+    text = "KEYS\x01k\x02UNIQ_KEY\x01" + "AB" * 16 + "\x02WAIT\x01true\x02TAGS\x01A\x02color\x01red"
+    answer = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 2, text, h=7, f=1), b"compressed by the client")
+    assert answer.code == codes.SUCCESS and answer.remark is None
+    assert answer.fields.items() >= {"queueId": "2", "queueOffset": "0", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}.items()
+    message = stored(served, topic, 2, 0)
+    assert (message.body, message.flag, message.sys_flag, message.born_timestamp_ms) == (
+        b"compressed by the client", 7, 1, 1_700_000_000_000)
+    assert message.born_host == "%s:%d" % client.socket.getsockname()
+    assert message.store_host == f"127.0.0.1:{served.ports[1]}"
+    assert message.msg_id == answer.fields["msgId"] and decode_message_id(message.msg_id)[1] == message.physical_offset
+    assert message.raw_properties == (
+        "color\x01red\x02KEYS\x01k\x02UNIQ_KEY\x01" + "AB" * 16 + "\x02CLUSTER\x01DefaultCluster\x02TAGS\x01A")
+
+
+def test_the_long_names_of_old_clients_do_the_same(served, topic):
+    answer = served.broker().ask(codes.SEND_MESSAGE, {
+        "producerGroup": "p", "topic": topic, "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "queueId": 1, "sysFlag": 0,
+        "bornTimestamp": 5, "flag": 0, "properties": "TAGS\x01old", "reconsumeTimes": 0, "unitMode": "false", "batch": "false"}, b"old")
+    assert answer.code == codes.SUCCESS
+    message = stored(served, topic, 1, 0)
+    assert (message.body, message.tags, message.born_timestamp_ms) == (b"old", "old", 5)
+
+
+def test_a_one_way_message_is_stored_without_an_answer(served, topic):
+    client = served.broker()
+    client.send(codes.SEND_MESSAGE_V2, send_fields(topic, 3), b"one way", flag=2)
+    assert stored(served, topic, 3, 0).body == b"one way"
+    assert client.is_silent()
+
+
+def test_a_batch_is_stored_whole_with_all_its_ids(served, topic):
+    members = [BatchMember(b"%d" % number, 0, f"KEYS\x01k{number}\x02WAIT\x01true") for number in range(5)]
+    answer = served.broker().ask(codes.SEND_BATCH_MESSAGE, send_fields(topic, 1, "WAIT\x01true", m="true"), encode_batch(members))
+    assert answer.code == codes.SUCCESS and answer.fields["queueOffset"] == "0"
+    ids = answer.fields["msgId"].split(",")
+    found = [stored(served, topic, 1, number) for number in range(5)]
+    assert [message.msg_id for message in found] == ids and [message.body for message in found] == [b"%d" % n for n in range(5)]
+    assert found[0].raw_properties == "KEYS\x01k0\x02WAIT\x01true\x02CLUSTER\x01DefaultCluster\x02WAIT\x01true"
+
+
+@pytest.mark.parametrize("body", [b"", b"xx", b"\xff" * 40, encode_batch([BatchMember(b"a", 0, "K\x01v")])[:-1]],
+                         ids=["empty", "short", "noise", "cut"])
+def test_a_batch_that_cannot_be_read_is_refused(served, topic, body):
+    assert served.broker().ask(codes.SEND_BATCH_MESSAGE, send_fields(topic, m="true"), body).code == codes.SYSTEM_ERROR
+
+
+def test_a_delayed_message_goes_into_the_schedule_and_comes_out(served, topic):
+    assert served.broker().ask(codes.SEND_MESSAGE_V2, send_fields(topic, 2, "DELAY\x011"), b"later").code == codes.SUCCESS
+    message = stored(served, topic, 2, 0)
+    assert message.body == b"later" and message.properties["REAL_TOPIC"] == topic
+
+
+def test_the_broker_chooses_a_queue_for_a_client_that_does_not(served, topic):
+    answer = served.broker().ask(codes.SEND_MESSAGE_V2, send_fields(topic, -1), b"anywhere")
+    assert answer.code == codes.SUCCESS and 0 <= int(answer.fields["queueId"]) < 4
+
+
+REFUSED = {
+    "a queue past the end": ({"e": 99}, b"x", codes.SYSTEM_ERROR, "request queueId[99] is illegal, TopicConfig [topicName="),
+    "no topic": ({"b": ""}, b"x", codes.SYSTEM_ERROR, "The specified topic is blank."),
+    "bad characters": ({"b": "bad topic!"}, b"x", codes.SYSTEM_ERROR, "The specified topic contains illegal characters"),
+    "a long name": ({"b": "x" * 128}, b"x", codes.SYSTEM_ERROR, "The specified topic is longer"),
+    "a system topic": ({"b": "SCHEDULE_TOPIC_XXXX"}, b"x", codes.NO_PERMISSION, "Sending message to topic[SCHEDULE_TOPIC_XXXX]"),
+    "long properties": ({"i": "k\x01" + "v" * 33_000}, b"x", codes.MESSAGE_ILLEGAL, "the message is illegal, maybe msg body"),
+    "a long body": ({}, b"x" * ((4 << 20) + 1), codes.MESSAGE_ILLEGAL, "the message is illegal, maybe msg body"),
+    "no number": ({"e": "x"}, b"x", codes.SYSTEM_ERROR, ""),
+    "a transaction": ({"i": "TRAN_MSG\x01true\x02PGROUP\x01p", "f": 4}, b"x", codes.NO_PERMISSION, "the broker["),
+}
+
+
+@pytest.mark.parametrize("changes, body, code, remark", REFUSED.values(), ids=[name.replace(" ", "-") for name in REFUSED])
+def test_what_cannot_be_stored_is_answered_as_by_the_broker(served, topic, changes, body, code, remark):
+    answer = served.broker().ask(codes.SEND_MESSAGE_V2, send_fields(topic) | changes, body)
+    assert answer.code == code and remark in answer.remark
+
+
+def test_every_status_of_a_put_has_rocketmqs_code():
+    sends = Sends(None, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"), 4 << 20, None)
+    expected = {PutStatus.PUT_OK: 0, PutStatus.FLUSH_DISK_TIMEOUT: 10, PutStatus.SLAVE_NOT_AVAILABLE: 11,
+                PutStatus.FLUSH_SLAVE_TIMEOUT: 12, PutStatus.MESSAGE_ILLEGAL: 13, PutStatus.PROPERTIES_SIZE_EXCEEDED: 13,
+                PutStatus.SERVICE_NOT_AVAILABLE: 14, PutStatus.OS_PAGECACHE_BUSY: 2, PutStatus.CREATE_MAPEDFILE_FAILED: 1,
+                PutStatus.UNKNOWN_ERROR: 1, PutStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED: 1}
+    for status in PutStatus:
+        answer = sends._answer(PutResult(status, "ID", 3, 100 if status in _STORED else -1), 1)
+        assert answer.code == expected[status], status
+        assert ("msgId" in answer.fields) == (status in _STORED), "a client looks for the id where the message is stored"
+
+
+def test_many_messages_on_one_connection_are_all_answered_and_in_order(served, topic):
+    client = served.broker()
+    numbers = [client.send(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"%d" % number) for number in range(300)]
+    answers = [client.wait(number) for number in numbers]
+    assert [answer.code for answer in answers] == [0] * 300
+    assert [int(answer.fields["queueOffset"]) for answer in answers] == list(range(300))
+
+
+def test_a_store_that_is_stopped_and_started_again_is_served_again(tmp_path):
+    from fix_gateway import start_served
+    from fix_replication import free_port
+
+    served = start_served(tmp_path / "store", gateway_broker_port=free_port(), flush_disk_type="SYNC_FLUSH")
+    try:
+        client = served.broker()
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"one").code == codes.SUCCESS
+        before = served.engine.incarnation("gateway")
+        served.engine.kill("gateway")
+        assert client.is_closed
+        served.engine.wait_back("gateway", before)
+        again = eventually(lambda: _connected(served), "the gateway listens again")
+        assert again.ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"two").fields["queueOffset"] == "1"
+        assert served.engine.stop()
+        assert again.is_closed
+    finally:
+        served.close()
+
+
+def _connected(served):
+    try:
+        return served.broker()
+    except ConnectionError:
+        return None

@@ -1,0 +1,73 @@
+"""The published RocketMQ client 4.9.8 and its tools, unchanged: one JVM with clients that a test tells what to do.
+
+The Java half stands in clients/ and is built as the judge's is. Commands and answers are JSON lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+from interop.judge import build
+
+SOURCES = Path(__file__).parent / "clients"
+ANSWER_TIMEOUT_S = 120
+
+
+class ClientError(AssertionError):
+    """A client threw; the text is its exception."""
+
+
+class Clients:
+    """A running JVM with producers and consumers of one name server. A context manager."""
+
+    def __init__(self, java: str, name_server: str, scratch: Path) -> None:
+        target = build(SOURCES) / "target"
+        self._errors = open(scratch / "clients.stderr", "w+")
+        (scratch / "conf").mkdir(exist_ok=True)
+        (scratch / "conf" / "logback_tools.xml").write_text("<configuration/>")  # the tools do not start without one
+        self._process = subprocess.Popen(
+            [java, "-Xmx300m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={scratch}",
+             f"-Drocketmq.home.dir={scratch}", f"-Drocketmq.namesrv.addr={name_server}", "-cp",
+             f"{target / 'gateway-clients.jar'}{os.pathsep}{target / 'lib' / '*'}", "clients.Clients", name_server],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True)
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put("")
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Run one command and wait for its answer; ClientError where it threw."""
+        self.begin(do, **arguments)
+        return self.answer()
+
+    def begin(self, do: str, **arguments: Any) -> None:
+        """Let one command run; answer() waits for it."""
+        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        line = self._answers.get(timeout=ANSWER_TIMEOUT_S)
+        if not line:
+            self._errors.seek(0)
+            raise ClientError(f"the clients have ended: {self._errors.read()[-2000:]}")
+        told = json.loads(line)
+        if "error" in told:
+            raise ClientError(told["error"])
+        return told["ok"]
+
+    def __enter__(self) -> Clients:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()

@@ -1,0 +1,134 @@
+"""The published RocketMQ client 4.9.8, unchanged, on a gateway: it sends and consumes in all its ways, and outlives a kill -9."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import needs
+import pyengine
+from fix_gateway import start_served
+from fix_replication import free_port
+from interop.clients import Clients
+from interop.judge import JudgeUnavailableError
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.topic_config import TopicConfigs
+from waiting import eventually
+
+pytestmark = [pytest.mark.java, pytest.mark.maven, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A store whose gateway keeps its ports when it is started again."""
+    store = start_served(tmp_path_factory.mktemp("served") / "store", gateway_namesrv_port=free_port(), gateway_broker_port=free_port(),
+                         message_delay_level="1s 5s")
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def clients(served, tmp_path_factory):
+    try:
+        running = Clients(needs.java_command(), f"127.0.0.1:{served.ports[0]}", tmp_path_factory.mktemp("clients"))
+    except JudgeUnavailableError as error:
+        if os.environ.get("PYENGINE_REQUIRE"):
+            raise
+        pytest.skip(f"maven: {error}")
+    with running:
+        yield running
+
+
+def consumed(clients, name, count, timeout_s=60):
+    rows = clients.ask("take", name=name, count=count, timeout_s=timeout_s)
+    return sorted(row["body"] for row in rows)
+
+
+def test_messages_sent_in_every_way_are_consumed_once_each(served, clients):
+    def send(how, *bodies):
+        return clients.ask("send", group="senders", how=how, topic="all_ways", tags="t", bodies=list(bodies))
+
+    sync = send("sync", "sync-1", "sync-2", "large " * 4000)
+    assert all(row["status"] == "SEND_OK" and row["id"] for row in sync)
+    asynchronous = [f"async-{number}" for number in range(50)]
+    assert {row["status"] for row in send("async", *asynchronous)} == {"SEND_OK"}
+    send("one-way", "one-way")
+    (batch,) = send("batch", "batch-1", "batch-2", "batch-3")
+    assert batch["status"] == "SEND_OK" and len(batch["id"].split(",")) == 3
+    expected = sorted(["sync-1", "sync-2", "large " * 4000, *asynchronous, "one-way", "batch-1", "batch-2", "batch-3"])
+    clients.ask("subscribe", name="all", group="all_readers", topic="all_ways")
+    assert consumed(clients, "all", len(expected)) == expected
+    assert TopicConfigs(served.root).read().topics["all_ways"].write_queue_nums == 4
+    found = clients.ask("view", topic="all_ways", id=sync[0]["id"])
+    assert (found["body"], found["born"]) == ("sync-1", "127.0.0.1")
+    assert [row["body"] for row in clients.ask("query", topic="all_ways", key="async-7")] == ["async-7"]
+
+
+def test_a_group_goes_on_where_it_stopped(served, clients):
+    def send(*bodies):
+        clients.ask("send", group="senders", how="sync", topic="resumed", tags="t", bodies=list(bodies))
+
+    send("one", "two")
+    clients.ask("subscribe", name="before", group="resumers", topic="resumed")
+    assert consumed(clients, "before", 2) == ["one", "two"]
+    clients.ask("stop", name="before")
+    eventually(lambda: sum(ConsumerOffsets(served.root).read("resumed", "resumers").values()) == 2, "the group's offsets are written")
+    send("three")
+    clients.ask("subscribe", name="after", group="resumers", topic="resumed")
+    assert consumed(clients, "after", 1) == ["three"]
+
+
+def test_an_ordered_consumer_gets_a_queue_in_order(clients):
+    bodies = [f"{number:03d}" for number in range(40)]
+    clients.ask("send", group="senders", how="ordered", topic="in_order", queue=1, bodies=bodies)
+    clients.ask("subscribe", name="ordered", group="orderly", topic="in_order", ordered=True)
+    rows = clients.ask("take", name="ordered", count=40, timeout_s=60)
+    assert [row["body"] for row in rows] == bodies and {row["queue"] for row in rows} == {1}
+
+
+def test_tags_and_conditions_choose_what_is_consumed(clients):
+    for tags, color in (("a", "red"), ("b", "blue"), ("c", "red")):
+        clients.ask("send", group="senders", how="sync", topic="chosen", tags=tags, property=color, bodies=[f"{tags}-{color}"])
+    clients.ask("subscribe", name="tagged", group="tag_readers", topic="chosen", tags="a || b")
+    clients.ask("subscribe", name="condition", group="sql_readers", topic="chosen", sql="color = 'red' AND TAGS IS NOT NULL")
+    assert consumed(clients, "tagged", 2) == ["a-red", "b-blue"]
+    assert consumed(clients, "condition", 2) == ["a-red", "c-red"]
+
+
+def test_a_delayed_message_comes_and_a_broadcast_reaches_every_member(clients):
+    clients.ask("send", group="senders", how="sync", topic="told_to_all", delay=1, bodies=["later"])
+    for name in ("first", "second"):
+        clients.ask("subscribe", name=name, group="listeners", topic="told_to_all", broadcast=True)
+    assert consumed(clients, "first", 1) == consumed(clients, "second", 1) == ["later"]
+
+
+def test_messages_of_a_python_producer_and_a_java_consumer_meet(served, clients):
+    with pyengine.connect(served.root) as producer:
+        producer.put("from_python", b"hello", tags="t").raise_for_status()
+    clients.ask("subscribe", name="python", group="python_readers", topic="from_python")
+    assert consumed(clients, "python", 1) == ["hello"]
+    clients.ask("send", group="senders", how="sync", topic="from_java", bodies=["hello back"])
+    with pyengine.consume(served.root, "from_java", group="g", from_="first") as consumer:
+        assert [message.body for message in consumer.pull(timeout_s=30)] == [b"hello back"]
+
+
+def test_a_kill_of_the_gateway_under_load_loses_nothing_acknowledged(served, clients):
+    bodies = [f"{number:05d}" for number in range(1000)]
+    clients.ask("subscribe", name="survivor", group="survivors", topic="survived")
+    clients.begin("send", group="senders", how="sync", topic="survived", go_on=True, bodies=bodies)
+    eventually(lambda: count(served, "survived") > 20, "messages are sent")
+    before = served.engine.incarnation("gateway")
+    served.engine.kill("gateway")
+    served.engine.wait_back("gateway", before)
+    answers = clients.answer()
+    sent = {body for body, answer in zip(bodies, answers, strict=True) if not isinstance(answer, str) and answer["status"] == "SEND_OK"}
+    assert len(sent) > 100
+    found = eventually(lambda: sent <= (got := {row["body"] for row in clients.ask("take", name="survivor", count=0, timeout_s=0)}) and got,
+                       "everything acknowledged is consumed", timeout_s=90)
+    assert found <= set(bodies)
+
+
+def count(served, topic):
+    with pyengine.open_store(served.root) as store:
+        return sum(store.queue_range(topic, queue_id, "committed")[1] for queue_id in store.queue_ids(topic))

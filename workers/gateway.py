@@ -1,0 +1,46 @@
+"""Gateway: a name server and a broker for RocketMQ 4.9 clients; runs where gateway_enable is set.
+
+Promise: what a client is told to be stored is stored as the flush mode and the role promise; it puts through a session
+and reads as any program does, so it can harm neither log nor queues. A client can hurt its own connection only. Its
+death: clients connect again and go on; sends without an answer are sent again by them, offsets that they committed within
+the last 5 s may be lost, so those messages come again. It is stopped first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from pyengine.engine import worker
+from pyengine.engine.embedded import connect
+from pyengine.errors import os_error_sentence
+from pyengine.gateway.gateway import Gateway
+from pyengine.gateway.gateway import serve as serve_clients
+from pyengine.ipc.live_reader import open_store
+from pyengine.native import control as native
+
+SESSION_WAIT_S = 2.0
+
+
+def serve(attached: worker.Worker) -> None:
+    """Serve clients until asked to stop."""
+    settings: dict[str, Any] = dict(attached.config.overrides())  # the environment alone may say something else
+    with open_store(attached.root, **settings) as reader:
+        gateway = Gateway(reader, attached.config,
+                          lambda: connect(attached.root, timeout_s=SESSION_WAIT_S, **settings), report=attached.say)
+        try:
+            asyncio.run(serve_clients(
+                gateway, must_listen=attached.incarnation == 1, is_over=lambda: attached.stopping, beat=attached.beat,
+                ready=attached.ready, blocked=attached.say_blocked_reason))
+        except OSError as error:
+            raise worker.BootFailedError(f"the gateway cannot listen: {os_error_sentence(error)}") from error
+
+
+def main() -> int:
+    """Run the gateway with the arguments of this process; its exit code."""
+    return worker.run(native.GATEWAY, "Serves RocketMQ 4.9 clients.", serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
