@@ -508,9 +508,10 @@ def _check_networks(texts: list[str]) -> None:
 
 SETTINGS: dict[str, Setting] = settings_of(EngineConfig)
 FIXED_NAMES: tuple[str, ...] = tuple(name for name, row in SETTINGS.items() if row.fixed)
-# Settings that say what a store's queues hold, how many a topic has and where its log lies: kept in its engine.toml, so that
-# every command knows them.
+# Settings that say what a store's messages and queues hold, how many queues a topic has and where its log lies: kept in its
+# engine.toml, so that every command and producer knows them.
 KEPT_NAMES: tuple[str, ...] = (
+    "store_host",
     "enable_multi_dispatch", "enable_lmq", "enable_consume_queue_ext", "message_delay_level", "default_topic_queue_nums",
     "store_path_commit_log", "read_only_commit_log_store_paths",
 )

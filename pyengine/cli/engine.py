@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from pyengine.cli import output
+from pyengine.cli.config import broker_conf_option, read_broker_conf
 from pyengine.cli.options import existing_store, store_command
 from pyengine.cli.output import byte_bar, size_text
 from pyengine.errors import DiskFullError, ExitCode, UsageError
@@ -29,7 +30,10 @@ QUEUE_WINDOW_BYTES = 65_536
 @click.option("--foreground", is_flag=True, help="Stay in the foreground, for systemd and containers; log on stderr.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=3600.0, show_default=True,
               help="Longest wait for readiness, in seconds.")
-def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool, timeout_s: float) -> int:
+@broker_conf_option
+def start(
+    store: Path, settings: dict[str, str], as_json: bool, foreground: bool, timeout_s: float, broker_conf: Path | None,
+) -> int:
     """Start the engine of a store, and return when it is ready.
 
     A store that does not exist is created; its file sizes are then fixed. One that was
@@ -40,6 +44,9 @@ def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool
     Space: two segments are allocated ahead, an index file with the first key, and 64 KiB
     for each queue. For small stores make smaller files, as below.
 
+    --broker-conf takes a RocketMQ broker's delay levels, retention, role, flush mode, sizes and store host for this
+    run; what is not taken or differs from the store is named on stderr (`config explain --broker-conf` lists all).
+
     Exit codes: 0 running, 6 running but read-only (degraded), 3 refused for damage,
     5 already running, running with other settings, or open in a broker.
 
@@ -47,12 +54,18 @@ def start(store: Path, settings: dict[str, str], as_json: bool, foreground: bool
     Examples:
       pyengine start STORE
       pyengine start STORE --set flush_disk_type=SYNC_FLUSH
+      pyengine start STORE --broker-conf conf/broker.conf
       pyengine start STORE --set mapped_file_size_commit_log_bytes=16MiB --set max_index_num=40000
     """
     from pyengine.engine.embedded import start_engine
     from pyengine.ipc.control_block import read_run_settings
     from pyengine.ipc.shared_objects import find_folder
 
+    if broker_conf is not None:
+        told = read_broker_conf(broker_conf, store, settings)
+        settings = told.settings
+        for note in told.notes:
+            print(f"note: {output.printable(note)}", file=sys.stderr)
     config = load_config(store, settings)
     check_space(store, config)
     if foreground:
