@@ -186,6 +186,7 @@ def selection_of(read: ReadOptions, columns: list[Column], partitioned: bool) ->
         "readLevel": read.read_level.value,
         "onCorrupt": read.on_corrupt,
         "verifyCRC": str(read.verify_crc).lower(),
+        "decompress": str(read.decompress).lower(),
         "columns": ",".join(column.name for column in columns),
         "partitioned": str(partitioned).lower(),
     }

@@ -88,6 +88,7 @@ class ReadOptions:
     ending_timestamps: QueueOffsets | None = None
     starting_timestamp_strategy: str = "latest"
     include_headers: bool = False
+    decompress: bool = True
     starting_point: StartingPoint | None = None
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = 15 * 60_000
@@ -341,6 +342,9 @@ OPTIONS = (
     Option("includeBody", "include_body", _boolean, "true", "false leaves the body out, where `columns` does not name it."),
     Option("includeHeaders", "include_headers", _boolean, "false",
            "true adds the column `headers`, where `columns` does not name it."),
+    Option("decompress", "decompress", _boolean, "true",
+           "`value` of a message that its client compressed (zlib; LZ4 and ZSTD of RocketMQ 5's clients) as the producer had it; false "
+           "gives the stored bytes."),
     Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1",
            "At least so many partitions, if there are bytes enough."),
     Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m", "At most so many bytes of the log in one partition."),

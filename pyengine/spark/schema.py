@@ -36,7 +36,7 @@ class Column:
 
 COLUMNS = (
     Column("key", "BINARY", "keys", True, "The property KEYS as bytes, null without it."),
-    Column("value", "BINARY", "body", True, "The body as it is stored (compressed if sysFlag says so)."),
+    Column("value", "BINARY", "body", True, "The body, decompressed where sysFlag says that it is compressed (option `decompress`)."),
     Column("topic", "STRING", "topic", True, "The topic as the record has it."),
     Column("partition", "INT", "queueId", True, "The queue."),
     Column("offset", "BIGINT", "queueOffset", True, "The message's number in its queue."),
@@ -47,7 +47,7 @@ COLUMNS = (
     Column("keys", "STRING", "keys", True, "The property KEYS: words separated by spaces."),
     Column("properties", "STRING", "properties", True, "All properties as stored: name 0x01 value, joined by 0x02."),
     Column("bornTimestamp", "TIMESTAMP", "bornTimestamp", True, "The producer's clock."),
-    Column("bodySize", "INT", "bodySize", True, "Bytes of the body."),
+    Column("bodySize", "INT", "bodySize", True, "Bytes of the body as it is stored."),
     Column("size", "INT", "size", True, "Bytes of the whole record."),
     Column("bodyCRC", "INT", "bodyCRC", True, "The body's checksum as stored."),
     Column("flag", "INT", "flag", True, "The producer's own flag."),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from damage import flip
 from fix_golden import unpack
 from fix_spark import spark_version
+from fix_store_builder import SMALL, StoreBuilder
 from pyengine.formats.paths import StorePaths
 from pyengine.spark.schema import all_names
 from spark import oracle
@@ -143,6 +146,7 @@ def test_the_page_of_docs_runs(spark, root, tmp_path, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert len(blocks) >= 4
     assert f"{sum(m.topic == 'Roll1' for m in oracle.log_messages(root))} messages in" in shown
+    assert re.search(r"\|\s*5\|\s*143\|\n\|\s*6\|\s*142\|", shown), "from_json counts weekdays"
     commands = [line.split()[1:] for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()
                 if line.startswith("pyengine")]
     done = {}
@@ -151,6 +155,18 @@ def test_the_page_of_docs_runs(spark, root, tmp_path, capsys, monkeypatch):
         assert done[name].code == 0, done[name].stderr
     assert done.keys() >= {"check", "export", "rebuild", "report", "stats"}
     assert done["export"].document["messages"] == sum(m.topic == "Roll1" for m in oracle.log_messages(root))
+
+
+def test_compressed_json_is_parsed_by_sparks_own_function(spark, tmp_path):
+    from pyspark.sql.functions import col, from_json
+
+    builder = StoreBuilder(tmp_path / "store", replace(SMALL, mapped_file_size_commit_log_bytes=1 << 16))
+    for number in range(20):
+        body = b'{"id": %d, "name": "%s"}' % (number, b"x" * number * 10)
+        builder.put("J", zlib.compress(body) if number % 2 else body, sys_flag=number % 2)
+    df = load(spark, tmp_path / "store", columns="value")
+    parsed = df.select(from_json(col("value").cast("string"), "id INT, name STRING").alias("event")).select("event.*")
+    assert sorted(map(tuple, parsed.collect())) == [(number, "x" * number * 10) for number in range(20)]
 
 
 def test_beside_a_running_engine_a_query_is_a_whole_prefix_of_what_was_put(spark, tmp_path):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
+import zlib
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from fix_golden import RECIPES
+from fix_store_builder import SMALL, StoreBuilder
 from pyengine.errors import CorruptionError, StoreRefusedError, UsageError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc.live_reader import open_store
@@ -408,3 +412,54 @@ def test_a_running_engines_counter_is_the_limit(make_owner):
         assert offsets_of(rows(owner.root, columns="physicalOffset", readLevel=level)) == offsets[:count]
     with pytest.raises(UsageError, match="nothing is replicated"):
         rows(owner.root, readLevel="replicated")
+
+
+# -- compressed bodies --------------------------------------------------------------------
+
+
+def frame(kind: str, text: bytes) -> bytes:
+    """As a stream, which does not say its length: as RocketMQ's clients write it."""
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, kind) as stream:
+        stream.write(text)
+    return out.getvalue().to_pybytes()
+
+
+TEXTS = [b"plain", b"zlib " * 500, b"", b"lz4 " * 700, b"zstd " * 900, b"zlib named", b"\x78\x9c looks like zlib"]
+STORED = [(TEXTS[0], 0), (zlib.compress(TEXTS[1]), 0x1), (zlib.compress(TEXTS[2]), 0x1), (frame("lz4", TEXTS[3]), 0x101),
+          (frame("zstd", TEXTS[4]), 0x201), (zlib.compress(TEXTS[5], 9), 0x301), (TEXTS[6], 0x300)]
+
+
+@pytest.fixture
+def compressed(tmp_path) -> StoreBuilder:
+    builder = StoreBuilder(tmp_path / "store", replace(SMALL, mapped_file_size_commit_log_bytes=SEGMENT_BYTES * 4))
+    for number, (body, sys_flag) in enumerate(STORED * 3):
+        builder.put("T", body, sys_flag=sys_flag, properties={"n": str(number)})
+    return builder
+
+
+@pytest.mark.parametrize("given", [{}, {"subscribe": "T", "access": "queue"}, {"batchRows": 2}], ids=["scan", "queue", "small batches"])
+def test_bodies_are_what_the_producers_had_whatever_compressed_them(compressed, given, monkeypatch):
+    for most in (1 << 20, 3000, 1):
+        monkeypatch.setattr("pyengine.spark.task_reader.DECOMPRESSED_BATCH_BYTES", most)
+        found = rows(compressed.root, columns="offset,value,body,bodySize", **given)
+        assert found == [(at, text, text, len(STORED[at % 7][0])) for at, text in enumerate(TEXTS * 3)]
+        sizes = [len(b) for b in batches(compressed.root, columns="value", **given)]
+        assert sum(sizes) == 21 and (most > 3000 or len(sizes) > 3)
+    assert rows(compressed.root, columns="value", decompress="false", **given) == [(body,) for body, _ in STORED * 3]
+    chosen = rows(compressed.root, columns="value,property.n", sql="n in ('1', '10', '12')", **given)
+    assert chosen == [(TEXTS[1], "1"), (TEXTS[3], "10"), (TEXTS[5], "12")]
+
+
+@pytest.mark.parametrize(("body", "sys_flag", "why"), [
+    (b"no stream", 0x1, "is no zlib stream"), (b"no frame", 0x101, "is no LZ4 frame"), (b"no frame", 0x201, "is no ZSTD frame"),
+    (frame("zstd", TEXTS[4])[:-3], 0x201, "is no ZSTD frame"), (zlib.compress(TEXTS[1])[:-3], 0x1, "ends within"),
+    (b"unknown", 0x701, "compression 7")], ids=["zlib", "lz4", "zstd", "short zstd", "short zlib", "unknown"])
+def test_a_body_that_is_not_what_its_compression_says_is_named_or_skipped(compressed, body, sys_flag, why):
+    bad = compressed.put("T", body, sys_flag=sys_flag)
+    compressed.put("T", b"after")
+    with pytest.raises(CorruptionError, match=f"the message at {bad.physical_offset} cannot be decompressed: .*{why}.*decompress=false"):
+        rows(compressed.root, columns="value")
+    assert rows(compressed.root, columns="offset,value", onCorrupt="skip")[20:] == [(20, TEXTS[6]), (22, b"after")]
+    assert rows(compressed.root, columns="offset,value", decompress="false")[21:] == [(21, body), (22, b"after")]
+    assert len(rows(compressed.root, columns="offset")) == 23
