@@ -114,7 +114,8 @@ struct ms_state {
     uint32_t frozen;             /* 0, 1 being written, 2 reason readable; first failing worker, by CAS */
     int32_t frozen_errno;
     uint32_t frozen_kind;        /* MS_FLUSHER ... */
-    uint32_t refuse_puts;        /* bits, each of one process, by CAS: 1 stopping, 4 slave (supervisor), 2 disk full, 8 unwritable (cleaner) */
+    uint32_t refuse_puts;        /* bits, each of one process, by CAS: 1 stopping, 4 slave (supervisor), 2 disk full, 8 unwritable (cleaner),
+                                    16 fenced (replicator) */
     uint64_t queue_table_generation_offered; /* supervisor: a larger table stands ready */
     int8_t pad[96];
     int8_t reason[MS_REASON_BYTES]; /* UTF-8, NUL-terminated; of `frozen` or of read_only/degraded */

@@ -247,6 +247,7 @@ static uint32_t check_entry(const struct ms_writer *writer, const struct ms_writ
     *detail = raw && !ms_raw_is_allowed(writer, own) ? MS_REFUSED_RAW
               : refuse_puts & 1                      ? MS_REFUSED_STOPPING
               : refuse_puts & 4 && !raw              ? MS_REFUSED_SLAVE
+              : refuse_puts & 16                     ? MS_REFUSED_FENCED
               : read_only                            ? MS_REFUSED_READ_ONLY
               : refuse_puts & 2 || writer->no_room   ? MS_REFUSED_DISK_FULL
               : refuse_puts & 8                      ? MS_REFUSED_UNWRITABLE

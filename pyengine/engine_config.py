@@ -139,6 +139,10 @@ class EngineConfig:
         "", "File with the secret that a master and its slaves share, mode 0600; a relative path lies in the store. With it both prove "
         "to each other that they have it, and what they send is sealed. Without it, and without ha_allow_plain, a master "
         "refuses every slave.", group="replication")
+    ha_peers: str = setting(
+        "", "On a master: HA ports (host:port, separated by `,`) of stores that may be masters in its place. It asks them before its first "
+        "put and tells them its term while it runs, so that of two masters the older one refuses puts. Needs ha_secret_file; "
+        "`pyengine promote` sets it.", group="replication")
     ha_allow_plain: str = setting(
         "", "Addresses and networks, separated by `,`, with which RocketMQ's own protocol is spoken, which proves nothing: slaves from "
         "there get the log and confirm it, and a master there is believed.", group="replication")
@@ -390,6 +394,13 @@ class EngineConfig:
         delete_hours(self.delete_when)
 
     @property
+    def ha_peer_list(self) -> list[str]:
+        """The addresses of `ha_peers`, for a master with a secret: a term counts only from a store that proves to have it too."""
+        if self.broker_role == "SLAVE" or not self.ha_secret_file:
+            return []
+        return [text.strip() for text in self.ha_peers.split(",") if text.strip()]
+
+    @property
     def ha_allow_plain_list(self) -> list[str]:
         """The addresses and networks of `ha_allow_plain`."""
         return [text.strip() for text in self.ha_allow_plain.split(",") if text.strip()]
@@ -397,11 +408,10 @@ class EngineConfig:
     def _check_replication(self) -> None:
         if self.ha_allow_plain:
             _check_networks(self.ha_allow_plain_list)
-        if self.ha_master_address:
-            host, colon, port = self.ha_master_address.rpartition(":")
-            if not (colon and host.strip("[]") and port.isascii() and port.isdecimal() and 0 < int(port) <= 65_535):
-                raise ConfigError(f"ha_master_address = {self.ha_master_address} is no address: give host:port, as in "
-                                  "10.0.0.1:10912 or [::1]:10912")
+        for name, address in [("ha_master_address", self.ha_master_address), *(("ha_peers", one) for one in self.ha_peer_list)]:
+            host, colon, port = address.rpartition(":")
+            if address and not (colon and host.strip("[]") and port.isascii() and port.isdecimal() and 0 < int(port) <= 65_535):
+                raise ConfigError(f"{name} = {address} is no address: give host:port, as in 10.0.0.1:10912 or [::1]:10912")
         if self.dispatch_at == "replicated" and self.ha_port == 0 and self.broker_role != "SLAVE":
             raise ConfigError("dispatch_at = replicated needs a master with slaves: set ha_listen_port, or nothing would ever "
                               "become visible")
@@ -415,8 +425,8 @@ class EngineConfig:
 
     @property
     def replicates(self) -> bool:
-        """Whether the engine has a replicator: a master that listens, or a slave that has a master."""
-        return self.ha_port != 0 or self.broker_role == "SLAVE" and self.ha_master_address != ""
+        """Whether the engine has a replicator: a master that listens or has peers, or a slave that has a master."""
+        return self.ha_port != 0 or bool(self.ha_peer_list) or self.broker_role == "SLAVE" and self.ha_master_address != ""
 
     @property
     def acks_flushed(self) -> bool:

@@ -29,7 +29,7 @@ def call_of(file: str, introduction: Introduction | None = None, **settings) -> 
     """As a slave whose secret is in `file` calls its master."""
     config = EngineConfig(broker_role="SLAVE", ha_secret_file=file, **settings)
     own = introduction or Introduction(b"s" * 16, 0, is_master=False)
-    return MasterCall(Secret("/", config), PlainPeers(config), lambda: own)
+    return MasterCall(Secret("/", config), PlainPeers(config), lambda: own, lambda _: None)
 
 
 class SealedSlave:

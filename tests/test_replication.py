@@ -188,6 +188,63 @@ def test_a_lost_master_returns_as_the_slave_of_the_one_that_was_promoted(make_en
     assert run("check", old.root).code == 0
 
 
+def promote(slave, *words: str) -> None:
+    done = run("promote", slave.root, "--json", *words)
+    assert done.code == 0, done
+    with slave.memory() as memory:
+        slave.semaphores.add(memory.identity.sysv_semaphore_id)
+
+
+@pytest.mark.timeout(300)
+def test_an_old_master_that_returns_refuses_puts_until_it_is_a_slave(make_engine):
+    pair = Pair(make_engine, role="ASYNC_MASTER").start()
+    old, new = pair.master, pair.slave
+    assert put(old.root, b"one") == [PutStatus.PUT_OK]
+    pair.wait_equal()
+    kinds = ("supervisor", "replicator", "writer")  # the supervisor first, or it would kill the others
+    for kind in kinds:
+        os.kill(old.pid(kind), signal.SIGSTOP)
+    promote(new, "--set", f"ha_listen_port={(port := free_port())}")
+    assert put(new.root, b"of the new one") == [PutStatus.PUT_OK]
+    for kind in reversed(kinds):
+        os.kill(old.pid(kind), signal.SIGCONT)
+    eventually(lambda: put(old.root, b"of the old one") == [PutStatus.SERVICE_NOT_AVAILABLE], "it has heard of the other")
+    with pyengine.connect(old.root) as producer:
+        assert "a master of a higher term has taken this store's place" in producer.put("T", b"x").reason
+    shown = run("status", old.root, "--json").document
+    assert (shown["verdict"], shown["takes_puts"], shown["replication"]["term"], shown["replication"]["fenced_by"]) == (
+        "read-only", False, 0, 1)
+    old.kill_all()
+    new.stop()
+    old.start()
+    assert put(old.root, b"again") == [PutStatus.SERVICE_NOT_AVAILABLE], "it remembers, although it is alone"
+    refused = run("promote", old.root)
+    assert refused.code == 1
+    old.stop()
+    new.settings |= {"broker_role": "ASYNC_MASTER", "ha_listen_port": port, "ha_master_address": ""}
+    new.start()
+    old.settings |= {"broker_role": "SLAVE", "ha_master_address": f"127.0.0.1:{port}", "ha_listen_port": 0}
+    old.start()
+    with new.memory() as memory:
+        eventually(lambda: native.load(memory.control.replicator, "slaves_connected") == 1, "it follows the new one")
+    assert put(new.root, b"two") == [PutStatus.PUT_OK]
+    eventually(lambda: bodies(old.root) == [b"one", b"of the new one", b"two"], "and has what that one has")
+    old.stop()
+    promote_stopped = run("promote", old.root, "--json")
+    assert promote_stopped.code == 0 and run("status", old.root, "--json").document["replication"]["term"] == 2
+
+
+def test_a_master_that_returns_asks_its_peers_before_its_first_put(make_engine):
+    pair = Pair(make_engine, role="ASYNC_MASTER").start()
+    old, new, port = pair.master, pair.slave, free_port()
+    old.settings["ha_peers"] = f"127.0.0.1:{port}"
+    old.kill_all()
+    promote(new, "--set", f"ha_listen_port={port}")
+    old.start()
+    assert put(old.root, b"one") == [PutStatus.SERVICE_NOT_AVAILABLE]
+    assert f"127.0.0.1:{port} knows a master of term 1, and this one is of term 0: it takes no puts" in old.log()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("slave_mode", ["async", "sync"])

@@ -73,6 +73,9 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
                 more = slaves_that_stay(memory.identity.role, lambda: live_replication(memory))
                 more.append(Finding(Verdict.WARNING, _why_otherwise(root, memory)))
                 document = _live(root, memory, living, more)[0]
+                if document["replication"] is not None:
+                    noted = ReplicationStateFile(root).read().state
+                    document["replication"] |= {"term": noted.term if noted else 0, "fenced_by": noted.fenced_by if noted else 0}
                 return document | {"verified": _verified(read_watermark(root).watermark, document["positions"]["min"]),
                                    "log_holds": log_holds(root)}
         except EngineUnavailableError as error:  # not published yet, or of another user
@@ -115,7 +118,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int],
     frozen = native.load(control.state, "frozen") != 0
     refused = native.load(control.state, "refuse_puts")
     is_final = frozen or state in (native.STATE_READ_ONLY, native.STATE_DEGRADED)
-    read_only = is_final or bool(refused & (native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE))
+    read_only = is_final or bool(refused & (native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE | native.REFUSE_FENCED))
     wrote, store_timestamp_ms = native.committed_slot(control)
     figures = _figures(memory)
     disk = _disk(memory)
@@ -376,7 +379,7 @@ def noted_replication(root: Path) -> dict[str, Any] | None:
     if state is None:
         return {"said": said} if said else None
     return {"role": state.role, "confirm": state.confirm, "dispatch_at": state.dispatch_at,
-            "master_end": state.master_end or None, "said": said}
+            "master_end": state.master_end or None, "term": state.term, "fenced_by": state.fenced_by, "said": said}
 
 
 def _link(look: LinkLook, committed: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.config import FIXED_NAMES, config_path, load_config, set_in_file
+from pyengine.storage.config import FIXED_NAMES, EngineConfig, config_path, load_config, set_in_file
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, for
     A stopped slave gets its new role in config/engine.toml, and its master's address is
     taken out. One that runs is stopped in order and started again with the settings it
     had. It must have everything that is known of its master's log; what a lost
-    master had beyond that cannot be known. Nothing makes the old master a slave, or stops it: look
-    that it takes no more puts. docs/replication.md has the way back.
+    master had beyond that cannot be known. With ha_secret_file the old master refuses puts once the two
+    meet; nothing else stops it, so look that it takes no more. docs/replication.md has the way back.
 
     Exit codes: 0 it is a master now; 1 refused, or its engine could not be started again;
     5 it runs under systemd, in the foreground, or embedded in a program: the sentence
@@ -150,6 +150,8 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
             raise StoreBusyError(_by_hand(root, start, role))
         kept = {name: value for name, value in start.settings.items() if name not in OF_A_SLAVE} | settings
         kept["broker_role"] = role
+        peers = _peers(load_config(root, start.settings))
+        kept |= peers
         load_config(root, kept)  # what cannot run as a master is refused while it runs as a slave
         standing = _wait_until_caught_up(memory.control, timeout_s)
     _judge(standing, force, notes)
@@ -157,7 +159,7 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
     stop_engine(root)
     failpoint("promotion_stopped")
     with owning(root):
-        _write_role(root, role, notes)
+        _write_role(root, role, notes, peers)
     try:
         ready = start_engine(root, kept)
     except EngineError as error:
@@ -226,23 +228,34 @@ def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: boo
         configured = load_config(root, settings).broker_role
         noted, said = ReplicationStateFile(root).read()
         last = noted.role if noted else configured
-        if SLAVE not in (last, configured) and not said:
-            raise EngineError(f"{root} is no slave: its role is {last}")
+        is_fenced = noted is not None and noted.is_fenced
+        if SLAVE not in (last, configured) and not said and not (force and is_fenced):
+            more = (": a master of a higher term has taken its place. Start it as that one's slave, or give --force to make it the master "
+                    "again: then the other one refuses puts once both meet") if is_fenced else ""
+            raise EngineError(f"{root} is no slave: its role is {last}{more}")
         if noted is not None and noted.role == SLAVE:
             _judge(Standing(False, noted.confirm, noted.master_end), force, notes)
         else:
             notes.append("it does not run, so it is unknown how far its master's log went")
-        _write_role(root, role, notes)
+        _write_role(root, role, notes, _peers(load_config(root, settings)))
         return SLAVE if SLAVE in (last, configured) else None
 
 
-def _write_role(root: Path, role: str, notes: list[str]) -> None:
+def _peers(slave: EngineConfig) -> dict[str, str]:
+    """`ha_peers` of the new master: where the old one may come back. Only a secret makes a term count."""
+    if not slave.ha_secret_file or not slave.ha_master_address or slave.ha_peers:
+        return {}
+    return {"ha_peers": slave.ha_master_address}
+
+
+def _write_role(root: Path, role: str, notes: list[str], peers: dict[str, str]) -> None:
     """The settings first: a crash in between leaves what neither starts as a slave nor as a master, until this is run again."""
     file = ReplicationStateFile(root)
     noted = file.read()
     if noted.said:
         notes.append(noted.said)
-    set_in_file(config_path(root), {"broker_role": role}, ("ha_master_address",))
+    set_in_file(config_path(root), {"broker_role": role, **peers}, ("ha_master_address",))
     failpoint("promotion_set")
-    file.write(ReplicationState(role, noted.state.confirm if noted.state else 0))
+    term = max(noted.state.term, noted.state.fenced_by) + 1 if noted.state else 1
+    file.write(ReplicationState(role, noted.state.confirm if noted.state else 0, term=term))
     failpoint("promotion_noted")

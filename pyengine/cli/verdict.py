@@ -82,6 +82,7 @@ def judge(root: Path, memory: EngineMemory, living: Sequence[int], obstacles: Se
         Finding(Verdict.READ_ONLY, (said or "the store is frozen") if frozen else ""),
         Finding(Verdict.STUCK, why_lost(root, memory.missing_names(), living)),
         Finding(Verdict.READ_ONLY, _why_full(refused, document["disk"])),
+        Finding(Verdict.READ_ONLY, _why_fenced(refused)),
         Finding(Verdict.STOPPING, "the engine is stopping" if document["stopping"] else ""),
         _supervisor(memory, living, workers),
         Finding(Verdict.STUCK, "; ".join(still)),
@@ -131,6 +132,13 @@ def _why_full(refused: int, disk: dict[str, Any]) -> str:
     if not refused & (native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE):
         return ""
     return disk.get("reason") or "the disk is full: the store takes puts again once there is room"
+
+
+def _why_fenced(refused: int) -> str:
+    if not refused & native.REFUSE_FENCED:
+        return ""
+    return ("a master of a higher term has taken this store's place, so puts are refused: start it as that one's slave "
+            "(broker_role=SLAVE and ha_master_address=HOST:PORT)")
 
 
 def _supervisor(memory: EngineMemory, living: Sequence[int], workers: Sequence[dict[str, Any]]) -> Finding:

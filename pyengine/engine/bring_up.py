@@ -40,7 +40,7 @@ from pyengine.native import queue_table
 from pyengine.native.failpoint import failpoint
 from pyengine.native.waiting import spin_us
 from pyengine.services.replication.ha_greeting import Secret, SecretError
-from pyengine.services.replication.ha_join import join
+from pyengine.services.replication.ha_join import ask_peers, join
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import create_abort_file, read_checkpoint
 from pyengine.storage.commit_log import LocalLog, list_log, new_segment_folder
@@ -128,7 +128,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     confirm = 0
     if report.state is RecoveryState.RECOVERED:
         confirm, said = settle_confirmed(root, config, report.end_offset, remembered)
-        report = replace(report, notes=report.notes + said)
+        report = replace(report, notes=report.notes + said + ask_peers(root, config))
     folder = SharedFolder.of(engine_id, config.shm_directory)
     folder.make()
     folder.sweep()
@@ -151,6 +151,8 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         raise
     memory.open_latches()
     if report.state is RecoveryState.RECOVERED:
+        if config.broker_role != SLAVE and (noted := ReplicationStateFile(root).read().state) is not None and noted.is_fenced:
+            native.refuse_puts(memory.control, native.REFUSE_FENCED)
         create_abort_file(root)
         failpoint("engine_opened")
         _publish(memory, native.STATE_RUNNING, report.copy_note)

@@ -66,6 +66,7 @@ REFUSE_STOPPING = 1
 REFUSE_DISK_FULL = 2
 REFUSE_SLAVE = 4
 REFUSE_UNWRITABLE = 8
+REFUSE_FENCED = 16
 
 
 def view_control(memory: Buffer) -> ms_control:

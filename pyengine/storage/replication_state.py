@@ -3,7 +3,8 @@
 `{"role": ..., "confirm": ...}`: in which role it ran last, and how far its log was
 confirmed (on a slave: how far it had acknowledged, and as `"masterEnd"` how far its
 master's log went as last heard); `"dispatchAt": "replicated"` beside them where its queues
-end there. A store that joins a master may cut
+end there. `"term"` and `"fencedBy"` say which of several masters is
+the present one (docs/replication.md). A store that joins a master may cut
 what is above `confirm`, and nothing below (docs/replication.md). It may be a second
 old, and is never ahead. One process writes it while the engine runs, the replicator;
 before that, its supervisor. RocketMQ ignores the file.
@@ -30,13 +31,27 @@ _INT64_MAX = (1 << 63) - 1
 class ReplicationState:
     """The role a store ran in last, and how far its log was confirmed; `dispatch_at` None, written: as it was.
 
-    `master_end`: of a slave, how far its master's log went; 0 where nothing was heard.
+    `master_end`: of a slave, how far its master's log went; 0 where nothing was heard. `term`: of the master that it is, or
+    that it has followed last; 0 before the first promotion. `fenced_by`: the highest term that it has heard of as a master.
+    Both are never less than what the file said before.
     """
 
     role: str
     confirm: int
     dispatch_at: str | None = field(default=None, compare=False)
     master_end: int = 0
+    term: int = 0
+    fenced_by: int = 0
+
+    @property
+    def known_term(self) -> int:
+        """The highest that this store knows of."""
+        return max(self.term, self.fenced_by)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a master of a higher term has taken the place of this one."""
+        return self.fenced_by > self.term
 
 
 class ReadState(NamedTuple):
@@ -53,6 +68,7 @@ class ReplicationStateFile:
         self._file = ConfigFile(StorePaths(root).config / NAME, _decode)
         self.path = self._file.path
         self._dispatch_at: str | None = None
+        self._term = self._fenced_by = 0
 
     def read(self) -> ReadState:
         """For a bad file `.bak` is used, whose `confirm` is older, which is safe.
@@ -61,6 +77,8 @@ class ReplicationStateFile:
         """
         state, said, _ = self._file.read()
         self._dispatch_at = (state and state.dispatch_at) or DISPATCH_AT[0]
+        if state is not None:
+            self._term, self._fenced_by = state.term, state.fenced_by
         return ReadState(state, said)
 
     def write(self, state: ReplicationState) -> None:
@@ -68,7 +86,12 @@ class ReplicationStateFile:
         if self._dispatch_at is None:
             self.read()
         self._dispatch_at = state.dispatch_at or self._dispatch_at
+        self._term, self._fenced_by = max(self._term, state.term), max(self._fenced_by, state.fenced_by)
         document: dict[str, Any] = {"role": state.role, "confirm": state.confirm}
+        if self._term:
+            document["term"] = self._term
+        if self._fenced_by:
+            document["fencedBy"] = self._fenced_by
         if state.master_end:
             document["masterEnd"] = state.master_end
         if self._dispatch_at != DISPATCH_AT[0]:
@@ -81,6 +104,7 @@ def _decode(text: str) -> ReplicationState:
     try:
         role, confirm, dispatch_at = document["role"], document["confirm"], document.get("dispatchAt", DISPATCH_AT[0])
         master_end = document.get("masterEnd", 0)
+        term, fenced_by = document.get("term", 0), document.get("fencedBy", 0)
     except (AttributeError, KeyError, TypeError) as error:
         raise FormatError(f"no role and confirmed position: {error!r}") from error
     if role not in ROLES:
@@ -88,6 +112,9 @@ def _decode(text: str) -> ReplicationState:
     for position in (confirm, master_end):
         if type(position) is not int or not 0 <= position <= _INT64_MAX:
             raise FormatError(f"{position!r} is no position in a log")
+    for number in (term, fenced_by):
+        if type(number) is not int or not 0 <= number <= _INT64_MAX:
+            raise FormatError(f"{number!r} is no term")
     if dispatch_at not in DISPATCH_AT:
         raise FormatError(f"{dispatch_at!r} is no place to dispatch at")
-    return ReplicationState(role, confirm, dispatch_at, master_end)
+    return ReplicationState(role, confirm, dispatch_at, master_end, term, fenced_by)

@@ -50,7 +50,7 @@ def test_a_stopped_slave_is_told_its_new_role_and_the_rest_of_its_settings_stays
     assert before.pop("ha_master_address") == "10.0.0.1:10912"
     assert read_file(config_path(root)) == before | {"broker_role": "SYNC_MASTER"}
     assert "# mine\n" in config_path(root).read_text()
-    assert ReplicationStateFile(root).read().state == ReplicationState("SYNC_MASTER", 77)
+    assert ReplicationStateFile(root).read().state == ReplicationState("SYNC_MASTER", 77, term=1)
     again = run("promote", root)
     assert again.code == 1 and "is no slave" in again.stderr
 
@@ -195,7 +195,7 @@ def test_a_stopped_slave_knows_what_it_had_heard_of(tmp_path):
     with pytest.raises(EngineError, match="400 bytes are missing"):
         _promote_stopped(tmp_path / "store", {}, "ASYNC_MASTER", False, [])
     _promote_stopped(tmp_path / "store", {}, "ASYNC_MASTER", True, [])
-    assert ReplicationStateFile(tmp_path / "store").read().state == ReplicationState("ASYNC_MASTER", 500)
+    assert ReplicationStateFile(tmp_path / "store").read().state == ReplicationState("ASYNC_MASTER", 500, term=1)
 
 
 def test_a_master_that_lives_and_one_that_was_never_heard_of_are_told_apart():

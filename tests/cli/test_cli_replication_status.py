@@ -144,7 +144,8 @@ def test_a_stopped_store_shows_what_it_noted(make_owner):
     owner.memory.retire()
     owner.lock.close()
     document = status(owner)
-    assert document["replication"] == {"role": "SLAVE", "confirm": 700, "dispatch_at": "committed", "master_end": 900, "said": ""}
+    assert document["replication"] == {"role": "SLAVE", "confirm": 700, "dispatch_at": "committed", "master_end": 900, "term": 0,
+                                       "fenced_by": 0, "said": ""}
     assert document["positions"]["confirm"] == 0, "never beyond the log"
     assert document["role"] == "SLAVE", "as it ran last"
     assert run("status", owner.root, "--json", "--set", "broker_role=SYNC_MASTER").document["role"] == "SYNC_MASTER"

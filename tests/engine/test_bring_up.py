@@ -144,7 +144,7 @@ def test_no_store_becomes_a_master_for_want_of_a_readable_role(store, spoilt):
         pass
     _promote_stopped(root, {}, "SYNC_MASTER", False, [])
     with brought_up(root):
-        assert ReplicationStateFile(root).read() == (ReplicationState("SYNC_MASTER", ends[2]), "")
+        assert ReplicationStateFile(root).read() == (ReplicationState("SYNC_MASTER", ends[2], term=1), "")
 
 
 def tree(root):

@@ -57,3 +57,23 @@ def test_two_bad_files_are_no_state(tmp_path):
         path.write_text("?")
     state, said = file.read()
     assert state is None and "nothing of it is used" in said
+
+
+def test_a_term_never_falls_and_is_kept_by_those_that_do_not_know_it(tmp_path):
+    file = ReplicationStateFile(tmp_path)
+    file.write(ReplicationState("SYNC_MASTER", 10, term=3, fenced_by=4))
+    assert file.read().state.is_fenced and file.read().state.known_term == 4
+    file.write(ReplicationState("SLAVE", 20))
+    ReplicationStateFile(tmp_path).write(ReplicationState("SLAVE", 30, term=2, fenced_by=1))
+    state = file.read().state
+    assert (state.confirm, state.term, state.fenced_by) == (30, 3, 4)
+    file.write(ReplicationState("SLAVE", 30, term=4))
+    assert not file.read().state.is_fenced
+
+
+@pytest.mark.parametrize("term", ["-1", "true", '"2"', "1e3"])
+def test_what_is_no_term_is_damage(tmp_path, term):
+    file = ReplicationStateFile(tmp_path)
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    file.path.write_text('{"role": "SLAVE", "confirm": 1, "term": %s}' % term)
+    assert file.read().state is None and "is no term" in file.read().said

@@ -30,7 +30,7 @@ from pyengine.native.ha_follow import FollowLoop
 from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER
 from pyengine.native.writer import REFUSALS, REFUSED_OFFSET, REFUSED_RAW
 from pyengine.results import PutStatus
-from pyengine.services.replication.ha_greeting import PlainPeers, Secret, SecretError
+from pyengine.services.replication.ha_greeting import GreetingError, PlainPeers, Secret, SecretError, may_follow
 from pyengine.services.replication.ha_stream import (
     READ_BYTES,
     RUN_BYTES,
@@ -95,7 +95,7 @@ class HAClient(Service):
         self._store_master_end = native.storer(control.replicator, "master_end")
         self._config = config
         self._address = config.ha_master_address
-        self._call = MasterCall(Secret(context.store.root, config), PlainPeers(config), self._introduce)
+        self._call = MasterCall(Secret(context.store.root, config), PlainPeers(config), self._introduce, self._meet)
         self._open_session = open_session
         self._clock_ns = clock_ns
         self._heartbeat_ns = config.ha_send_heartbeat_interval_ms * 1_000_000
@@ -242,7 +242,13 @@ class HAClient(Service):
         failpoint("slave_asked")
 
     def _introduce(self) -> Introduction:
-        return Introduction(self._memory.identity.store_uuid.bytes, 0, is_master=False)
+        return Introduction(self._memory.identity.store_uuid.bytes, self._notes.known_term, is_master=False)
+
+    def _meet(self, master: Introduction) -> None:
+        may_follow(master, self._notes.known_term)
+        self._notes.follow(master.term)
+        if self._notes.blocked.text:
+            raise GreetingError(f"its term cannot be noted: {self._notes.blocked.text}")
 
     def _begin_of(self, end: int) -> int:
         """The first report: `ha_compare_bytes` or more below the own end, on a record boundary; 1 where 0 would mean another thing."""

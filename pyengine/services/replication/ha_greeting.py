@@ -105,6 +105,14 @@ class Seals(NamedTuple):
     into: Seal | None = None
 
 
+def may_follow(master: Introduction, term: int) -> None:
+    """GreetingError where a slave that has followed a master of `term` must not follow this one."""
+    if master.term < term:
+        raise GreetingError(f"it is a master of term {master.term}, and this store has followed one of term {term}, which took its place")
+    if master.is_fenced:
+        raise GreetingError("a master of a higher term has taken its place: give ha_master_address that one's address")
+
+
 class MasterGreeting:
     """The side that was connected to: `take` bytes until it is known who speaks.
 

@@ -21,13 +21,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError
 from pyengine.formats.ha_wire import Introduction
 from pyengine.native.flush import monotonic_ns
-from pyengine.services.replication.ha_greeting import PlainPeers, Secret
+from pyengine.services.replication.ha_greeting import PlainPeers, Secret, may_follow
 from pyengine.services.replication.ha_stream import (
     BadStreamError,
     FrameCutter,
@@ -41,11 +41,12 @@ from pyengine.storage.commit_log import LocalLog
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.engine_id import ensure_engine_id
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.replication_state import ReplicationStateFile
+from pyengine.storage.replication_state import ROLES, ReplicationState, ReplicationStateFile
 
 STEP_BACK = 8        # each look that finds nothing equal begins so many times as far below the end
 LOOKS_MAX = 40
 RATE_MIN = 8192      # bytes per second: a master that sends less for long would delay the start
+PEER_TIMEOUT_S = 2.0
 _FIRST = 1           # a report that asks for a log's first bytes; 0 asks for the last segment
 
 
@@ -76,7 +77,8 @@ def join(store: MessageStore, config: EngineConfig, min_offset: int, end_offset:
     EngineUnavailableError: a new store whose master cannot be reached. A store that has a log
     starts without its master; the replicator compares once it is there. JoinRefusedError.
     """
-    call = MasterCall(Secret(store.root, config), PlainPeers(config), lambda: _introduce(store.root))
+    call = MasterCall(Secret(store.root, config), PlainPeers(config), lambda: _introduce(store.root, is_master=False),
+                      lambda master: _meet(store.root, config, master))
     try:
         presence = MasterLink(config.ha_master_address, call)
     except LinkLostError as error:
@@ -92,8 +94,45 @@ def join(store: MessageStore, config: EngineConfig, min_offset: int, end_offset:
     return replace(found, presence=presence)
 
 
-def _introduce(root: str | os.PathLike[str]) -> Introduction:
-    return Introduction(ensure_engine_id(root).uuid.bytes, 0, is_master=False)
+def _introduce(root: str | os.PathLike[str], *, is_master: bool) -> Introduction:
+    state = ReplicationStateFile(root).read().state or ReplicationState(ROLES[0], 0)
+    term = state.term if is_master else state.known_term
+    return Introduction(ensure_engine_id(root).uuid.bytes, term, is_master, is_master and state.is_fenced)
+
+
+def _meet(root: str | os.PathLike[str], config: EngineConfig, master: Introduction) -> None:
+    """As a slave: note the master's term before anything of its log counts."""
+    file = ReplicationStateFile(root)
+    state = file.read().state or ReplicationState(config.broker_role, 0)
+    may_follow(master, state.known_term)
+    if master.term > state.term:
+        file.write(replace(state, term=master.term))
+
+
+def ask_peers(root: str | os.PathLike[str], config: EngineConfig) -> tuple[str, ...]:
+    """As a master, before the first put: note it where one of `ha_peers` knows of a higher term; sentences for the report."""
+    notes = []
+    if config.ha_peers and not config.ha_secret_file and config.broker_role != "SLAVE":
+        notes.append("ha_peers says where another master may be, but without ha_secret_file none is asked")
+    for address in config.ha_peer_list:
+        try:
+            with contextlib.closing(call_peer(root, config, address, lambda: _introduce(root, is_master=True))) as link:
+                peer = link.peer
+        except EngineError as error:
+            notes.append(f"whether another master has taken this one's place was not heard from {error}")
+            continue
+        file = ReplicationStateFile(root)
+        state = file.read().state or ReplicationState(config.broker_role, 0)
+        if peer is not None and peer.term > state.known_term:
+            file.write(replace(state, fenced_by=peer.term))
+            notes.append(f"{address} knows a master of term {peer.term}, and this one is of term {state.term}: it takes no puts")
+    return tuple(notes)
+
+
+def call_peer(root: str | os.PathLike[str], config: EngineConfig, address: str, introduce: Callable[[], Introduction]) -> MasterLink:
+    """A link to another master, on which both have said who they are. LinkLostError."""
+    call = MasterCall(Secret(root, config), PlainPeers(EngineConfig()), introduce, lambda _: None)
+    return MasterLink(address, call, PEER_TIMEOUT_S)
 
 
 def _old_store(store: MessageStore, config: EngineConfig, call: MasterCall, low: int, end_offset: int, remembered: int) -> Join:

@@ -34,7 +34,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pyengine.errors import EngineUnavailableError
+from pyengine.errors import EngineError, EngineUnavailableError
 from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Replication
@@ -47,10 +47,12 @@ from pyengine.native.replication import LINKS_MAX
 from pyengine.native.waiting import Latch
 from pyengine.services.replication.ha_connection import HAConnection, LinkLimits, TransferSource
 from pyengine.services.replication.ha_greeting import MasterGreeting, PlainPeers, Secret
+from pyengine.services.replication.ha_join import call_peer
 from pyengine.services.replication.replication_notes import ReplicationNotes
 from pyengine.services.service import Service, ServiceContext
 
 PAUSE_S = 0.5
+PEER_PAUSE_S = 1.0
 TICK_S_MAX = 1.0
 BACKLOG = 64
 DRAIN_STEP_S = 0.005
@@ -121,6 +123,11 @@ class HAService(Service):
         self._plain_peers = PlainPeers(config)
         if not self._secret.is_set and not self._plain_peers:
             context.report("no slave can follow: set ha_secret_file here and there, or name RocketMQ's slaves in ha_allow_plain")
+        self._config = config
+        self._peers = config.ha_peer_list
+        self._has_ended = threading.Event()
+        self._equals: set[bytes] = set()  # other masters of the same term, which were told of
+        self._callers = threading.Thread(target=self._call_peers, name="peers", daemon=True) if self._peers else None
         self._connections_max = min(config.ha_connections_max, LINKS_MAX)
         self._drain_ns = config.slave_timeout_ms * 1_000_000
         self._drain_until_ns = 0
@@ -144,7 +151,10 @@ class HAService(Service):
         self._segment = -1        # the descriptor that C reads; the source has its own
         self._confirm = ConfirmedPosition(memory, self._links)
         try:
-            self._listen()
+            if self.port or port is not None:
+                self._listen()
+            else:
+                self._takes = True  # a master without slaves, that has peers
         except EngineUnavailableError as error:
             if must_listen:
                 self._epoll.close()
@@ -163,6 +173,8 @@ class HAService(Service):
         self._notes.note()
         self._notes.start()
         self._thread.start()
+        if self._callers is not None:
+            self._callers.start()
 
     # ---- the worker's thread ----------------------------------------------------
 
@@ -245,6 +257,9 @@ class HAService(Service):
         os.eventfd_write(self._waker, 1)
         if self._thread.ident is not None:
             self._thread.join()
+        self._has_ended.set()
+        if self._callers is not None and self._callers.ident is not None:
+            self._callers.join()
         for connection in list(self._by_descriptor.values()):
             self._drop(connection)
         self._replication.listening(0)
@@ -305,7 +320,10 @@ class HAService(Service):
     def _on_event(self, connection: HAConnection, event: int, now_ns: int) -> None:
         if event & _READABLE:
             was_positioned, acked = connection.positioned, connection.acked
+            was_known = connection.peer is not None
             connection.on_readable(now_ns)
+            if not was_known and connection.peer is not None:
+                self._meet(connection, connection.peer)
             if connection.acked != acked:
                 self._confirm.move(self._counted((other.counts_as, other.acked) for other in self._by_descriptor.values()
                                                  if other.acked >= 0))
@@ -391,7 +409,42 @@ class HAService(Service):
                 return
 
     def _introduce(self) -> Introduction:
-        return Introduction(self._memory.identity.store_uuid.bytes, 0, is_master=True)
+        return Introduction(self._memory.identity.store_uuid.bytes, self._notes.term, is_master=True, is_fenced=self._notes.is_fenced)
+
+    def _meet(self, connection: HAConnection, peer: Introduction) -> None:
+        """Who has just proven to have the secret: a slave that may follow, or one that ends the rule of this master."""
+        self._hear(connection.address, peer)
+        if peer.is_master:
+            connection.end("it was a master, which has heard this one's term")
+        elif self._notes.is_fenced:
+            connection.end("refused: a master of a higher term has taken this one's place")
+
+    def _hear(self, address: str, peer: Introduction) -> None:
+        """From either thread: what another store that has the secret says of its term."""
+        own = self._notes.term
+        if peer.term > own:
+            if native.load(self._control.state, "refuse_puts") & native.REFUSE_FENCED:
+                return
+            native.refuse_puts(self._control, native.REFUSE_FENCED)
+            self._notes.fence(peer.term)
+            self._report(f"{address} knows a master of term {peer.term}, and this one is of term {own}: puts are refused from now on; "
+                         f"start this store as that one's slave")
+        elif peer.is_master and peer.term == own and not (peer.is_fenced or self._notes.is_fenced or peer.store_uuid in self._equals):
+            self._equals.add(peer.store_uuid)
+            self._report(f"{address} is a master of the same term, {own}: stop one of the two")
+
+    # ---- the peers' thread ------------------------------------------------------
+
+    def _call_peers(self) -> None:
+        """Tell the other masters this one's term, and hear theirs, again and again."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while self._going:
+            for address in self._peers:
+                with contextlib.suppress(EngineError), contextlib.closing(
+                        call_peer(self._store.root, self._config, address, self._introduce)) as link:
+                    if link.peer is not None:
+                        self._hear(address, link.peer)
+            self._has_ended.wait(PEER_PAUSE_S)
 
     # ---- both, under the lock ---------------------------------------------------
 

@@ -292,11 +292,13 @@ class LinkLostError(EngineError):
 
 
 class MasterCall(NamedTuple):
-    """How a store calls its master: its secret, whom it needs no proof of, and who it is itself by now."""
+    """How a store calls a master: its secret, whom it needs no proof of, who it is itself by now, and what it does with the
+    master's own words; GreetingError of `meet` ends the link."""
 
     secret: Secret
     plain_peers: PlainPeers
     introduce: Callable[[], Introduction]
+    meet: Callable[[Introduction], None]
 
 
 class MasterLink:
@@ -338,6 +340,7 @@ class MasterLink:
             deadline_s = time.monotonic() + timeout_s
             self.peer, self.seals = greet_master(lambda words, size: self._exchange(words, size, deadline_s), call.secret.read(),
                                                  call.introduce())
+            call.meet(self.peer)
         except TimeoutError:
             raise LinkLostError(f"{address} does not answer the greeting within {timeout_s:g} s") from None
         except OSError as error:

@@ -32,6 +32,9 @@ class ReplicationNotes:
         self._file = ReplicationStateFile(context.store.root)
         self._written, _ = self._file.read()
         self.blocked = BlockedReason(context.report)
+        self._lock = threading.Lock()
+        self._term = self._written.term if self._written is not None else 0
+        self._fenced_by = self._written.fenced_by if self._written is not None else 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._go, name="notes", daemon=True)
 
@@ -42,11 +45,43 @@ class ReplicationNotes:
         while not self._stop.wait(INTERVAL_S):
             self.note()
 
+    @property
+    def term(self) -> int:
+        """Of the master that this store is, or follows."""
+        return self._term
+
+    @property
+    def known_term(self) -> int:
+        """The highest that this store knows of."""
+        return max(self._term, self._fenced_by)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a master of a higher term has taken the place of this one."""
+        return self._fenced_by > self._term
+
+    def follow(self, term: int) -> None:
+        """A slave has met the master of that term: noted when this returns, unless `blocked` says why not, then each second."""
+        if term > self._term:
+            self._term = term
+            self.note()
+
+    def fence(self, term: int) -> None:
+        """A master has heard of that term; noted as follow() does."""
+        if term > self._fenced_by:
+            self._fenced_by = term
+            self.note()
+
     def note(self) -> bool:
         """Write the file if it can say more than it does; whether it was written."""
+        with self._lock:
+            return self._note()
+
+    def _note(self) -> bool:
         is_slave = self._role == ROLE_NAMES[native.SLAVE]
         state = ReplicationState(self._role, native.load_position(self._control.confirm), self._dispatch_at,
-                                 master_end=native.load(self._control.replicator, "master_end") if is_slave else 0)
+                                 master_end=native.load(self._control.replicator, "master_end") if is_slave else 0,
+                                 term=self._term, fenced_by=self._fenced_by)
         if state == self._written:
             return False
         try:

@@ -11,7 +11,15 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import ConfigError
 from pyengine.formats import ha_wire
 from pyengine.formats.ha_wire import Introduction
-from pyengine.services.replication.ha_greeting import GreetingError, MasterGreeting, PlainPeers, Secret, SecretError, greet_master
+from pyengine.services.replication.ha_greeting import (
+    GreetingError,
+    MasterGreeting,
+    PlainPeers,
+    Secret,
+    SecretError,
+    greet_master,
+    may_follow,
+)
 
 MASTER = Introduction(b"m" * 16, 7, is_master=True)
 SLAVE = Introduction(b"s" * 16, 5, is_master=False)
@@ -144,6 +152,15 @@ def test_what_comes_right_after_the_proof_is_left(secret):
         return answer
 
     assert greet_master(exchange, secret.read(), SLAVE)[0] == MASTER
+
+
+def test_a_slave_follows_no_master_whose_place_was_taken():
+    may_follow(MASTER, 7)
+    may_follow(MASTER, 5)
+    with pytest.raises(GreetingError, match="a master of term 7, and this store has followed one of term 8"):
+        may_follow(MASTER, 8)
+    with pytest.raises(GreetingError, match="a master of a higher term has taken its place"):
+        may_follow(MASTER._replace(is_fenced=True), 7)
 
 
 # ---- RocketMQ's own protocol ----------------------------------------------------------

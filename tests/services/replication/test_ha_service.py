@@ -821,3 +821,66 @@ def test_links_of_one_store_count_once_whatever_address_they_come_from(make_rig,
         reported = rig.service._by_descriptor.values
         rig.until(lambda: sum(one.acked == rig.writer.end for one in reported()) == links.index(slave) + 1, "its report came")
         assert rig.confirm == confirmed
+
+
+# ---- of two masters the older one yields --------------------------------------------------
+
+
+def is_fenced(rig) -> bool:
+    return native.load(rig.owner.control.state, "refuse_puts") & native.REFUSE_FENCED != 0
+
+
+@pytest.mark.parametrize("is_master", [True, False], ids=["a master", "a slave of another master"])
+def test_a_master_that_meets_a_higher_term_refuses_puts_and_remembers_it(make_rig, secret, is_master):
+    rig = make_rig(ha_secret_file=secret, ha_allow_plain="")
+    rig.fill(5000)
+    rig.sealed_slave(call_of(secret, Introduction(b"o" * 16, 0, is_master=False))).say(1)
+    rig.until(lambda: rig.connected == 1, "slaves of its own term follow")
+    assert not is_fenced(rig)
+    peer = rig.sealed_slave(call_of(secret, Introduction(b"x" * 16, 3, is_master)))
+    rig.slaves.remove(peer)
+    assert peer.link.peer.term == 0 and not peer.link.peer.is_fenced, "it had not heard it when it spoke"
+    rig.until(lambda: is_fenced(rig), "puts are refused")
+    state = ReplicationStateFile(rig.owner.root).read().state
+    assert (state.term, state.fenced_by, state.is_fenced) == (0, 3, True)
+    assert any("knows a master of term 3, and this one is of term 0: puts are refused" in line for line in rig.said)
+    peer.close()
+    other = rig.sealed_slave(call_of(secret))
+    assert other.link.peer.is_fenced, "slaves are told"
+    rig.slaves.remove(other)
+    with pytest.raises(LinkLostError):
+        rig.until(lambda: other.take() and False, "and are not served")
+    other.close()
+
+
+def test_a_plain_peer_and_one_of_a_lower_or_equal_term_fence_nothing(make_rig, secret):
+    rig = make_rig(ha_secret_file=secret)
+    rig.service.close()
+    ReplicationStateFile(rig.owner.root).write(ReplicationState("SYNC_MASTER", 0, term=2))
+    rig.service = rig.new_service()
+    rig.slave(1)
+    for term in (1, 2):
+        call = call_of(secret, Introduction(b"x" * 16, term, is_master=True), ha_allow_plain="10.0.0.1")
+        rig.slaves.remove(peer := rig.sealed_slave(call))
+        assert peer.link.peer.term == 2
+        peer.close()
+    rig.until(lambda: any("is a master of the same term, 2" in line for line in rig.said), "two of one term: it says so")
+    assert not is_fenced(rig)
+
+
+def test_a_master_tells_its_peers_its_term_and_hears_theirs(make_rig, secret):
+    old, new = make_rig(ha_secret_file=secret), make_rig(ha_secret_file=secret)
+    new.service.close()
+    ReplicationStateFile(new.owner.root).write(ReplicationState("SYNC_MASTER", 0, term=1))
+    new.config = dataclasses.replace(new.config, ha_peers=f"127.0.0.1:{old.service.port}")
+    new.service = new.new_service()
+    new.service.start()
+    old.until(lambda: is_fenced(old), "the old one has heard of it")
+    assert not is_fenced(new)
+    again = make_rig(ha_secret_file=secret)
+    again.config = dataclasses.replace(again.config, ha_peers=f"127.0.0.1:1, 127.0.0.1:{new.service.port}")
+    again.service.close()
+    again.service = again.new_service()
+    again.service.start()
+    eventually(lambda: is_fenced(again), "one that returns asks")
+    eventually(lambda: ReplicationStateFile(again.owner.root).read().state.fenced_by == 1, "and remembers it")
