@@ -126,7 +126,7 @@ class HAService(Service):
         self._config = config
         self._peers = config.ha_peer_list
         self._has_ended = threading.Event()
-        self._equals: set[bytes] = set()  # other masters of the same term, which were told of
+        self._equals = {memory.identity.store_uuid.bytes}  # masters of the same term that are known: this one, and those told of
         self._callers = threading.Thread(target=self._call_peers, name="peers", daemon=True) if self._peers else None
         self._connections_max = min(config.ha_connections_max, LINKS_MAX)
         self._drain_ns = config.slave_timeout_ms * 1_000_000
