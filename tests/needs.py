@@ -120,6 +120,10 @@ def _no_griffe() -> str | None:
     return None if importlib.util.find_spec("griffe") else "griffe not installed (extra `docs`)"
 
 
+def _no_go() -> str | None:
+    return None if shutil.which("go") else "go not found on PATH"
+
+
 NEEDS = {
     need.name: need
     for need in (
@@ -130,6 +134,7 @@ NEEDS = {
         Need("systemd", functools.cache(_no_systemd)),
         Need("spark", functools.cache(_no_spark)),
         Need("griffe", functools.cache(_no_griffe)),
+        Need("go", functools.cache(_no_go)),
     )
 }
 
